@@ -1,0 +1,92 @@
+"""
+System checks: what can be seen in the settings without a connection.
+
+One id has one cause. Errors say that locks cannot work, warnings that they will surprise. The same errors are
+raised as :class:`~django_redlock.conf.InvalidRedlockError` when the alias is used.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+
+from .conf import EXAMPLE, AliasConfig, InvalidRedlockError, aliases, read_alias
+
+TAG = "redlock"
+
+
+@register(TAG)
+def check_settings(**kwargs: Any) -> list[CheckMessage]:
+    """Report every alias of ``REDLOCK`` that cannot be used, and what may surprise about the others."""
+    try:
+        names = aliases()
+    except InvalidRedlockError as error:
+        return [_error(error)]
+    return [message for alias in names for message in _check_alias(alias)]
+
+
+def _error(error: InvalidRedlockError) -> CheckMessage:
+    message, _, rest = error.message.partition(" Write, for example:")
+    return Error(message, hint=f"Write, for example:\n\n{EXAMPLE}" if rest else None, id=error.code)
+
+
+def _check_alias(alias: str) -> Iterator[CheckMessage]:
+    try:
+        config = read_alias(alias)
+    except InvalidRedlockError as error:
+        yield _error(error)
+        return
+    yield from _memory_outside_debug(config)
+    yield from _node_count(config)
+    yield from _cache_entries(alias)
+
+
+def _memory_outside_debug(config: AliasConfig) -> Iterator[CheckMessage]:
+    if not settings.DEBUG and any(node.address.startswith("memory:") for node in config.nodes):
+        yield Error(
+            f"REDLOCK[{config.alias!r}] has nodes in memory: they protect one process from itself and nothing else.",
+            hint="List Redis or Valkey masters, or set DEBUG = True if these are tests.",
+            id="redlock.E008",
+        )
+
+
+def _node_count(config: AliasConfig) -> Iterator[CheckMessage]:
+    count = len(config.nodes)
+    if count < 3:
+        yield Warning(
+            f"REDLOCK[{config.alias!r}] has {count} node{'s' if count > 1 else ''}: no lock can be taken while one is "
+            "down, and one that restarts without its data forgets the locks it held.",
+            hint="List 3 or 5 independent masters, or silence this check if one is what you want.",
+            id="redlock.W001",
+        )
+    elif count % 2 == 0:
+        yield Warning(
+            f"REDLOCK[{config.alias!r}] has {count} nodes, an even number: as many may fail as with {count - 1}.",
+            hint=f"Use {count - 1} or {count + 1} nodes, or silence this check: an even number does survive one more "
+            "node that forgot its data.",
+            id="redlock.W002",
+        )
+
+
+def _cache_entries(alias: str) -> Iterator[CheckMessage]:
+    """Warn about nodes that are caches, and about caches with replicas."""
+    nodes = settings.REDLOCK[alias]["NODES"]
+    urls = nodes.split(",") if isinstance(nodes, str) else nodes
+    for url in urls:
+        url = url.get("URL") if isinstance(url, dict) else url
+        if not url.strip().startswith("cache:"):
+            continue
+        cache = url.strip().removeprefix("cache:")
+        yield Warning(
+            f"REDLOCK[{alias!r}] uses the cache {cache!r} as a node: eviction or cache.clear() can drop held locks.",
+            hint="Use a server of its own with maxmemory-policy noeviction, or silence this check.",
+            id="redlock.W005",
+        )
+        location = settings.CACHES[cache].get("LOCATION", "")
+        if isinstance(location, (list, tuple)) and len(location) > 1 or isinstance(location, str) and "," in location:
+            yield Warning(
+                f"The cache {cache!r} has several servers; REDLOCK[{alias!r}] uses the first, its primary, as one node.",
+                hint="Replicas do not vote: list independent masters as nodes of their own.",
+                id="redlock.W003",
+            )

@@ -1,0 +1,250 @@
+"""
+Read the ``REDLOCK`` setting: late, without changing it, and with errors that say what to write instead.
+
+No message shows a URL: it may hold a password.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+from .core.rules import Rules
+from .nodes import KINDS, Node, NodeSpec, open_node
+
+DEFAULT_ALIAS = "default"
+ALIAS_KEYS = ("NODES", "KEY_PREFIX", "OPTIONS")
+NODE_KEYS = ("URL", "NAME", "OPTIONS")
+OPTION_KEYS = tuple(field.name for field in fields(Rules) if field.name != "nodes")
+EXAMPLE = """\
+REDLOCK = {
+    "default": {
+        "NODES": ["redis://lock-1:6379", "redis://lock-2:6379", "redis://lock-3:6379"],
+    },
+}"""
+REDIS_CACHES = ("django.core.cache.backends.redis.RedisCache", "django_redis.cache.RedisCache")
+CACHE_CREDENTIALS = {"PASSWORD": "password", "USERNAME": "username"}
+
+
+class InvalidRedlockError(ImproperlyConfigured):
+    """
+    The ``REDLOCK`` setting cannot be used; the message says where and what to write instead.
+
+    Args:
+        message: What is wrong, where, and what to write.
+        code: Which check reports it.
+    """
+
+    def __init__(self, message: str, code: str = "redlock.E001") -> None:
+        super().__init__(message, code)
+        self.message = message
+        self.code = code
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True, slots=True)
+class AliasConfig:
+    """What one alias of ``REDLOCK`` says, checked."""
+
+    alias: str
+    nodes: tuple[Node, ...]
+    rules: Rules
+
+
+def aliases() -> tuple[str, ...]:
+    """
+    Return the aliases of the ``REDLOCK`` setting.
+
+    Raises:
+        InvalidRedlockError: The setting is missing or not a dict of dicts.
+    """
+    return tuple(_setting())
+
+
+def read_alias(alias: str) -> AliasConfig:
+    """
+    Return what the setting says of one alias; connects to nothing.
+
+    Raises:
+        InvalidRedlockError: The setting, the alias or something in it cannot be used.
+    """
+    setting = _setting()
+    if alias not in setting:
+        raise InvalidRedlockError(
+            f"REDLOCK has no alias {alias!r}{_nearest(alias, setting)}; it has {', '.join(map(repr, setting))}."
+        )
+    entry = setting[alias]
+    _known_keys(f"REDLOCK[{alias!r}]", entry, ALIAS_KEYS)
+    specs = list(_node_specs(alias, entry.get("NODES")))
+    nodes = tuple(_open(alias, place, spec, _prefix(alias, entry)) for place, spec in enumerate(specs))
+    _distinct(alias, nodes)
+    return AliasConfig(alias, nodes, _rules(alias, entry.get("OPTIONS", {}), len(nodes)))
+
+
+def _setting() -> Mapping[str, Any]:
+    setting = getattr(settings, "REDLOCK", None)
+    if setting is None:
+        raise InvalidRedlockError(f"The REDLOCK setting is missing. Write, for example:\n\n{EXAMPLE}")
+    if not isinstance(setting, Mapping) or not setting:
+        raise InvalidRedlockError(
+            f"REDLOCK must be a dict of aliases, not {type(setting).__name__}. Write, for example:\n\n{EXAMPLE}"
+            if not isinstance(setting, Mapping)
+            else f"REDLOCK is empty. Write, for example:\n\n{EXAMPLE}"
+        )
+    for alias, entry in setting.items():
+        if not isinstance(entry, Mapping):
+            raise InvalidRedlockError(
+                f"REDLOCK[{alias!r}] must be a dict, not {type(entry).__name__}. Write, for example:\n\n{EXAMPLE}"
+            )
+    return setting
+
+
+def _nearest(word: str, known: Any) -> str:
+    close = get_close_matches(str(word), [str(name) for name in known], n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _known_keys(where: str, entry: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for key in entry:
+        if key not in known:
+            close = get_close_matches(str(key).lower(), [name.lower() for name in known], n=1)
+            nearest = next((f"; did you mean {name!r}?" for name in known if name.lower() in close), "")
+            raise InvalidRedlockError(
+                f"{where} has an unknown key {key!r}{nearest} Known: {', '.join(known)}.".replace("' Known", "'. Known"),
+                "redlock.E007",
+            )
+
+
+def _prefix(alias: str, entry: Mapping[str, Any]) -> str:
+    prefix = entry.get("KEY_PREFIX", "redlock")
+    if not isinstance(prefix, str) or not re.fullmatch(r"[^{}\s]{1,100}", prefix):
+        raise InvalidRedlockError(
+            f"REDLOCK[{alias!r}]['KEY_PREFIX'] must be a str of 1 to 100 characters without braces and white space, "
+            f"not {prefix!r}; write the project's name.",
+            "redlock.E003",
+        )
+    return f"{prefix}:"
+
+
+def _node_specs(alias: str, nodes: Any) -> Iterator[NodeSpec]:
+    where = f"REDLOCK[{alias!r}]['NODES']"
+    if isinstance(nodes, str):
+        nodes = [part.strip() for part in nodes.split(",") if part.strip()]
+    if not isinstance(nodes, (list, tuple)) or not nodes:
+        raise InvalidRedlockError(
+            f"{where} must list the URLs of the nodes, or name them in one string with commas. "
+            f"Write, for example:\n\n{EXAMPLE}",
+            "redlock.E003",
+        )
+    for place, node in enumerate(nodes):
+        yield _node_spec(f"{where}[{place}]", node)
+
+
+def _node_spec(where: str, node: Any) -> NodeSpec:
+    entry: Mapping[str, Any] = {"URL": node} if isinstance(node, str) else node
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("URL"), str):
+        raise InvalidRedlockError(
+            f"{where} must be a URL such as 'redis://lock-1:6379', or a dict with a 'URL', not {type(node).__name__}.",
+            "redlock.E003",
+        )
+    _known_keys(where, entry, NODE_KEYS)
+    url = entry["URL"]
+    if url.startswith("cache:"):
+        return _cache_spec(where, url.removeprefix("cache:"), entry.get("NAME", ""))
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:
+        scheme = ""
+    if scheme not in KINDS:
+        raise InvalidRedlockError(
+            f"{where} has a URL whose scheme is not one of {', '.join(KINDS)}, cache; "
+            "write, for example, 'redis://lock-1:6379'.",
+            "redlock.E003",
+        )
+    return NodeSpec(url, entry.get("NAME", ""), dict(entry.get("OPTIONS", {})))
+
+
+def _cache_spec(where: str, alias: str, name: str) -> NodeSpec:
+    """Return the primary of a ``CACHES`` entry; never its replicas, which do not vote."""
+    caches = settings.CACHES
+    if alias not in caches:
+        raise InvalidRedlockError(
+            f"{where} names the cache {alias!r}, which CACHES does not have{_nearest(alias, caches)}", "redlock.E005"
+        )
+    cache = caches[alias]
+    options = cache.get("OPTIONS", {})
+    if cache.get("BACKEND") not in REDIS_CACHES:
+        raise InvalidRedlockError(
+            f"{where} names the cache {alias!r}, whose backend is not Redis; it must be one of "
+            f"{', '.join(REDIS_CACHES)}.",
+            "redlock.E005",
+        )
+    if any(kind in str(options.get("CLIENT_CLASS", "")) for kind in ("Shard", "Herd", "Sentinel", "Cluster")):
+        raise InvalidRedlockError(
+            f"{where} names the cache {alias!r}, whose CLIENT_CLASS spreads keys or fails over between servers; a node "
+            "must be one master. Write its URL instead.",
+            "redlock.E005",
+        )
+    return NodeSpec(_primary(where, cache), name, dict(_cache_options(options)))
+
+
+def _primary(where: str, cache: Mapping[str, Any]) -> str:
+    location = cache.get("LOCATION")
+    places = re.split("[;,]", location) if isinstance(location, str) else list(location or [])
+    url = str(places[0]).strip() if places else ""
+    if urlsplit(url).scheme not in KINDS:
+        raise InvalidRedlockError(
+            f"{where} names a cache whose LOCATION does not begin with a Redis URL such as 'redis://cache-1:6379/1'.",
+            "redlock.E005",
+        )
+    return url
+
+
+def _cache_options(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield where and as whom a cache connects; its pools, timeouts and retries are not ours to use."""
+    for source in (options, options.get("CONNECTION_POOL_KWARGS", {})):
+        for key, value in source.items():
+            key = CACHE_CREDENTIALS.get(key, key)
+            if key in ("username", "password", "db", "credential_provider") or key.startswith("ssl_"):
+                yield key, value
+
+
+def _open(alias: str, place: int, spec: NodeSpec, prefix: str) -> Node:
+    try:
+        return open_node(spec, prefix)
+    except ValueError as error:
+        raise InvalidRedlockError(
+            f"REDLOCK[{alias!r}]['NODES'][{place}] cannot be used: {error}.", "redlock.E003"
+        ) from None
+
+
+def _distinct(alias: str, nodes: tuple[Node, ...]) -> None:
+    for field in ("address", "name"):
+        seen: dict[str, int] = {}
+        for place, node in enumerate(nodes):
+            value = getattr(node, field)
+            if value in seen:
+                raise InvalidRedlockError(
+                    f"REDLOCK[{alias!r}]['NODES'] has {value!r} twice, at {seen[value]} and {place}. One server has "
+                    "one vote, also with another database number: list independent masters.",
+                    "redlock.E004",
+                )
+            seen[value] = place
+
+
+def _rules(alias: str, options: Any, nodes: int) -> Rules:
+    where = f"REDLOCK[{alias!r}]['OPTIONS']"
+    if not isinstance(options, Mapping):
+        raise InvalidRedlockError(f"{where} must be a dict, not {type(options).__name__}.", "redlock.E007")
+    _known_keys(where, options, OPTION_KEYS)
+    try:
+        return Rules(nodes=nodes, **options)
+    except ValueError as error:
+        raise InvalidRedlockError(f"{where}: {error}", "redlock.E006") from None

@@ -1,0 +1,75 @@
+"""
+Map lock names to keys, one to one.
+
+A name becomes a *slug*: ``{name}``, or for a long one its beginning and a digest, ``{beginning}~digest``. The
+keys of a lock are ``prefix + slug + ":h"`` (holder) and ``":f"`` (fence). The mapping is injective: the prefix
+has no brace, so the first brace ends it; the suffix is fixed; and a slug of a short name ends in a brace,
+a slug of a long one in a hexadecimal digit.
+"""
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+MAX_PLAIN = 200  # bytes; a longer name is shown by its beginning and a digest
+MAX_NAME = 8192  # bytes; beyond this somebody passed a document, not a name
+MAX_NAMES = 200  # names in one lock: a script over more would block its node for a millisecond and more
+SHOWN = 120  # characters of a long name that stay readable
+
+
+def check_name(name: object) -> str:
+    """
+    Return *name* if it can name a lock.
+
+    Raises:
+        TypeError: It is not a string.
+        ValueError: It is empty, too long, or not valid Unicode.
+    """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"A lock's name must be a str, not {type(name).__name__}; write lock(str(...)) or lock(f'order:{{pk}}')."
+        )
+    if not name:
+        raise ValueError("A lock's name must not be empty; name what it protects, such as lock('order:7').")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"The lock's name {name[:40]!r} has characters that UTF-8 cannot encode.") from None
+    if size > MAX_NAME:
+        raise ValueError(
+            f"A lock's name may have {MAX_NAME} bytes, and the one that begins with {name[:40]!r} has {size}; "
+            "use an identifier or a digest of the value."
+        )
+    return name
+
+
+def check_names(names: str | Iterable[str]) -> tuple[str, ...]:
+    """
+    Return the names of one lock, sorted and without repetitions.
+
+    Raises:
+        TypeError: A name is not a string.
+        ValueError: There is none, there are too many, or one of them cannot name a lock.
+    """
+    if isinstance(names, str):
+        return (check_name(names),)
+    if isinstance(names, bytes) or not isinstance(names, Iterable):
+        check_name(names)
+    checked = tuple(sorted({check_name(name) for name in names}))
+    if not checked:
+        raise ValueError("lock([]) names nothing to lock; pass at least one name.")
+    if len(checked) > MAX_NAMES:
+        raise ValueError(f"One lock may have {MAX_NAMES} names, not {len(checked)}; split the work into batches.")
+    return checked
+
+
+def slug(name: str) -> str:
+    """Return the part of the keys that stands for *name*."""
+    encoded = name.encode()
+    if len(encoded) <= MAX_PLAIN:
+        return "{" + name + "}"
+    return "{" + name[:SHOWN] + "…}~" + blake2b(encoded, digest_size=16).hexdigest()
+
+
+def shown(slug: str) -> str:
+    """Return the name that a slug shows to people; a long name is cut short."""
+    return slug[1 : slug.rindex("}")]

@@ -1,0 +1,74 @@
+"""
+The value of a lock's key: the holder's nonce and, for people, who holds it.
+
+The nonce is the capability to extend and release; nothing of it may be shown. The rest is a small JSON object
+that an admin page or ``redis-cli`` can read. It holds nothing secret.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+
+NONCE_SIZE = 32  # hexadecimal digits: 128 random bits
+MAX_LABEL = 120  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """
+    Who holds a lock.
+
+    Args:
+        host: Name of the machine.
+        pid: Process id.
+        kind: ``manual``, ``task``, ``view``, ``model`` or ``command``.
+        label: What the holder is doing, such as a task's name; cut to 120 characters.
+        ref: What identifies the work to programs, such as a task's id; cut to 120 characters.
+        since: When the lock was taken, in seconds since the epoch on the holder's clock.
+        ttl: Length of its lease, in seconds.
+    """
+
+    host: str = ""
+    pid: int = 0
+    kind: str = "manual"
+    label: str = ""
+    ref: str = ""
+    since: float = 0.0
+    ttl: float = 0.0
+
+    def __str__(self) -> str:
+        what = " ".join(filter(None, (self.kind, self.label, self.ref)))
+        return f"{what} on {self.host}:{self.pid}" if self.host else what
+
+
+def encode(nonce: str, owner: Owner) -> str:
+    """Return the value to store under the holder's key."""
+    fields = asdict(owner) | {"label": owner.label[:MAX_LABEL], "ref": owner.ref[:MAX_LABEL]}
+    return nonce + json.dumps(fields, separators=(",", ":"))
+
+
+def decode(text: str) -> Owner | None:
+    """Return the owner that a value, or a value without its nonce, describes; None if it is not ours."""
+    try:
+        fields = json.loads(text[text.index("{") :])
+        return Owner(
+            host=str(fields["host"]),
+            pid=int(fields["pid"]),
+            kind=str(fields["kind"]),
+            label=str(fields["label"]),
+            ref=str(fields["ref"]),
+            since=float(fields["since"]),
+            ttl=float(fields["ttl"]),
+        )
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return None
+
+
+def nonce_of(value: str) -> str:
+    """Return the part of a stored value that says whose it is."""
+    return value[:NONCE_SIZE]
+
+
+def fingerprint(value: str) -> str:
+    """Return a short digest that tells holders apart on a page without giving their nonce away."""
+    return blake2b(nonce_of(value).encode(), digest_size=6, person=b"redlock").hexdigest()

@@ -1,0 +1,152 @@
+"""
+The numbers that one alias works with, and the arithmetic of quorum, drift and validity.
+
+Sources: "Distributed Locks with Redis"
+(https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), steps 2 to 5, for quorum, drift and
+validity. All durations are seconds.
+"""
+
+import math
+from dataclasses import dataclass
+
+MIN_TTL = 0.1
+# Nodes expire keys to the nearest millisecond; two leave room for rounding.
+EXPIRY_ROUNDING = 0.002
+
+
+def majority(nodes: int) -> int:
+    """Return the smallest number of votes of which any two sets share a node."""
+    return nodes // 2 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """
+    What one alias allows and how it counts.
+
+    Args:
+        nodes: How many nodes there are.
+        quorum: Votes that make a lock; None is the majority, and nothing less is accepted.
+        ttl: Length of a lease when the lock does not say.
+        max_ttl: Longest lease that a lock may ask for.
+        min_validity: An acquisition with less validity left than this has failed; None is a quarter of the ttl.
+        node_timeout: How long one round waits for its slowest node; None is a twentieth of the ttl, at most 0.25.
+        drift_factor: Share of the ttl by which clocks may disagree.
+        renew: Whether leases are extended while they are held.
+        max_hold: Longest time that renewal keeps a lock.
+        max_extensions: How often a lease may be extended; None is no limit but ``max_hold``.
+        retry_delay: Shortest pause of a waiter between two attempts; the longest is ten times that.
+        fence_keep: How long a node remembers the fencing token of a lock that nobody takes; None is for ever.
+
+    Raises:
+        ValueError: A number cannot work, or two of them cannot work together.
+    """
+
+    nodes: int
+    quorum: int | None = None
+    ttl: float = 30.0
+    max_ttl: float = 60.0
+    min_validity: float | None = None
+    node_timeout: float | None = None
+    drift_factor: float = 0.01
+    renew: bool = True
+    max_hold: float = 3600.0
+    max_extensions: int | None = None
+    retry_delay: float = 0.05
+    fence_keep: float | None = 3600.0
+
+    def __post_init__(self) -> None:
+        self._check_quorum()
+        self._check_durations()
+        self.check_ttl(self.ttl)
+
+    def _check_quorum(self) -> None:
+        if self.quorum is not None and (
+            isinstance(self.quorum, bool)
+            or not isinstance(self.quorum, int)
+            or not majority(self.nodes) <= self.quorum <= self.nodes
+        ):
+            raise ValueError(
+                f"quorum must be a whole number from {majority(self.nodes)} (the majority of {self.nodes} nodes) "
+                f"to {self.nodes}, not {self.quorum!r}."
+            )
+
+    def _check_durations(self) -> None:
+        for field in ("max_ttl", "max_hold", "retry_delay"):
+            seconds(field, getattr(self, field))
+        for field in ("min_validity", "node_timeout", "fence_keep"):
+            if getattr(self, field) is not None:
+                seconds(field, getattr(self, field))
+        if not 0 <= number("drift_factor", self.drift_factor) < 0.5:
+            raise ValueError(f"drift_factor must be at least 0 and below 0.5, not {self.drift_factor!r}.")
+        if not isinstance(self.renew, bool):
+            raise ValueError(f"renew must be True or False, not {self.renew!r}.")
+        if self.max_extensions is not None and (
+            isinstance(self.max_extensions, bool) or not isinstance(self.max_extensions, int) or self.max_extensions < 0
+        ):
+            raise ValueError(f"max_extensions must be a whole number or None, not {self.max_extensions!r}.")
+
+    def check_ttl(self, ttl: float) -> float:
+        """
+        Return *ttl* if a lease of that length can work.
+
+        Raises:
+            ValueError: It is not a number of seconds from 0.1 to ``max_ttl``, or too short for the node timeout.
+        """
+        if not MIN_TTL <= seconds("ttl", ttl) <= self.max_ttl:
+            raise ValueError(
+                f"ttl must be from {MIN_TTL} to {self.max_ttl:g} seconds (OPTIONS['max_ttl']), not {ttl!r}; "
+                "a lease is renewed while it is held, so it need not cover the whole work."
+            )
+        spent = 2 * self.timeout(ttl) + self.drift(ttl)
+        if spent > ttl / 2:
+            raise ValueError(
+                f"ttl {ttl!r} is too short for a node_timeout of {self.timeout(ttl):g} s: two rounds and the drift "
+                f"take {spent:g} s, more than half of it. Raise ttl or lower OPTIONS['node_timeout']."
+            )
+        return float(ttl)
+
+    @property
+    def needed(self) -> int:
+        """Votes that make a lock."""
+        return self.quorum or majority(self.nodes)
+
+    @property
+    def spare(self) -> int:
+        """Votes that may be missing."""
+        return self.nodes - self.needed
+
+    def timeout(self, ttl: float) -> float:
+        """Return how long one round waits for its slowest node."""
+        return self.node_timeout if self.node_timeout is not None else min(0.25, ttl / 20)
+
+    def drift(self, ttl: float) -> float:
+        """Return by how much the clocks of nodes and holder may disagree during a lease."""
+        return ttl * self.drift_factor + EXPIRY_ROUNDING
+
+    def deadline(self, start: float, ttl: float) -> float:
+        """Return when a lease ends for its holder if its round began, before the first byte, at *start*."""
+        return start + ttl - self.drift(ttl)
+
+    def least_validity(self, ttl: float) -> float:
+        """Return how much validity an acquisition must have left."""
+        return min(self.min_validity, ttl / 2) if self.min_validity is not None else ttl / 4
+
+    @property
+    def ahead(self) -> float:
+        """How far beyond its own clock a node accepts a proposed token."""
+        return (self.max_ttl + self.drift(self.max_ttl)) / 2
+
+
+def number(what: str, value: object) -> float:
+    """Return *value* if it is a finite number, else raise ValueError naming *what*."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{what} must be a finite number, not {value!r}.")
+    return value
+
+
+def seconds(what: str, value: object) -> float:
+    """Return *value* if it is a positive number of seconds, else raise ValueError naming *what*."""
+    if number(what, value) <= 0:
+        raise ValueError(f"{what} must be more than 0 seconds, not {value!r}.")
+    return float(value)  # type: ignore[arg-type]

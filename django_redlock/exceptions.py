@@ -1,0 +1,147 @@
+"""
+Every error about a lock.
+
+All of them can be pickled, because their ``args`` are the arguments of their constructor: Celery and
+``multiprocessing`` rebuild an exception as ``cls(*args)``. None of them carries a token or a URL.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class RedlockError(Exception):
+    """Base class; catch it to catch every error below."""
+
+
+class _AttemptError(RedlockError):
+    """What a failed acquisition knows: the lock, the time and what each node said."""
+
+    def __init__(
+        self,
+        name: str,
+        waited: float = 0.0,
+        attempts: int = 1,
+        nodes: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.waited = waited
+        self.attempts = attempts
+        self.nodes = dict(nodes or {})
+        super().__init__(name, waited, attempts, self.nodes)
+
+    def _effort(self) -> str:
+        attempts = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
+        outcome = ", ".join(f"{node}: {said}" for node, said in self.nodes.items())
+        return f"{attempts} in {self.waited:.2f} s" + (f"; {outcome}" if outcome else "")
+
+
+class LockTakenError(_AttemptError):
+    """
+    Another owner kept the lock for as long as the caller was willing to wait.
+
+    Args:
+        name: The lock's name; several names are joined by commas.
+        waited: Time spent trying, in seconds.
+        attempts: How often the nodes were asked.
+        nodes: What each node said, by the node's display name.
+        retry_after: Seconds until the present hold ends unless its owner extends it; None when unknown.
+        holder: Who holds it: ``kind``, ``label``, ``ref``, ``host``, ``pid``, ``since`` (seconds since the epoch)
+            and ``ttl`` (seconds); empty when unknown.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        waited: float = 0.0,
+        attempts: int = 1,
+        nodes: Mapping[str, str] | None = None,
+        retry_after: float | None = None,
+        holder: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(name, waited, attempts, nodes)
+        self.retry_after = retry_after
+        self.holder = dict(holder or {})
+        self.args = (name, waited, attempts, self.nodes, retry_after, self.holder)
+
+    def __str__(self) -> str:
+        parts = (str(self.holder.get(part, "")) for part in ("kind", "label", "ref"))
+        who = " ".join(filter(None, parts)) or "another owner"
+        where = f" on {self.holder['host']}:{self.holder['pid']}" if self.holder.get("host") else ""
+        return f"Lock {self.name!r} is held by {who}{where} ({self._effort()})."
+
+
+class QuorumUnavailableError(_AttemptError):
+    """
+    Too few nodes gave a usable answer in time to say whether the lock is free or taken.
+
+    Args:
+        name: The lock's name.
+        waited: Time spent trying, in seconds.
+        attempts: How often the nodes were asked.
+        nodes: What each node said, by the node's display name.
+        needed: How many votes a quorum takes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        waited: float = 0.0,
+        attempts: int = 1,
+        nodes: Mapping[str, str] | None = None,
+        needed: int = 0,
+    ) -> None:
+        super().__init__(name, waited, attempts, nodes)
+        self.needed = needed
+        self.args = (name, waited, attempts, self.nodes, needed)
+
+    def __str__(self) -> str:
+        needed = f"{self.needed} of {len(self.nodes)} nodes" if self.needed else "a majority of the nodes"
+        return f"Lock {self.name!r}: {needed} must answer in time, and too few did ({self._effort()})."
+
+
+class LockLostError(RedlockError):
+    """
+    The lease ended while its holder still relied on it; the work may no longer be exclusive.
+
+    Args:
+        name: The lock's name.
+        reason: ``expired``, ``superseded``, ``max_hold``, ``max_extensions``, ``forked`` or ``released``.
+        held: How long it was held, in seconds.
+    """
+
+    def __init__(self, name: str, reason: str = "expired", held: float = 0.0) -> None:
+        super().__init__(name, reason, held)
+        self.name = name
+        self.reason = reason
+        self.held = held
+
+    def __str__(self) -> str:
+        return f"Lock {self.name!r} was lost after {self.held:.2f} s: {EXPLANATIONS.get(self.reason, self.reason)}."
+
+
+class StaleTokenError(RedlockError):
+    """
+    The database has already seen a later holder of this lock.
+
+    Args:
+        name: The lock's name.
+        token: The fencing token that was refused.
+    """
+
+    def __init__(self, name: str, token: int = 0) -> None:
+        super().__init__(name, token)
+        self.name = name
+        self.token = token
+
+    def __str__(self) -> str:
+        return f"Lock {self.name!r}: fencing token {self.token} has been overtaken by a later holder."
+
+
+EXPLANATIONS = {
+    "expired": "the lease ran out before it could be extended",
+    "superseded": "a majority of the nodes no longer knows this holder",
+    "max_hold": "it reached max_hold, the longest time one holder may keep it",
+    "max_extensions": "it reached max_extensions",
+    "forked": "this process is a fork of the holder, and holds nothing itself",
+    "released": "it was already released",
+}

@@ -1,0 +1,104 @@
+"""
+The managers of the aliases in ``REDLOCK``, one each per process, and the way to them.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from django.core.signals import setting_changed
+
+from . import signals
+from .conf import DEFAULT_ALIAS, aliases, read_alias
+from .locks import Lock, LockManager
+
+
+class RedlockHandler:
+    """
+    Give out the lock manager configured under each alias of ``REDLOCK``.
+
+    One per alias and process, because it owns connections. Django's ``BaseConnectionHandler`` would make one per
+    thread and per asyncio task. Settings are read at the first use of an alias.
+    """
+
+    def __init__(self) -> None:
+        self._managers: dict[str, LockManager] = {}
+        self._mutex = threading.Lock()
+
+    def __getitem__(self, alias: str) -> LockManager:
+        """
+        Return the manager of an alias.
+
+        Raises:
+            InvalidRedlockError: The setting has no such alias or cannot be used.
+        """
+        try:
+            return self._managers[alias]
+        except KeyError:
+            with self._mutex:
+                if alias not in self._managers:
+                    self._managers[alias] = self._create(alias)
+                return self._managers[alias]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(aliases())
+
+    def all(self) -> list[LockManager]:
+        """Return the managers of all aliases."""
+        return [self[alias] for alias in self]
+
+    def reset(self) -> None:
+        """Forget all managers and close their idle connections; the next use reads the settings anew."""
+        with self._mutex:
+            managers, self._managers = self._managers, {}
+        for manager in managers.values():
+            manager.close()
+
+    def _create(self, alias: str) -> LockManager:
+        config = read_alias(alias)
+        manager = LockManager(config.nodes, config.rules, alias=alias)
+        manager.notify = lambda event, **about: signals.send(manager, event, **about)
+        return manager
+
+
+locks = RedlockHandler()
+"""``locks["alias"]`` is the :class:`~django_redlock.locks.LockManager` of an alias of ``REDLOCK``."""
+
+
+def lock(
+    name: str | Iterable[str],
+    *,
+    ttl: float | None = None,
+    wait: float | None = None,
+    using: str = DEFAULT_ALIAS,
+    renew: bool | None = None,
+    label: str = "",
+) -> Lock:
+    """
+    Describe a lock of an alias; asks no node until it is acquired.
+
+    ``with lock("report:7"):`` and ``async with lock("report:7"):`` run their body under the lock, and
+    ``@lock("report")`` runs a function or coroutine function under it.
+
+    Args:
+        name: What to lock, or several names to lock all or none of.
+        ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``, 30 by default.
+        wait: How long to try in seconds; 0 is one attempt, None is for ever.
+        using: Alias in ``REDLOCK``.
+        renew: Whether to extend the lease while it is held; None is ``OPTIONS["renew"]``, True by default.
+        label: What the holder is doing, for the people who look at held locks; never put a secret here.
+
+    Raises:
+        InvalidRedlockError: The settings cannot be used.
+        TypeError: A name is not a string.
+        ValueError: A name, ttl or wait cannot work; the message says what to write.
+    """
+    return locks[using].lock(name, ttl=ttl, wait=wait, renew=renew, label=label)
+
+
+def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
+    if setting in ("REDLOCK", "CACHES"):
+        locks.reset()
+
+
+setting_changed.connect(_on_setting_changed, dispatch_uid="django_redlock.reset")

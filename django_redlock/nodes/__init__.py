@@ -1,0 +1,35 @@
+"""
+Votes: what one node is, and how all of them are asked.
+
+A node is anything that can compare and set a named record that expires. Which kind it is, its URL's scheme
+says; the majority logic never knows.
+"""
+
+from importlib import import_module
+from urllib.parse import urlsplit
+
+from .base import AsyncLink, Link, LinkError, Node, NodeSpec
+
+KINDS = {
+    "redis": ".redis",
+    "rediss": ".redis",
+    "unix": ".redis",
+    "valkey": ".redis",
+    "valkeys": ".redis",
+    "memory": ".memory",
+}
+"""Which module opens the nodes of a scheme; imported at first use, because redis-py is slow to import."""
+
+__all__ = ["KINDS", "AsyncLink", "Link", "LinkError", "Node", "NodeSpec", "open_node"]
+
+
+def open_node(spec: NodeSpec, prefix: str) -> Node:
+    """
+    Return the node that *spec* describes, without connecting to it.
+
+    Raises:
+        ValueError: Its URL or options cannot work.
+    """
+    scheme = urlsplit(spec.url).scheme
+    node: Node = import_module(KINDS[scheme], __package__).open_node(spec, prefix)
+    return node

@@ -1,0 +1,176 @@
+"""
+Ask all nodes at once from an event loop.
+
+The same rounds as :mod:`.gather`. Each event loop has one link per node, shared by its tasks: requests are written
+at once, in order, and a reader per link hands every reply to the round that asked. So there are no bundles, and a
+request that must follow another, such as a release, is simply written after it.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..core.messages import Ballot, Kind, Reply
+from .base import AsyncLink, LinkError, Node
+from .gather import CONNECT_TIMEOUT, Breakers, Clock, steady
+
+
+@dataclass(eq=False, slots=True)
+class Line:
+    """A link with what it owes: how many replies, and since when it has been silent about them."""
+
+    link: AsyncLink
+    owed: int = 0
+    silent_since: float = 0.0
+
+
+class AsyncGather:
+    """
+    Ask the nodes of one alias from the tasks of one event loop.
+
+    Args:
+        nodes: The nodes, in the order of the settings.
+        breakers: Which nodes failed lately; shared with the blocking side.
+        clock: Returns seconds on a steady clock.
+    """
+
+    def __init__(self, nodes: Sequence[Node], breakers: Breakers, clock: Clock = steady) -> None:
+        self._nodes = nodes
+        self._breakers = breakers
+        self._clock = clock
+        self._lines: dict[int, Line] = {}
+        self._connecting: dict[int, asyncio.Task[str]] = {}
+
+    async def ask(self, ballot: Ballot) -> None:
+        """Carry out one round: send, and wait until it is decided, everyone replied, or its time is over."""
+        poll = Poll(ballot, asyncio.get_running_loop().create_future())
+        try:
+            self._send_all(poll)
+            if ballot.timeout and ballot.requests and not ballot.closed:
+                await self._wait(poll)
+        finally:
+            ballot.closed = True
+
+    def send(self, ballot: Ballot) -> None:
+        """Send a round whose replies nobody waits for; never blocks, so that it works during cancellation."""
+        ballot.timeout = 0.0
+        self._send_all(Poll(ballot, None))
+        ballot.closed = True
+
+    async def aclose(self) -> None:
+        """Drop all links."""
+        tasks = list(self._connecting.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for line in self._lines.values():
+            line.link.close()
+        self._lines.clear()
+        await asyncio.sleep(0)  # let the aborted transports close their sockets
+
+    async def _wait(self, poll: "Poll") -> None:
+        assert poll.settled is not None
+        try:
+            async with asyncio.timeout(poll.ballot.timeout):
+                await poll.settled
+        except TimeoutError:
+            for node in list(poll.missing()):
+                self._breakers[node].failed(self._clock())
+                sent = node in poll.sent
+                poll.tell(node, Reply(Kind.UNKNOWN if sent else Kind.FAILED, detail="timeout"))
+
+    def _send_all(self, poll: "Poll") -> None:
+        ballot, now = poll.ballot, self._clock()
+        resting = set() if ballot.farewell else self._breakers.resting(ballot, now)
+        for node in ballot.requests:
+            line = self._usable(node, ballot, now)
+            if line:
+                self._send(node, line, poll)
+            elif node in resting:
+                poll.tell(node, Reply(Kind.FAILED, detail="failed lately"))
+            elif not ballot.timeout:
+                poll.tell(node, Reply(Kind.FAILED, detail="not connected"))
+            else:
+                self._connect(node, poll)
+
+    def _usable(self, node: int, ballot: Ballot, now: float) -> Line | None:
+        """Return the line to send on, if there is one; drops one that broke or has been silent too long."""
+        line = self._lines.get(node)
+        if line is None:
+            return None
+        silent = line.owed and now - line.silent_since > max(ballot.timeout, 0.05)
+        if not line.link.broken and (ballot.farewell or not silent):
+            return line
+        if silent:
+            self._breakers[node].failed(now)
+        del self._lines[node]
+        line.link.close()
+        return None
+
+    def _send(self, node: int, line: Line, poll: "Poll") -> None:
+        def on_reply(reply: Reply | None) -> bool:
+            if reply is None:
+                return poll.ballot.wanted
+            line.owed -= 1
+            line.silent_since = self._clock()
+            if reply.kind is not Kind.UNKNOWN:
+                self._breakers[node].answered()
+            poll.tell(node, reply)
+            return False
+
+        if not line.owed:
+            line.silent_since = self._clock()
+        line.owed += 1
+        poll.sent.add(node)
+        try:
+            line.link.send(poll.ballot.requests[node], poll.packed, on_reply, in_full=poll.ballot.in_full)
+        except LinkError as error:
+            line.owed -= 1
+            poll.tell(node, Reply(Kind.FAILED, detail=error.detail))
+
+    def _connect(self, node: int, poll: "Poll") -> None:
+        task = self._connecting.get(node)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._open(node, poll.ballot.timeout))
+            self._connecting[node] = task
+
+        def connected(task: asyncio.Task[str]) -> None:
+            if poll.ballot.closed or node in poll.ballot.replies:
+                return
+            if node in self._lines:
+                self._send(node, self._lines[node], poll)
+            else:
+                poll.tell(node, Reply(Kind.FAILED, detail="closed" if task.cancelled() else task.result()))
+
+        task.add_done_callback(connected)
+
+    async def _open(self, node: int, timeout: float) -> str:
+        """Connect to a node; returns why that failed, or nothing."""
+        try:
+            self._lines[node] = Line(await self._nodes[node].aconnect(max(timeout, CONNECT_TIMEOUT)))
+            return ""
+        except LinkError as error:
+            self._breakers[node].failed(self._clock())
+            return error.detail
+        finally:
+            self._connecting.pop(node, None)
+
+
+@dataclass(eq=False, slots=True)
+class Poll:
+    """One round under way: its ballot and the future that its driver waits for."""
+
+    ballot: Ballot
+    settled: asyncio.Future[None] | None
+    packed: dict[int, bytes] = field(default_factory=dict)
+    sent: set[int] = field(default_factory=set)
+
+    def missing(self) -> set[int]:
+        """Return the nodes that have not replied."""
+        return set(self.ballot.requests) - set(self.ballot.replies)
+
+    def tell(self, node: int, reply: Reply) -> None:
+        """Give a reply to the round, and wake its driver when that settles it."""
+        self.ballot.receive(node, reply)
+        if self.ballot.closed and self.settled is not None and not self.settled.done():
+            self.settled.set_result(None)

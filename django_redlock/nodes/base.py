@@ -1,0 +1,123 @@
+"""
+What the gathering of votes needs of a node: a name, and links that carry requests and replies in order.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..core.messages import Reply, Request
+
+
+class LinkError(Exception):
+    """
+    A node could not be reached or a link to it broke.
+
+    Args:
+        detail: One or two words for people, without address or credentials, such as ``refused``.
+    """
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """
+    Where a node is, as the settings say it.
+
+    Args:
+        url: Its URL; it may hold a password, so it is never shown.
+        name: What to call it in messages and pages; empty derives it from the address.
+        options: Arguments for the connection that a URL cannot carry.
+    """
+
+    url: str = field(repr=False)
+    name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+
+
+class Link(Protocol):
+    """
+    One ordered, blocking connection to a node. What is sent first is executed first.
+    """
+
+    def fileno(self) -> int:
+        """Return what to poll, or -1 if the reply of a request is there as soon as it is sent."""
+
+    def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+        """
+        Send a request; *packed* keeps its bytes for the other nodes of the round.
+
+        *in_full* says it so that the node needs to know nothing from before.
+
+        Raises:
+            LinkError: The link broke; the request may have arrived.
+        """
+
+    def receive(self, request: Request) -> Reply | None:
+        """
+        Read the reply to *request*; None asks to send it again in full.
+
+        Raises:
+            LinkError: The link broke.
+        """
+
+    def readable(self) -> bool:
+        """Return whether a reply, or the end of the connection, is waiting."""
+
+    def close(self) -> None:
+        """Drop the connection, at once and without reading."""
+
+
+class AsyncLink(Protocol):
+    """One ordered connection to a node, shared by all tasks of an event loop."""
+
+    def send(
+        self,
+        request: Request,
+        packed: dict[int, bytes],
+        on_reply: Callable[[Reply | None], bool],
+        *,
+        in_full: bool = False,
+    ) -> None:
+        """
+        Send a request without blocking; *on_reply* gets the reply later.
+
+        Called with None it says whether the request is still wanted, because the node needs it once more, in full.
+
+        Raises:
+            LinkError: The link is broken; nothing was sent.
+        """
+
+    @property
+    def broken(self) -> bool:
+        """Whether the connection is gone."""
+
+    def close(self) -> None:
+        """Drop the connection at once."""
+
+
+class Node(Protocol):
+    """One place that votes."""
+
+    name: str
+    """What to call it in messages and pages: never its URL."""
+
+    address: str
+    """Where it is, so that two entries for one server are seen: scheme-free, without credentials."""
+
+    instant: bool
+    """Whether it connects and answers without waiting for anything."""
+
+    def connect(self, timeout: float) -> Link:
+        """
+        Open a link; blocks for at most *timeout* seconds.
+
+        Raises:
+            LinkError: It cannot be reached.
+        """
+
+    async def aconnect(self, timeout: float) -> AsyncLink:
+        """Open a link for the running event loop; raises LinkError within about *timeout* seconds."""

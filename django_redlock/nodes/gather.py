@@ -1,0 +1,357 @@
+"""
+Ask all nodes at once, blocking the calling thread, and stop as soon as the outcome is certain.
+
+A *bundle* is one link per node. Threads take bundles from a stack, last in, first out, so that a process with one
+busy thread has one warm bundle. Requests are written to all links, then one poll waits for all replies; no thread
+is used but to connect. A reply that comes after the outcome was certain is *owed*: its link reads it before it
+is used again.
+"""
+
+import logging
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ..core.messages import Ballot, Kind, Reply, Request
+from .base import Link, LinkError, Node
+
+IDLE = 1.0  # seconds after which a link may have been closed by its server, so that it is looked at before use
+MAX_OWED = 64  # requests on their way to a silent node: more could fill the socket's buffer and block
+FIRST_REST, LONGEST_REST = 0.1, 2.0  # seconds for which a node that failed is left alone
+CONNECT_TIMEOUT = 0.25  # seconds, at least: connecting is off the hot path and need not be as quick as a round
+
+log = logging.getLogger("django_redlock")
+
+Clock = Callable[[], float]
+
+
+def steady() -> float:
+    """Return seconds on a clock that never steps and, where the system has one, counts suspension."""
+    return _STEADY()
+
+
+if hasattr(time, "CLOCK_BOOTTIME"):
+
+    def _STEADY() -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+else:
+    _STEADY = time.monotonic
+
+
+@dataclass(slots=True)
+class Breaker:
+    """Leaves a node alone for a while after it failed, twice as long each time it fails again."""
+
+    rest: float = 0.0
+    until: float = 0.0
+
+    def failed(self, now: float) -> None:
+        """Note a failure; the node is left alone for a while."""
+        if now >= self.until:
+            self.rest = min(LONGEST_REST, self.rest * 2 or FIRST_REST)
+            self.until = now + self.rest
+
+    def answered(self) -> None:
+        """Note an answer; the node is asked again."""
+        self.rest = self.until = 0.0
+
+
+class Breakers(list[Breaker]):
+    """One breaker per node, shared by all that ask the nodes of an alias."""
+
+    def resting(self, ballot: Ballot, now: float) -> set[int]:
+        """
+        Return the nodes to leave out of a round: those that failed lately.
+
+        If too few would remain to reach a quorum, all are asked: the rest may have recovered.
+        """
+        resting = {node for node in ballot.requests if self[node].until > now}
+        return resting if len(ballot.requests) - len(resting) >= max(ballot.needed, 1) else set()
+
+
+@dataclass(slots=True)
+class Owed:
+    """A request whose reply has not been read."""
+
+    request: Request
+    ballot: Ballot
+    sent: float
+
+
+class Seat:
+    """One node's place in a bundle: its link, if there is one, and the replies it owes."""
+
+    def __init__(self, node: int, link: Link) -> None:
+        self.node = node
+        self.link = link
+        self.owed: deque[Owed] = deque()
+
+    def send(self, ballot: Ballot, packed: dict[int, bytes], now: float) -> None:
+        """Send this node's request of a round."""
+        request = ballot.requests[self.node]
+        self.owed.append(Owed(request, ballot, now))
+        self.link.send(request, packed, in_full=ballot.in_full)
+
+    def read(self) -> None:
+        """Read one reply and give it to the round that waits for it, or that no longer does."""
+        owed = self.owed[0]
+        reply = self.link.receive(owed.request)
+        self.owed.popleft()
+        if reply is None and owed.ballot.wanted:  # its script is unknown there
+            self.owed.append(owed)
+            self.link.send(owed.request, {}, in_full=True)
+            return
+        owed.ballot.receive(self.node, reply or Reply(Kind.FAILED, detail="NOSCRIPT"))
+
+    def read_ready(self) -> None:
+        """Read every reply that is there."""
+        while self.owed and self.link.readable():
+            self.read()
+
+    def fail(self, detail: str) -> None:
+        """Close the link and tell every round that waits on it."""
+        self.link.close()
+        while self.owed:
+            self.owed.popleft().ballot.receive(self.node, Reply(Kind.UNKNOWN, detail=detail))
+
+
+class Bundle:
+    """One link per node, used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self.seats: dict[int, Seat] = {}
+        self.connecting: set[int] = set()
+        self.arrived: deque[tuple[int, Link | LinkError]] = deque()
+        self.used = 0.0
+        self.closed = False
+        self._waker: tuple[socket.socket, socket.socket] | None = None
+
+    def waker(self) -> socket.socket:
+        """Return a socket that becomes readable when a link has arrived."""
+        if self._waker is None:
+            self._waker = socket.socketpair()
+            for end in self._waker:
+                end.setblocking(False)
+        return self._waker[0]
+
+    def deliver(self, node: int, link: Link | LinkError) -> None:
+        """Hand in a link, or why there is none; called by the thread that connected."""
+        self.arrived.append((node, link))
+        if self._waker:
+            with suppress(OSError):
+                self._waker[1].send(b"!")
+        if self.closed:
+            self.close()
+
+    def hush(self) -> None:
+        """Take back the wake-up calls."""
+        with suppress(OSError):
+            self.waker().recv(4096)
+
+    def close(self) -> None:
+        """Drop all links without reading what they owe."""
+        self.closed = True
+        for seat in list(self.seats.values()):
+            seat.fail("closed")
+        self.seats.clear()
+        with suppress(IndexError):
+            while True:
+                link = self.arrived.popleft()[1]
+                if not isinstance(link, LinkError):
+                    link.close()
+        if self._waker:
+            for end in self._waker:
+                end.close()
+
+
+class Gather:
+    """
+    Ask the nodes of one alias from any thread of this process.
+
+    Args:
+        nodes: The nodes, in the order of the settings.
+        clock: Returns seconds on a steady clock.
+    """
+
+    def __init__(self, nodes: Sequence[Node], clock: Clock = steady) -> None:
+        self._nodes = nodes
+        self._clock = clock
+        self._bundles: list[Bundle] = []
+        self.breakers = Breakers(Breaker() for _ in nodes)
+
+    def ask(self, ballot: Ballot) -> None:
+        """Carry out one round: send, and wait until it is decided, everyone replied, or its time is over."""
+        if not ballot.requests:
+            return
+        bundle = self._take()
+        try:
+            self._ask(bundle, ballot)
+        except BaseException:
+            ballot.closed = True
+            bundle.close()  # interrupted anywhere: its links cannot be trusted
+            raise
+        ballot.closed = True
+        bundle.used = self._clock()
+        self._bundles.append(bundle)
+
+    def close(self) -> None:
+        """Drop all idle links."""
+        while self._bundles:
+            self._bundles.pop().close()
+
+    def _take(self) -> Bundle:
+        try:
+            return self._bundles.pop()
+        except IndexError:
+            return Bundle()
+
+    def _ask(self, bundle: Bundle, ballot: Ballot) -> None:
+        now = self._clock()
+        deadline = now + ballot.timeout
+        self._settle(bundle, now)
+        packed: dict[int, bytes] = {}
+        resting = set() if ballot.farewell else self.breakers.resting(ballot, now)
+        for node in ballot.requests:
+            self._start(bundle, ballot, node, packed, now, resting)
+        while ballot.timeout and not ballot.closed:
+            left = deadline - self._clock()
+            if left <= 0 or not self._wait(bundle, ballot, packed, left):
+                break
+        if ballot.timeout and not ballot.closed:
+            self._time_out(bundle, ballot)
+
+    def _settle(self, bundle: Bundle, now: float) -> None:
+        """Bring a bundle up to date: links that arrived, replies it is owed, links that its servers closed."""
+        self._seat_arrivals(bundle, now)
+        idle = now - bundle.used > IDLE
+        for seat in list(bundle.seats.values()):
+            try:
+                seat.read_ready()
+                if not seat.owed and idle and seat.link.fileno() >= 0 and seat.link.readable():
+                    raise LinkError("closed")  # an idle link has nothing to say but its end
+            except LinkError as error:
+                self._unseat(bundle, seat, error.detail)
+
+    def _start(
+        self, bundle: Bundle, ballot: Ballot, node: int, packed: dict[int, bytes], now: float, resting: set[int]
+    ) -> None:
+        """Send one node its request, or see to a link for it, or note why not."""
+        seat = bundle.seats.get(node)
+        if seat and not ballot.farewell and seat.owed and now - seat.owed[0].sent > max(ballot.timeout, 0.05):
+            self._unseat(bundle, seat, "timeout")
+            self.breakers[node].failed(now)
+            seat = None
+        if seat and not ballot.farewell and len(seat.owed) >= MAX_OWED:
+            ballot.receive(node, Reply(Kind.FAILED, detail="backlog"))
+        elif seat:
+            self._send(bundle, seat, ballot, packed, now)
+        elif node in resting:
+            ballot.receive(node, Reply(Kind.FAILED, detail="failed lately"))
+        elif not ballot.timeout:
+            ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))
+        elif node not in bundle.connecting:
+            self._connect(bundle, node, ballot.timeout)
+
+    def _send(self, bundle: Bundle, seat: Seat, ballot: Ballot, packed: dict[int, bytes], now: float) -> None:
+        try:
+            seat.send(ballot, packed, now)
+            if seat.link.fileno() < 0:
+                self._read(seat)
+        except LinkError as error:
+            self._unseat(bundle, seat, error.detail)
+            self.breakers[seat.node].failed(now)
+
+    def _read(self, seat: Seat) -> None:
+        seat.read_ready()
+        self.breakers[seat.node].answered()
+
+    def _wait(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes], left: float) -> bool:
+        """Wait for something to happen and deal with it; returns False if nothing can happen any more."""
+        poll = select.poll()
+        seats: dict[int, Seat] = {}
+        for node in ballot.requests:
+            seat = bundle.seats.get(node)
+            if seat and seat.owed and node not in ballot.replies and seat.link.fileno() >= 0:
+                seats[seat.link.fileno()] = seat
+                poll.register(seat.link.fileno(), select.POLLIN)
+        expected = bundle.connecting & (ballot.requests.keys() - ballot.replies.keys())
+        if expected:
+            poll.register(bundle.waker(), select.POLLIN)
+        elif not seats:
+            return False
+        # Arrivals between the last look and the registration have set the waker or are seen here.
+        ready = poll.poll(0 if bundle.arrived else max(1, round(left * 1000)))
+        for fd, _ in ready:
+            if fd in seats:
+                try:
+                    self._read(seats[fd])
+                except LinkError as error:
+                    self._unseat(bundle, seats[fd], error.detail)
+                    self.breakers[seats[fd].node].failed(self._clock())
+        if expected:
+            self._welcome(bundle, ballot, packed)
+        return True
+
+    def _welcome(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:
+        """Send the round's request over the links that have just arrived."""
+        bundle.hush()
+        now = self._clock()
+        for node, detail in self._seat_arrivals(bundle, now):
+            if node not in ballot.requests or node in ballot.replies or ballot.closed:
+                continue
+            if detail:
+                ballot.receive(node, Reply(Kind.FAILED, detail=detail))
+            else:
+                self._send(bundle, bundle.seats[node], ballot, packed, now)
+
+    def _seat_arrivals(self, bundle: Bundle, now: float) -> list[tuple[int, str]]:
+        """Give arrived links their seats; returns the nodes and, for those without a link, why."""
+        seen = []
+        while bundle.arrived:
+            node, link = bundle.arrived.popleft()
+            bundle.connecting.discard(node)
+            if isinstance(link, LinkError):
+                self.breakers[node].failed(now)
+                seen.append((node, link.detail))
+            else:
+                bundle.seats[node] = Seat(node, link)
+                seen.append((node, ""))
+        return seen
+
+    def _connect(self, bundle: Bundle, node: int, timeout: float) -> None:
+        bundle.connecting.add(node)
+        bundle.waker()
+        arguments = (bundle, node, max(timeout, CONNECT_TIMEOUT))
+        if self._nodes[node].instant:
+            self._connect_now(*arguments)
+        else:
+            threading.Thread(
+                target=self._connect_now, args=arguments, name="django_redlock connect", daemon=True
+            ).start()
+
+    def _connect_now(self, bundle: Bundle, node: int, timeout: float) -> None:
+        try:
+            bundle.deliver(node, self._nodes[node].connect(timeout))
+        except LinkError as error:
+            bundle.deliver(node, error)
+        except Exception:  # whatever it was, the node must not stay "connecting" for ever
+            log.exception("connecting to %s failed", self._nodes[node].name)
+            bundle.deliver(node, LinkError("unreachable"))
+
+    def _time_out(self, bundle: Bundle, ballot: Ballot) -> None:
+        """Note the nodes that did not answer in time; their links stay, so that a release follows in order."""
+        now = self._clock()
+        for node in list(ballot.requests.keys() - ballot.replies.keys()):
+            sent = node in bundle.seats
+            self.breakers[node].failed(now)
+            ballot.receive(node, Reply(Kind.UNKNOWN if sent else Kind.FAILED, detail="timeout"))
+
+    def _unseat(self, bundle: Bundle, seat: Seat, detail: str) -> None:
+        bundle.seats.pop(seat.node, None)
+        seat.fail(detail)

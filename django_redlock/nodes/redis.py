@@ -1,0 +1,359 @@
+"""
+A Redis or Valkey master as a node.
+
+RESP, TLS and authentication are redis-py's business; the connections are ours: explicit short timeouts, no
+retries, no pool. A silent node costs a client built with redis-py 8.1's defaults 59 seconds.
+"""
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis import exceptions
+from redis.asyncio import connection as aioconnection
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection, parse_url
+from redis.retry import Retry
+
+from ..core.messages import Acquire, Extend, Kind, Raise, Release, Reply, Request, Row, Survey
+from .base import LinkError, NodeSpec
+
+ALIASES = {"valkey": "redis", "valkeys": "rediss"}
+
+# Ours to decide, whatever the URL and redis-py's defaults say.
+FIXED: dict[str, Any] = {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
+
+# redis-py drops the first word of an error that has a class of its own.
+ERROR_CLASSES: tuple[tuple[type[Exception], str], ...] = (
+    (exceptions.BusyLoadingError, "LOADING"),
+    (exceptions.ReadOnlyError, "READONLY"),
+    (exceptions.NoPermissionError, "NOPERM"),
+    (exceptions.AuthenticationError, "NOAUTH"),
+    (exceptions.OutOfMemoryError, "OOM"),
+)
+ERROR_WORDS = (
+    "WRONGTYPE", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK", "BUSY"
+)  # fmt: skip
+
+
+# redis-py raises some error replies as connection errors.
+ERROR_REPLIES = (exceptions.ResponseError, exceptions.BusyLoadingError, exceptions.AuthenticationError)
+
+
+class Script:
+    """One of the Lua scripts beside this module."""
+
+    def __init__(self, name: str) -> None:
+        self.text = files(__package__).joinpath(f"scripts/{name}.lua").read_bytes()
+        self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
+
+
+SCRIPTS = {
+    request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey)
+}
+
+
+def ms(seconds: float | None) -> str:
+    """Return *seconds* as whole milliseconds, the empty string for None."""
+    return "" if seconds is None else str(max(1, round(seconds * 1000)))
+
+
+class Wording:
+    """
+    Say requests in the words of the scripts: keys and arguments.
+
+    Args:
+        prefix: What every key of the alias begins with.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def keys(self, request: Request) -> list[str]:
+        """Return the keys that a request touches, in the order of the scripts."""
+        keys = [f"{self._prefix}index"]
+        if not isinstance(request, Survey):
+            keys.append(f"{self._prefix}x:{request.nonce}")
+            for slug in request.slugs:
+                keys += [f"{self._prefix}{slug}:h", f"{self._prefix}{slug}:f"]
+        return keys
+
+    def arguments(self, request: Request) -> list[str]:
+        """Return what else the script needs."""
+        match request:
+            case Acquire():
+                ahead = str(round(request.ahead * 1_000_000))
+                timing = [ms(request.ttl), str(request.number), ms(request.keep), ahead]
+                return [request.nonce, request.value, *timing, request.adopt, self._prefix]
+            case Raise():
+                return [request.nonce, str(request.number), ms(request.keep)]
+            case Extend():
+                timing = [ms(request.ttl), str(request.token), ms(request.keep)]
+                return [request.nonce, request.value, *timing, self._prefix]
+            case Release():
+                return [request.nonce, ms(request.bury) if request.bury else "0", self._prefix]
+            case Survey():
+                return [self._prefix, str(request.offset), str(request.count), *request.slugs]
+
+    def command(self, request: Request, *, in_full: bool) -> list[Any]:
+        """Return the command that runs the request's script, by its digest or with its text."""
+        script = SCRIPTS[type(request)]
+        keys = self.keys(request)
+        run: list[Any] = ["EVAL", script.text] if in_full else ["EVALSHA", script.sha]
+        return [*run, len(keys), *keys, *self.arguments(request)]
+
+
+def parse_reply(raw: Any) -> Reply:
+    """Return the meaning of a script's reply; anything but a well-formed one is no vote."""
+    try:
+        kind, fence, time, left, *rest = [part.decode("utf-8", "replace") for part in raw]
+        if kind == Kind.LISTED.name:
+            rows = zip(rest[1::4], rest[2::4], rest[3::4], rest[4::4], strict=True)
+            parsed = tuple(Row(slug, value, seconds_left(pttl), int(fence)) for slug, value, pttl, fence in rows)
+            return Reply(Kind.LISTED, int(fence), int(time), rows=parsed, total=int(left))
+        detail = rest[0] if rest else ""
+        return Reply(Kind[kind], int(fence), int(time), seconds_left(left), detail)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Reply(Kind.UNKNOWN, detail="malformed reply")
+
+
+def seconds_left(pttl: str) -> float | None:
+    """Return a PTTL in seconds: None for a key without expiry, below 0 for no key."""
+    value = int(pttl)
+    return None if value == -1 else value / 1000
+
+
+def parse_error(error: exceptions.RedisError) -> Reply:
+    """
+    Return what an error reply means: no vote, and which error.
+
+    The scripts read every key before they write, so these errors come before anything was written. Only a known
+    word of the error is kept; the rest may name keys and users.
+    """
+    for kind, word in ERROR_CLASSES:
+        if isinstance(error, kind):
+            return Reply(Kind.FAILED, detail=word)
+    # Redis 6.2 puts the error of a command inside a script behind "ERR Error running script ...".
+    words = str(error).replace(":", " ").split()
+    known = next((word for word in words if word in ERROR_WORDS), "")
+    return Reply(Kind.FAILED, detail=known) if known else Reply(Kind.UNKNOWN, detail="error reply")
+
+
+def describe(error: Exception) -> str:
+    """Return one or two words for a failure to connect, send or receive."""
+    if isinstance(error, (exceptions.TimeoutError, TimeoutError)):
+        return "timeout"
+    if isinstance(error, ERROR_REPLIES):
+        return parse_error(error).detail
+    return next((word for word in ("refused", "reset") if word in str(error)), "unreachable")
+
+
+class RedisNode:
+    """
+    One Redis or Valkey master.
+
+    Args:
+        spec: Its URL and options.
+        prefix: What every key begins with.
+
+    Raises:
+        ValueError: redis-py cannot make a connection of the URL and options.
+    """
+
+    instant = False
+
+    def __init__(self, spec: NodeSpec, prefix: str) -> None:
+        scheme, rest = spec.url.split(":", 1)
+        try:
+            arguments: dict[str, Any] = dict(parse_url(f"{ALIASES.get(scheme, scheme)}:{rest}"))
+        except ValueError:
+            # The message of urllib or redis-py may quote the URL, and with it the password.
+            raise ValueError("its address, port or database number cannot be read") from None
+        self._class: type[AbstractConnection] = arguments.pop("connection_class", Connection)
+        self._arguments = arguments | dict(spec.options)
+        self._wording = Wording(prefix)
+        self.address = self._address()
+        self.name = spec.name or self.address
+        self._new_connection(1.0)
+
+    def __repr__(self) -> str:
+        return f"<RedisNode {self.name}>"
+
+    def _address(self) -> str:
+        if self._class is UnixDomainSocketConnection:
+            return str(self._arguments.get("path", ""))
+        return f"{self._arguments.get('host', 'localhost')}:{self._arguments.get('port', 6379)}"
+
+    def _new_connection(self, timeout: float) -> AbstractConnection:
+        timeouts = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+        fixed: dict[str, Any] = FIXED | timeouts | {"retry": Retry(NoBackoff(), 0)}
+        if self._class is not UnixDomainSocketConnection:
+            fixed["socket_keepalive"] = True
+        try:
+            return self._class(**(self._arguments | fixed))
+        except TypeError as error:
+            unknown = str(error).rpartition("argument ")[2]
+            raise ValueError(f"redis-py's connection has no option {unknown}") from None
+        except exceptions.RedisError as error:
+            raise ValueError(f"redis-py refuses its options ({type(error).__name__})") from None
+
+    def connect(self, timeout: float) -> "RedisLink":
+        """Open a link; see :class:`~django_redlock.nodes.base.Node`."""
+        connection = self._new_connection(timeout)
+        try:
+            connection.connect()
+        except (exceptions.RedisError, OSError) as error:
+            connection.disconnect()
+            raise LinkError(describe(error)) from None
+        return RedisLink(connection, self._wording)
+
+    async def aconnect(self, timeout: float) -> "AsyncRedisLink":
+        """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
+        classes = {
+            Connection: aioconnection.Connection,
+            SSLConnection: aioconnection.SSLConnection,
+            UnixDomainSocketConnection: aioconnection.UnixDomainSocketConnection,
+        }
+        # No read timeout: one task reads for as long as the link lives, and rounds have timeouts of their own.
+        timeouts = {"socket_timeout": None, "socket_connect_timeout": timeout}
+        fixed: dict[str, Any] = FIXED | timeouts | {"retry": AsyncRetry(NoBackoff(), 0)}
+        connection = classes[self._class](**(self._arguments | fixed))
+        try:
+            async with asyncio.timeout(timeout):
+                await connection.connect()
+        except (exceptions.RedisError, OSError) as error:
+            await connection.disconnect(nowait=True)
+            raise LinkError(describe(error)) from None
+        return AsyncRedisLink(connection, self._wording)
+
+
+class RedisLink:
+    """One connection of redis-py's, used without its client: what is sent is sent once."""
+
+    def __init__(self, connection: AbstractConnection, wording: Wording) -> None:
+        self._connection = connection
+        self._wording = wording
+
+    def fileno(self) -> int:
+        sock = self._connection._sock
+        if sock is None:
+            raise LinkError("closed")
+        return int(sock.fileno())
+
+    def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+        key = -id(request) if in_full else id(request)
+        if key not in packed:
+            command = self._wording.command(request, in_full=in_full)
+            packed[key] = b"".join(self._connection.pack_command(*command))
+        if self._connection._sock is None:  # send_packed_command would connect again
+            raise LinkError("closed")
+        try:
+            self._connection.send_packed_command([packed[key]], check_health=False)
+        except (exceptions.RedisError, OSError) as error:
+            raise LinkError(describe(error)) from None
+
+    def receive(self, request: Request) -> Reply | None:
+        try:
+            return parse_reply(self._connection.read_response(disable_decoding=True))
+        except exceptions.NoScriptError:
+            return None
+        except ERROR_REPLIES as error:
+            return parse_error(error)
+        except (exceptions.RedisError, OSError) as error:
+            raise LinkError(describe(error)) from None
+
+    def readable(self) -> bool:
+        if self._connection._sock is None:
+            return True
+        try:
+            return bool(self._connection.can_read(timeout=0))
+        except (exceptions.RedisError, OSError):
+            return True
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+
+class AsyncRedisLink:
+    """
+    One connection for all tasks of an event loop; a task of its own reads the replies in order.
+
+    The reader task ends with the connection or the loop. redis-py's stream reader and writer are used directly,
+    because its own ``send_packed_command`` waits, and a request must be either sent or not.
+    """
+
+    def __init__(self, connection: aioconnection.AbstractConnection, wording: Wording) -> None:
+        self._connection = connection
+        self._wording = wording
+        self._waiting: deque[tuple[Request, Callable[[Reply | None], bool]]] = deque()
+        self._reader = asyncio.get_running_loop().create_task(self._read(), name="django_redlock reader")
+        self.broken = False
+
+    def send(
+        self,
+        request: Request,
+        packed: dict[int, bytes],
+        on_reply: Callable[[Reply | None], bool],
+        *,
+        in_full: bool = False,
+    ) -> None:
+        writer = self._connection._writer
+        if self.broken or writer is None or writer.is_closing():
+            raise LinkError("closed")
+        key = -id(request) if in_full else id(request)
+        if key not in packed:
+            packed[key] = b"".join(self._connection.pack_command(*self._wording.command(request, in_full=in_full)))
+        writer.write(packed[key])
+        self._waiting.append((request, on_reply))
+
+    async def _read(self) -> None:
+        detail = "closed"
+        try:
+            while True:
+                try:
+                    reply = parse_reply(await self._connection.read_response(disable_decoding=True))
+                except exceptions.NoScriptError:
+                    self._again(*self._waiting.popleft())
+                    continue
+                except ERROR_REPLIES as error:
+                    reply = parse_error(error)
+                self._waiting.popleft()[1](reply)
+        except (exceptions.RedisError, OSError, IndexError) as error:
+            detail = describe(error)
+        finally:
+            self.broken = True
+            self._drop()
+            while self._waiting:
+                self._waiting.popleft()[1](Reply(Kind.UNKNOWN, detail=detail))
+
+    def _again(self, request: Request, on_reply: Callable[[Reply | None], bool]) -> None:
+        """Send a request whose script the server does not know once more, in full, if it is still wanted."""
+        if on_reply(None):
+            with suppress(LinkError):
+                self.send(request, {}, on_reply, in_full=True)
+                return
+        on_reply(Reply(Kind.FAILED, detail="NOSCRIPT"))
+
+    def _drop(self) -> None:
+        writer = self._connection._writer
+        if writer is not None:
+            with suppress(RuntimeError):  # the loop is closed already, and its transports with it
+                writer.transport.abort()
+
+    def close(self) -> None:
+        self.broken = True
+        self._reader.cancel()
+        self._drop()
+
+
+def open_node(spec: NodeSpec, prefix: str) -> RedisNode:
+    """Return the node of a ``redis``, ``rediss``, ``unix``, ``valkey`` or ``valkeys`` URL."""
+    if urlsplit(spec.url).scheme == "unix" and not urlsplit(spec.url).path:
+        raise ValueError("a unix:// URL needs the path of a socket, such as unix:///run/valkey.sock")
+    return RedisNode(spec, prefix)

@@ -1,0 +1,42 @@
+"""
+Django signals about locks, sent with ``send_robust``: a failing receiver disturbs no lock.
+
+The sender is the alias's :class:`~django_redlock.locks.LockManager`. Receivers run in the thread that took, released
+or lost the lock: the caller's, the watchdog's, or the event loop's. They must be quick and must not wait for locks.
+"""
+
+import logging
+from typing import Any
+
+from django.dispatch import Signal
+
+lock_acquired = Signal()
+"""A lock was taken. Arguments: ``lease``."""
+lock_released = Signal()
+"""A lock was given up. Arguments: ``lease``, ``outcome`` (see :meth:`~django_redlock.locks.Lease.release`)."""
+lock_taken = Signal()
+"""Somebody gave up waiting. Arguments: ``name``, ``error``."""
+lock_extended = Signal()
+"""A lease was extended. Arguments: ``lease``."""
+lock_lost = Signal()
+"""A lease ended without a release. Arguments: ``lease``, ``reason``."""
+lock_forced = Signal()
+"""A lock was released by an operator. Arguments: ``name``, ``outcome``."""
+
+SIGNALS = {
+    "lock_acquired": lock_acquired,
+    "lock_released": lock_released,
+    "lock_taken": lock_taken,
+    "lock_extended": lock_extended,
+    "lock_lost": lock_lost,
+    "lock_forced": lock_forced,
+}
+
+log = logging.getLogger("django_redlock")
+
+
+def send(sender: Any, event: str, **about: Any) -> None:
+    """Tell the receivers of an event; their failures are logged and go no further."""
+    for receiver, result in SIGNALS[event].send_robust(sender=sender, **about):
+        if isinstance(result, Exception):
+            log.error("receiver %r of %s failed", receiver, event, exc_info=result)
