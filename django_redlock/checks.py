@@ -84,7 +84,9 @@ def _cache_entries(alias: str) -> Iterator[CheckMessage]:
             id="redlock.W005",
         )
         location = settings.CACHES[cache].get("LOCATION", "")
-        if isinstance(location, (list, tuple)) and len(location) > 1 or isinstance(location, str) and "," in location:
+        if (isinstance(location, (list, tuple)) and len(location) > 1) or (
+            isinstance(location, str) and "," in location
+        ):
             yield Warning(
                 f"The cache {cache!r} has several servers; REDLOCK[{alias!r}] uses the first, its primary, as one node.",
                 hint="Replicas do not vote: list independent masters as nodes of their own.",

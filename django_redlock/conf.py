@@ -117,7 +117,9 @@ def _known_keys(where: str, entry: Mapping[str, Any], known: tuple[str, ...]) ->
             close = get_close_matches(str(key).lower(), [name.lower() for name in known], n=1)
             nearest = next((f"; did you mean {name!r}?" for name in known if name.lower() in close), "")
             raise InvalidRedlockError(
-                f"{where} has an unknown key {key!r}{nearest} Known: {', '.join(known)}.".replace("' Known", "'. Known"),
+                f"{where} has an unknown key {key!r}{nearest} Known: {', '.join(known)}.".replace(
+                    "' Known", "'. Known"
+                ),
                 "redlock.E007",
             )
 

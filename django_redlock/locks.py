@@ -255,9 +255,7 @@ class Lease:
             if self._lost.is_set():
                 return
             self._set_lost()
-        log.error(
-            "lock lost: %s (%s)", self.name, self.reason, extra={"event": "lock_lost", "lock": self.name}
-        )
+        log.error("lock lost: %s (%s)", self.name, self.reason, extra={"event": "lock_lost", "lock": self.name})
         self._manager.notify("lock_lost", lease=self, reason=self.reason)
         self._call_back()
 
@@ -478,7 +476,9 @@ class LockManager:
         """
         slugs = tuple(slug(name) for name in check_names(name))
         timeout = self.rules.timeout(self.rules.ttl)
-        ballot = farewell(slugs, token, range(self.rules.nodes), (), bury=0.0, timeout=timeout, needed=self.rules.needed)
+        ballot = farewell(
+            slugs, token, range(self.rules.nodes), (), bury=0.0, timeout=timeout, needed=self.rules.needed
+        )
         self.ask(ballot)
         return release_outcome(ballot, self.rules)
 
@@ -623,4 +623,3 @@ def check_wait(wait: float | None) -> float | None:
     if wait is not None and number("wait", wait) < 0:
         raise ValueError(f"wait must be None (for ever) or at least 0 seconds, not {wait!r}.")
     return wait
-

@@ -150,9 +150,7 @@ class Acquisition:
     def undo(self) -> Ballot:
         """Return the release of the attempt under way, to be sent without waiting for replies."""
         touched = {node for ballot in self._ballots for node in ballot.requests}
-        return farewell(
-            self._slugs, self._nonce, touched, self._ballots, bury=self._wanted.ttl, timeout=0.0, needed=0
-        )
+        return farewell(self._slugs, self._nonce, touched, self._ballots, bury=self._wanted.ttl, timeout=0.0, needed=0)
 
     def _attempt(self, at: Instant) -> Generator[Step, Instant, Granted | None]:
         self._attempts += 1

@@ -186,9 +186,7 @@ class Ballot:
     def unanswered(self) -> set[int]:
         """Return the nodes that may still execute, or have executed, a request without our knowing."""
         known = self.replies | self.late
-        return {
-            node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN
-        }
+        return {node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN}
 
     def count(self, *kinds: Kind) -> int:
         """Return how many nodes replied with one of *kinds* in time."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ..core.messages import Ballot, Kind, Reply
 from .base import AsyncLink, LinkError, Node
-from .gather import CONNECT_TIMEOUT, Breakers, Clock, steady
+from .gather import CONNECT_TIMEOUT, GRACE, Breakers, Clock, steady
 
 
 @dataclass(eq=False, slots=True)
@@ -44,12 +44,15 @@ class AsyncGather:
     async def ask(self, ballot: Ballot) -> None:
         """Carry out one round: send, and wait until it is decided, everyone replied, or its time is over."""
         poll = Poll(ballot, asyncio.get_running_loop().create_future())
+        fresh = not self._lines
         try:
             self._send_all(poll)
             if ballot.timeout and ballot.requests and not ballot.closed:
                 await self._wait(poll)
+            if fresh and self._connecting:
+                await asyncio.wait(self._connecting.values(), timeout=min(GRACE, ballot.timeout))
         finally:
-            ballot.closed = True
+            ballot.closed = poll.over = True
 
     def send(self, ballot: Ballot) -> None:
         """Send a round whose replies nobody waits for; never blocks, so that it works during cancellation."""
@@ -135,7 +138,7 @@ class AsyncGather:
             self._connecting[node] = task
 
         def connected(task: asyncio.Task[str]) -> None:
-            if poll.ballot.closed or node in poll.ballot.replies:
+            if poll.over or node in poll.ballot.replies:
                 return
             if node in self._lines:
                 self._send(node, self._lines[node], poll)
@@ -164,6 +167,7 @@ class Poll:
     settled: asyncio.Future[None] | None
     packed: dict[int, bytes] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
+    over: bool = False
 
     def missing(self) -> set[int]:
         """Return the nodes that have not replied."""

@@ -25,6 +25,8 @@ MAX_OWED = 64  # requests on their way to a silent node: more could fill the soc
 FIRST_REST, LONGEST_REST = 0.1, 2.0  # seconds for which a node that failed is left alone
 CONNECT_TIMEOUT = 0.25  # seconds, at least: connecting is off the hot path and need not be as quick as a round
 
+GRACE = 0.02  # seconds for which the first round of a bundle, though decided, waits for links to the other nodes
+
 log = logging.getLogger("django_redlock")
 
 Clock = Callable[[], float]
@@ -214,6 +216,7 @@ class Gather:
     def _ask(self, bundle: Bundle, ballot: Ballot) -> None:
         now = self._clock()
         deadline = now + ballot.timeout
+        fresh = not bundle.seats
         self._settle(bundle, now)
         packed: dict[int, bytes] = {}
         resting = set() if ballot.farewell else self.breakers.resting(ballot, now)
@@ -225,6 +228,8 @@ class Gather:
                 break
         if ballot.timeout and not ballot.closed:
             self._time_out(bundle, ballot)
+        if fresh:
+            self._linger(bundle, ballot, packed)
 
     def _settle(self, bundle: Bundle, now: float) -> None:
         """Bring a bundle up to date: links that arrived, replies it is owed, links that its servers closed."""
@@ -298,12 +303,25 @@ class Gather:
             self._welcome(bundle, ballot, packed)
         return True
 
+    def _linger(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:
+        """
+        Send a decided round to the nodes whose links are just arriving.
+
+        Otherwise the first lock of a process would be held by a bare quorum, which the next lost node breaks.
+        """
+        until = self._clock() + min(GRACE, ballot.timeout)
+        while bundle.connecting and (left := until - self._clock()) > 0:
+            poll = select.poll()
+            poll.register(bundle.waker(), select.POLLIN)
+            poll.poll(0 if bundle.arrived else max(1, round(left * 1000)))
+            self._welcome(bundle, ballot, packed)
+
     def _welcome(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:
         """Send the round's request over the links that have just arrived."""
         bundle.hush()
         now = self._clock()
         for node, detail in self._seat_arrivals(bundle, now):
-            if node not in ballot.requests or node in ballot.replies or ballot.closed:
+            if node not in ballot.requests or node in ballot.replies:
                 continue
             if detail:
                 ballot.receive(node, Reply(Kind.FAILED, detail=detail))

@@ -54,9 +54,10 @@ class Script:
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
 
-SCRIPTS = {
-    request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey)
-}
+SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey)}
+
+# Sent with every new connection, so that a request seldom has to be repeated in full. An ACL may forbid it.
+LOAD = [("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values()]
 
 
 def ms(seconds: float | None) -> str:
@@ -208,6 +209,10 @@ class RedisNode:
         connection = self._new_connection(timeout)
         try:
             connection.connect()
+            connection.send_packed_command(connection.pack_commands(LOAD), check_health=False)
+            for _ in LOAD:
+                with suppress(*ERROR_REPLIES):
+                    connection.read_response()
         except (exceptions.RedisError, OSError) as error:
             connection.disconnect()
             raise LinkError(describe(error)) from None
@@ -227,6 +232,10 @@ class RedisNode:
         try:
             async with asyncio.timeout(timeout):
                 await connection.connect()
+                await connection.send_packed_command(connection.pack_commands(LOAD), check_health=False)
+                for _ in LOAD:
+                    with suppress(*ERROR_REPLIES):
+                        await connection.read_response()
         except (exceptions.RedisError, OSError) as error:
             await connection.disconnect(nowait=True)
             raise LinkError(describe(error)) from None
