@@ -5,13 +5,14 @@ One id has one cause. Errors say that locks cannot work, warnings that they will
 raised as :class:`~django_redlock.conf.InvalidRedlockError` when the alias is used.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
-from .conf import EXAMPLE, AliasConfig, InvalidRedlockError, aliases, read_alias
+from .conf import EXAMPLE, AliasConfig, InvalidRedlockError, aliases, caches_of, read_alias
 
 TAG = "redlock"
 
@@ -71,24 +72,16 @@ def _node_count(config: AliasConfig) -> Iterator[CheckMessage]:
 
 def _cache_entries(alias: str) -> Iterator[CheckMessage]:
     """Warn about nodes that are caches, and about caches with replicas."""
-    nodes = settings.REDLOCK[alias]["NODES"]
-    urls = nodes.split(",") if isinstance(nodes, str) else nodes
-    for url in urls:
-        url = url.get("URL") if isinstance(url, dict) else url
-        if not url.strip().startswith("cache:"):
-            continue
-        cache = url.strip().removeprefix("cache:")
+    for cache in caches_of(alias):
         yield Warning(
             f"REDLOCK[{alias!r}] uses the cache {cache!r} as a node: eviction or cache.clear() can drop held locks.",
             hint="Use a server of its own with maxmemory-policy noeviction, or silence this check.",
             id="redlock.W005",
         )
-        location = settings.CACHES[cache].get("LOCATION", "")
-        if (isinstance(location, (list, tuple)) and len(location) > 1) or (
-            isinstance(location, str) and "," in location
-        ):
+        location = settings.CACHES[cache]["LOCATION"]
+        if len(re.split("[;,]", location) if isinstance(location, str) else location) > 1:
             yield Warning(
-                f"The cache {cache!r} has several servers; REDLOCK[{alias!r}] uses the first, its primary, as one node.",
+                f"The cache {cache!r} has several servers; REDLOCK[{alias!r}] uses only the first, its primary.",
                 hint="Replicas do not vote: list independent masters as nodes of their own.",
                 id="redlock.W003",
             )

@@ -78,7 +78,7 @@ def read_alias(alias: str) -> AliasConfig:
     setting = _setting()
     if alias not in setting:
         raise InvalidRedlockError(
-            f"REDLOCK has no alias {alias!r}{_nearest(alias, setting)}; it has {', '.join(map(repr, setting))}."
+            f"REDLOCK has no alias {alias!r}{_nearest(alias, setting)} It has {', '.join(map(repr, setting))}."
         )
     entry = setting[alias]
     _known_keys(f"REDLOCK[{alias!r}]", entry, ALIAS_KEYS)
@@ -86,6 +86,13 @@ def read_alias(alias: str) -> AliasConfig:
     nodes = tuple(_open(alias, place, spec, _prefix(alias, entry)) for place, spec in enumerate(specs))
     _distinct(alias, nodes)
     return AliasConfig(alias, nodes, _rules(alias, entry.get("OPTIONS", {}), len(nodes)))
+
+
+def caches_of(alias: str) -> list[str]:
+    """Return the ``CACHES`` aliases that an alias, known to be well formed, uses as nodes."""
+    nodes = _node_list(alias, _setting()[alias]["NODES"])
+    urls = [node if isinstance(node, str) else node["URL"] for node in nodes]
+    return [url.removeprefix("cache:") for url in urls if url.startswith("cache:")]
 
 
 def _setting() -> Mapping[str, Any]:
@@ -108,19 +115,15 @@ def _setting() -> Mapping[str, Any]:
 
 def _nearest(word: str, known: Any) -> str:
     close = get_close_matches(str(word), [str(name) for name in known], n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 def _known_keys(where: str, entry: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in entry:
         if key not in known:
-            close = get_close_matches(str(key).lower(), [name.lower() for name in known], n=1)
-            nearest = next((f"; did you mean {name!r}?" for name in known if name.lower() in close), "")
+            meant = str(key).upper() if known[0].isupper() else str(key).lower()
             raise InvalidRedlockError(
-                f"{where} has an unknown key {key!r}{nearest} Known: {', '.join(known)}.".replace(
-                    "' Known", "'. Known"
-                ),
-                "redlock.E007",
+                f"{where} has an unknown key {key!r}{_nearest(meant, known)} Known: {', '.join(known)}.", "redlock.E007"
             )
 
 
@@ -137,6 +140,11 @@ def _prefix(alias: str, entry: Mapping[str, Any]) -> str:
 
 def _node_specs(alias: str, nodes: Any) -> Iterator[NodeSpec]:
     where = f"REDLOCK[{alias!r}]['NODES']"
+    for place, node in enumerate(_node_list(where, nodes)):
+        yield _node_spec(f"{where}[{place}]", node)
+
+
+def _node_list(where: str, nodes: Any) -> list[Any]:
     if isinstance(nodes, str):
         nodes = [part.strip() for part in nodes.split(",") if part.strip()]
     if not isinstance(nodes, (list, tuple)) or not nodes:
@@ -145,8 +153,7 @@ def _node_specs(alias: str, nodes: Any) -> Iterator[NodeSpec]:
             f"Write, for example:\n\n{EXAMPLE}",
             "redlock.E003",
         )
-    for place, node in enumerate(nodes):
-        yield _node_spec(f"{where}[{place}]", node)
+    return list(nodes)
 
 
 def _node_spec(where: str, node: Any) -> NodeSpec:
