@@ -85,7 +85,7 @@ def read_alias(alias: str) -> AliasConfig:
     specs = list(_node_specs(alias, entry.get("NODES")))
     nodes = tuple(_open(alias, place, spec, _prefix(alias, entry)) for place, spec in enumerate(specs))
     _distinct(alias, nodes)
-    return AliasConfig(alias, nodes, _rules(alias, entry.get("OPTIONS", {}), len(nodes)))
+    return AliasConfig(alias, nodes, _rules(alias, entry.get("OPTIONS", {}), nodes))
 
 
 def caches_of(alias: str) -> list[str]:
@@ -248,12 +248,26 @@ def _distinct(alias: str, nodes: tuple[Node, ...]) -> None:
             seen[value] = place
 
 
-def _rules(alias: str, options: Any, nodes: int) -> Rules:
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _rules(alias: str, options: Any, nodes: tuple[Node, ...]) -> Rules:
     where = f"REDLOCK[{alias!r}]['OPTIONS']"
     if not isinstance(options, Mapping):
         raise InvalidRedlockError(f"{where} must be a dict, not {type(options).__name__}.", "redlock.E007")
     _known_keys(where, options, OPTION_KEYS)
+    names = {field: tuple(options[field]) for field in ("durable", "allow_evicting") if _is_list(options.get(field))}
+    for field, listed in names.items():
+        for name in listed:
+            if name not in {node.name for node in nodes}:
+                known = [node.name for node in nodes]
+                raise InvalidRedlockError(
+                    f"{where}[{field!r}] names no node: {name!r}{_nearest(name, known)} The nodes are "
+                    f"{', '.join(known)}.",
+                    "redlock.E007",
+                )
     try:
-        return Rules(nodes=nodes, **options)
+        return Rules(nodes=len(nodes), **{**options, **names})
     except ValueError as error:
         raise InvalidRedlockError(f"{where}: {error}", "redlock.E006") from None

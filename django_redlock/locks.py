@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
+from .core.admission import Admission
 from .core.messages import Ballot, Instant, Reply, Survey
 from .core.names import check_names, slug
 from .core.owner import Owner, decode
@@ -422,7 +423,8 @@ class LockManager:
         self._sleep = sleep
         self._asleep = asleep
         self._floor = Floor()
-        self._gather = Gather(self.nodes)
+        self.admission = Admission(rules, tuple(node.name for node in self.nodes), steady)
+        self._gather = Gather(self.nodes, self.admission)
         self._gathers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGather] = WeakKeyDictionary()
         self._pid = os.getpid()
 
@@ -526,6 +528,7 @@ class LockManager:
             step = next(steps)
             while True:
                 if isinstance(step, Pause):
+                    self._explain(acquisition, step)
                     self._sleep(step.seconds)
                 else:
                     self.ask(step)
@@ -545,6 +548,7 @@ class LockManager:
             step: Step = next(steps)
             while True:
                 if isinstance(step, Pause):
+                    self._explain(acquisition, step)
                     await self._asleep(step.seconds)
                 else:
                     await gather.ask(step)
@@ -571,6 +575,17 @@ class LockManager:
             loop_watchdog().watch(lease)
         self.notify("lock_acquired", lease=lease)
         return lease
+
+    def _explain(self, acquisition: Acquisition, pause: Pause) -> None:
+        """Say once why somebody waits for nodes rather than for another holder."""
+        if pause.silent and not acquisition.explained:
+            acquisition.explained = True
+            said = ", ".join(f"{self.nodes[node].name}: {reply}" for node, reply in sorted(pause.silent.items()))
+            log.warning(
+                "waiting for a quorum: %s",
+                said,
+                extra={"event": "no_quorum", "lock": ", ".join(acquisition.wanted.names)},
+            )
 
     def _ttl(self, ttl: float | None, detached: bool) -> float:
         if ttl is None:
@@ -602,7 +617,7 @@ class LockManager:
         self._notice_fork()
         loop = asyncio.get_running_loop()
         if loop not in self._gathers:
-            self._gathers[loop] = AsyncGather(self.nodes, self._gather.breakers)
+            self._gathers[loop] = AsyncGather(self.nodes, self.admission, self._gather.breakers)
         return self._gathers[loop]
 
     def _notice_fork(self) -> None:

@@ -10,7 +10,7 @@ clocks; the wall clock only makes the first proposal likely to succeed.
 
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from . import owner as owners
 from .messages import ANSWERS, Acquire, Ballot, Instant, Kind, Raise, Release, Reply, count
@@ -67,9 +67,16 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait so many seconds before the next attempt."""
+    """
+    Wait so many seconds before the next attempt.
+
+    Args:
+        seconds: How long.
+        silent: What the nodes said that gave no vote, if that is why there is no lock yet.
+    """
 
     seconds: float
+    silent: Mapping[int, Reply] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,7 @@ class Acquisition:
         fresh_nonce: Callable[[], str],
         chance: Callable[[], float],
     ) -> None:
-        self._wanted = wanted
+        self.wanted = wanted
         self._rules = rules
         self._floor = floor
         self._fresh_nonce = fresh_nonce
@@ -131,6 +138,7 @@ class Acquisition:
         self._ballots: list[Ballot] = []
         self._nonce = ""
         self._attempts = 0
+        self.explained = False
         self._delay = rules.retry_delay
 
     def steps(self, at: Instant) -> Generator[Step, Instant, Granted | GaveUp]:
@@ -145,19 +153,19 @@ class Acquisition:
             if left is not None and left <= 0:
                 return self._gave_up(at.now - began)
             pause = self._pause()
-            at = yield Pause(pause if left is None else min(pause, left))
+            at = yield Pause(pause if left is None else min(pause, left), self._silent())
 
     def undo(self) -> Ballot:
         """Return the release of the attempt under way, to be sent without waiting for replies."""
         touched = {node for ballot in self._ballots for node in ballot.requests}
-        return farewell(self._slugs, self._nonce, touched, self._ballots, bury=self._wanted.ttl, timeout=0.0, needed=0)
+        return farewell(self._slugs, self._nonce, touched, self._ballots, bury=self.wanted.ttl, timeout=0.0, needed=0)
 
     def _attempt(self, at: Instant) -> Generator[Step, Instant, Granted | None]:
         self._attempts += 1
         self._ballots = []
-        self._nonce = self._wanted.nonce or self._fresh_nonce()
-        start, ttl = at.now, self._wanted.ttl
-        value = owners.encode(self._nonce, replace(self._wanted.owner, since=at.wall / 1e6, ttl=ttl))
+        self._nonce = self.wanted.nonce or self._fresh_nonce()
+        start, ttl = at.now, self.wanted.ttl
+        value = owners.encode(self._nonce, replace(self.wanted.owner, since=at.wall / 1e6, ttl=ttl))
         token = max(at.wall, self._floor.of(self._slugs) + 1)
         ballot = self._ask_all(value, token)
         at = yield ballot
@@ -178,7 +186,7 @@ class Acquisition:
         return Granted(self._nonce, value, token, start, deadline, tuple(self._ballots))
 
     def _ask_all(self, value: str, number: int) -> Ballot:
-        wanted, rules = self._wanted, self._rules
+        wanted, rules = self.wanted, self._rules
         request = Acquire(
             self._slugs, self._nonce, value, wanted.ttl, number, rules.fence_keep, rules.ahead, wanted.adopt
         )
@@ -193,7 +201,7 @@ class Acquisition:
         ballot = Ballot(
             requests=requests,  # type: ignore[arg-type]
             decided=decided,
-            timeout=self._rules.timeout(self._wanted.ttl),
+            timeout=self._rules.timeout(self.wanted.ttl),
             needed=self._rules.needed,
             on_late=self._learn,
         )
@@ -229,7 +237,7 @@ class Acquisition:
             self._floor.lift(self._slugs, reply.fence)
 
     def _time_left(self, began: float, now: float) -> float | None:
-        return None if self._wanted.wait is None else began + self._wanted.wait - now
+        return None if self.wanted.wait is None else began + self.wanted.wait - now
 
     def _pause(self) -> float:
         """Return the next pause: decorrelated jitter, and no longer than the present hold can last."""
@@ -249,6 +257,11 @@ class Acquisition:
         if enough <= 0:
             return None
         return None if held[enough - 1] == float("inf") else max(held[enough - 1], 0.0)
+
+    def _silent(self) -> Mapping[int, Reply]:
+        """Return the replies without an answer, if there are so many that the lock cannot be had at all."""
+        silent = {node: reply for node, reply in self._ballots[0].replies.items() if reply.kind not in ANSWERS}
+        return silent if len(silent) > self._rules.spare else {}
 
     def _gave_up(self, waited: float) -> GaveUp:
         replies = self._ballots[0].replies

@@ -82,7 +82,7 @@ Request = Acquire | Raise | Extend | Release | Survey
 
 
 class Kind(Enum):
-    """What a node's reply means. The last two are said by the client, about a node."""
+    """What a node's reply means. The last three are said by the client, about a node."""
 
     ACCEPTED = "accepted"  # lock and token granted
     GRANTED = "granted"  # lock granted, token too low
@@ -93,6 +93,7 @@ class Kind(Enum):
     RELEASED = "released"
     GONE = "gone"  # nothing there to release
     LISTED = "listed"
+    NO_VOTE = "no vote"  # granted by a node that may not vote
     FAILED = "failed"  # no vote, and certainly not applied
     UNKNOWN = "unknown"  # no vote, perhaps applied: the reply did not come
 
@@ -134,7 +135,8 @@ class Reply:
     total: int = 0
 
     def __str__(self) -> str:
-        return self.detail if self.kind in (Kind.FAILED, Kind.UNKNOWN) and self.detail else self.kind.value
+        silent = self.kind in (Kind.NO_VOTE, Kind.FAILED, Kind.UNKNOWN)
+        return self.detail if silent and self.detail else self.kind.value
 
 
 @dataclass(eq=False, slots=True)

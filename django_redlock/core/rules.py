@@ -37,6 +37,9 @@ class Rules:
         max_extensions: How often a lease may be extended; None is no limit but ``max_hold``.
         retry_delay: Shortest pause of a waiter between two attempts; the longest is ten times that.
         fence_keep: How long a node remembers the fencing token of a lock that nobody takes; None is for ever.
+        restart_guard: Whether a restarted node gives no vote until ``max_ttl`` has passed; None is: from three nodes.
+        durable: Names of nodes that lose nothing in a restart (append-only file with ``appendfsync always``).
+        allow_evicting: Names of nodes that may vote although they may evict keys.
 
     Raises:
         ValueError: A number cannot work, or two of them cannot work together.
@@ -54,6 +57,9 @@ class Rules:
     max_extensions: int | None = None
     retry_delay: float = 0.05
     fence_keep: float | None = 3600.0
+    restart_guard: bool | None = None
+    durable: tuple[str, ...] = ()
+    allow_evicting: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_quorum()
@@ -81,6 +87,11 @@ class Rules:
             raise ValueError(f"drift_factor must be at least 0 and below 0.5, not {self.drift_factor!r}.")
         if not isinstance(self.renew, bool):
             raise ValueError(f"renew must be True or False, not {self.renew!r}.")
+        if self.restart_guard not in (True, False, None):
+            raise ValueError(f"restart_guard must be True, False or None, not {self.restart_guard!r}.")
+        for field in ("durable", "allow_evicting"):
+            if not isinstance(getattr(self, field), (tuple, list)):
+                raise ValueError(f"{field} must be a list of the names of nodes, not {getattr(self, field)!r}.")
         if self.max_extensions is not None and (
             isinstance(self.max_extensions, bool) or not isinstance(self.max_extensions, int) or self.max_extensions < 0
         ):
@@ -133,9 +144,19 @@ class Rules:
         return min(self.min_validity, ttl / 2) if self.min_validity is not None else ttl / 4
 
     @property
+    def guards_restarts(self) -> bool:
+        """Whether a restarted node gives no vote for a while."""
+        return self.nodes > 2 if self.restart_guard is None else self.restart_guard
+
+    @property
+    def guard(self) -> float:
+        """After how many seconds every lease that a restarted node forgot has ended."""
+        return self.max_ttl + self.drift(self.max_ttl)
+
+    @property
     def ahead(self) -> float:
         """How far beyond its own clock a node accepts a proposed token."""
-        return (self.max_ttl + self.drift(self.max_ttl)) / 2
+        return self.guard / 2
 
 
 def number(what: str, value: object) -> float:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..core.admission import Admission
 from ..core.messages import Ballot, Kind, Reply
 from .base import AsyncLink, LinkError, Node
 from .gather import CONNECT_TIMEOUT, GRACE, Breakers, Clock, steady
@@ -30,12 +31,14 @@ class AsyncGather:
 
     Args:
         nodes: The nodes, in the order of the settings.
+        admission: Which of them may vote; shared with the blocking side.
         breakers: Which nodes failed lately; shared with the blocking side.
         clock: Returns seconds on a steady clock.
     """
 
-    def __init__(self, nodes: Sequence[Node], breakers: Breakers, clock: Clock = steady) -> None:
+    def __init__(self, nodes: Sequence[Node], admission: Admission, breakers: Breakers, clock: Clock = steady) -> None:
         self._nodes = nodes
+        self._admission = admission
         self._breakers = breakers
         self._clock = clock
         self._lines: dict[int, Line] = {}
@@ -118,7 +121,7 @@ class AsyncGather:
             line.silent_since = self._clock()
             if reply.kind is not Kind.UNKNOWN:
                 self._breakers[node].answered()
-            poll.tell(node, reply)
+            poll.tell(node, self._admission.judge(node, reply))
             return False
 
         if not line.owed:
@@ -150,7 +153,9 @@ class AsyncGather:
     async def _open(self, node: int, timeout: float) -> str:
         """Connect to a node; returns why that failed, or nothing."""
         try:
-            self._lines[node] = Line(await self._nodes[node].aconnect(max(timeout, CONNECT_TIMEOUT)))
+            link = await self._nodes[node].aconnect(max(timeout, CONNECT_TIMEOUT))
+            self._admission.greet(node, link.greeting)
+            self._lines[node] = Line(link)
             return ""
         except LinkError as error:
             self._breakers[node].failed(self._clock())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..core.admission import Greeting
 from ..core.messages import Reply, Request
 
 
@@ -43,6 +44,9 @@ class Link(Protocol):
     One ordered, blocking connection to a node. What is sent first is executed first.
     """
 
+    greeting: Greeting
+    """What the node said of itself when the link was made."""
+
     def fileno(self) -> int:
         """Return what to poll, or -1 if the reply of a request is there as soon as it is sent."""
 
@@ -73,6 +77,9 @@ class Link(Protocol):
 
 class AsyncLink(Protocol):
     """One ordered connection to a node, shared by all tasks of an event loop."""
+
+    greeting: Greeting
+    """What the node said of itself when the link was made."""
 
     def send(
         self,

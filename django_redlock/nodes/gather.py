@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ..core.admission import Admission
 from ..core.messages import Ballot, Kind, Reply, Request
 from .base import Link, LinkError, Node
 
@@ -89,9 +90,10 @@ class Owed:
 class Seat:
     """One node's place in a bundle: its link, if there is one, and the replies it owes."""
 
-    def __init__(self, node: int, link: Link) -> None:
+    def __init__(self, node: int, link: Link, admission: Admission) -> None:
         self.node = node
         self.link = link
+        self._admission = admission
         self.owed: deque[Owed] = deque()
 
     def send(self, ballot: Ballot, packed: dict[int, bytes], now: float) -> None:
@@ -109,7 +111,8 @@ class Seat:
             self.owed.append(owed)
             self.link.send(owed.request, {}, in_full=True)
             return
-        owed.ballot.receive(self.node, reply or Reply(Kind.FAILED, detail="NOSCRIPT"))
+        reply = reply or Reply(Kind.FAILED, detail="NOSCRIPT")
+        owed.ballot.receive(self.node, self._admission.judge(self.node, reply))
 
     def read_ready(self) -> None:
         """Read every reply that is there."""
@@ -178,11 +181,13 @@ class Gather:
 
     Args:
         nodes: The nodes, in the order of the settings.
+        admission: Which of them may vote.
         clock: Returns seconds on a steady clock.
     """
 
-    def __init__(self, nodes: Sequence[Node], clock: Clock = steady) -> None:
+    def __init__(self, nodes: Sequence[Node], admission: Admission, clock: Clock = steady) -> None:
         self._nodes = nodes
+        self.admission = admission
         self._clock = clock
         self._bundles: list[Bundle] = []
         self.breakers = Breakers(Breaker() for _ in nodes)
@@ -338,7 +343,8 @@ class Gather:
                 self.breakers[node].failed(now)
                 seen.append((node, link.detail))
             else:
-                bundle.seats[node] = Seat(node, link)
+                self.admission.greet(node, link.greeting)
+                bundle.seats[node] = Seat(node, link, self.admission)
                 seen.append((node, ""))
         return seen
 

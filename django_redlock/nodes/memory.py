@@ -9,6 +9,7 @@ from collections.abc import Callable
 from threading import Lock
 from urllib.parse import urlsplit
 
+from ..core.admission import Greeting
 from ..core.messages import Acquire, Extend, Kind, Raise, Release, Reply, Request, Row, Survey
 from ..core.owner import NONCE_SIZE
 from .base import LinkError, NodeSpec
@@ -183,7 +184,7 @@ class MemoryNode:
     A node in this process.
 
     Faults can be set by hand: ``down`` refuses to be reached, ``silent`` executes and never answers, ``deaf``
-    neither executes nor answers.
+    neither executes nor answers. ``greeting`` is what it says of itself on a new link.
 
     Args:
         name: What to call it; nodes of one name are one node.
@@ -196,6 +197,7 @@ class MemoryNode:
         self.name = name
         self.address = f"memory:{name}"
         self.store = store or MemoryStore()
+        self.greeting = Greeting(run_id=f"memory {name} {id(self)}", uptime=float("inf"))
         self.down = self.silent = self.deaf = False
 
     def connect(self, timeout: float) -> "MemoryLink":
@@ -222,6 +224,7 @@ class MemoryLink:
     """A link to a node in this process: the reply is there when the request is sent, or never."""
 
     def __init__(self, node: MemoryNode) -> None:
+        self.greeting = node.greeting
         self._node = node
         self._replies: list[Reply | None] = []
 
@@ -247,6 +250,7 @@ class AsyncMemoryLink:
     """The same for an event loop."""
 
     def __init__(self, link: MemoryLink) -> None:
+        self.greeting = link.greeting
         self._link = link
         self.broken = False
 

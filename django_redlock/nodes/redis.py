@@ -21,6 +21,7 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection, parse_url
 from redis.retry import Retry
 
+from ..core.admission import Greeting
 from ..core.messages import Acquire, Extend, Kind, Raise, Release, Reply, Request, Row, Survey
 from .base import LinkError, NodeSpec
 
@@ -56,8 +57,9 @@ class Script:
 
 SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey)}
 
-# Sent with every new connection, so that a request seldom has to be repeated in full. An ACL may forbid it.
-LOAD = [("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values()]
+# Sent with every new connection: who are you, and learn our scripts, so that a request seldom has to be repeated in
+# full. An ACL may forbid either.
+HELLO = [("INFO",), *(("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())]
 
 
 def ms(seconds: float | None) -> str:
@@ -146,6 +148,38 @@ def parse_error(error: exceptions.RedisError) -> Reply:
     return Reply(Kind.FAILED, detail=known) if known else Reply(Kind.UNKNOWN, detail="error reply")
 
 
+def read(connection: AbstractConnection) -> Any:
+    """Read one reply; an error reply is returned, not raised."""
+    try:
+        return connection.read_response(disable_decoding=True)
+    except ERROR_REPLIES as error:
+        return error
+
+
+async def aread(connection: aioconnection.AbstractConnection) -> Any:
+    """Do what :func:`read` does without blocking."""
+    try:
+        return await connection.read_response(disable_decoding=True)
+    except ERROR_REPLIES as error:
+        return error
+
+
+def parse_greeting(replies: list[Any]) -> Greeting:
+    """Return what a node's INFO says that matters to a vote; nothing if it was refused."""
+    if not isinstance(replies[0], bytes):
+        return Greeting()
+    lines = replies[0].decode("utf-8", "replace").splitlines()
+    info = dict(line.split(":", 1) for line in lines if ":" in line)
+    evicts = info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy", "noeviction") != "noeviction"
+    return Greeting(
+        run_id=info.get("run_id", ""),
+        uptime=float(info["uptime_in_seconds"]) if "uptime_in_seconds" in info else None,
+        role="replica" if info.get("role") == "slave" else info.get("role", "master"),
+        mode=info.get("redis_mode", info.get("server_mode", "standalone")),
+        evicts=evicts,
+    )
+
+
 def describe(error: Exception) -> str:
     """Return one or two words for a failure to connect, send or receive."""
     if isinstance(error, (exceptions.TimeoutError, TimeoutError)):
@@ -209,14 +243,12 @@ class RedisNode:
         connection = self._new_connection(timeout)
         try:
             connection.connect()
-            connection.send_packed_command(connection.pack_commands(LOAD), check_health=False)
-            for _ in LOAD:
-                with suppress(*ERROR_REPLIES):
-                    connection.read_response()
+            connection.send_packed_command(connection.pack_commands(HELLO), check_health=False)
+            greeting = parse_greeting([read(connection) for _ in HELLO])
         except (exceptions.RedisError, OSError) as error:
             connection.disconnect()
             raise LinkError(describe(error)) from None
-        return RedisLink(connection, self._wording)
+        return RedisLink(connection, self._wording, greeting)
 
     async def aconnect(self, timeout: float) -> "AsyncRedisLink":
         """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
@@ -232,20 +264,19 @@ class RedisNode:
         try:
             async with asyncio.timeout(timeout):
                 await connection.connect()
-                await connection.send_packed_command(connection.pack_commands(LOAD), check_health=False)
-                for _ in LOAD:
-                    with suppress(*ERROR_REPLIES):
-                        await connection.read_response()
+                await connection.send_packed_command(connection.pack_commands(HELLO), check_health=False)
+                greeting = parse_greeting([await aread(connection) for _ in HELLO])
         except (exceptions.RedisError, OSError) as error:
             await connection.disconnect(nowait=True)
             raise LinkError(describe(error)) from None
-        return AsyncRedisLink(connection, self._wording)
+        return AsyncRedisLink(connection, self._wording, greeting)
 
 
 class RedisLink:
     """One connection of redis-py's, used without its client: what is sent is sent once."""
 
-    def __init__(self, connection: AbstractConnection, wording: Wording) -> None:
+    def __init__(self, connection: AbstractConnection, wording: Wording, greeting: Greeting) -> None:
+        self.greeting = greeting
         self._connection = connection
         self._wording = wording
 
@@ -297,7 +328,8 @@ class AsyncRedisLink:
     because its own ``send_packed_command`` waits, and a request must be either sent or not.
     """
 
-    def __init__(self, connection: aioconnection.AbstractConnection, wording: Wording) -> None:
+    def __init__(self, connection: aioconnection.AbstractConnection, wording: Wording, greeting: Greeting) -> None:
+        self.greeting = greeting
         self._connection = connection
         self._wording = wording
         self._waiting: deque[tuple[Request, Callable[[Reply | None], bool]]] = deque()
