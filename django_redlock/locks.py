@@ -601,7 +601,7 @@ class LockManager:
 
     def _error(self, wanted: Wanted, outcome: GaveUp) -> LockTakenError | QuorumUnavailableError:
         name = ", ".join(wanted.names)
-        said = {self.nodes[node].name: str(reply) for node, reply in sorted(outcome.replies.items())}
+        said = {node.name: str(outcome.replies.get(place, "not waited for")) for place, node in enumerate(self.nodes)}
         if not outcome.taken:
             return QuorumUnavailableError(name, outcome.waited, outcome.attempts, said, self.rules.needed)
         holder = decode(outcome.holder)

@@ -269,7 +269,7 @@ class Acquisition:
         busy = [reply for reply in replies.values() if reply.kind is Kind.BUSY]
         holders = [reply.detail for reply in busy if reply.detail]
         return GaveUp(
-            taken=bool(busy) and answered >= self._rules.needed,
+            taken=len(busy) > self._rules.spare or (bool(busy) and answered >= self._rules.needed),
             waited=waited,
             attempts=self._attempts,
             replies=replies,

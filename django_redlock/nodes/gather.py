@@ -155,9 +155,10 @@ class Bundle:
             self.close()
 
     def hush(self) -> None:
-        """Take back the wake-up calls."""
-        with suppress(OSError):
-            self.waker().recv(4096)
+        """Take back the wake-up calls; what arrived before them is in ``arrived``."""
+        if self._waker:
+            with suppress(BlockingIOError):
+                self._waker[0].recv(4096)
 
     def close(self) -> None:
         """Drop all links without reading what they owe."""
@@ -283,6 +284,9 @@ class Gather:
 
     def _wait(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes], left: float) -> bool:
         """Wait for something to happen and deal with it; returns False if nothing can happen any more."""
+        if bundle.arrived:
+            self._welcome(bundle, ballot, packed)
+            return True
         poll = select.poll()
         seats: dict[int, Seat] = {}
         for node in ballot.requests:
@@ -295,8 +299,7 @@ class Gather:
             poll.register(bundle.waker(), select.POLLIN)
         elif not seats:
             return False
-        # Arrivals between the last look and the registration have set the waker or are seen here.
-        ready = poll.poll(0 if bundle.arrived else max(1, round(left * 1000)))
+        ready = poll.poll(max(1, round(left * 1000)))
         for fd, _ in ready:
             if fd in seats:
                 try:
@@ -304,8 +307,6 @@ class Gather:
                 except LinkError as error:
                     self._unseat(bundle, seats[fd], error.detail)
                     self.breakers[seats[fd].node].failed(self._clock())
-        if expected:
-            self._welcome(bundle, ballot, packed)
         return True
 
     def _linger(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:
@@ -318,7 +319,7 @@ class Gather:
         while bundle.connecting and (left := until - self._clock()) > 0:
             poll = select.poll()
             poll.register(bundle.waker(), select.POLLIN)
-            poll.poll(0 if bundle.arrived else max(1, round(left * 1000)))
+            poll.poll(max(1, round(left * 1000)))
             self._welcome(bundle, ballot, packed)
 
     def _welcome(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:
@@ -350,11 +351,11 @@ class Gather:
 
     def _connect(self, bundle: Bundle, node: int, timeout: float) -> None:
         bundle.connecting.add(node)
-        bundle.waker()
         arguments = (bundle, node, max(timeout, CONNECT_TIMEOUT))
         if self._nodes[node].instant:
             self._connect_now(*arguments)
         else:
+            bundle.waker()  # it must be there before the thread is
             threading.Thread(
                 target=self._connect_now, args=arguments, name="django_redlock connect", daemon=True
             ).start()
