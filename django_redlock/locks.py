@@ -479,7 +479,7 @@ class LockManager:
         slugs = tuple(slug(name) for name in check_names(name))
         timeout = self.rules.timeout(self.rules.ttl)
         ballot = farewell(
-            slugs, token, range(self.rules.nodes), (), bury=0.0, timeout=timeout, needed=self.rules.needed
+            slugs, token, range(self.rules.nodes), (), 0.0, timeout, self.rules.needed
         )
         self.ask(ballot)
         return release_outcome(ballot, self.rules)
@@ -537,7 +537,8 @@ class LockManager:
             outcome: Granted | GaveUp = stop.value
             return outcome
         except BaseException:
-            self.ask(acquisition.undo())
+            # The interrupted round's connections are gone, so this makes new ones.
+            self.ask(acquisition.undo(self.rules.timeout(acquisition.wanted.ttl)))
             raise
 
     async def arun(self, acquisition: Acquisition) -> Granted | GaveUp:

@@ -155,10 +155,15 @@ class Acquisition:
             pause = self._pause()
             at = yield Pause(pause if left is None else min(pause, left), self._silent())
 
-    def undo(self) -> Ballot:
-        """Return the release of the attempt under way, to be sent without waiting for replies."""
+    def undo(self, timeout: float = 0.0) -> Ballot:
+        """
+        Return the release of the attempt under way.
+
+        Args:
+            timeout: Seconds to wait for the replies, so that lost connections are made anew; 0 is not at all.
+        """
         touched = {node for ballot in self._ballots for node in ballot.requests}
-        return farewell(self._slugs, self._nonce, touched, self._ballots, bury=self.wanted.ttl, timeout=0.0, needed=0)
+        return farewell(self._slugs, self._nonce, touched, self._ballots, self.wanted.ttl, timeout)
 
     def _attempt(self, at: Instant) -> Generator[Step, Instant, Granted | None]:
         self._attempts += 1
@@ -283,13 +288,12 @@ def farewell(
     nonce: str,
     nodes: Iterable[int],
     ballots: Iterable[Ballot],
-    *,
     bury: float,
     timeout: float,
-    needed: int,
+    needed: int | None = None,
 ) -> Ballot:
     """
-    Return the release of one nonce on *nodes*.
+    Return the release of one nonce on *nodes*; *needed* releases tell the outcome, None waits for all.
 
     A node of which a request in *ballots* is unanswered may execute it after the release; there the release
     leaves a marker for *bury* seconds that refuses it.
@@ -298,7 +302,7 @@ def farewell(
     plain, burying = Release(slugs, nonce), Release(slugs, nonce, bury)
     return Ballot(
         requests={node: burying if node in owing else plain for node in nodes},
-        decided=lambda replies: count(replies, Kind.RELEASED) >= needed,
+        decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,
         timeout=timeout,
         farewell=True,
     )

@@ -112,9 +112,7 @@ class Tenure:
     def release(self, timeout: float) -> Ballot:
         """Return the round that releases it on all nodes; *timeout* 0 does not wait for replies."""
         nodes = range(self._rules.nodes)
-        return farewell(
-            self._slugs, self.nonce, nodes, self._ballots, bury=self.ttl, timeout=timeout, needed=self._rules.needed
-        )
+        return farewell(self._slugs, self.nonce, nodes, self._ballots, self.ttl, timeout, self._rules.needed)
 
     def _decided(self, replies: Mapping[int, Reply]) -> bool:
         silent = sum(reply.kind not in ANSWERS for reply in replies.values())

@@ -299,6 +299,8 @@ class RedisLink:
             raise LinkError(describe(error)) from None
 
     def receive(self, request: Request) -> Reply | None:
+        if self._connection._sock is None:  # looking whether it is readable may have closed it
+            raise LinkError("reset")
         try:
             return parse_reply(self._connection.read_response(disable_decoding=True))
         except exceptions.NoScriptError:

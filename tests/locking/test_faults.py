@@ -1,0 +1,446 @@
+"""Nodes that are down, frozen, restarted or full: real servers and what the lock makes of them."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+
+from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock.core.messages import Kind, Survey
+from django_redlock.locks import LockManager, instant
+from django_redlock.testing import Server, Servers, start_servers
+from django_redlock.testing.proxy import FaultProxy
+
+from .conftest import Asyncio, Blocking, Flavour, Manager, holders, real_manager
+
+NODE_TIMEOUT = 0.2  # seconds, as in the managers of these tests
+SUBSETS = [subset for size in range(6) for subset in combinations(range(5), size)]
+FAULTS = {"refused": Server.kill, "frozen": Server.freeze, "missing at start": Server.kill}
+
+
+async def timed(work: Callable[[], object]) -> float:
+    start = time.monotonic()
+    result = work()
+    if asyncio.iscoroutine(result):
+        await result
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("subset", SUBSETS, ids=lambda subset: "".join(map(str, subset)) or "none")
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_every_subset_of_failing_nodes(
+    nodes: Servers, flavour: Flavour, fault: str, subset: tuple[int, ...]
+):
+    """
+    L1, L2, L3, P25: any two of five may fail in any way; with three gone it is *no quorum*, never *taken*.
+
+    The time is the best of three tries: one node timeout bounds it, whatever else the machine is doing.
+    """
+    manager = real_manager(nodes.urls, node_timeout=NODE_TIMEOUT)
+    if fault != "missing at start":
+        await flavour.release(await flavour.acquire(manager.lock("warm up")))
+    for node in subset:
+        FAULTS[fault](nodes[node])
+    try:
+        check = works if len(subset) <= 2 else no_quorum
+        assert min([await check(manager, flavour) for _ in range(3)]) <= NODE_TIMEOUT + 0.05
+    finally:
+        await flavour.close(manager)
+        for node in subset:
+            if fault == "frozen":
+                nodes[node].thaw()
+            else:
+                nodes[node].start()
+
+
+def has_key(node: Server, key: str) -> bool:
+    with node.client() as client:
+        return bool(client.exists(key))
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until what another process does has happened."""
+    until = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.01)
+
+
+async def works(manager: LockManager, flavour: Flavour) -> float:
+    """Use every operation of a lock once; returns the longest time that one of them took."""
+    start = time.monotonic()
+    lease = await flavour.acquire(manager.lock("a", wait=0))
+    took = [time.monotonic() - start, await timed(lambda: flavour.extend(lease))]
+    with pytest.raises(LockTakenError):
+        await flavour.acquire(manager.lock("a", wait=0))
+    took.append(await timed(lambda: flavour.release(lease)))
+    assert lease.extensions == 1
+    again = await flavour.acquire(manager.lock("a", wait=0))
+    assert again.fencing_token > lease.fencing_token
+    assert await flavour.release(again) == "released"
+    return max(took)
+
+
+async def no_quorum(manager: LockManager, flavour: Flavour) -> float:
+    """Fail to take a lock; returns how long that took."""
+    start = time.monotonic()
+    with pytest.raises(QuorumUnavailableError, match="3 of 5 nodes must answer"):
+        await flavour.acquire(manager.lock("a", wait=0))
+    return time.monotonic() - start
+
+
+async def test_request_that_a_frozen_node_runs_later_leaves_no_key(nodes: Servers, flavour: Flavour):
+    """L4, L9, P24, C30: a node that thaws finds the release behind the request, or its cancel marker before it."""
+    manager = real_manager(nodes.urls)
+    await flavour.release(await flavour.acquire(manager.lock("warm up")))
+    nodes[0].freeze()
+    for _ in range(20):
+        lease = await flavour.acquire(manager.lock("a"))
+        assert await flavour.release(lease) == "released"
+
+    nodes[0].thaw()
+
+    with nodes[0].client() as client:
+        assert client.get("t:{a}:h") is None
+    await flavour.close(manager)
+
+
+async def test_attempt_without_quorum_leaves_no_key_on_nodes_that_thaw(nodes: Servers, flavour: Flavour):
+    """L4, L8, P24: what timed out is released too, in order, over the same connection."""
+    manager = real_manager(nodes.urls)
+    await flavour.release(await flavour.acquire(manager.lock("warm up")))
+    for node in range(3):
+        nodes[node].freeze()
+
+    with pytest.raises(QuorumUnavailableError, match="timeout"):
+        await flavour.acquire(manager.lock("a", wait=0))
+    for node in range(3):
+        nodes[node].thaw()
+
+    for node in nodes:
+        with node.client() as client:
+            assert client.get("t:{a}:h") is None
+    await flavour.close(manager)
+
+
+async def test_reply_lost_after_the_server_executed_leaves_no_key(nodes: Servers, flavour: Flavour):
+    """L4, P24: the server took the lock, the reply was dropped, and the failed attempt releases it all the same."""
+    with FaultProxy(nodes[0].url) as proxy:
+        manager = real_manager([proxy.url, nodes[1].url])
+        await flavour.release(await flavour.acquire(manager.lock("warm up")))
+        proxy.drop_next_reply()
+
+        with pytest.raises(QuorumUnavailableError):
+            await flavour.acquire(manager.lock("a", wait=0))
+
+        for node in nodes[:2]:
+            await eventually(lambda node=node: not has_key(node, "t:{a}:h"))
+        await flavour.close(manager)
+
+
+async def test_request_behind_its_own_release_is_refused(nodes: Servers):
+    """L9, P24, P33: a request that arrives after its release finds the cancel marker."""
+    manager = real_manager(nodes.urls[:1])
+    manager.lock("warm up").acquire().release()
+    acquisition = manager.acquisition(manager.lock("a")._wanted)
+    ballot = next(acquisition.steps(instant()))
+    manager.ask(acquisition.undo())  # while the request is on its way somewhere
+
+    manager.ask(ballot)  # and arrives now
+
+    assert ballot.replies[0].kind is Kind.CANCELLED
+    assert holders(manager, "{a}") == []
+    manager.close()
+
+
+async def test_restarted_node_gives_no_vote_until_the_longest_lease_has_passed(nodes: Servers, flavour: Flavour):
+    """P20, L32, L62: what it may have forgotten could still be held; the error says how long and which option."""
+    manager = real_manager(nodes.urls, restart_guard=True)
+    manager.admission._rules.__class__  # the guard is on for this manager only
+    for node in range(5):
+        manager.admission._run_ids[node] = "known before"
+        manager.admission._last_reply[node] = -1000.0
+
+    with pytest.raises(QuorumUnavailableError, match=r"votes again in \d+ s \(OPTIONS\['restart_guard'\]\)"):
+        await flavour.acquire(manager.lock("a", wait=0))
+
+    assert holders(manager, "{a}") == []
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_node_that_restarts_empty_does_not_let_a_second_holder_in(nodes: Servers, flavour: Flavour):
+    """L62, L63, P16, C89: three nodes hold, one of them restarts without data, and two free ones are no majority."""
+    holder = real_manager(nodes.urls, prefix="t:", restart_guard=False)
+    other = real_manager(nodes.urls, prefix="t:", restart_guard=True)
+    for node in range(5):
+        other.admission._quarantined[node] = -1.0
+    await flavour.release(await flavour.acquire(holder.lock("warm up")))
+    nodes[3].kill(), nodes[4].kill()
+    lease = await flavour.acquire(holder.lock("a", renew=False))
+    nodes[3].start(), nodes[4].start()
+    quarantined = {3, 4}  # they restarted, which is what the guard is about
+    nodes[2].restart()
+
+    with pytest.raises(QuorumUnavailableError):
+        await flavour.acquire(other.lock("a", wait=0))
+
+    assert lease.valid()
+    assert quarantined <= {node for node in range(5) if other.admission.objection(node)}
+    await flavour.release(lease)
+    await flavour.close(holder)
+    await flavour.close(other)
+
+
+async def test_node_that_lost_its_data_gets_the_lock_back_with_the_next_extension(nodes: Servers, flavour: Flavour):
+    """L32, P19: a holder heals a node that forgot it, unless that node has seen a later token."""
+    manager = real_manager(nodes.urls)
+    lease = await flavour.acquire(manager.lock("a", renew=False))
+    with nodes[0].client() as client:
+        client.flushall()
+    with nodes[1].client() as client:
+        client.delete("t:{a}:h")
+        client.set("t:{a}:f", lease.fencing_token + 1)
+
+    assert await flavour.extend(lease)
+    assert await flavour.extend(lease)  # its own round has ended on every node when this one has
+
+    with nodes[0].client() as client:
+        assert client.get("t:{a}:h").startswith(lease.token)
+        assert int(client.get("t:{a}:f")) == lease.fencing_token
+    with nodes[1].client() as client:
+        assert client.get("t:{a}:h") is None
+    await flavour.release(lease)
+    await flavour.close(manager)
+
+
+async def test_scripts_that_a_server_forgot_are_sent_again(nodes: Servers, flavour: Flavour):
+    """L64: SCRIPT FLUSH costs one more message to each node, within the same attempt."""
+    manager = real_manager(nodes.urls)
+    await flavour.release(await flavour.acquire(manager.lock("a")))
+    for node in nodes:
+        with node.client() as client:
+            client.script_flush()
+
+    lease = await flavour.acquire(manager.lock("a", wait=0))
+
+    assert await flavour.release(lease) == "released"
+    await flavour.close(manager)
+
+
+async def test_foreign_key_under_the_name_is_an_error_not_a_holder(nodes: Servers, flavour: Flavour):
+    """L18, P23: a key of another type gives no vote, and nothing is half written."""
+    manager = real_manager(nodes.urls)
+    for node in nodes:
+        with node.client() as client:
+            client.rpush("t:{a}:h", "not a lock")
+
+    with pytest.raises(QuorumUnavailableError, match="WRONGTYPE"):
+        await flavour.acquire(manager.lock("a", wait=0))
+    with pytest.raises(QuorumUnavailableError, match="WRONGTYPE"):
+        await flavour.acquire(manager.lock(["0", "a"], wait=0))
+
+    with nodes[0].client() as client:
+        assert sorted(client.keys("t:*")) == ["t:{a}:h"]
+    await flavour.close(manager)
+
+
+async def test_replica_gives_no_vote(nodes: Servers, flavour: Flavour):
+    """P22, L65: a replica is named in the error."""
+    with nodes[0].client() as client:
+        client.replicaof("127.0.0.1", nodes[1].port)
+    manager = real_manager(nodes.urls[:1])
+    try:
+        with pytest.raises(QuorumUnavailableError, match="READONLY|is a replica"):
+            await flavour.acquire(manager.lock("a", wait=0))
+    finally:
+        with nodes[0].client() as client:
+            client.replicaof("NO", "ONE")
+        await flavour.close(manager)
+
+
+async def test_evicting_node_gives_no_vote_unless_allowed_by_name(nodes: Servers, flavour: Flavour):
+    """P22, L66: a node that may drop keys with a ttl would drop locks."""
+    with nodes[0].client() as client:
+        client.config_set("maxmemory", "100mb")
+        client.config_set("maxmemory-policy", "volatile-lru")
+    name = f"127.0.0.1:{nodes[0].port}"
+    strict = real_manager(nodes.urls[:1])
+    lenient = real_manager(nodes.urls[:1], allow_evicting=(name,))
+    try:
+        with pytest.raises(QuorumUnavailableError, match=r"may evict keys \(OPTIONS\['allow_evicting'\]\)"):
+            await flavour.acquire(strict.lock("a", wait=0))
+        await flavour.release(await flavour.acquire(lenient.lock("a", wait=0)))
+    finally:
+        with nodes[0].client() as client:
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", "0")
+        await flavour.close(strict)
+        await flavour.close(lenient)
+
+
+async def test_one_server_under_two_addresses_has_one_vote(nodes: Servers, flavour: Flavour):
+    """P22, L13: two addresses of one server have one run id."""
+    with FaultProxy(nodes[0].url) as proxy:
+        manager = real_manager([nodes[0].url, proxy.url])
+        with pytest.raises(QuorumUnavailableError, match="is the same server as"):
+            await flavour.acquire(manager.lock("a", wait=0))
+        await flavour.close(manager)
+
+
+async def test_full_node_is_named(nodes: Servers, flavour: Flavour):
+    """L65, P23: OOM is no vote and no holder."""
+    with nodes[0].client() as client:
+        client.config_set("maxmemory", "1")
+    manager = real_manager(nodes.urls[:1])
+    try:
+        with pytest.raises(QuorumUnavailableError, match="OOM"):
+            await flavour.acquire(manager.lock("a", wait=0))
+    finally:
+        with nodes[0].client() as client:
+            client.config_set("maxmemory", "0")
+        await flavour.close(manager)
+
+
+async def test_node_that_wants_a_password_says_so_without_showing_any(flavour: Flavour):
+    """L65, L68, P36: wrong or missing credentials are named as NOAUTH; no password is in the error."""
+    with start_servers(1, password="sesame-right") as guarded:
+        port = guarded[0].port
+        for url in (f"redis://127.0.0.1:{port}", f"redis://:sesame-wrong@127.0.0.1:{port}"):
+            manager = real_manager([url])
+            with pytest.raises(QuorumUnavailableError, match="NOAUTH|unreachable") as caught:
+                await flavour.acquire(manager.lock("a", wait=0))
+            assert "sesame" not in str(caught.value) + repr(caught.value) + repr(manager) + repr(manager.nodes)
+            await flavour.close(manager)
+        manager = real_manager(guarded.urls)
+        await flavour.release(await flavour.acquire(manager.lock("a", wait=0)))
+        await flavour.close(manager)
+
+
+async def test_servers_that_come_back_are_used_again(nodes: Servers, flavour: Flavour):
+    """P25: after all nodes were gone, the lock works as soon as they are back, without a new manager."""
+    manager = real_manager(nodes.urls)
+    await flavour.release(await flavour.acquire(manager.lock("a")))
+    for node in nodes:
+        node.kill()
+    with pytest.raises(QuorumUnavailableError):
+        await flavour.acquire(manager.lock("a", wait=0))
+    for node in nodes:
+        node.start()
+
+    lease = await flavour.acquire(manager.lock("a", wait=10))
+
+    assert await flavour.release(lease) == "released"
+    await flavour.close(manager)
+
+
+async def test_idle_connection_that_the_server_closed_costs_no_vote(nodes: Servers):
+    """A link that was idle is looked at before it is used, so that a single node does not lose its vote."""
+    manager = real_manager(nodes.urls[:1])
+    manager.lock("a").acquire().release()
+    with nodes[0].client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+    manager._gather._bundles[-1].used -= 10
+
+    lease = manager.lock("a", wait=0).acquire()
+
+    assert lease.release() == "released"
+    manager.close()
+
+
+def test_interrupted_attempt_leaves_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
+    """L10: an exception at any moment of an attempt releases what it took; the token was known before it was sent."""
+    manager = real_manager(nodes.urls)
+    manager.lock("warm up").acquire().release()
+    holder = manager.lock("a").acquire()
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(manager, "_sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        manager.lock("a").acquire()
+
+    assert set(holders(manager, "{a}")) == {holder.token}
+    holder.release()
+    manager.close()
+
+
+def test_interrupted_round_leaves_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
+    """L10: the same in the middle of a round, with requests on their way."""
+    manager = real_manager(nodes.urls)
+    manager.lock("warm up").acquire().release()
+
+    def interrupted(*args: object) -> bool:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(manager._gather, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        manager.lock("a").acquire()
+
+    again = manager.lock("a", wait=5).acquire()
+    assert set(holders(manager, "{a}")) == {again.token}
+    again.release()
+    manager.close()
+
+
+async def test_cancelled_attempt_leaves_nothing_at_every_await(nodes: Servers):
+    """P33, L11, L39: however far a cancelled acquisition got, no key stays, and the cancellation goes on."""
+    manager = real_manager(nodes.urls)
+    await (await manager.lock("warm up").aacquire()).arelease()
+    for turns in range(12):
+        task = asyncio.ensure_future(manager.lock("a").aacquire())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            lease = await task
+            await lease.arelease()
+        except asyncio.CancelledError:
+            pass
+
+        lease = await manager.lock("a", wait=5).aacquire()
+        found = await manager.asurvey(slugs=("{a}",))
+        assert {reply.rows[0].value[:32] for reply in found.values() if reply.rows} <= {lease.token, ""}
+        await lease.arelease()
+    await manager.aclose()
+
+
+def test_release_overtakes_no_extension_on_its_way(nodes: Servers):
+    """L29: released while extensions are under way in another thread, a lock stays released on every node."""
+    manager = real_manager(nodes.urls)
+    for _ in range(100):
+        lease = manager.lock("a", renew=False).acquire()
+        started = threading.Event()
+
+        def extend(lease=lease, started=started) -> None:
+            started.set()
+            lease.extend()
+
+        thread = threading.Thread(target=extend)
+        thread.start()
+        started.wait()
+        lease.release()
+        thread.join()
+        manager.ask(manager._survey((), 0, 1))
+        assert holders(manager, "{a}") == []
+    manager.close()
+
+
+@pytest.mark.parametrize("flavour", [Blocking(), Asyncio()], ids=["blocking", "asyncio"])
+async def test_survey_of_nodes_that_are_down_gives_what_is_known(real: Manager, nodes: Servers, flavour: Flavour):
+    """L73: a node that does not answer is missing from the answer, and breaks nothing."""
+    manager = real()
+    lease = await flavour.acquire(manager.lock("a"))
+    nodes[0].kill()
+
+    replies = manager.survey(count=5)
+
+    assert {node for node, reply in replies.items() if reply.kind is Kind.LISTED} == {1, 2, 3, 4}
+    assert Survey() == Survey()
+    await flavour.release(lease)
+    await flavour.close(manager)
