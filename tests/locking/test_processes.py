@@ -1,0 +1,214 @@
+"""Many processes, one lock, and a node that forgets."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_redlock.core.messages import Kind
+from django_redlock.locks import LockManager
+from django_redlock.testing import Servers
+
+from .conftest import Manager, holders, real_manager
+
+
+@contextmanager
+def working(folder: Path, urls: list[str], processes: int, times: int, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run processes that increment the counter; on exit they must have ended well."""
+    (folder / "counter").write_text("0")
+    (folder / "tokens").touch()
+    order = {"folder": str(folder), "urls": urls, "processes": processes, "times": times, "options": options}
+    command = [sys.executable, "-m", "tests.locking.workers", json.dumps(order)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield process
+        errors = process.communicate(timeout=120)[1]
+        assert process.returncode == 0, errors
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def wait_for(folder: Path, acquisitions: int, process: subprocess.Popen[str]) -> None:
+    """Wait until so many acquisitions have been noted."""
+    while len((folder / "tokens").read_text().splitlines()) < acquisitions:
+        assert process.poll() is None, "the processes ended early"
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_contended_counter_loses_nothing_while_a_node_restarts_empty(nodes: Servers, tmp_path: Path):
+    """
+    P16, P20, L16, L62: twenty processes increment fifty times each, guarded by the lock alone.
+
+    Half-way one of the five nodes restarts without data. It gives no vote until the longest lease has passed.
+    """
+    options = {"ttl": 2.0, "max_ttl": 2.0, "retry_delay": 0.005, "restart_guard": True}
+
+    with working(tmp_path, nodes.urls, 20, 50, **options) as process:
+        wait_for(tmp_path, 500, process)
+        nodes[2].restart()
+
+    assert (tmp_path / "counter").read_text() == "1000"
+    tokens = [int(line) for line in (tmp_path / "tokens").read_text().split()]
+    assert tokens == sorted(set(tokens))
+
+
+def test_tokens_increase_across_processes_while_a_node_is_away(nodes: Servers, tmp_path: Path):
+    """P1, P2: two hundred acquisitions in a row, by four processes, with a node down for part of the time."""
+    options = {"ttl": 5.0, "retry_delay": 0.005, "restart_guard": False}
+
+    with working(tmp_path, nodes.urls, 4, 50, **options) as process:
+        wait_for(tmp_path, 50, process)
+        nodes[0].kill()
+        wait_for(tmp_path, 120, process)
+        nodes[0].start()
+
+    tokens = [int(line) for line in (tmp_path / "tokens").read_text().split()]
+    assert len(tokens) == 200
+    assert tokens == sorted(set(tokens))
+
+
+def test_lock_of_a_killed_process_is_free_after_its_lease(nodes: Servers, tmp_path: Path):
+    """P24, L28, L58: who dies extends nothing; the next one waits for the rest of the lease and no longer."""
+    script = (
+        "import os, signal\n"
+        "from tests.locking.conftest import real_manager\n"
+        f"manager = real_manager({nodes.urls!r}, ttl=1.0, node_timeout=0.05)\n"
+        "lease = manager.lock('a').acquire()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    died = subprocess.run([sys.executable, "-c", script], check=False)
+    assert died.returncode == -signal.SIGKILL
+    manager = real_manager(nodes.urls, ttl=1.0, node_timeout=0.05)
+    assert holders(manager, "{a}")
+
+    lease = manager.lock("a", wait=5).acquire()
+
+    assert lease.release() == "released"
+    manager.close()
+
+
+def fork(child: Any) -> int:
+    """Run *child* in a forked process; returns its exit code, which is what it returned."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking a process with threads is the point
+        pid = os.fork()
+    if not pid:
+        try:
+            os._exit(child())
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_forked_child_holds_nothing_and_releases_nothing(real: Manager):
+    """P30, L28, L41: the child's lease is invalid from the start; the parent's goes on undisturbed."""
+    manager = real()
+    lease = manager.lock("a").acquire()
+
+    def child() -> int:
+        outcome = (lease.valid(), lease.remaining(), lease.reason, lease.release(), lease.extend())
+        return 0 if outcome == (False, 0.0, "forked", "unknown", False) else 1
+
+    assert fork(child) == 0
+    assert lease.valid()
+    assert set(holders(manager, "{a}")) == {lease.token}
+    assert lease.extend()
+    assert lease.release() == "released"
+
+
+def test_forked_child_uses_connections_of_its_own(real: Manager):
+    """P30, C87: parent and child use one manager at once without reading each other's replies."""
+    manager = real(retry_delay=0.002)
+    manager.lock("warm up").acquire().release()
+
+    def use(manager: LockManager) -> int:
+        for _ in range(50):
+            with manager.lock("shared") as lease:
+                assert lease.valid()
+        manager.close()
+        return 0
+
+    with pytest.MonkeyPatch.context():
+        pid_code = []
+        import threading
+
+        thread = threading.Thread(target=lambda: pid_code.append(use(manager)))
+        thread.start()
+        code = fork(lambda: use(manager))
+        thread.join()
+
+    assert (code, pid_code) == (0, [0])
+    assert holders(manager, "{shared}") == []
+
+
+def test_process_that_was_stopped_longer_than_its_lease_knows_it(nodes: Servers, tmp_path: Path):
+    """P31, L7, L34: the first look after SIGCONT says lost, and no extension revives it."""
+    script = (
+        "import sys\n"
+        "from tests.locking.conftest import real_manager\n"
+        f"manager = real_manager({nodes.urls!r}, ttl=1.0, node_timeout=0.05)\n"
+        "lease = manager.lock('a').acquire()\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "print(lease.valid(), lease.reason, lease.extend(), flush=True)\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == "held\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        manager = real_manager(nodes.urls, ttl=1.0, node_timeout=0.05)
+        thief = manager.lock("a", wait=10).acquire()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        os.kill(process.pid, signal.SIGCONT)
+
+        assert process.stdout.readline() == "False expired False\n"
+
+        assert thief.valid()
+        assert set(holders(manager, "{a}")) == {thief.token}
+        thief.release()
+        manager.close()
+
+
+@pytest.mark.parametrize("ending", ["", "import sys; sys.exit(3)", "raise SystemExit"])
+def test_interpreter_that_exits_with_a_held_lock_neither_hangs_nor_prints(nodes: Servers, ending: str):
+    """L40: nothing is released in a finalizer, and no thread keeps the process alive."""
+    script = (
+        "from tests.locking.conftest import real_manager\n"
+        f"manager = real_manager({nodes.urls!r})\n"
+        "lease = manager.lock('a').acquire()\n"
+        f"{ending}\n"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
+
+    assert (ended.stdout, ended.stderr) == ("", "")
+
+
+def test_dropped_lease_is_not_renewed(real: Manager):
+    """L28: a lease that its holder dropped without a release ends by itself."""
+    manager = real(ttl=0.6, node_timeout=0.05)
+    manager.lock("a").acquire()  # dropped at once
+
+    lease = manager.lock("a", wait=5).acquire()
+
+    assert lease.valid()
+    lease.release()
+    replies = manager.survey(slugs=("{a}",))
+    assert {reply.kind for reply in replies.values()} == {Kind.LISTED}
