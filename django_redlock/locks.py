@@ -6,6 +6,7 @@ A :class:`Lock` describes what to lock; it can be kept and used from any thread 
 """
 
 import asyncio
+import atexit
 import logging
 import os
 import random
@@ -18,7 +19,7 @@ from functools import wraps
 from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, Self, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
 from .core.admission import Admission
@@ -427,6 +428,7 @@ class LockManager:
         self._gather = Gather(self.nodes, self.admission)
         self._gathers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGather] = WeakKeyDictionary()
         self._pid = os.getpid()
+        _managers.add(self)
 
     def __repr__(self) -> str:
         return f"<LockManager {self.alias!r}: {', '.join(node.name for node in self.nodes)}>"
@@ -627,6 +629,16 @@ class LockManager:
             self._pid = os.getpid()
             self._gather.close()
             self._gathers = WeakKeyDictionary()
+
+
+_managers: WeakSet[LockManager] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close the idle connections of this process; locks still held are left to end by themselves."""
+    for manager in list(_managers):
+        manager.close()
 
 
 def check_wait(wait: float | None) -> float | None:
