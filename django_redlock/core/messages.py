@@ -102,8 +102,12 @@ ANSWERS = frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.HELD, Kind.REF
 """Replies of a node that knows; the others are silence."""
 
 
+ABSENT = -2.0
+"""The seconds left of a key that is not there."""
+
+
 class Row(NamedTuple):
-    """One lock as one node sees it; ``left`` in seconds, None for a key without expiry, below 0 for no key."""
+    """One lock as one node sees it; ``left`` in seconds, None for a key without expiry, ``ABSENT`` for no key."""
 
     slug: str
     value: str

@@ -6,12 +6,12 @@ Sources: "Distributed Locks with Redis"
 validity. All durations are seconds.
 """
 
-import math
 from dataclasses import dataclass
 
 MIN_TTL = 0.1
 # Nodes expire keys to the nearest millisecond; two leave room for rounding.
 EXPIRY_ROUNDING = 0.002
+HUGE = 1e12
 
 
 def majority(nodes: int) -> int:
@@ -161,13 +161,13 @@ class Rules:
 
 def number(what: str, value: object) -> float:
     """Return *value* if it is a finite number, else raise ValueError naming *what*."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{what} must be a finite number, not {value!r}.")
-    return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -HUGE < value < HUGE:
+        raise ValueError(f"{what} must be a finite number, not {str(value)[:40]}.")
+    return float(value)
 
 
 def seconds(what: str, value: object) -> float:
     """Return *value* if it is a positive number of seconds, else raise ValueError naming *what*."""
     if number(what, value) <= 0:
         raise ValueError(f"{what} must be more than 0 seconds, not {value!r}.")
-    return float(value)  # type: ignore[arg-type]
+    return number(what, value)

@@ -10,11 +10,9 @@ from threading import Lock
 from urllib.parse import urlsplit
 
 from ..core.admission import Greeting
-from ..core.messages import Acquire, Extend, Kind, Raise, Release, Reply, Request, Row, Survey
+from ..core.messages import ABSENT, Acquire, Extend, Kind, Raise, Release, Reply, Request, Row, Survey
 from ..core.owner import NONCE_SIZE
 from .base import LinkError, NodeSpec
-
-ABSENT = -2
 
 
 class MemoryStore:

@@ -22,7 +22,7 @@ from redis.connection import AbstractConnection, Connection, SSLConnection, Unix
 from redis.retry import Retry
 
 from ..core.admission import Greeting
-from ..core.messages import Acquire, Extend, Kind, Raise, Release, Reply, Request, Row, Survey
+from ..core.messages import ABSENT, Acquire, Extend, Kind, Raise, Release, Reply, Request, Row, Survey
 from .base import LinkError, NodeSpec
 
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
@@ -127,9 +127,9 @@ def parse_reply(raw: Any) -> Reply:
 
 
 def seconds_left(pttl: str) -> float | None:
-    """Return a PTTL in seconds: None for a key without expiry, below 0 for no key."""
+    """Return a PTTL in seconds: None for a key without expiry, ``ABSENT`` for no key."""
     value = int(pttl)
-    return None if value == -1 else value / 1000
+    return None if value == -1 else ABSENT if value == -2 else value / 1000
 
 
 def parse_error(error: exceptions.RedisError) -> Reply:

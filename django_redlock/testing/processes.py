@@ -1,0 +1,55 @@
+"""
+Start programs that do not outlive the process that started them.
+
+An exit hook is not enough for that: it does not run when the process gets
+SIGTERM or SIGKILL. Linux can do it; elsewhere such programs stay behind.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+# Python that turns into the program: it asks Linux for a SIGKILL when the parent dies (PR_SET_PDEATHSIG is 1,
+# SIGKILL is 9), and gives up if the parent was faster. The usual preexec_fn would run Python in a child forked
+# from a process that may have threads; Python 3.12 warns about that, and rightly so.
+TIED_TO_PARENT = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+os.getppid() == int(sys.argv[1]) or sys.exit("the parent is gone")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """
+    Start *command* in a session of its own, so that Ctrl-C is left to this process.
+
+    On Linux it gets SIGKILL when this process ends, however it ends. Its own
+    children do not, unless they are started the same way.
+
+    Args:
+        command: The program, as a path or a name on ``PATH``, and its arguments.
+        options: For :class:`subprocess.Popen`; bytes, not text.
+    """
+    if sys.platform == "linux":
+        command = [sys.executable, "-I", "-S", "-c", TIED_TO_PARENT, str(os.getpid()), *command]
+    # In truth, Linux ties a process to the thread that starts it. The main thread lives as long as the process;
+    # for any other thread, one that never ends does the work.
+    if threading.current_thread() is threading.main_thread():
+        return _popen(command, options)
+    return _keeper(os.getpid()).submit(_popen, command, options).result()
+
+
+@cache
+def _keeper(pid: int) -> ThreadPoolExecutor:
+    """Return the thread of process *pid* that ends with it; a forked process needs its own."""
+    return ThreadPoolExecutor(1, thread_name_prefix="redlock-keeper")
+
+
+def _popen(command: Sequence[str], options: dict[str, Any]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, start_new_session=True, **options)

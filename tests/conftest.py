@@ -1,0 +1,84 @@
+"""
+Servers for the tests, and an honest account of the tests that did not run.
+
+A test that lacks something (a server, a browser) is left out, and the end of
+the run lists it. With ``REDLOCK_REQUIRE=all``, as in CI, it fails instead.
+"""
+
+import os
+import platform
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+
+from django_redlock.testing import ServerNotFoundError, Servers, find_server, start_servers
+
+Report = pytest.TestReport | pytest.CollectReport
+
+NAMED_IN_HEADER = ["Django", "redis", "celery", "kombu", "django-redis"]
+
+
+def needs(thing: str, found: object, remedy: str) -> None:
+    """Leave the running test out unless *thing* was *found*; *remedy* says what to type."""
+    if not found:
+        pytest.skip(f"needs {thing}: {remedy}")
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """Five real servers, the same for all tests of this process; as a rule ``nodes`` is what a test wants."""
+    try:
+        find_server()
+    except ServerNotFoundError as error:
+        needs("a server", None, str(error))
+    with start_servers(5) as five:
+        yield five
+
+
+@pytest.fixture
+def nodes(servers: Servers) -> Servers:
+    """Five real servers, all running and empty, whatever the last test did to them."""
+    servers.reset()
+    return servers
+
+
+def pytest_report_header() -> str:
+    versions = [f"Python {platform.python_version()}"]
+    for name in NAMED_IN_HEADER:
+        with suppress(PackageNotFoundError):
+            versions.append(f"{name} {version(name)}")
+    return ", ".join(versions)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Report, Report]:
+    return fail_if_left_out((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, Report, Report]:
+    return fail_if_left_out((yield))
+
+
+def fail_if_left_out(report: Report) -> Report:
+    """Turn the report of a test, or of a whole file, that was left out into a failure if all are required."""
+    left_out = report.skipped and not hasattr(report, "wasxfail")
+    if left_out and os.environ.get("REDLOCK_REQUIRE") == "all":
+        report.longrepr = f"Left out, but REDLOCK_REQUIRE=all. {reason(report)}"
+        report.outcome = "failed"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    left_out = terminalreporter.getreports("skipped")
+    if left_out:
+        terminalreporter.section(f"left out: {len(left_out)}")
+    for report in left_out:
+        terminalreporter.line(f"{report.nodeid}: {reason(report)}")
+
+
+def reason(report: Report) -> str:
+    """Return why a test was left out: pytest reports a triple of file, line and reason."""
+    return report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

@@ -1,0 +1,258 @@
+"""One attempt after the other, decided without clock, network or luck."""
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from django_redlock.core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted
+from django_redlock.core.messages import Acquire, Ballot, Instant, Kind, Raise, Release, Reply
+from django_redlock.core.owner import Owner
+from django_redlock.core.rules import Rules
+
+NOW = 1_795_000_000_000_000
+
+
+class Attempt:
+    """Drives an acquisition by hand."""
+
+    def __init__(self, nodes: int = 5, wait: float | None = 0.0, floor: Floor | None = None, **options: Any) -> None:
+        rules = Rules(nodes, **{"ttl": 10.0, **options})
+        nonces = iter(f"{number:032x}" for number in range(1, 100))
+        wanted = Wanted(("a",), 10.0, wait, Owner())
+        self.floor = floor or Floor()
+        self.acquisition = Acquisition(wanted, rules, self.floor, lambda: next(nonces), lambda: 0.5)
+        self.time = 100.0
+        self.steps: Generator[Step, Instant, Granted | GaveUp] = self.acquisition.steps(self._instant())
+        self.step: Any = next(self.steps)
+
+    def _instant(self) -> Instant:
+        return Instant(self.time, NOW + round(self.time * 1e6))
+
+    def reply(self, *kinds: Kind | None, fence: int = 0, left: float = 5.0) -> None:
+        """Give the round these replies, in the order of the nodes; None is silence."""
+        for node, kind in zip(list(self.step.requests), kinds, strict=False):
+            if kind is not None and not self.step.closed:
+                asked = self.step.requests[node]
+                number = getattr(asked, "number", 0) if kind is Kind.ACCEPTED else fence
+                self.step.receive(node, Reply(kind, number, left=left))
+
+    def go_on(self, seconds: float = 0.0) -> Any:
+        """Let time pass and take the next step; returns it, or the outcome."""
+        self.time += seconds
+        try:
+            self.step = self.steps.send(self._instant())
+        except StopIteration as stop:
+            return stop.value
+        return self.step
+
+
+A, G, B, F, U = Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.FAILED, Kind.UNKNOWN
+
+
+def test_quorum_that_accepted_the_token_is_enough():
+    """P4, P26: one round, five requests, the proposed number is the token."""
+    attempt = Attempt()
+    request = attempt.step.requests[0]
+
+    attempt.reply(A, None, A, None, A)
+
+    outcome = attempt.go_on(0.1)
+    assert attempt.step.closed
+    assert isinstance(request, Acquire)
+    assert list(attempt.step.requests) == [0, 1, 2, 3, 4]
+    assert outcome.token == request.number == NOW + 100_000_000
+
+
+def test_validity_counts_from_before_the_first_byte():
+    """P17, L5, L7: a quorum whose replies are read late has nothing left, and is released."""
+    attempt = Attempt()
+    attempt.reply(A, A, A)
+
+    undo = attempt.go_on(8.0)
+
+    assert {type(request) for request in undo.requests.values()} == {Release}
+    assert isinstance(attempt.go_on(), GaveUp)
+
+
+@pytest.mark.parametrize("pause", [0.0, 1.0, 7.0])
+def test_deadline_is_start_plus_ttl_less_drift(pause: float):
+    """L5, P17: however long the replies took, the deadline is the same."""
+    attempt = Attempt()
+    attempt.reply(A, A, A)
+
+    outcome = attempt.go_on(pause)
+
+    assert outcome.deadline == pytest.approx(100.0 + 10.0 - 0.102)
+
+
+def test_token_that_was_too_low_is_raised_in_a_second_round():
+    """P4, P26: granted but not accepted costs one more round, to the nodes that granted, above all they have seen."""
+    attempt = Attempt()
+    attempt.reply(G, G, G, fence=NOW * 2)
+
+    second = attempt.go_on()
+
+    assert isinstance(second, Ballot)
+    assert list(second.requests) == [0, 1, 2]
+    assert second.requests[0] == Raise(("{a}",), f"{1:032x}", NOW * 2 + 1, 3600.0)
+    attempt.reply(A, A, A)
+    assert attempt.go_on().token == NOW * 2 + 1
+
+
+def test_votes_of_two_rounds_are_not_mixed():
+    """P4: two accepted the first number and two the second: that is no quorum for either."""
+    attempt = Attempt()
+    attempt.reply(A, A, G, G, F, fence=NOW * 2)
+    attempt.go_on()
+
+    attempt.reply(A, A, F, F)
+
+    undo = attempt.go_on()
+    assert isinstance(undo.requests[0], Release)
+    assert isinstance(attempt.go_on(), GaveUp)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "replies", "taken"),
+    [
+        (5, [B, B, B], True),
+        (5, [F, F, F], False),
+        (5, [B, B, F, F, F], False),
+        (5, [B, B, F, A, A], True),
+        (5, [A, A, B, B, U], True),
+        (5, [A, A, U, U, U], False),
+        (4, [B, B], True),
+        (2, [B], True),
+        (1, [B], True),
+        (1, [F], False),
+        (3, [B, F, F], False),
+        (3, [B, B], True),
+    ],
+)
+def test_taken_and_cannot_tell_are_told_apart(nodes: int, replies: list[Kind], taken: bool):
+    """L3, L12, P23: taken needs a quorum of answers, or too many busy nodes; silence is never a holder."""
+    attempt = Attempt(nodes)
+
+    attempt.reply(*replies)
+    attempt.go_on()
+
+    assert attempt.go_on().taken is taken
+
+
+def test_failure_is_certain_before_all_have_answered():
+    """P25: nothing waits for a node that can change nothing."""
+    attempt = Attempt()
+
+    attempt.reply(B, B, None, B)
+
+    assert attempt.step.closed
+
+
+def test_two_busy_and_one_silent_node_wait_for_the_others():
+    """L3: the outcome is a failure, but whether it is taken only the rest can tell."""
+    attempt = Attempt()
+
+    attempt.reply(B, B, F)
+
+    assert not attempt.step.closed
+
+
+def test_release_goes_to_every_node_and_buries_what_is_unanswered():
+    """L8, P23, P24: also to nodes that refused; where the request may still arrive it leaves a marker."""
+    attempt = Attempt()
+    attempt.reply(A, B, U, F)
+    attempt.step.closed = True
+
+    undo = attempt.go_on()
+
+    assert {node: request.bury for node, request in undo.requests.items()} == {0: 0.0, 1: 0.0, 2: 10.0, 3: 0.0, 4: 10.0}
+    assert (undo.timeout, undo.farewell) == (0.0, True)
+
+
+def test_every_attempt_has_a_nonce_of_its_own():
+    """P38: a late request of one attempt is not mistaken for the next one's."""
+    attempt = Attempt(wait=None)
+    first = attempt.step.requests[0].nonce
+    attempt.reply(B, B, B)
+    attempt.go_on()
+    attempt.go_on()
+
+    attempt.go_on()
+
+    assert attempt.step.requests[0].nonce != first
+
+
+def test_number_goes_above_everything_seen():
+    """P2: also what a refusal said, so a waiter needs no second round when its turn comes."""
+    attempt = Attempt(wait=None)
+    attempt.reply(B, B, B, fence=NOW * 3)
+    attempt.go_on()
+    attempt.go_on()
+
+    attempt.go_on()
+
+    assert attempt.step.requests[0].number == NOW * 3 + 1
+
+
+def test_late_reply_still_teaches_the_floor():
+    """P2: a reply after the round was decided changes no vote, but its number is remembered."""
+    attempt = Attempt()
+    ballot = attempt.step
+    attempt.reply(A, A, A)
+
+    ballot.receive(4, Reply(Kind.GRANTED, NOW * 3))
+
+    assert 4 not in ballot.replies
+    assert attempt.floor.of(["{a}"]) == NOW * 3
+
+
+@pytest.mark.parametrize(("left", "longest"), [(0.03, 0.03), (9.0, 0.5), (0.001, 0.02)])
+def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, longest: float):
+    """L45: it asks again when a quorum can be free by expiry, or after a jittered pause."""
+    attempt = Attempt(wait=None)
+    attempt.reply(B, B, B, left=left)
+    attempt.go_on()
+
+    pause = attempt.go_on()
+
+    assert isinstance(pause, Pause)
+    assert 0.01 < pause.seconds <= longest
+
+
+def test_waiting_ends_with_its_time():
+    """L49: the last pause ends when the time does, and one attempt follows it."""
+    attempt = Attempt(wait=1.0)
+    attempt.reply(B, B, B)
+    attempt.go_on()
+    pause = attempt.go_on(0.95)
+    assert pause.seconds == pytest.approx(0.05)
+    attempt.go_on(pause.seconds)
+    attempt.reply(B, B, B)
+    attempt.go_on()
+
+    outcome = attempt.go_on()
+
+    assert isinstance(outcome, GaveUp)
+    assert (outcome.attempts, outcome.waited) == (2, pytest.approx(1.0))
+
+
+def test_no_quorum_is_explained_while_waiting():
+    """A waiter that waits for nodes, not for another holder, can say so."""
+    attempt = Attempt(wait=None)
+    attempt.reply(F, F, F)
+    attempt.go_on()
+
+    pause = attempt.go_on()
+
+    assert set(pause.silent) == {0, 1, 2}
+
+
+def test_floor_is_bounded():
+    """Many names cost no unbounded memory; the oldest are forgotten."""
+    floor = Floor(size=2)
+
+    for number, name in enumerate("abc", 1):
+        floor.lift([name], number)
+
+    assert (floor.of("a"), floor.of("b"), floor.of("c")) == (0, 2, 3)

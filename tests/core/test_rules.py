@@ -1,0 +1,222 @@
+"""Numbers that cannot work are refused before anything is sent."""
+
+import math
+from typing import Any
+
+import pytest
+
+from django_redlock.core import names
+from django_redlock.core.admission import Admission, Greeting
+from django_redlock.core.messages import Kind, Reply
+from django_redlock.core.owner import Owner, decode, encode, fingerprint, nonce_of
+from django_redlock.core.rules import Rules, majority
+from django_redlock.locks import LockManager, check_wait
+from django_redlock.nodes.memory import MemoryNode
+
+
+def manager() -> LockManager:
+    return LockManager([MemoryNode(name) for name in "abc"], Rules(3))
+
+
+@pytest.mark.parametrize(("nodes", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (7, 4)])
+def test_majority(nodes: int, needed: int):
+    """L12: any two majorities share a node."""
+    assert majority(nodes) == needed
+    assert Rules(nodes).spare == nodes - needed
+
+
+@pytest.mark.parametrize("ttl", [0, -1, -0.5, math.nan, math.inf, -math.inf, 0.01, 60.5, 1e9, "30", None, True, 10**400])
+def test_ttl_that_cannot_work_is_refused(ttl: Any):
+    """L14: zero, negative, not a number, too short, too long: before any node is asked, and the message says why."""
+    with pytest.raises(ValueError, match="ttl must be"):
+        manager().lock("a", ttl=ttl) if ttl is not None else Rules(3, ttl=ttl)
+
+
+def test_ttl_that_the_node_timeout_eats_is_refused():
+    """L14: two rounds and the drift must leave half of the lease."""
+    with pytest.raises(ValueError, match=r"ttl 1.0 is too short for a node_timeout of 0.3 s"):
+        LockManager([MemoryNode("a")], Rules(1, node_timeout=0.3)).lock("a", ttl=1.0)
+
+
+@pytest.mark.parametrize("wait", [-1, math.nan, math.inf, "5", True])
+def test_wait_that_cannot_work_is_refused(wait: Any):
+    """A negative or infinite wait is a mistake; for ever is None."""
+    with pytest.raises(ValueError, match="wait must be"):
+        manager().lock("a", wait=wait)
+    assert (check_wait(None), check_wait(0), check_wait(2.5)) == (None, 0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("", ValueError, "must not be empty"),
+        ("x" * 1_000_000, ValueError, r"may have 8192 bytes.*has 1000000; use an identifier or a digest"),
+        ("\ud800", ValueError, "UTF-8 cannot encode"),
+        (7, TypeError, r"must be a str, not int; write lock\(str"),
+        (None, TypeError, "must be a str, not NoneType"),
+        (b"a", TypeError, "must be a str, not bytes"),
+        ([], ValueError, "names nothing to lock"),
+        (["a", ""], ValueError, "must not be empty"),
+        (["a", 1], TypeError, "must be a str, not int"),
+        ([str(number) for number in range(201)], ValueError, "may have 200 names, not 201"),
+    ],
+)
+def test_name_that_cannot_be_one_is_refused(name: Any, error: type[Exception], message: str):
+    """P37: the error says what is wrong and what to write instead, and does not repeat a megabyte."""
+    with pytest.raises(error, match=message) as caught:
+        manager().lock(name)
+    assert len(str(caught.value)) < 300
+
+
+def test_slugs_are_injective():
+    """P37, L19: names that look like parts of keys, or like digests of other names, share no key with them."""
+    long = "x" * 300
+    tricky = ["a", "a}", "{a", "a}:h", "a:h", long, long + "y", names.slug(long), names.slug(long)[1:], "x" * 120 + "…"]
+
+    assert len({names.slug(name) for name in tricky}) == len(tricky)
+    assert names.shown(names.slug("a}b")) == "a}b"
+    assert names.shown(names.slug(long)) == "x" * 120 + "…"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quorum": 2}, "quorum must be a whole number from 3"),
+        ({"quorum": 6}, "to 5, not 6"),
+        ({"quorum": True}, "quorum"),
+        ({"node_timeout": 0}, "node_timeout must be more than 0"),
+        ({"max_ttl": math.inf}, "max_ttl must be a finite number"),
+        ({"drift_factor": 0.9}, "drift_factor must be at least 0 and below 0.5"),
+        ({"renew": "yes"}, "renew must be True or False"),
+        ({"max_extensions": -1}, "max_extensions must be"),
+        ({"max_hold": -5}, "max_hold must be more than 0"),
+        ({"restart_guard": "off"}, "restart_guard must be"),
+        ({"durable": "a"}, "durable must be a list"),
+        ({"retry_delay": math.nan}, "retry_delay must be a finite number"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: str):
+    """Every number is checked where it is read, and named."""
+    with pytest.raises(ValueError, match=message):
+        Rules(5, **options)
+
+
+def test_quorum_above_the_majority_is_allowed():
+    """Four of five survive amnesia that three of five do not."""
+    assert Rules(5, quorum=4).spare == 1
+
+
+def test_value_round_trips_and_is_capped():
+    """L78: what the holder is doing is readable, bounded, and apart from the nonce."""
+    owner = Owner("host", 7, "task", "l" * 500, "r" * 500, 1.5, 30.0)
+    value = encode("f" * 32, owner)
+
+    assert nonce_of(value) == "f" * 32
+    assert decode(value) == Owner("host", 7, "task", "l" * 120, "r" * 120, 1.5, 30.0)
+    assert decode(value[32:]) == decode(value)
+    assert "ff" * 4 not in fingerprint(value)
+
+
+@pytest.mark.parametrize("text", ["", "x", "{", "{}", "[]", '{"host": 1}', "f" * 32, '{"host":"h","pid":"x"}', "{" * 9])
+def test_foreign_value_describes_no_owner(text: str):
+    """A value that something else wrote is not an error."""
+    assert decode(text) is None
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+VOTE = Reply(Kind.ACCEPTED)
+
+
+def admission(**options: Any) -> tuple[Admission, Clock]:
+    clock = Clock()
+    return Admission(Rules(3, **options), ("a", "b", "c"), clock), clock
+
+
+def test_restarted_node_votes_after_the_guard_time():
+    """P20, L62: the longest lease and its drift after its start, and it says how long that is."""
+    watch, clock = admission()
+    watch.greet(0, Greeting("r1", uptime=11.0))
+
+    assert watch.judge(0, VOTE).kind is Kind.NO_VOTE
+    assert watch.objection(0) == "restarted, votes again in 51 s (OPTIONS['restart_guard'])"
+    clock.now += 50.7
+    assert watch.judge(0, VOTE).kind is Kind.ACCEPTED
+
+
+def test_node_that_has_been_up_for_long_votes_at_once():
+    """P20: connecting to a node is no reason to wait."""
+    watch, _ = admission()
+    watch.greet(0, Greeting("r1", uptime=100.0))
+
+    assert watch.judge(0, VOTE) is VOTE
+
+
+def test_uptime_is_not_believed_when_the_old_run_answered_later():
+    """P20, L6: a node clock that ran forward makes the uptime too long; a new run id and our own clock know better."""
+    watch, clock = admission()
+    watch.greet(0, Greeting("r1", uptime=5000.0))
+    watch.judge(0, VOTE)
+    clock.now += 2.0
+
+    watch.greet(0, Greeting("r2", uptime=900.0))
+
+    assert "votes again in 59 s" in watch.objection(0)
+
+
+@pytest.mark.parametrize("options", [{"restart_guard": False}, {"durable": ("a",)}])
+def test_guard_can_be_turned_off_and_durable_nodes_need_none(options: dict[str, Any]):
+    """P20: for tests and for nodes whose append-only file is synced always."""
+    watch, _ = admission(**options)
+    watch.greet(0, Greeting("r1", uptime=0.0))
+
+    assert watch.judge(0, VOTE) is VOTE
+
+
+def test_guard_is_on_from_three_nodes():
+    """With one or two nodes a restart loses the lock anyway, and the documentation says so."""
+    assert [Rules(nodes).guards_restarts for nodes in (1, 2, 3, 5)] == [False, False, True, True]
+
+
+def test_node_that_does_not_say_its_uptime_gives_no_vote_for_the_guard_time():
+    """P20: an ACL that refuses INFO may hide a restart."""
+    watch, _ = admission()
+    watch.greet(0, Greeting())
+
+    assert watch.judge(0, VOTE).kind is Kind.NO_VOTE
+
+
+@pytest.mark.parametrize(
+    ("greeting", "why"),
+    [
+        (Greeting("r", 1e6, role="replica"), "is a replica, not a master"),
+        (Greeting("r", 1e6, mode="cluster"), "runs in cluster mode"),
+        (Greeting("r", 1e6, mode="sentinel"), "runs in sentinel mode"),
+        (Greeting("r", 1e6, evicts=True), "may evict keys (OPTIONS['allow_evicting'])"),
+    ],
+)
+def test_node_that_is_no_independent_master_never_votes(greeting: Greeting, why: str):
+    """P22, L13, L66: and the error says what it is."""
+    watch, _ = admission()
+    watch.greet(0, greeting)
+
+    assert watch.judge(0, VOTE).detail == why
+    assert watch.judge(0, Reply(Kind.BUSY)).kind is Kind.BUSY
+
+
+def test_same_server_twice_has_one_vote():
+    """P22, L13: the second address of one run id is excluded, and votes again when it is another server."""
+    watch, _ = admission()
+    watch.greet(0, Greeting("r", 1e6))
+    watch.greet(1, Greeting("r", 1e6))
+    assert (watch.objection(0), watch.objection(1)) == ("", "is the same server as a")
+
+    watch.greet(1, Greeting("other", 1e6))
+
+    assert watch.judge(1, VOTE).kind in (Kind.ACCEPTED, Kind.NO_VOTE)
+    assert "same server" not in watch.objection(1)

@@ -1,0 +1,101 @@
+"""The node in memory and the scripts on a real server give the same answers."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_redlock.core.messages import Acquire, Extend, Kind, Raise, Release, Reply, Request, Survey
+from django_redlock.locks import LockManager
+from django_redlock.nodes.memory import MemoryStore
+from django_redlock.testing import Servers
+
+from .conftest import real_manager
+
+NONCES = ["a" * 32, "b" * 32, "c" * 32]
+SLUGS = [("{x}",), ("{y}",), ("{x}", "{y}"), ("{y}", "{z}")]
+BASE = 1_795_000_000_000_000  # microseconds: tokens as clocks give them, so that Lua's own text would lose digits
+
+nonces, slugs = st.sampled_from(NONCES), st.sampled_from(SLUGS)
+numbers = st.integers(0, 5).map(lambda step: BASE + step) | st.just(2**53 - 1)
+keeps = st.sampled_from([600.0, None])
+requests = st.one_of(
+    st.builds(
+        Acquire,
+        slugs,
+        nonces,
+        nonces.map(lambda nonce: nonce + '{"host":"h"}'),
+        st.just(60.0),
+        numbers,
+        keeps,
+        st.just(1e9),
+        st.sampled_from(["", *NONCES]),
+    ).map(lambda request: replace(request, value=request.nonce + request.value[32:])),
+    st.builds(Raise, slugs, nonces, numbers, keeps),
+    st.builds(Extend, slugs, nonces, nonces, st.just(60.0), numbers, keeps).map(
+        lambda request: replace(request, value=request.nonce)
+    ),
+    st.builds(Release, slugs, nonces, st.sampled_from([0.0, 60.0])),
+    st.builds(Survey, slugs),
+)
+
+
+def comparable(reply: Reply) -> Any:
+    """Return what must be equal: all but the clock, and times left to the nearest second."""
+    rows = [(row.slug, row.value, row.left is None or round(row.left), row.fence) for row in reply.rows]
+    left = round(reply.left) if reply.left is not None else None
+    # Which of several busy names is described is the first for both.
+    return reply.kind, reply.fence, left, reply.detail, rows, reply.total
+
+
+def run(manager: LockManager, request: Request) -> Reply:
+    ballot = manager._survey((), 0, 1)
+    ballot.requests = {0: request}
+    manager.ask(ballot)
+    return ballot.replies[0]
+
+
+@pytest.fixture
+def real_node(nodes: Servers):
+    manager = real_manager(nodes.urls[:1])
+    yield manager, nodes[0]
+    manager.close()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sequence=st.lists(requests, min_size=1, max_size=25))
+def test_memory_node_answers_as_the_real_one(real_node: Any, sequence: list[Request]):
+    """P5, P8, P39: whatever is asked in whatever order, every reply is the same, token digits included."""
+    manager, server = real_node
+    with server.client() as client:
+        client.flushall()
+    store = MemoryStore()
+
+    for request in sequence:
+        expected = store.execute(request)
+        assert comparable(run(manager, request)) == comparable(expected), request
+
+
+def test_index_forgets_locks_that_expired(real_node: Any):
+    """L47: names whose holder died leave the index with later acquisitions; a key without expiry stays listed."""
+    manager, server = real_node
+    with server.client() as client:
+        client.zadd("t:index", {"{dead}": 1, "{forever}": 2})
+        client.set("t:{forever}:h", "x" * 40)
+
+        manager.lock("a").acquire()
+
+        assert client.zscore("t:index", "{dead}") is None
+        assert client.zscore("t:index", "{forever}") == float("inf")
+
+
+def test_tokens_near_the_limit_of_lua_numbers_keep_every_digit(real_node: Any):
+    """P8: 2**53 - 1 comes back as it went."""
+    manager, _ = real_node
+    request = Acquire(("{x}",), "a" * 32, "a" * 32, 60.0, 2**53 - 1, None, 1e10)
+
+    reply = run(manager, request)
+
+    assert (reply.kind, reply.fence) == (Kind.ACCEPTED, 2**53 - 1)

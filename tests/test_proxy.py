@@ -1,0 +1,226 @@
+"""The bad network: every fault does what it says, and no more."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from django_redlock.testing import FaultProxy, Server, Servers
+
+TIMEOUT = 0.2  # seconds that the clients here wait for a reply
+
+
+@pytest.fixture
+def server(nodes: Servers) -> Server:
+    return nodes[0]
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[FaultProxy]:
+    with FaultProxy(server.url) as running:
+        yield running
+
+
+@pytest.fixture
+def client(proxy: FaultProxy) -> Iterator[redis.Redis]:
+    """A client behind the proxy that has its connection already."""
+    with redis.Redis.from_url(proxy.url, socket_timeout=TIMEOUT, decode_responses=True) as connected:
+        connected.ping()
+        yield connected
+
+
+@pytest.fixture
+def direct(server: Server) -> Iterator[redis.Redis]:
+    """A client that sees what the node really holds."""
+    with server.client() as connected:
+        yield connected
+
+
+def test_healthy_proxy_changes_nothing(client, direct):
+    """
+    Without faults, requests and replies of any size pass.
+    """
+    client.set("a", "x" * 1_000_000)
+
+    assert len(client.get("a")) == 1_000_000
+    assert direct.strlen("a") == 1_000_000
+
+
+def test_url_keeps_login_and_database():
+    """
+    Only host and port of the node's URL are replaced.
+    """
+    proxy = FaultProxy("redis://:p%40ss@node:6379/3?a=b")
+
+    assert proxy.url == f"redis://:p%40ss@127.0.0.1:{proxy.port}/3?a=b"
+
+
+@pytest.mark.parametrize(("direction", "expected"), [("requests", 0.05), ("replies", 0.05), ("both", 0.1)])
+def test_delay_is_added_once_per_direction(proxy, client, direction, expected):
+    """
+    A round trip takes the delays of its two directions longer.
+    """
+    proxy.delay(0.05, direction)
+
+    began = time.monotonic()
+    client.ping()
+
+    assert expected <= time.monotonic() - began < expected + TIMEOUT
+
+
+def test_delayed_requests_do_not_queue_up(proxy, server):
+    """
+    Latency is not bandwidth: ten requests that are sent at once arrive at once.
+    """
+    with redis.Redis.from_url(proxy.url) as client, client.pipeline(transaction=False) as pipeline:
+        client.ping()
+        proxy.delay(0.1, "requests")
+        for _ in range(10):
+            pipeline.ping()
+
+        began = time.monotonic()
+        pipeline.execute()
+
+    assert 0.1 <= time.monotonic() - began < 0.5
+
+
+def test_black_hole_holds_requests_back(proxy, client, direct):
+    """
+    A request into a black hole reaches the node late, after its client has gone.
+    """
+    proxy.black_hole("requests")
+    with pytest.raises(redis.TimeoutError):
+        client.set("a", "1")
+    client.close()
+    assert direct.get("a") is None
+
+    proxy.heal()
+
+    assert wait_for(lambda: direct.get("a") == "1")
+
+
+def test_black_hole_for_replies_lets_requests_through(proxy, client, direct):
+    """
+    The node carries out what it is told, and the client does not know.
+    """
+    proxy.black_hole("replies")
+
+    with pytest.raises(redis.TimeoutError):
+        client.set("a", "1")
+
+    assert direct.get("a") == "1"
+
+
+def test_held_back_reply_arrives_after_healing(proxy, server):
+    """
+    A reply that was held back is late, not lost.
+    """
+    with redis.Redis.from_url(proxy.url, socket_timeout=5.0) as patient:
+        patient.ping()
+        proxy.black_hole("replies")
+        threading.Timer(0.1, proxy.heal).start()
+
+        assert patient.ping()
+
+
+def test_black_hole_accepts_connections(proxy):
+    """
+    A new client connects to a black hole, and waits for the answer in vain.
+    """
+    proxy.black_hole()
+
+    with (
+        redis.Redis.from_url(proxy.url, socket_timeout=TIMEOUT) as client,
+        pytest.raises(redis.TimeoutError),
+    ):
+        client.ping()
+
+
+def test_reset_breaks_connections_and_loses_what_was_underway(proxy, client, direct):
+    """
+    After a reset the client is told at once, and a request held back never arrives.
+    """
+    proxy.black_hole("requests")
+    with pytest.raises(redis.TimeoutError):
+        client.set("a", "1")
+
+    proxy.reset()
+    proxy.heal()
+
+    assert client.ping()
+    assert direct.get("a") is None
+
+
+def test_waiting_client_sees_a_reset(proxy):
+    """
+    A client that waits for a reply gets a connection error, not a timeout.
+    """
+    with redis.Redis.from_url(proxy.url, socket_timeout=5.0) as client:
+        client.ping()
+        proxy.black_hole("replies")
+        threading.Timer(0.1, proxy.reset).start()
+
+        with pytest.raises(redis.ConnectionError, match="reset"):
+            client.ping()
+
+
+@pytest.mark.parametrize(("reset", "error"), [(False, redis.TimeoutError), (True, redis.ConnectionError)])
+def test_dropped_reply_belongs_to_a_request_carried_out(proxy, client, direct, reset, error):
+    """
+    The node did it, the client cannot know; the next connection works.
+    """
+    proxy.drop_next_reply(reset=reset)
+
+    with pytest.raises(error):
+        client.set("a", "1")
+
+    assert direct.get("a") == "1"
+    assert proxy.dropped == 1
+    assert client.get("a") == "1"
+
+
+def test_stopped_proxy_refuses_until_it_is_started(proxy, client):
+    """
+    A proxy that is stopped looks like a node that is down; its address stays.
+    """
+    url = proxy.url
+    proxy.stop()
+    proxy.stop()
+    with pytest.raises(redis.ConnectionError):
+        client.ping()
+
+    proxy.start()
+
+    assert proxy.url == url
+    assert client.ping()
+
+
+def test_start_forgets_faults(proxy, client):
+    """
+    A proxy starts in good health, whatever it was told before.
+    """
+    proxy.black_hole()
+    proxy.stop()
+    proxy.start()
+
+    assert client.ping()
+
+
+def test_node_that_is_down_is_down_behind_the_proxy(proxy, server):
+    """
+    When the node refuses, the client's connection is broken at once.
+    """
+    server.kill()
+
+    with redis.Redis.from_url(proxy.url) as client, pytest.raises(redis.ConnectionError):
+        client.ping()
+
+
+def wait_for(condition) -> bool:
+    """Wait up to five seconds for something that another process does."""
+    deadline = time.monotonic() + 5.0
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return bool(condition())
