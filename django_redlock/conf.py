@@ -133,7 +133,7 @@ def _prefix(alias: str, entry: Mapping[str, Any]) -> str:
         raise InvalidRedlockError(
             f"REDLOCK[{alias!r}]['KEY_PREFIX'] must be a str of 1 to 100 characters without braces and white space, "
             f"not {prefix!r}; write the project's name.",
-            "redlock.E003",
+            "redlock.E009",
         )
     return f"{prefix}:"
 

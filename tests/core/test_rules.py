@@ -25,7 +25,9 @@ def test_majority(nodes: int, needed: int):
     assert Rules(nodes).spare == nodes - needed
 
 
-@pytest.mark.parametrize("ttl", [0, -1, -0.5, math.nan, math.inf, -math.inf, 0.01, 60.5, 1e9, "30", None, True, 10**400])
+@pytest.mark.parametrize(
+    "ttl", [0, -1, -0.5, math.nan, math.inf, -math.inf, 0.01, 60.5, 1e9, "30", None, True, 10**400]
+)
 def test_ttl_that_cannot_work_is_refused(ttl: Any):
     """L14: zero, negative, not a number, too short, too long: before any node is asked, and the message says why."""
     with pytest.raises(ValueError, match="ttl must be"):

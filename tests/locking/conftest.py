@@ -147,7 +147,9 @@ async def make(manager: Manager, flavour: Flavour) -> AsyncIterator[Manager]:
 def rows(manager: LockManager) -> dict[int, dict[str, Any]]:
     """Return what each node that answers has in its index, with a key or without."""
     found = manager.survey(count=500)
-    return {node: {row.slug: row for row in reply.rows} for node, reply in found.items() if reply.rows or reply.total == 0}
+    return {
+        node: {row.slug: row for row in reply.rows} for node, reply in found.items() if reply.rows or reply.total == 0
+    }
 
 
 def holders(manager: LockManager, slug: str) -> list[str]:

@@ -170,7 +170,9 @@ async def test_superseded_holder_is_told_by_its_next_extension(make: Manager, fl
 async def test_renewal_keeps_a_lock_longer_than_its_lease(make: Manager, flavour: Flavour):
     """L22: a lease is extended every third of its ttl while it is held."""
     extended = threading.Semaphore(0)
-    manager = make(ttl=0.9, node_timeout=0.1, notify=lambda event, **about: event == "lock_extended" and extended.release())
+    manager = make(
+        ttl=0.9, node_timeout=0.1, notify=lambda event, **about: event == "lock_extended" and extended.release()
+    )
 
     async with flavour.entered(manager.lock("a")) as lease:
         for _ in range(4):
@@ -349,7 +351,20 @@ async def test_no_key_is_without_expiry(make: Manager, flavour: Flavour):
     assert all(row.left is not None and 0 < row.left <= 10 for reply in replies.values() for row in reply.rows)
 
 
-HOSTILE = ["a{b}c", "}", "{", "a\nb\r\n$3\r\n", "*?[]\\", "schloß-äöü-锁", "a:h", "a~" + "0" * 32, " ", "\0", "x" * 200, "é" * 150]
+HOSTILE = [
+    "a{b}c",
+    "}",
+    "{",
+    "a\nb\r\n$3\r\n",
+    "*?[]\\",
+    "schloß-äöü-锁",
+    "a:h",
+    "a~" + "0" * 32,
+    " ",
+    "\0",
+    "x" * 200,
+    "é" * 150,
+]
 
 
 async def test_hostile_names_are_names_like_any_other(make: Manager, flavour: Flavour):

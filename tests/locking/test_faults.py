@@ -31,9 +31,7 @@ async def timed(work: Callable[[], object]) -> float:
 
 @pytest.mark.parametrize("subset", SUBSETS, ids=lambda subset: "".join(map(str, subset)) or "none")
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_every_subset_of_failing_nodes(
-    nodes: Servers, flavour: Flavour, fault: str, subset: tuple[int, ...]
-):
+async def test_every_subset_of_failing_nodes(nodes: Servers, flavour: Flavour, fault: str, subset: tuple[int, ...]):
     """
     L1, L2, L3, P25: any two of five may fail in any way; with three gone it is *no quorum*, never *taken*.
 

@@ -21,7 +21,9 @@ from .conftest import Manager, holders, real_manager
 
 
 @contextmanager
-def working(folder: Path, urls: list[str], processes: int, times: int, **options: Any) -> Iterator[subprocess.Popen[str]]:
+def working(
+    folder: Path, urls: list[str], processes: int, times: int, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
     """Run processes that increment the counter; on exit they must have ended well."""
     (folder / "counter").write_text("0")
     (folder / "tokens").touch()

@@ -1,0 +1,293 @@
+"""The ``REDLOCK`` setting: what is read, when, and what a mistake in it says."""
+
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import redis
+from django.conf import settings
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.test import override_settings
+
+import django_redlock
+from django_redlock import InvalidRedlockError, LockManager, QuorumUnavailableError, lock, locks
+from django_redlock.checks import check_settings
+from django_redlock.signals import lock_acquired, lock_released, lock_taken
+from django_redlock.testing import Servers
+
+THREE = ["redis://lock-1:6379", "redis://lock-2:6379", "redis://lock-3:6379"]
+REDIS_CACHE = "django.core.cache.backends.redis.RedisCache"
+DJANGO_REDIS = "django_redis.cache.RedisCache"
+SECRET = "sesame"
+
+
+def configured(**entry: Any) -> Any:
+    return override_settings(REDLOCK={"default": {"NODES": THREE, **entry}})
+
+
+# Each mistake with the id of its check and what the message must say.
+MISTAKES: list[tuple[Any, str, str]] = [
+    (None, "redlock.E001", "The REDLOCK setting is missing"),
+    ({}, "redlock.E001", "REDLOCK is empty"),
+    ([], "redlock.E001", "REDLOCK must be a dict of aliases, not list"),
+    ({"default": []}, "redlock.E001", r"REDLOCK\['default'\] must be a dict, not list"),
+    ({"default": {}}, "redlock.E003", r"REDLOCK\['default'\]\['NODES'\] must list the URLs"),
+    ({"default": {"NODES": []}}, "redlock.E003", r"\['NODES'\] must list the URLs"),
+    ({"default": {"NODES": ""}}, "redlock.E003", r"\['NODES'\] must list the URLs"),
+    ({"default": {"NODES": {"redis://a"}}}, "redlock.E003", r"\['NODES'\] must list the URLs"),
+    ({"default": {"NODES": [7]}}, "redlock.E003", r"\['NODES'\]\[0\] must be a URL such as 'redis://lock-1:6379'"),
+    ({"default": {"NODES": [{"NAME": "a"}]}}, "redlock.E003", r"\['NODES'\]\[0\] must be a URL"),
+    ({"default": {"NODES": ["lock-1:6379"]}}, "redlock.E003", "scheme is not one of redis, rediss, unix"),
+    ({"default": {"NODES": [f"http://:{SECRET}@a"]}}, "redlock.E003", "scheme is not one of redis, rediss, unix"),
+    ({"default": {"NODES": [f"redis://:{SECRET}@a:99999"]}}, "redlock.E003", "its address, port or database number"),
+    ({"default": {"NODES": [f"redis://:{SECRET}@[a"]}}, "redlock.E003", "scheme is not one of"),
+    ({"default": {"NODES": [f"redis://u:{SECRET}@a?tls=1"]}}, "redlock.E003", "no option 'tls'"),
+    ({"default": {"NODES": ["unix://"]}}, "redlock.E003", "needs the path of a socket"),
+    ({"default": {"NODES": ["memory://"]}}, "redlock.E003", "needs a name, such as memory://a"),
+    ({"default": {"NODES": THREE, "KEY_PREFIX": "a{b"}}, "redlock.E009", "without braces and white space"),
+    ({"default": {"NODES": THREE, "KEY_PREFIX": ""}}, "redlock.E009", "1 to 100 characters"),
+    (
+        {"default": {"NODES": ["redis://a", f"redis://:{SECRET}@a:6379/1"]}},
+        "redlock.E004",
+        "'a:6379' twice, at 0 and 1",
+    ),
+    ({"default": {"NODES": ["unix:///s", "unix:///s?db=1"]}}, "redlock.E004", "'/s' twice"),
+    (
+        {"default": {"NODES": [{"URL": "redis://a", "NAME": "n"}, {"URL": "redis://b", "NAME": "n"}]}},
+        "redlock.E004",
+        "'n'",
+    ),
+    ({"default": {"NODES": ["cache:sesions"]}}, "redlock.E005", "which CACHES does not have; did you mean 'sessions'"),
+    ({"default": {"NODES": ["cache:default"]}}, "redlock.E005", "whose backend is not Redis"),
+    ({"default": {"NODES": ["cache:sharded"]}}, "redlock.E005", "CLIENT_CLASS spreads keys or fails over"),
+    ({"default": {"NODES": ["cache:nowhere"]}}, "redlock.E005", "LOCATION does not begin with a Redis URL"),
+    ({"default": {"NODES": THREE, "OPTIONS": {"ttl": 0}}}, "redlock.E006", "ttl must be more than 0"),
+    ({"default": {"NODES": THREE, "OPTIONS": {"ttl": 90}}}, "redlock.E006", "ttl must be from 0.1 to 60"),
+    ({"default": {"NODES": THREE, "OPTIONS": {"node_timeout": 20}}}, "redlock.E006", "too short for a node_timeout"),
+    ({"default": {"NODES": THREE, "OPTIONS": {"quorum": 1}}}, "redlock.E006", "quorum must be a whole number from 2"),
+    ({"default": {"NODES": THREE, "OPTIONS": {"tll": 3}}}, "redlock.E007", "unknown key 'tll'; did you mean 'ttl'?"),
+    ({"default": {"NODES": THREE, "OPTIONS": {"TTL": 3}}}, "redlock.E007", "did you mean 'ttl'?"),
+    ({"default": {"NODES": THREE, "OPTIONS": []}}, "redlock.E007", "OPTIONS'] must be a dict"),
+    ({"default": {"NODES": THREE, "OPTIONS": {"durable": ["lock-9"]}}}, "redlock.E007", "names no node: 'lock-9'"),
+    ({"default": {"NODS": THREE}}, "redlock.E007", "unknown key 'NODS'; did you mean 'NODES'?"),
+    ({"default": {"nodes": THREE}}, "redlock.E007", "did you mean 'NODES'?"),
+    ({"defalt": {"NODES": THREE}}, "", "no alias 'default'; did you mean 'defalt'?"),
+]
+
+CACHES = {
+    "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+    "sessions": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://cache-1:6379/1"},
+    "sharded": {
+        "BACKEND": DJANGO_REDIS,
+        "LOCATION": "redis://a",
+        "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"},
+    },
+    "nowhere": {"BACKEND": REDIS_CACHE, "LOCATION": "cache-1:6379"},
+    "replicated": {"BACKEND": REDIS_CACHE, "LOCATION": ["redis://cache-1:6379/1", "redis://cache-2:6379/1"]},
+}
+
+
+@pytest.mark.parametrize(("setting", "code", "message"), MISTAKES, ids=lambda value: str(value)[:60])
+def test_mistake_says_what_where_and_what_to_write(setting: Any, code: str, message: str):
+    """L68, P36: using the alias and the system check report the same mistake, and no message shows a password."""
+    with override_settings(REDLOCK=setting, CACHES=CACHES, DEBUG=True):
+        with pytest.raises(InvalidRedlockError, match=message) as caught:
+            locks["default"]
+        reported = check_settings()
+
+    assert isinstance(caught.value, ImproperlyConfigured)
+    if code:
+        assert [each.id for each in reported] == [code]
+    assert SECRET not in str(caught.value) + repr(caught.value) + str(reported)
+
+
+def test_missing_setting_is_reported():
+    """A project without the setting is told what to write."""
+    with override_settings():
+        del settings.REDLOCK
+        with pytest.raises(InvalidRedlockError, match='"redis://lock-1:6379"'):
+            lock("a")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "names"),
+    [
+        (THREE, ["lock-1:6379", "lock-2:6379", "lock-3:6379"]),
+        ("redis://a, redis://b:1 ,valkey://c", ["a:6379", "b:1", "c:6379"]),
+        (["rediss://u:p%2Cw@a", "valkeys://b", "unix:///run/s.sock?db=2"], ["a:6379", "b:6379", "/run/s.sock"]),
+        ([{"URL": "redis://a", "NAME": "north", "OPTIONS": {"username": "u"}}, "redis://[::1]:7"], ["north", "::1:7"]),
+        (["cache:sessions", "cache:replicated"], ["cache-1:6379"]),
+    ],
+    ids=str,
+)
+def test_every_form_of_nodes_is_read(nodes: Any, names: list[str]):
+    """URLs in a list or in one string with commas, dicts, and cache aliases, of which only the primary votes."""
+    nodes = nodes[:1] if nodes == ["cache:sessions", "cache:replicated"] else nodes
+    with override_settings(REDLOCK={"default": {"NODES": nodes}}, CACHES=CACHES):
+        assert [node.name for node in locks["default"].nodes] == names
+
+
+@pytest.mark.parametrize("backend", [REDIS_CACHE, DJANGO_REDIS])
+def test_cache_is_used_with_its_credentials_but_not_its_pool(nodes: Servers, backend: str):
+    """A cache alias gives address, database and password; timeouts and retries stay ours."""
+    with nodes[0].client() as client:
+        client.config_set("requirepass", SECRET)
+    options = {"db": 3, "password": SECRET} if backend == REDIS_CACHE else {"PASSWORD": SECRET}
+    location = f"redis://127.0.0.1:{nodes[0].port}/3"
+    caches = {"default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}}
+    try:
+        with override_settings(REDLOCK={"default": {"NODES": ["cache:default"]}}, CACHES=caches):
+            with lock("a", wait=0) as lease:
+                assert lease.valid()
+                with redis.Redis(port=nodes[0].port, db=3, password=SECRET) as client:
+                    assert client.exists("redlock:{a}:h")
+            assert SECRET not in repr(locks["default"])
+            locks.reset()
+    finally:
+        with nodes[0].client(password=SECRET) as client:
+            client.config_set("requirepass", "")
+
+
+def test_settings_are_read_late_and_anew_after_a_change():
+    """``override_settings`` works: the managers are forgotten when the setting changes."""
+    before = locks["default"]
+    with override_settings(REDLOCK={"default": {"NODES": "memory://x"}}):
+        assert locks["default"].nodes[0].name == "x"
+        with pytest.raises(InvalidRedlockError, match=r"no alias 'other'\. It has 'default'"):
+            locks["other"]
+    assert locks["default"] is not before
+    assert locks["default"] is locks["default"]
+    assert [manager.alias for manager in locks.all()] == ["default"]
+
+
+def test_setting_is_not_changed():
+    """A settings dict is copied, never changed."""
+    setting = {"default": {"NODES": ["memory://a"], "OPTIONS": {"ttl": 5}}}
+    with override_settings(REDLOCK=setting):
+        lock("a")
+    assert setting == {"default": {"NODES": ["memory://a"], "OPTIONS": {"ttl": 5}}}
+
+
+def test_alias_has_its_own_prefix_and_options():
+    """Two aliases over the same nodes do not share locks when their prefixes differ."""
+    nodes = "memory://a,memory://b,memory://c"
+    setting = {
+        "default": {"NODES": nodes, "KEY_PREFIX": "one"},
+        "other": {"NODES": nodes, "KEY_PREFIX": "two", "OPTIONS": {"ttl": 7}},
+    }
+    with override_settings(REDLOCK=setting), lock("a"), lock("a", using="other", wait=0) as lease:
+        assert 6 < lease.remaining() < 7
+
+
+def test_nothing_connects_before_the_first_lock(monkeypatch: pytest.MonkeyPatch):
+    """No connection at import, at check time, or when a lock is described."""
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("connected")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with configured():
+        call_command("check")
+        assert isinstance(lock("a")._manager, LockManager)
+
+
+def test_import_brings_neither_celery_nor_a_configured_project():
+    """``import django_redlock`` works before settings exist, and Celery is imported by nobody who does not use it."""
+    script = (
+        "import sys, django_redlock\n"
+        "assert not {'celery', 'django_redis', 'redis'} & set(sys.modules), sorted(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_public_names_are_these():
+    """What is not listed may change without notice."""
+    assert sorted(django_redlock.__all__) == [
+        "InvalidRedlockError",
+        "Lease",
+        "Lock",
+        "LockLostError",
+        "LockManager",
+        "LockTakenError",
+        "QuorumUnavailableError",
+        "RedlockError",
+        "StaleTokenError",
+        "lock",
+        "locks",
+    ]
+    assert all(getattr(django_redlock, name).__doc__ for name in django_redlock.__all__)
+
+
+@pytest.mark.parametrize(
+    ("entry", "code"),
+    [
+        ({"NODES": THREE[:1]}, "redlock.W001"),
+        ({"NODES": THREE[:2]}, "redlock.W001"),
+        ({"NODES": [*THREE, "redis://lock-4"]}, "redlock.W002"),
+        ({"NODES": ["cache:sessions", *THREE[:2]]}, "redlock.W005"),
+    ],
+)
+def test_surprise_is_a_warning_with_a_hint(entry: dict[str, Any], code: str):
+    """One id, one cause: few nodes, an even number of them, a cache as a node."""
+    with override_settings(REDLOCK={"default": entry}, CACHES=CACHES):
+        (message,) = check_settings()
+    assert (message.id, message.level) == (code, checks.WARNING)
+    assert message.hint
+
+
+def test_cache_with_replicas_is_a_warning():
+    """L67: only the primary of a cache is a node."""
+    with override_settings(REDLOCK={"default": {"NODES": ["cache:replicated", *THREE[:2]]}}, CACHES=CACHES):
+        assert [message.id for message in check_settings()] == ["redlock.W005", "redlock.W003"]
+
+
+def test_nodes_in_memory_are_an_error_outside_debug():
+    """Nodes in memory protect one process from itself and nothing else."""
+    with override_settings(REDLOCK={"default": {"NODES": "memory://a,memory://b,memory://c"}}, DEBUG=False):
+        assert [message.id for message in check_settings()] == ["redlock.E008"]
+        with override_settings(DEBUG=True):
+            assert check_settings() == []
+
+
+def test_good_setting_has_no_message():
+    """Three or five masters are nothing to talk about."""
+    with configured():
+        assert check_settings() == []
+
+
+def test_signals_tell_of_every_lock(caplog: pytest.LogCaptureFixture):
+    """Receivers hear who took, released or did not get a lock; one that fails disturbs nobody."""
+    heard: list[str] = []
+
+    def hear(sender: LockManager, signal: Any, **about: Any) -> None:
+        heard.append(f"{sender.alias} {next(iter(about))}")
+        raise RuntimeError("receiver")
+
+    for signal in (lock_acquired, lock_released, lock_taken):
+        signal.connect(hear)
+    try:
+        with override_settings(REDLOCK={"default": {"NODES": "memory://s"}}):
+            with lock("a"), pytest.raises(django_redlock.LockTakenError):
+                lock("a", wait=0).acquire()
+    finally:
+        for signal in (lock_acquired, lock_released, lock_taken):
+            signal.disconnect(hear)
+
+    assert heard == ["default lease", "default name", "default lease"]
+    assert caplog.text.count("receiver") >= 3
+
+
+def test_node_that_is_down_at_start_is_named_in_the_error():
+    """L65: all nodes down is *no quorum*, naming each node and what happened, but no credentials."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        url = f"redis://user:{SECRET}@127.0.0.1:{reserved.getsockname()[1]}"
+        with override_settings(REDLOCK={"default": {"NODES": [url]}}):
+            with pytest.raises(QuorumUnavailableError, match=r"127\.0\.0\.1:\d+: refused") as caught:
+                lock("a", wait=0).acquire()
+            locks.reset()
+    assert SECRET not in str(caught.value)
