@@ -57,7 +57,7 @@ class Watchdog:
         """Look after *lease* until it ends; starts the thread if there is none."""
         with self._changed:
             self._leases.add(lease)
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="django_redlock watchdog", daemon=True)
                 self._thread.start()
             elif lease.due() < self._wake_at:
@@ -69,24 +69,24 @@ class Watchdog:
             self._leases.discard(lease)
 
     def _run(self) -> None:
-        while self._sleep():
-            for lease in list(self._leases):
+        while (leases := self._sleep()) is not None:
+            for lease in leases:
                 if lease.due() <= self._clock():
                     tend(lease)
 
-    def _sleep(self) -> bool:
-        """Sleep until a lease is due; returns False when there has been none for a while."""
+    def _sleep(self) -> list[Tended] | None:
+        """Sleep until a lease is due; returns all leases, or None when there has been none for a while."""
         with self._changed:
             if not self._leases:
                 self._wake_at = float("inf")
                 self._changed.wait(LINGER)
                 if not self._leases:
                     self._thread = None
-                    return False
+                    return None
             now = self._clock()
             self._wake_at = min([now + TICK, *(lease.due() for lease in self._leases)])
             self._changed.wait(max(0.0, self._wake_at - now))
-            return True
+            return list(self._leases)
 
 
 def tend(lease: Tended) -> None:
