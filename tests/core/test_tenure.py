@@ -1,0 +1,198 @@
+"""A held lock, told the time and the replies."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_redlock.core.acquisition import Floor, Granted
+from django_redlock.core.messages import Acquire, Ballot, Extend, Kind, Raise, Release, Reply
+from django_redlock.core.rules import Rules
+from django_redlock.core.tenure import Tenure, release_outcome
+from django_redlock.nodes.memory import MemoryStore
+
+H, R, F, U = Kind.HELD, Kind.REFUSED, Kind.FAILED, Kind.UNKNOWN
+START, TTL = 100.0, 9.0
+DEADLINE = START + TTL - 0.092
+
+
+def held(nodes: int = 5, **options: Any) -> Tenure:
+    rules = Rules(nodes, ttl=TTL, **options)
+    granted = Granted("a" * 32, "a" * 32 + "{}", 7, START, rules.deadline(START, TTL), ())
+    return Tenure(("x",), TTL, granted, rules, Floor())
+
+
+def answer(ballot: Ballot, *kinds: Kind, fence: int = 0) -> Ballot:
+    for node, kind in enumerate(kinds):
+        if not ballot.closed:
+            ballot.receive(node, Reply(kind, fence))
+    ballot.closed = True
+    return ballot
+
+
+def test_extension_counts_from_the_start_of_its_round():
+    """P18: the new deadline is a ttl from before the round was sent."""
+    tenure = held()
+    ballot = tenure.extension(103.0)
+    assert ballot is not None
+
+    assert tenure.extended(answer(ballot, H, H, H), 103.0, 104.0)
+
+    assert tenure.deadline == pytest.approx(103.0 + TTL - 0.092)
+    assert {type(request) for request in ballot.requests.values()} == {Extend}
+
+
+def test_extension_that_completes_after_the_deadline_does_not_extend():
+    """P18: a lease that lapsed while the nodes were asked is lost, though all of them agreed."""
+    tenure = held()
+    ballot = tenure.extension(DEADLINE - 0.1)
+    assert ballot is not None
+
+    assert not tenure.extended(answer(ballot, H, H, H, H, H), DEADLINE - 0.1, DEADLINE + 0.1)
+
+    assert tenure.ended == "expired"
+    assert tenure.extension(DEADLINE + 0.2) is None
+
+
+def test_extension_waits_no_longer_than_the_lease_lasts():
+    """L23: the round that extends a lease ends before the lease does."""
+    ballot = held(node_timeout=2.0).extension(DEADLINE - 0.05)
+
+    assert ballot is not None
+    assert ballot.timeout == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("replies", [[F, F, F], [U, U, U, U, U], [H, H, F, F, F], [H, H, R, R, U], []])
+def test_round_without_a_verdict_changes_nothing(replies: list[Kind]):
+    """L25, L22: unknown is not lost. The deadline stays, and it is tried again after a twelfth of the ttl."""
+    tenure = held()
+    ballot = tenure.extension(103.0)
+    assert ballot is not None
+
+    assert not tenure.extended(answer(ballot, *replies), 103.0, 103.2)
+
+    assert (tenure.ended, tenure.deadline) == (None, pytest.approx(DEADLINE))
+    assert tenure.due(renewing=True) == pytest.approx(103.0 + TTL / 12)
+
+
+def test_refusal_by_too_many_ends_the_lease_at_once():
+    """L24, P19: a quorum can no longer agree."""
+    tenure = held()
+    ballot = tenure.extension(103.0)
+    assert ballot is not None
+
+    tenure.extended(answer(ballot, H, R, R, R, fence=99), 103.0, 103.2)
+
+    assert tenure.ended == "superseded"
+
+
+@pytest.mark.parametrize("late", [0.0, 0.001, 1.0, 1e9])
+def test_validity_is_asked_of_the_clock(late: float):
+    """P32, L33: no watchdog, stalled or not, can make a lease valid past its deadline."""
+    tenure = held()
+
+    assert tenure.check(DEADLINE - 0.001)
+    assert not tenure.check(DEADLINE + late)
+    assert tenure.remaining(DEADLINE - 1.0) == 0.0
+
+
+def test_first_reason_of_an_end_stays():
+    """L26: once lost, always lost, and for one reason."""
+    tenure = held()
+    assert tenure.end("superseded", 101.0)
+
+    assert not tenure.end("released", 102.0)
+
+    assert (tenure.ended, tenure.held(200.0)) == ("superseded", 1.0)
+
+
+def test_renewal_is_due_every_third_of_the_ttl():
+    """L22: and never later than the deadline, of which the holder must be told."""
+    tenure = held()
+
+    assert tenure.due(renewing=True) == START + 3.0
+    assert tenure.due(renewing=False) == tenure.deadline
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"), [({"max_extensions": 0}, "max_extensions"), ({"max_hold": 3.0}, "max_hold")]
+)
+def test_bounds_of_renewal_are_named(options: dict[str, Any], reason: str):
+    """P34, L27: beyond them nothing is extended, and the lapse says which it was."""
+    tenure = held(**options)
+
+    assert tenure.extension(START + 3.0) is None
+    assert tenure.due(renewing=True) == tenure.deadline
+    assert not tenure.check(DEADLINE)
+    assert tenure.ended == reason
+
+
+def test_release_buries_what_is_still_on_its_way():
+    """L29, P24: a node that owes an answer may extend after the release; it finds a marker instead."""
+    tenure = held()
+    ballot = tenure.extension(103.0)
+    assert ballot is not None
+    answer(ballot, H, H, H)
+
+    release = tenure.release(0.2)
+
+    assert {node: request.bury for node, request in release.requests.items() if isinstance(request, Release)} == {
+        0: 0.0, 1: 0.0, 2: 0.0, 3: TTL, 4: TTL
+    }  # fmt: skip
+    ballot.receive(3, Reply(H))
+    assert tenure.release(0.2).requests[3] == tenure.release(0.2).requests[0]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "outcome"),
+    [
+        ([Kind.RELEASED] * 3, "released"),
+        ([Kind.RELEASED, Kind.GONE, Kind.RELEASED, F, Kind.RELEASED], "released"),
+        ([Kind.GONE] * 3, "expired"),
+        ([Kind.GONE, Kind.GONE, Kind.BUSY], "taken"),
+        ([Kind.BUSY] * 3, "taken"),
+        ([Kind.RELEASED, Kind.RELEASED, F, F, F], "unknown"),
+        ([F, F, F, U, U], "unknown"),
+    ],
+)
+def test_release_says_what_it_found(kinds: list[Kind], outcome: str):
+    """L35: released, expired, taken, or unknown."""
+    assert release_outcome(answer(held().release(0.2), *kinds), Rules(5)) == outcome
+
+
+SLUGS = ("{x}",)
+NONCES = ["a" * 32, "b" * 32]
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["acquire", "raise", "extend", "release", "wait"]), st.sampled_from(NONCES), st.integers(1, 9)
+    ),
+    max_size=40,
+)
+
+
+@given(steps)
+def test_tokens_accepted_by_a_node_strictly_increase(sequence: list[tuple[str, str, int]]):
+    """P3: whatever is asked of a node, each number that it accepts is greater than the last, in the order of holds."""
+    clock = itertools.count(1_000_000.0, 0.0)
+    store = MemoryStore(lambda: next(clock))
+    accepted: list[int] = []
+    for what, nonce, number in sequence:
+        match what:
+            case "acquire":
+                reply = store.execute(Acquire(SLUGS, nonce, nonce, 5.0, number, None, 1e9))
+            case "raise":
+                reply = store.execute(Raise(SLUGS, nonce, number, None))
+            case "extend":
+                # A holder extends with the token it was granted, never with one that it made up.
+                token = max(accepted, default=0)
+                reply = store.execute(Extend(SLUGS, nonce, nonce, 5.0, token, None))
+            case "release":
+                reply = store.execute(Release(SLUGS, nonce))
+            case _:
+                store.skew += number
+                continue
+        if reply.kind is Kind.ACCEPTED:
+            accepted.append(reply.fence)
+    assert accepted == sorted(set(accepted))
