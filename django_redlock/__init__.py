@@ -1,9 +1,16 @@
 """Redis distributed locks for Django and Celery."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .conf import InvalidRedlockError
 from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError, StaleTokenError
 from .handler import lock, locks
 from .locks import Lease, Lock, LockManager
+
+if TYPE_CHECKING:
+    from .querysets import LockableQuerySet, lock_for_update
+    from .views import locked_view
 
 __version__ = "0.1.0"
 
@@ -14,9 +21,21 @@ __all__ = [
     "LockLostError",
     "LockManager",
     "LockTakenError",
+    "LockableQuerySet",
     "QuorumUnavailableError",
     "RedlockError",
     "StaleTokenError",
     "lock",
+    "lock_for_update",
+    "locked_view",
     "locks",
 ]
+
+_LATER = {"LockableQuerySet": ".querysets", "lock_for_update": ".querysets", "locked_view": ".views"}
+"""What needs Django's models, which take longer to import than all the rest: imported when it is asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -206,20 +206,25 @@ def test_import_brings_neither_celery_nor_a_configured_project():
 
 def test_public_names_are_these():
     """What is not listed may change without notice."""
-    assert sorted(django_redlock.__all__) == [
+    assert django_redlock.__all__ == [
         "InvalidRedlockError",
         "Lease",
         "Lock",
         "LockLostError",
         "LockManager",
         "LockTakenError",
+        "LockableQuerySet",
         "QuorumUnavailableError",
         "RedlockError",
         "StaleTokenError",
         "lock",
+        "lock_for_update",
+        "locked_view",
         "locks",
     ]
     assert all(getattr(django_redlock, name).__doc__ for name in django_redlock.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'lokc'"):
+        django_redlock.lokc  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,309 @@
+"""
+What a view's lock is called: the key that :func:`~django_redlock.views.locked_view` takes, read once and resolved for
+every request.
+"""
+
+import inspect
+import re
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from difflib import get_close_matches
+from enum import Enum
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+from uuid import UUID
+
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import BadRequest, ImproperlyConfigured
+from django.http import HttpRequest
+
+Key = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
+
+SHOWN = 120  # characters of a value that stay readable in the lock's name
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a view: its arguments as given, and by name."""
+
+    request: HttpRequest
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    values: Mapping[str, Any]
+
+
+class _MissingError(Exception):
+    """There is no value; says why, and whether the client is to blame."""
+
+    def __init__(self, why: str, client: bool = False) -> None:
+        super().__init__(why)
+        self.client = client
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A part of a key that differs from request to request: how it is written, and how its values are found."""
+
+    written: str
+    find: Callable[[Call], tuple[object, ...]]
+
+
+class ViewKey:
+    """
+    A key, read once: texts and fields in turn.
+
+    Different values never give the same name. A value is escaped, so that it has none of the separators of the key,
+    and two fields always have a separator between them.
+    """
+
+    def __init__(self, view: str, key: Key, signature: inspect.Signature) -> None:
+        self._view = view
+        self._key = key
+        self._raw = callable(key)  # a callable alone writes the whole key
+        parameters = signature.parameters.values()
+        self._open = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        self._names = {each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
+        self._parts = self._read(key)
+        texts = [part for part in self._parts if isinstance(part, str)]
+        self._special = frozenset("%:") | {sign for text in texts for sign in text if not sign.isalnum()}
+        if len(texts) == len(self._parts):
+            self._check_constant("".join(texts))
+        self._check_separators()
+
+    def resolve(self, call: Call) -> str:
+        """
+        Return the key of one request.
+
+        Raises:
+            BadRequest: The client left out what it needs.
+            ImproperlyConfigured: It has no value for another reason.
+        """
+        return "".join(part if isinstance(part, str) else self._value(part, call) for part in self._parts)
+
+    def _value(self, field: _Field, call: Call) -> str:
+        try:
+            texts = [_text(value) for value in field.find(call)]
+            return ":".join(texts if self._raw else map(self._escape, texts))
+        except _MissingError as missing:
+            message = self._message(f"{field.written} has no value for this request: {missing}")
+            raise (BadRequest if missing.client else ImproperlyConfigured)(message) from None
+
+    def _escape(self, text: str) -> str:
+        shown = "".join(_percent(sign) if sign in self._special else sign for sign in text[:SHOWN])
+        if len(text) <= SHOWN:
+            return shown
+        return f"{shown}%h{_digest(text)}"  # like no escaped value: h is no hexadecimal digit
+
+    # Reading
+
+    def _read(self, key: Key) -> list[str | _Field]:
+        if isinstance(key, str):
+            return self._read_text(key)
+        if callable(key):
+            return [self._read_callable(key)]
+        if not isinstance(key, list | tuple) or not key:
+            raise self._error(f"it must be a str, a callable or a list of these, not {key!r}")
+        parts: list[str | _Field] = []
+        for place, item in enumerate(key):
+            if not isinstance(item, str) and not callable(item):
+                raise self._error(f"its part {place} must be a str or a callable, not {item!r}")
+            parts += [":"] if place else []
+            parts += self._read(item)
+        return parts
+
+    def _read_callable(self, key: Callable[..., Any]) -> _Field:
+        if iscoroutinefunction(key):
+            raise self._error("a callable must not be a coroutine function; it is called in a thread and may block")
+        return _Field("the callable", lambda call: (_joined(key(call.request, *call.args, **call.kwargs)),))
+
+    def _read_text(self, text: str) -> list[str | _Field]:
+        if not text:
+            raise self._error("it must not be empty")
+        source, _, argument = text.partition(":")
+        if text in SOURCES:
+            return [_Field(repr(text), SOURCES[text])]
+        if source in SOURCES_OF and "{" not in text:
+            if not argument:
+                raise self._error(f"{source!r} must say which, such as '{source}:{SOURCES_OF[source].example}'")
+            if source == "kwarg":
+                self._check_root(argument, text)
+            return [_Field(repr(text), partial(SOURCES_OF[source].find, argument))]
+        return self._read_template(text)
+
+    def _read_template(self, text: str) -> list[str | _Field]:
+        parts: list[str | _Field] = []
+        try:
+            pieces = list(string.Formatter().parse(text))
+        except ValueError as error:
+            raise self._error(f"{text!r} is not a template ({error}); write a field as {{pk}}") from None
+        for literal, path, spec, conversion in pieces:
+            parts += [literal] if literal else []
+            if path is not None:
+                parts.append(self._read_field(path, bool(spec or conversion)))
+        return parts
+
+    def _read_field(self, path: str, formatted: bool) -> _Field:
+        names = path.split(".")
+        if formatted or not all(name.isidentifier() and not name.startswith("_") for name in names):
+            raise self._error(
+                f"{{{path}}} must be an argument of the view or an attribute of one, such as {{pk}} or "
+                "{request.user.pk}: no calls, indexes, formats, or names that begin with an underscore"
+            )
+        self._check_root(names[0], f"{{{path}}}")
+        return _Field(f"{{{path}}}", partial(_find_path, names))
+
+    def _check_root(self, name: str, written: str) -> None:
+        if name == "request" or name in self._names or self._open:
+            return
+        close = get_close_matches(name, self._names, n=1)
+        nearest = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(sorted(self._names))}"
+        raise self._error(f"{written!r} names no argument of the view{nearest}")
+
+    def _check_constant(self, text: str) -> None:
+        """Refuse what was meant to differ between requests, but does not: strangers would share one lock."""
+        for word in re.findall(r"\w+", text):
+            close = get_close_matches(word.lower(), [*SOURCES, *SOURCES_OF], n=1, cutoff=0.85)
+            if word in self._names or close:
+                meant = f"'{{{word}}}'" if word in self._names else repr(close[0])
+                raise self._error(
+                    f"it is the same for every request; did you mean {meant}? If one lock for everybody is meant, "
+                    f"write lambda request, **kwargs: {text!r}"
+                )
+
+    def _check_separators(self) -> None:
+        after_field = False
+        for part in self._parts:
+            separates = isinstance(part, str) and any(not sign.isalnum() and sign != "%" for sign in part)
+            if isinstance(part, _Field) and after_field:
+                raise self._error(
+                    f"put a separator such as ':' before {part.written}, or different values look the same"
+                )
+            after_field = isinstance(part, _Field) or (after_field and not separates)
+
+    def _error(self, what: str) -> ImproperlyConfigured:
+        return ImproperlyConfigured(self._message(what))
+
+    def _message(self, what: str) -> str:
+        return f"@locked_view on {self._view}, key {self._key!r}: {what}."
+
+
+def _text(value: object) -> str:
+    """Return the text of a value that says of itself all that it is, or raise _MissingError."""
+    if isinstance(value, Enum):
+        value = value.value
+    if value is None or value == "":
+        raise _MissingError("it is empty")
+    if not isinstance(value, str | int | UUID | date):
+        raise _MissingError(
+            f"a {type(value).__name__} cannot be part of a lock's name; name a str, an int or a UUID, such as its pk"
+        )
+    return str(value)
+
+
+def _joined(value: object) -> object:
+    """Return what a callable returned; the parts of a list become one text."""
+    if isinstance(value, tuple | list):
+        return ":".join("".join(_percent(sign) if sign in "%:" else sign for sign in _text(part)) for part in value)
+    return value
+
+
+def _percent(sign: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in sign.encode())
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+# Where values come from
+
+
+def _find_path(names: list[str], call: Call) -> tuple[object, ...]:
+    try:
+        value = call.values[names[0]]
+        for name in names[1:]:
+            value = getattr(value, name)
+    except (KeyError, AttributeError) as error:
+        raise _MissingError(f"{type(error).__name__}: {error}") from None
+    return (value,)
+
+
+def _find_user(call: Call) -> tuple[object, ...]:
+    user = getattr(call.request, "user", None)
+    if user is None:
+        raise _MissingError("there is no request.user; add AuthenticationMiddleware")
+    if not user.is_authenticated:
+        raise _MissingError("nobody is logged in; put @login_required above @locked_view, or use 'user_or_ip'")
+    return ("user", user.pk)
+
+
+def _find_ip(call: Call) -> tuple[object, ...]:
+    address = call.request.META.get("REMOTE_ADDR")
+    if not address:
+        raise _MissingError("the server passes no REMOTE_ADDR, as behind a Unix socket; set it in a middleware")
+    return ("ip", address)
+
+
+def _find_user_or_ip(call: Call) -> tuple[object, ...]:
+    user = getattr(call.request, "user", None)
+    return _find_user(call) if user is not None and user.is_authenticated else _find_ip(call)
+
+
+def _find_session(call: Call) -> tuple[object, ...]:
+    key = getattr(getattr(call.request, "session", None), "session_key", None)
+    if not key:
+        raise _MissingError("the session has not been saved yet; use 'user_or_ip'")
+    return ("session", _digest(key))  # the key itself would let whoever reads it take over the session
+
+
+def _find_path_of_url(call: Call) -> tuple[object, ...]:
+    return ("path", call.request.path)
+
+
+def _find_header(name: str, call: Call) -> tuple[object, ...]:
+    value = call.request.headers.get(name)
+    if not value:
+        raise _MissingError(f"the client sent no header {name}", client=True)
+    return ("header", name.lower(), _digest(value))  # may be a secret, as in Authorization
+
+
+def _find_get(name: str, call: Call) -> tuple[object, ...]:
+    return ("get", name, _sent(call.request.GET.get(name), name))
+
+
+def _find_post(name: str, call: Call) -> tuple[object, ...]:
+    return ("post", name, _sent(call.request.POST.get(name), name))
+
+
+def _sent(value: object, name: str) -> object:
+    if not value:
+        raise _MissingError(f"the client sent no {name}", client=True)
+    return value
+
+
+def _find_kwarg(name: str, call: Call) -> tuple[object, ...]:
+    return ("kwarg", name, *_find_path([name], call))
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    find: Callable[[str, Call], tuple[object, ...]]
+    example: str
+
+
+SOURCES: Mapping[str, Callable[[Call], tuple[object, ...]]] = {
+    "user": _find_user,
+    "user_or_ip": _find_user_or_ip,
+    "session": _find_session,
+    "ip": _find_ip,
+    "path": _find_path_of_url,
+}
+SOURCES_OF: Mapping[str, _Source] = {
+    "header": _Source(_find_header, "Idempotency-Key"),
+    "get": _Source(_find_get, "id"),
+    "post": _Source(_find_post, "id"),
+    "kwarg": _Source(_find_kwarg, "pk"),
+}

@@ -1,0 +1,60 @@
+"""Rows of every shape that can be locked."""
+# ruff: noqa: DJ008
+
+import uuid
+
+from django.db import models
+
+from django_redlock.querysets import LockableQuerySet
+
+
+class Order(models.Model):
+    number = models.CharField(max_length=20, default="")
+    total = models.IntegerField(default=0)
+    paid = models.BooleanField(default=False)
+
+    objects = LockableQuerySet.as_manager()
+
+
+class OrderProxy(Order):
+    class Meta:
+        proxy = True
+
+
+class GiftOrder(Order):
+    """A table of its own, whose rows are also orders."""
+
+    greeting = models.CharField(max_length=20, default="")
+
+
+class WrappedGiftOrder(GiftOrder):
+    paper = models.CharField(max_length=20, default="")
+
+
+class Parcel(models.Model):
+    code = models.CharField(max_length=20, primary_key=True)
+
+
+class Letter(models.Model):
+    stamp = models.AutoField(primary_key=True)
+
+
+class ParcelLetter(Parcel, Letter):
+    """A row of two tables, with a key in each."""
+
+
+class Voucher(models.Model):
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+
+
+class Stock(models.Model):
+    pk = models.CompositePrimaryKey("place", "article")
+    place = models.CharField(max_length=20)
+    article = models.CharField(max_length=20)
+    count = models.IntegerField(default=0)
+
+
+class Invoice(models.Model):
+    """Its primary key is the order's."""
+
+    order = models.OneToOneField(Order, on_delete=models.CASCADE, primary_key=True)

@@ -1,0 +1,17 @@
+from django.urls import path
+
+from . import views
+
+urlpatterns = [
+    path("pay/<int:pk>/", views.pay),
+    path("touch/<int:pk>/", views.touch),
+    path("pay-without-transaction/<int:pk>/", views.pay_without_transaction),
+    path("pay-without-transaction-below/<int:pk>/", views.pay_without_transaction_below),
+    path("pay-under-two-locks/<int:pk>/", views.pay_under_two_locks),
+    path("pay-class/<int:pk>/", views.Pay.as_view()),
+    path("pay-by-method/<int:pk>/", views.PayByMethod.as_view()),
+    path("apay/<int:pk>/", views.apay),
+    path("apay-class/<int:pk>/", views.APay.as_view()),
+    path("stream/<int:pk>/", views.stream),
+    path("astream/<int:pk>/", views.astream),
+]

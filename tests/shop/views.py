@@ -1,0 +1,106 @@
+"""Views under locks; ``during`` is what a test wants to happen inside of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.csrf import csrf_exempt
+
+from django_redlock.views import locked_view
+
+from .models import Order
+
+
+def nothing() -> Any:
+    return None
+
+
+class During:
+    """What happens inside the views."""
+
+    action: Callable[[], Any] = staticmethod(nothing)
+
+
+def save_as_paid(pk: int) -> HttpResponse:
+    """Save an order as paid, in the database with a file."""
+    Order.objects.using("warehouse").filter(pk=pk).update(paid=True)
+    During.action()
+    return HttpResponse("paid")
+
+
+@csrf_exempt
+@locked_view("order:{pk}")
+def pay(request: HttpRequest, pk: int) -> HttpResponse:
+    return save_as_paid(pk)
+
+
+@locked_view("order:{pk}")
+def touch(request: HttpRequest, pk: int) -> HttpResponse:
+    """Needs no database."""
+    During.action()
+    return HttpResponse("touched")
+
+
+@transaction.non_atomic_requests("warehouse")
+@locked_view("order:{pk}")
+def pay_without_transaction(request: HttpRequest, pk: int) -> HttpResponse:
+    return save_as_paid(pk)
+
+
+@locked_view("order:{pk}")
+@transaction.non_atomic_requests("warehouse")
+def pay_without_transaction_below(request: HttpRequest, pk: int) -> HttpResponse:
+    return save_as_paid(pk)
+
+
+@locked_view("order:{pk}")
+@locked_view("shop")
+def pay_under_two_locks(request: HttpRequest, pk: int) -> HttpResponse:
+    return save_as_paid(pk)
+
+
+@method_decorator(locked_view("order:{pk}"), name="dispatch")
+class Pay(View):
+    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return HttpResponse("form")
+
+    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return save_as_paid(pk)
+
+
+class PayByMethod(View):
+    """Decorated too far inside: under ATOMIC_REQUESTS the transaction is around the lock."""
+
+    @method_decorator(locked_view("order:{pk}"))
+    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return save_as_paid(pk)
+
+
+@locked_view("order:{pk}")
+async def apay(request: HttpRequest, pk: int) -> HttpResponse:
+    During.action()
+    return HttpResponse("paid")
+
+
+@method_decorator(locked_view("order:{pk}"), name="dispatch")
+class APay(View):
+    async def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        During.action()
+        return HttpResponse("paid")
+
+
+@locked_view("order:{pk}")
+def stream(request: HttpRequest, pk: int) -> StreamingHttpResponse:
+    return StreamingHttpResponse(iter([b"one", b"two"]))
+
+
+@locked_view("order:{pk}")
+async def astream(request: HttpRequest, pk: int) -> StreamingHttpResponse:
+    async def parts() -> Any:
+        yield b"one"
+        yield b"two"
+
+    return StreamingHttpResponse(parts())

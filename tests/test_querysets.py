@@ -1,0 +1,771 @@
+"""
+``lock_for_update``: rows under a lock that goes around their transaction.
+
+Where it matters what others see, the rows are in the database ``warehouse``, a file that a second connection reads.
+"""
+
+import threading
+import uuid
+from decimal import Decimal
+from enum import StrEnum
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import connection, connections, models, transaction
+from django.test import TestCase
+
+from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
+from django_redlock.nodes import memory
+from django_redlock.querysets import _plain, lock_for_update
+from django_redlock.signals import lock_acquired, lock_released
+from tests.shop.models import (
+    GiftOrder,
+    Invoice,
+    Order,
+    OrderProxy,
+    Parcel,
+    ParcelLetter,
+    Stock,
+    Voucher,
+    WrappedGiftOrder,
+)
+
+PATIENCE = 20.0  # seconds after which a thread that waits for another has failed
+
+
+@pytest.fixture(autouse=True)
+def fresh_nodes():
+    """Nodes without locks."""
+    memory.forget_nodes()
+    locks.reset()
+    yield
+    locks.reset()
+    memory.forget_nodes()
+
+
+@pytest.fixture
+def leases():
+    """The leases that were acquired, in order."""
+    acquired = []
+
+    def remember(lease, **about):
+        acquired.append(lease)
+
+    lock_acquired.connect(remember)
+    yield acquired
+    lock_acquired.disconnect(remember)
+
+
+@pytest.fixture
+def when_locked():
+    """Calls a function once, as soon as the next lock is acquired."""
+    receivers = []
+
+    def call(action):
+        def receive(**about):
+            lock_acquired.disconnect(receive)
+            action()
+
+        lock_acquired.connect(receive)
+        receivers.append(receive)
+
+    yield call
+    for receive in receivers:
+        lock_acquired.disconnect(receive)
+
+
+@pytest.fixture
+async def async_connections():
+    """Closes the connections of the thread in which asynchronous code reaches the database."""
+    yield
+    await sync_to_async(connections.close_all)()
+
+
+def in_thread(action):
+    """Return what *action* returns in a thread of its own, with connections of its own."""
+    results = []
+    thread = start(lambda: results.append(action()))
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    return results[0]
+
+
+def start(action):
+    """Start a thread that closes its connections at its end."""
+
+    def run():
+        try:
+            action()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def total_seen_by_others(order):
+    return in_thread(lambda: Order.objects.using("warehouse").get(pk=order.pk).total)
+
+
+def lose(lease):
+    """Let somebody else take the lock over, and the lease find out."""
+    locks["default"].release(lease.names, lease.token)
+    with lock(lease.names, wait=0):
+        lease.extend()
+
+
+def change(order, *, total, then):
+    """Save another total, and do something."""
+    order.total = total
+    order.save()
+    then()
+
+
+def put_down(count):
+    for node in locks["default"].nodes[:count]:
+        node.down = True
+
+
+def fail():
+    raise ZeroDivisionError
+
+
+def is_free(*names):
+    with lock(names, wait=0) as lease:
+        return lease.valid()
+
+
+def order_name(order):
+    return f"model:shop.order:{order.pk}"
+
+
+# What is locked and what comes out
+
+
+@pytest.mark.django_db
+def test_instance_is_refreshed_under_its_lock(when_locked):
+    """
+    The block gets the caller's instance with the values that the row had when the lock was taken.
+    """
+    order = Order.objects.create(total=1)
+    when_locked(lambda: Order.objects.update(total=2))
+
+    with lock_for_update(order) as locked:
+        assert locked is order
+        assert order.total == 2
+        with pytest.raises(LockTakenError, match=order_name(order)):
+            lock(order_name(order), wait=0).acquire()
+
+    assert is_free(order_name(order))
+
+
+@pytest.mark.django_db
+def test_rows_that_no_longer_match_are_left_out(when_locked):
+    """
+    Rows that were deleted or changed while the caller waited are not in the list, as with select_for_update().
+    """
+    orders = [Order.objects.create(number=str(number)) for number in range(4)]
+    when_locked(lambda: (Order.objects.filter(number="1").delete(), Order.objects.filter(number="2").update(paid=True)))
+
+    with lock_for_update(Order.objects.filter(paid=False).order_by("-number")) as locked:
+        assert locked == [orders[3], orders[0]]
+
+
+@pytest.mark.django_db
+def test_rows_are_read_again_with_one_query(django_assert_num_queries):
+    """
+    Three rows cost one query for their keys and one for their values.
+    """
+    Order.objects.bulk_create(Order(number=str(number)) for number in range(3))
+
+    with django_assert_num_queries(4) as queries, lock_for_update(Order.objects.all()):  # and a savepoint
+        pass
+
+    assert [query["sql"].split()[0] for query in queries] == ["SELECT", "SAVEPOINT", "SELECT", "RELEASE"]
+
+
+@pytest.mark.django_db
+def test_slice_is_locked_as_it_was_evaluated(when_locked, leases):
+    """
+    A slice locks its own rows; a row that would move up into it later is neither locked nor read.
+    """
+    orders = [Order.objects.create(number=str(number)) for number in range(3)]
+    when_locked(lambda: Order.objects.filter(number="0").update(paid=True))
+
+    with lock_for_update(Order.objects.filter(paid=False).order_by("number")[:2]) as locked:
+        assert locked == [orders[1]]
+
+    assert leases[0].names == (order_name(orders[0]), order_name(orders[1]))
+
+
+@pytest.mark.django_db
+def test_vanished_instance_raises_when_it_was_deleted_meanwhile(when_locked):
+    """
+    An instance whose row is gone raises DoesNotExist, and its lock is released.
+    """
+    order = Order.objects.create()
+    when_locked(lambda: Order.objects.all().delete())
+
+    with pytest.raises(Order.DoesNotExist), lock_for_update(order):
+        pytest.fail("entered")
+
+    assert is_free(order_name(order))
+
+
+@pytest.mark.django_db
+def test_nothing_is_locked_when_nothing_matches(leases):
+    """
+    An empty queryset gives an empty list in a transaction, without a lock.
+    """
+    with lock_for_update(Order.objects.none()) as locked:
+        assert locked == []
+        assert connection.in_atomic_block
+
+    assert leases == []
+
+
+@pytest.mark.django_db
+def test_manager_locks_all_its_rows(leases):
+    """
+    A manager stands for all its rows, and a row that the query repeats is locked once.
+    """
+    order = Order.objects.create()
+
+    with lock_for_update(Order.objects) as locked:
+        assert locked == [order]
+
+    assert leases[0].names == (order_name(order),)
+
+
+@pytest.mark.django_db
+def test_queryset_method_takes_the_same_options(leases):
+    """
+    ``redlock_for_update()`` of a LockableQuerySet and of its manager is ``lock_for_update()``.
+    """
+    order = Order.objects.create()
+
+    with Order.objects.filter(pk=order.pk).redlock_for_update(ttl=5) as locked:
+        assert locked == [order]
+    with (
+        lock(order_name(order)),
+        pytest.raises(LockTakenError, match=order_name(order)),
+        Order.objects.redlock_for_update(nowait=True),
+    ):
+        pytest.fail("entered")
+
+    assert [lease.names for lease in leases] == [(order_name(order),)] * 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_queryset_may_lock_in_the_database_too(monkeypatch):
+    """
+    A queryset with select_for_update() is evaluated without it at first, since no transaction is open yet.
+    """
+    Order.objects.create()
+    monkeypatch.setattr(connection.features, "has_select_for_update", True)  # else SQLite ignores it
+    monkeypatch.setattr(connection.ops, "for_update_sql", lambda **options: "")
+    with pytest.raises(transaction.TransactionManagementError):
+        list(Order.objects.select_for_update())
+
+    with lock_for_update(Order.objects.select_for_update()) as locked:
+        assert len(locked) == 1
+
+
+@pytest.mark.django_db
+def test_holder_is_named_for_people():
+    """
+    Whoever finds the row taken learns what holds it.
+    """
+    order = Order.objects.create()
+
+    with lock_for_update(order), pytest.raises(LockTakenError) as taken:
+        lock(order_name(order), wait=0).acquire()
+
+    assert (taken.value.holder["kind"], taken.value.holder["label"]) == ("model", f"shop.Order {order.pk}")
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("order", [Order(), Order(pk=7), Stock(place="here")], ids=["new", "made up", "half a key"])
+def test_unsaved_instance_is_refused(order):
+    """
+    An instance without a row is an error that says what to do.
+    """
+    with pytest.raises(ValueError, match=r"This shop\.(Order|Stock) is not saved.* Save it first"):
+        lock_for_update(order)
+
+
+@pytest.mark.parametrize(
+    "options", [{"nowait": True, "skip_locked": True}, {"nowait": True, "wait": 0}, {"skip_locked": True, "wait": 1.0}]
+)
+def test_options_that_exclude_each_other_are_refused(options):
+    """
+    How to deal with a taken row has one answer.
+    """
+    with pytest.raises(ValueError, match="nowait, skip_locked and wait"):
+        lock_for_update(Order.objects.all(), **options)
+
+
+@pytest.mark.django_db
+def test_instance_cannot_be_skipped():
+    """
+    There is no row to leave out when there is only one.
+    """
+    with pytest.raises(ValueError, match="use nowait"):
+        lock_for_update(Order.objects.create(), skip_locked=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (Order, "not ModelBase"),
+        ([1, 2], r"not list; for a list of instances, pass Model\.objects\.filter"),
+        (Order.objects.values("total"), r"leave out values\(\)"),
+        (Order.objects.values_list("pk", flat=True), r"leave out values\(\)"),
+        (Order.objects.all().union(Order.objects.all()), "Q objects"),
+    ],
+    ids=["model", "list", "values", "values_list", "union"],
+)
+def test_target_without_rows_to_read_again_is_refused(target, message):
+    """
+    What is neither an instance nor a queryset of instances is an error that says what to pass.
+    """
+    with pytest.raises(TypeError, match=message):
+        lock_for_update(target)
+
+
+@pytest.mark.django_db
+def test_too_many_rows_are_refused(leases):
+    """
+    More than 200 rows are an error before any lock is taken.
+    """
+    Order.objects.bulk_create(Order() for _ in range(201))
+
+    with pytest.raises(ValueError, match="more than 200 rows"), lock_for_update(Order.objects.all()):
+        pytest.fail("entered")
+    with lock_for_update(Order.objects.all()[:200]) as locked:
+        assert len(locked) == 200
+
+    assert len(leases) == 1
+
+
+@pytest.mark.django_db
+def test_block_cannot_be_entered_twice():
+    """
+    One object of lock_for_update() is good for one block at a time, and for another one afterwards.
+    """
+    order = Order.objects.create()
+    guard = lock_for_update(order, nowait=True)
+
+    with lock(order_name(order)), pytest.raises(LockTakenError), guard:
+        pytest.fail("entered")
+    with guard, pytest.raises(RuntimeError, match="already entered"), guard:
+        pytest.fail("entered")
+    with guard:
+        pass
+
+
+# Names
+
+
+class Place(models.TextChoices):
+    HERE = "here"
+
+
+class Color(StrEnum):
+    RED = "red"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Order.objects.create(pk=7), "model:shop.order:7"),
+        (lambda: OrderProxy.objects.create(pk=7), "model:shop.order:7"),
+        (lambda: GiftOrder.objects.create(pk=7), "model:shop.order:7"),
+        (lambda: WrappedGiftOrder.objects.create(pk=7), "model:shop.order:7"),
+        (lambda: Invoice.objects.create(order=Order.objects.create(pk=7)), "model:shop.invoice:7"),
+        (lambda: Parcel.objects.create(code="a:b"), "model:shop.parcel:a:b"),
+        (lambda: Parcel.objects.create(code=Color.RED), "model:shop.parcel:red"),
+        (
+            lambda: Voucher.objects.create(pk=uuid.UUID(int=7)),
+            "model:shop.voucher:00000000-0000-0000-0000-000000000007",
+        ),
+        (lambda: Stock.objects.create(place=Place.HERE, article="a,b%"), "model:shop.stock:here,a%2Cb%25"),
+    ],
+    ids=["plain", "proxy", "child", "grandchild", "one-to-one", "text", "enum", "uuid", "composite"],
+)
+def test_name_is_the_same_however_the_row_is_reached(leases, make, name):
+    """
+    An instance just made, a queryset and an instance with its key as text give the same name (L57).
+    """
+    made = make()
+
+    with lock_for_update(made):
+        pass
+    with lock_for_update(type(made).objects.all()):
+        pass
+    if not isinstance(made.pk, tuple):
+        made.pk = str.__str__(made.pk) if isinstance(made.pk, str) else str(made.pk)
+        with lock_for_update(made):
+            pass
+
+    assert {lease.names for lease in leases} == {(name,)}
+
+
+@pytest.mark.django_db
+def test_row_of_two_tables_has_two_names(leases):
+    """
+    A child of two parents excludes the holders of either of its rows (L57).
+    """
+    letter = ParcelLetter.objects.create(code="x", stamp=3)
+
+    with lock_for_update(letter):
+        pass
+    with lock_for_update(ParcelLetter.objects.all()):
+        pass
+
+    assert {lease.names for lease in leases} == {("model:shop.letter:3", "model:shop.parcel:x")}
+
+
+@pytest.mark.django_db(databases=["default", "warehouse"])
+def test_name_does_not_depend_on_the_database(leases):
+    """
+    Two aliases may be one database, so a row has the same name in both; each is read from its own (L57).
+    """
+    Order.objects.create(pk=7, number="shop")
+    stored = Order.objects.using("warehouse").create(pk=7, number="warehouse")
+
+    with lock_for_update(Order.objects.using("warehouse")) as locked:
+        assert [order.number for order in locked] == ["warehouse"]
+        assert connections["warehouse"].in_atomic_block
+    with lock_for_update(stored) as order:
+        assert order.number == "warehouse"
+
+    assert {lease.names for lease in leases} == {("model:shop.order:7",)}
+
+
+def test_plain_text_of_a_key_is_the_same_for_equal_values():
+    """
+    A number with more zeros and bytes in another wrapping are the same key (L57).
+    """
+    assert _plain(Decimal("1.50")) == _plain(Decimal("1.5")) == "1.5"
+    assert _plain(b"\x00k") == _plain(memoryview(b"\x00k")) == "006b"
+
+
+# Taken
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("options", [{"nowait": True}, {"wait": 0}, {"wait": 0.05}])
+def test_taken_row_raises_when_the_caller_does_not_wait_for_it(options):
+    """
+    One taken row fails the whole set, and none of the others stays locked.
+    """
+    first, second = Order.objects.create(), Order.objects.create()
+
+    with lock(order_name(second)):
+        with pytest.raises(LockTakenError), lock_for_update(Order.objects.all(), **options):
+            pytest.fail("entered")
+
+        assert is_free(order_name(first))
+
+
+@pytest.mark.django_db
+def test_locked_rows_are_skipped_when_asked():
+    """
+    ``skip_locked`` gives the rows that nobody else has, under their locks.
+    """
+    orders = [Order.objects.create() for _ in range(3)]
+
+    with lock(order_name(orders[1])), lock_for_update(Order.objects.order_by("pk"), skip_locked=True) as locked:
+        assert locked == [orders[0], orders[2]]
+        with pytest.raises(LockTakenError):
+            lock(order_name(orders[2]), wait=0).acquire()
+    with lock(map(order_name, orders)), lock_for_update(Order.objects.all(), skip_locked=True) as locked:
+        assert locked == []
+
+    assert is_free(*map(order_name, orders))
+
+
+@pytest.mark.django_db
+def test_missing_quorum_flows_out(leases):
+    """
+    Without a quorum nothing is locked or read, and the error is not "taken".
+    """
+    order = Order.objects.create()
+    put_down(2)
+
+    with pytest.raises(QuorumUnavailableError), lock_for_update(order, nowait=True):
+        pytest.fail("entered")
+
+    assert leases == []
+
+
+# Transactions
+
+
+@pytest.mark.django_db(transaction=True)
+def test_open_transaction_is_refused_before_the_lock_is_taken(leases):
+    """
+    Inside another transaction the lock would end before the commit: the error names both ways out (L52).
+    """
+    order = Order.objects.create()
+
+    with (
+        transaction.atomic(),
+        pytest.raises(RuntimeError, match=r"(?s)Either move it out of atomic\(\).*locked_view.*Or .*select_for_update"),
+        lock_for_update(order),
+    ):
+        pytest.fail("entered")
+
+    assert leases == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_autocommit_that_is_off_is_refused_before_the_lock_is_taken(leases):
+    """
+    Without autocommit the end of the block would not commit (L52).
+    """
+    order = Order.objects.create()
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(RuntimeError, match="autocommit is off"), lock_for_update(order):
+            pytest.fail("entered")
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+
+    assert leases == []
+
+
+class InsideTestCase(TestCase):
+    """Django's TestCase is a transaction that does not count, as for ``atomic(durable=True)``."""
+
+    def test_transaction_of_a_test_case_is_no_obstacle(self):
+        order = Order.objects.create()
+
+        with lock_for_update(order):
+            order.total = 3
+            order.save()
+
+        assert Order.objects.get().total == 3
+
+    def test_transaction_inside_a_test_case_is_refused(self):
+        order = Order.objects.create()
+
+        with transaction.atomic(), pytest.raises(RuntimeError, match="inside a transaction"):
+            lock_for_update(order).__enter__()
+
+
+@pytest.fixture
+def order(transactional_db):
+    """An order in the file, with a total of 1."""
+    return Order.objects.using("warehouse").create(total=1)
+
+
+@pytest.fixture
+def seen_at_release(order):
+    """What another connection reads at the moment when the lock is free."""
+    seen = []
+
+    def look(**about):
+        seen.append(total_seen_by_others(order))
+
+    lock_released.connect(look)
+    yield seen
+    lock_released.disconnect(look)
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_lock_is_released_after_the_commit(order, seen_at_release):
+    """
+    When the lock is free, another connection sees what the block wrote; before, it does not (L52).
+    """
+    with lock_for_update(order):
+        order.total = 2
+        order.save()
+        assert total_seen_by_others(order) == 1
+
+    assert seen_at_release == [2]
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_lock_is_released_after_the_rollback(order, seen_at_release):
+    """
+    An exception rolls the block back and then frees the lock, at once rather than with its ttl (L55).
+    """
+    with pytest.raises(ZeroDivisionError), lock_for_update(order):
+        change(order, total=2, then=fail)
+
+    assert seen_at_release == [1]
+    assert is_free(order_name(order))
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_rollback_of_a_savepoint_does_not_release(order, seen_at_release):
+    """
+    A nested block that rolls back leaves the lock and the outer block alone (L54).
+    """
+    with lock_for_update(order):
+        order.total = 2
+        order.save()
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using="warehouse"):
+            raise ZeroDivisionError
+        with pytest.raises(LockTakenError):
+            lock(order_name(order), wait=0).acquire()
+        assert seen_at_release == []
+
+    assert seen_at_release == [2]
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_lost_connection_releases_after_the_outcome(order, seen_at_release):
+    """
+    A connection that breaks inside the block loses its changes, and then the lock (L54).
+    """
+    with lock_for_update(order):
+        order.total = 2
+        order.save()
+        connections["warehouse"].close()
+
+    assert seen_at_release == [1]
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_lost_lock_rolls_back(order, leases):
+    """
+    A lease that ended before the commit takes the changes with it (L53).
+    """
+    with pytest.raises(LockLostError) as lost, lock_for_update(order):
+        change(order, total=2, then=lambda: lose(leases[0]))
+
+    assert lost.value.reason == "superseded"
+    assert not hasattr(lost.value, "__notes__")
+    assert total_seen_by_others(order) == 1
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_lock_lost_during_the_commit_says_so(order, leases):
+    """
+    When the lease ends between its last check and the release, the error tells that the changes are kept.
+    """
+    with pytest.raises(LockLostError) as lost, lock_for_update(order):
+        change(order, total=2, then=lambda: transaction.on_commit(lambda: lose(leases[0]), using="warehouse"))
+
+    assert "already been committed" in lost.value.__notes__[0]
+    assert total_seen_by_others(order) == 2
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_exception_of_the_block_goes_before_the_loss(order, leases):
+    """
+    A block that fails after its lock was lost raises its own exception.
+    """
+    with pytest.raises(ZeroDivisionError), lock_for_update(order):
+        change(order, total=2, then=lambda: lose(leases[0]) or fail())
+
+    assert total_seen_by_others(order) == 1
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_two_sets_in_opposite_order_do_not_deadlock(order):
+    """
+    Threads that lock {a, b} and {b, a}, waiting for ever, all finish, and lose none of 4 x 10 increments (L56, L52).
+    """
+    other = Order.objects.using("warehouse").create(total=1)
+    ready = threading.Barrier(4)
+
+    def increment(direction):
+        ready.wait(PATIENCE)
+        for _ in range(10):
+            with lock_for_update(Order.objects.using("warehouse").order_by(direction), ttl=10) as orders:
+                for each in orders:
+                    each.total += 1
+                    each.save()
+
+    threads = [start(lambda d=direction: increment(d)) for direction in ("pk", "-pk", "pk", "-pk")]
+    for thread in threads:
+        thread.join(PATIENCE)
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert (total_seen_by_others(order), total_seen_by_others(other)) == (41, 41)
+
+
+# Asyncio
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+async def test_async_block_locks_and_refreshes(async_connections, leases):
+    """
+    ``async with`` takes the same lock, reads the rows again, and saves what the block saves at once.
+    """
+    order = await Order.objects.using("warehouse").acreate(total=1)
+    await Order.objects.using("warehouse").aupdate(total=2)
+
+    async with lock_for_update(order) as locked:
+        assert locked is order
+        assert order.total == 2
+        with pytest.raises(LockTakenError):
+            await lock(order_name(order), wait=0).aacquire()
+        order.total = 3
+        await order.asave()
+        assert await sync_to_async(total_seen_by_others)(order) == 3
+    async with lock_for_update(Order.objects.using("warehouse").all(), nowait=True) as orders:
+        assert [each.total for each in orders] == [3]
+
+    assert [lease.names for lease in leases] == [(order_name(order),)] * 2
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+async def test_async_block_tells_a_lost_lock_without_undoing(async_connections, leases):
+    """
+    Asynchronous code has no transaction: the loss is raised on leaving, and what was saved stays (L53).
+    """
+    order = await Order.objects.using("warehouse").acreate(total=1)
+
+    async def change_and_lose():
+        async with lock_for_update(order):
+            await sync_to_async(change)(order, total=2, then=lambda: lose(leases[0]))
+
+    with pytest.raises(LockLostError):
+        await change_and_lose()
+
+    await order.arefresh_from_db()
+    assert order.total == 2
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+async def test_async_block_skips_locked_rows(async_connections):
+    """
+    ``skip_locked`` and an empty queryset work as in blocking code.
+    """
+    orders = [await Order.objects.using("warehouse").acreate() for _ in range(2)]
+    everything = Order.objects.using("warehouse").order_by("pk")
+
+    async with lock(order_name(orders[0])), lock_for_update(everything, skip_locked=True) as locked:
+        assert locked == [orders[1]]
+    async with lock_for_update(everything.none()) as locked:
+        assert locked == []
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+async def test_async_block_refuses_an_open_transaction(async_connections, leases):
+    """
+    A transaction around the caller of asynchronous code is found in the thread that reaches the database (L52).
+    """
+    order = await Order.objects.using("warehouse").acreate()
+
+    def enter_inside_a_transaction():
+        with transaction.atomic(using="warehouse"):
+            async_to_sync(enter)()
+
+    async def enter():
+        async with lock_for_update(order):
+            pytest.fail("entered")
+
+    with pytest.raises(RuntimeError, match="inside a transaction"):
+        await sync_to_async(enter_inside_a_transaction)()
+    assert leases == []
