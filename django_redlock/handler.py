@@ -83,7 +83,8 @@ def lock(
     Args:
         name: What to lock, or several names to lock all or none of.
         ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``, 30 by default.
-        wait: How long to try in seconds; 0 is one attempt, None is for ever.
+        wait: How long to try in seconds; 0 is one attempt, None is for ever. Votes that were split between contenders,
+            so that nobody has the lock, are repeated for one node timeout.
         using: Alias in ``REDLOCK``.
         renew: Whether to extend the lease while it is held; None is ``OPTIONS["renew"]``, True by default.
         label: What the holder is doing, for the people who look at held locks; never put a secret here.

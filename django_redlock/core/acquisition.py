@@ -217,8 +217,8 @@ class Acquisition:
         """
         Tell whether nothing that is still to come could change what to do.
 
-        A failure is called early only when its reason is certain as well: more nodes taken, or more nodes
-        silent, than may be missing.
+        A failure is called early only when its reason is certain as well: one holder has a quorum, or more nodes
+        are silent than may be missing.
         """
         rules = self._rules
         accepted, granted = count(replies, Kind.ACCEPTED), count(replies, *GRANTS)
@@ -227,8 +227,7 @@ class Acquisition:
         pending = rules.nodes - len(replies)
         if granted >= rules.needed and accepted + pending < rules.needed:
             return True
-        silent = sum(reply.kind not in ANSWERS for reply in replies.values())
-        return count(replies, Kind.BUSY) > rules.spare or silent > rules.spare
+        return silent(replies) > rules.spare or most_held(replies) > rules.spare
 
     def _second_round_decided(self, replies: Mapping[int, Reply]) -> bool:
         return count(replies, Kind.ACCEPTED) >= self._rules.needed
@@ -242,11 +241,29 @@ class Acquisition:
             self._floor.lift(self._slugs, reply.fence)
 
     def _time_left(self, began: float, now: float) -> float | None:
-        return None if self.wanted.wait is None else began + self.wanted.wait - now
+        """
+        Return for how much longer to try.
+
+        A split vote is nobody's lock. Giving up on it could leave every contender of a burst without one, so it is
+        repeated for one node timeout more.
+        """
+        if self.wanted.wait is None:
+            return None
+        repeat = self._rules.timeout(self.wanted.ttl) if self._split() else 0.0
+        return began + self.wanted.wait + repeat - now
+
+    def _split(self) -> bool:
+        """Tell whether contenders share the nodes that answer between them, so that none of them has a quorum."""
+        replies = self._ballots[0].replies
+        pending = self._rules.nodes - len(replies)
+        contended = count(replies, Kind.BUSY) > 0 and silent(replies) <= self._rules.spare
+        return contended and most_held(replies) + pending < self._rules.needed
 
     def _pause(self) -> float:
         """Return the next pause: decorrelated jitter, and no longer than the present hold can last."""
         shortest = self._rules.retry_delay
+        if self._split():
+            return shortest * self._chance()
         self._delay = min(10 * shortest, shortest + self._chance() * (3 * self._delay - shortest))
         free_in = self._free_in()
         return self._delay if free_in is None else min(self._delay, max(free_in, 0.02))
@@ -270,7 +287,7 @@ class Acquisition:
 
     def _gave_up(self, waited: float) -> GaveUp:
         replies = self._ballots[0].replies
-        answered = sum(reply.kind in ANSWERS for reply in replies.values())
+        answered = len(replies) - silent(replies)
         busy = [reply for reply in replies.values() if reply.kind is Kind.BUSY]
         holders = [reply.detail for reply in busy if reply.detail]
         return GaveUp(
@@ -281,6 +298,17 @@ class Acquisition:
             retry_after=self._free_in(),
             holder=max(set(holders), key=holders.count) if holders else "",
         )
+
+
+def silent(replies: Mapping[int, Reply]) -> int:
+    """Return how many replies say nothing of the lock."""
+    return sum(reply.kind not in ANSWERS for reply in replies.values())
+
+
+def most_held(replies: Mapping[int, Reply]) -> int:
+    """Return on how many nodes the same holder was in the way, for the holder who is on most."""
+    holders = [reply.detail for reply in replies.values() if reply.kind is Kind.BUSY]
+    return max(map(holders.count, holders), default=0)
 
 
 def farewell(

@@ -29,13 +29,16 @@ class Attempt:
     def _instant(self) -> Instant:
         return Instant(self.time, NOW + round(self.time * 1e6))
 
-    def reply(self, *kinds: Kind | None, fence: int = 0, left: float = 5.0) -> None:
-        """Give the round these replies, in the order of the nodes; None is silence."""
+    def reply(self, *kinds: Kind | str | None, fence: int = 0, left: float = 5.0) -> None:
+        """Give the round these replies, in the order of the nodes; a str is a busy node's holder, None is silence."""
         for node, kind in zip(list(self.step.requests), kinds, strict=False):
-            if kind is not None and not self.step.closed:
-                asked = self.step.requests[node]
-                number = getattr(asked, "number", 0) if kind is Kind.ACCEPTED else fence
-                self.step.receive(node, Reply(kind, number, left=left))
+            if kind is None or self.step.closed:
+                continue
+            if isinstance(kind, str):
+                self.step.receive(node, Reply(Kind.BUSY, fence, left=left, detail=kind))
+                continue
+            number = getattr(self.step.requests[node], "number", 0) if kind is Kind.ACCEPTED else fence
+            self.step.receive(node, Reply(kind, number, left=left))
 
     def go_on(self, seconds: float = 0.0) -> Any:
         """Let time pass and take the next step; returns it, or the outcome."""
@@ -136,8 +139,9 @@ def test_taken_and_cannot_tell_are_told_apart(nodes: int, replies: list[Kind], t
 
     attempt.reply(*replies)
     attempt.go_on()
+    outcome = attempt.go_on(1.0)  # long enough for a split vote not to be repeated
 
-    assert attempt.go_on().taken is taken
+    assert outcome.taken is taken
 
 
 def test_failure_is_certain_before_all_have_answered():
@@ -235,6 +239,44 @@ def test_waiting_ends_with_its_time():
 
     assert isinstance(outcome, GaveUp)
     assert (outcome.attempts, outcome.waited) == (2, pytest.approx(1.0))
+
+
+@pytest.mark.parametrize(
+    "replies",
+    [["b", "b", "c", "c", A], [A, "b", "c", "d", "e"], ["b", "c", A, F, F], ["b", "b", "c", A, U]],
+)
+def test_split_vote_is_repeated_for_one_node_timeout(replies: list[Any]):
+    """L16: contenders that share the nodes between them would otherwise all be refused, and nobody has the lock."""
+    attempt = Attempt(wait=0.0, node_timeout=0.2)
+    attempt.reply(*replies)
+    attempt.go_on()
+
+    pause = attempt.go_on(0.05)
+    assert isinstance(pause, Pause)
+    assert pause.seconds <= 0.05
+    attempt.go_on(0.2)
+    attempt.reply(*replies)
+    attempt.go_on()
+
+    outcome = attempt.go_on()
+    assert isinstance(outcome, GaveUp)
+    assert outcome.attempts == 2
+
+
+@pytest.mark.parametrize(
+    "replies", [["b", "b", "b"], ["b", "b", "c", "b"], [F, "b", "b", "b"], ["b", "b", "c", "c", "b"]]
+)
+def test_holder_with_a_quorum_is_not_asked_again(replies: list[Any]):
+    """L3: wait=0 is one attempt when somebody does have the lock."""
+    attempt = Attempt(wait=0.0)
+    attempt.reply(*replies)
+    assert attempt.step.closed
+    attempt.go_on()
+
+    outcome = attempt.go_on()
+
+    assert isinstance(outcome, GaveUp)
+    assert (outcome.taken, outcome.attempts) == (True, 1)
 
 
 def test_no_quorum_is_explained_while_waiting():

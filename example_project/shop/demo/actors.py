@@ -1,0 +1,227 @@
+"""
+Those who keep the shop busy while the demo checks itself, and remember what they saw.
+
+Each lives in a thread: ``act()`` is called until the time is over. Afterwards ``checks()`` compares what it saw with
+the shop's books, which ``manage.py audit_shop`` wrote.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier, Event
+from typing import Any
+
+from .report import Check, Say
+from .stack import PAYMENT_SECONDS, VOTES_AFTER, Stack
+from .visitor import Answer, Visitor
+
+CUSTOMERS = ("anna", "ben", "chen")
+
+
+class Importer:
+    """Asks for an import every second, while beat does the same at its own pace."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._asked = {stack.first_import}  # ids of the imports that it asked for
+        self._joined: list[str] = []  # ids of the imports that it joined instead
+        self._failed: list[int] = []  # what else the shop answered
+
+    def act(self, over: Event) -> None:
+        """Ask once."""
+        answer = self._stack.admin.post("import/")
+        if answer.status != 202:
+            self._failed.append(answer.status)
+        elif (said := answer.json())["duplicate"]:
+            self._joined.append(said["task"])
+        else:
+            self._asked.add(said["task"])
+        over.wait(1.0)
+
+    def checks(self, books: dict[str, Any]) -> Iterator[Check]:
+        """Compare what was asked for with what ran."""
+        by_beat = self._stack.processes["beat"].text().count("Sending due task import-catalogue")
+        by_hand = len(self._asked) + len(self._joined)
+        ran = {run["task_id"]: run["seconds"] for run in books["imports"]}
+        took = [seconds for seconds in ran.values() if seconds is not None]
+        yield Check(
+            "imports submitted",
+            by_beat > 0 and by_hand > 0 and not self._failed,
+            f"{by_beat + by_hand} ({by_hand} by hand, {by_beat} by beat, refused {self._failed or 'none'})",
+        )
+        yield Check(
+            "imports run, all to the end, each longer than its lease of 5 s",
+            len(took) == len(ran) >= 2 and min(took) > 5 and self._asked <= ran.keys(),
+            f"{len(took)} of {len(ran)}, {min(took, default=0):.1f} to {max(took, default=0):.1f} s",
+        )
+        yield Check(
+            "never two imports at once", not books["overlapping_imports"], f"{books['overlapping_imports'] or 'none'}"
+        )
+        yield Check(
+            "duplicates joined the import that was there",
+            len(self._joined) > 0 and set(self._joined) <= ran.keys() and len(ran) - len(self._asked) <= by_beat,
+            f"{by_beat + by_hand - len(ran)} ({len(self._joined)} by hand)",
+        )
+
+
+class Customers:
+    """Click twice, and all want the same last pieces."""
+
+    clicks = 5
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._customers = [Visitor(stack.url).log_in(name, stack.password) for name in CUSTOMERS]
+        self._races: list[tuple[list[Answer], float]] = []
+        self._rush = Counter[str]()
+
+    def act(self, over: Event) -> None:
+        """Have one customer click several times at once, and then every customer once for the same article."""
+        on_shelf = {item["sku"]: item["stock"] for item in self._stack.admin.get().json()["items"] if item["stock"]}
+        if on_shelf:
+            self._race(max(on_shelf, key=on_shelf.__getitem__))
+            self._rush_for(min(on_shelf, key=on_shelf.__getitem__))
+        over.wait(0.5)
+
+    def checks(self, books: dict[str, Any]) -> Iterator[Check]:
+        """Look at the answers and at the stock."""
+        clicks = Counter(outcome(answer) for answers, _ in self._races for answer in answers)
+        yield Check(
+            f"one checkout per customer at a time, with {self.clicks} clicks at once",
+            clicks["sold"] > 0
+            and clicks.keys() <= {"sold", "409"}
+            and all(one_at_a_time(*race) for race in self._races),
+            f"{len(self._races)} times: {listed(clicks)}",
+        )
+        yield Check(
+            "customers after the same article",
+            self._rush["sold"] > 0 and self._rush.keys() <= {"sold", "sold out"},
+            listed(self._rush),
+        )
+        yield Check("stock is deliveries less orders", not books["wrong_stock"], f"{books['wrong_stock'] or 'always'}")
+
+    def _race(self, sku: str) -> None:
+        start = time.monotonic()
+        answers = at_once([partial(self._customers[0].post, f"buy/{sku}/")] * self.clicks)
+        self._races.append((answers, time.monotonic() - start))
+
+    def _rush_for(self, sku: str) -> None:
+        buyers = [partial(customer.post, f"buy/{sku}/") for customer in self._customers]
+        self._rush.update(map(outcome, at_once(buyers)))
+
+
+class Operator:
+    """Watches the import's lock on the admin page."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._votes = Counter[str]()
+
+    def act(self, over: Event) -> None:
+        """Look once."""
+        for lock in self._stack.held_locks():
+            if "import_catalogue" in lock.name:
+                self._votes[lock.votes] += 1
+        over.wait(0.5)
+
+    def checks(self, books: dict[str, Any]) -> Iterator[Check]:
+        """Look at the votes that were shown."""
+        seen = ", ".join(
+            f"{votes} of 5 votes {times} times" for votes, times in sorted(self._votes.items(), reverse=True)
+        )
+        enough = self._votes.keys() <= {"3", "4", "5"}
+        yield Check("import's lock on the page", {"4", "5"} <= self._votes.keys() and enough, seen or "never")
+
+
+class Saboteur:
+    """
+    Kills a node while an import runs, then one more, and brings both back without their data.
+
+    Args:
+        stack: Whose nodes.
+        say: Told of every deed.
+        until: When all nodes must be back, on the monotonic clock.
+    """
+
+    gap = 3.0  # seconds between two deeds
+
+    def __init__(self, stack: Stack, say: Say, until: float) -> None:
+        self._stack = stack
+        self._say = say
+        self._until = until
+        self._killed = 0
+        self._restarted = 0
+        self._struck: set[str] = set()  # the imports that ran at the time
+
+    def act(self, over: Event) -> None:
+        """Do one round, if there is time for it."""
+        if time.monotonic() + 4 * self.gap < self._until:
+            pair = [(self._killed + step) % len(self._stack.nodes) for step in (0, 1)]
+            for victim in pair:
+                self._kill(victim)
+                over.wait(self.gap)
+            for victim in pair:
+                self._restart(victim)
+                over.wait(self.gap)
+            over.wait(VOTES_AFTER)
+        over.wait(0.5)
+
+    def checks(self, books: dict[str, Any]) -> Iterator[Check]:
+        """Look at what became of the imports that were hit."""
+        ended = {run["task_id"] for run in books["imports"] if run["seconds"] is not None}
+        yield Check(
+            "nodes killed while an import ran, and restarted; the import went on",
+            0 < self._killed == self._restarted and self._struck <= ended,
+            f"{self._killed} killed, {self._restarted} restarted, {len(self._struck & ended)} of "
+            f"{len(self._struck)} imports went on",
+        )
+
+    def _kill(self, victim: int) -> None:
+        run = self._stack.wait_for("an import to run", self._import_that_will_last)
+        node = self._stack.nodes[victim]
+        pid = node.pid
+        node.kill()
+        self._killed += 1
+        self._struck.add(run["task_id"])
+        alive = sum(node.running for node in self._stack.nodes)
+        self._say(f"lock-{victim + 1} (pid {pid}) killed in the middle of an import; {alive} of 5 left")
+
+    def _restart(self, victim: int) -> None:
+        self._stack.nodes[victim].restart()
+        self._restarted += 1
+        self._say(f"lock-{victim + 1} restarted, empty (pid {self._stack.nodes[victim].pid})")
+
+    def _import_that_will_last(self) -> dict[str, Any] | None:
+        newest: dict[str, Any] = self._stack.admin.get().json()["imports"][0]
+        return newest if newest["finished"] is None and newest["rows"] < 40 else None
+
+
+def outcome(answer: Answer) -> str:
+    """Return in a word what the answer to a purchase says; only a 409 that says when to come back counts as one."""
+    if answer.status == 409 and answer.headers["Retry-After"] is None:
+        return "409 without Retry-After"
+    return {201: "sold", 410: "sold out"}.get(answer.status, str(answer.status))
+
+
+def listed(counts: Counter[str]) -> str:
+    """Return counts in words, the largest last."""
+    return ", ".join(f"{count} x {what}" for what, count in reversed(counts.most_common()))
+
+
+def one_at_a_time(answers: Sequence[Answer], took: float) -> bool:
+    """Return whether the sales followed one another; on a machine that is busy, a late click may sell as well."""
+    return took >= PAYMENT_SECONDS * sum(answer.status == 201 for answer in answers)
+
+
+def at_once(visits: Sequence[Callable[[], Answer]]) -> list[Answer]:
+    """Make all visits at the same moment, each from a thread of its own; returns the answers."""
+    barrier = Barrier(len(visits))
+
+    def visit(go: Callable[[], Answer]) -> Answer:
+        barrier.wait()
+        return go()
+
+    with ThreadPoolExecutor(len(visits)) as pool:
+        return list(pool.map(visit, visits))

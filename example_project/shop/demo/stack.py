@@ -1,0 +1,189 @@
+"""Everything that the demo runs: five lock nodes, a broker, a worker, beat and the web server."""
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+from urllib.error import URLError
+
+from django.core.management.base import CommandError
+
+from django_redlock.testing import Server, ServerNotFoundError, Servers, ServerStartError
+from django_redlock.testing.processes import spawn
+
+from .processes import GOODBYES, WORKER_GOODBYES, Goodbyes, Process, reserve_port
+from .visitor import Visitor
+
+PROJECT = Path(__file__).resolve().parents[2]
+MANAGE = str(PROJECT / "manage.py")
+NODES = 5
+START_TIMEOUT = 60.0  # seconds; 9 are usual
+# A node may have forgotten leases when it started, and votes when all of them have ended: after max_ttl in the
+# settings, 6 seconds, and a little, because it counts its age in whole seconds.
+VOTES_AFTER = 8.5  # seconds
+PAYMENT_SECONDS = 1.5
+WORKER = ("-m", "celery", "-A", "shop_site", "worker", "--loglevel", "INFO", "--concurrency", "2")
+BEAT = ("-m", "celery", "-A", "shop_site", "beat", "--loglevel", "INFO", "--schedule", "beat-schedule", "--pidfile=")
+# What a row of the page "Held locks" says: name, votes.
+LOCK = re.compile(r'data-lock="([^"]*)".*?>(\d+)/\d+ ', re.DOTALL)
+Found = TypeVar("Found")
+
+
+class HeldLock(NamedTuple):
+    """A lock as the admin shows it."""
+
+    name: str
+    votes: str
+
+
+class Stack:
+    """
+    The shop and its servers.
+
+    Args:
+        folder: Where all files go.
+        port: The web server's port; 0 has the system choose.
+        import_seconds: How long an import of the catalogue takes.
+        import_every: How often beat asks for one, in seconds.
+
+    Raises:
+        CommandError: The port is taken.
+    """
+
+    def __init__(self, folder: Path, *, port: int, import_seconds: float, import_every: float) -> None:
+        self.folder = folder
+        self.import_seconds = import_seconds
+        self.password = secrets.token_urlsafe(9)
+        self.processes: dict[str, Process] = {}
+        tempfile.tempdir = str(folder)  # where the servers make their folders
+        try:
+            self.port, self._reservation = reserve_port(port)
+        except (OSError, OverflowError) as error:
+            raise CommandError(f"Port {port} cannot be used ({error}): name another, or none.") from None
+        self.broker, self.nodes = Server(), Servers(NODES)
+        self.admin = Visitor(self.url)
+        self._environment = {
+            **os.environ,
+            "CELERY_BROKER_URL": self.broker.url,
+            "DJANGO_SETTINGS_MODULE": "shop_site.settings",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])),
+            "PYTHONUNBUFFERED": "1",
+            "REDLOCK_NODES": ",".join(self.nodes.urls),
+            "SHOP_DATABASE": str(folder / "shop.sqlite3"),
+            "SHOP_IMPORT_EVERY": str(import_every),
+            "SHOP_IMPORT_SECONDS": str(import_seconds),
+            "SHOP_PAYMENT_SECONDS": str(PAYMENT_SECONDS),
+            "SHOP_PASSWORD": self.password,
+            "SHOP_SECRET_KEY": secrets.token_urlsafe(32),
+            "TMPDIR": str(folder),
+        }
+
+    @property
+    def url(self) -> str:
+        """Where the shop is."""
+        return f"http://127.0.0.1:{self.port}/"
+
+    def start(self) -> None:
+        """
+        Start everything, and return when the first import runs.
+
+        Raises:
+            CommandError: Something did not start.
+        """
+        try:
+            self.broker.start()
+            self.nodes.start()
+        except (ServerNotFoundError, ServerStartError) as error:
+            raise CommandError(str(error)) from None
+        votes_at = time.monotonic() + VOTES_AFTER
+        # The worker takes a while to start, and needs no tables before its first task.
+        self._start("worker", *WORKER, goodbyes=WORKER_GOODBYES)
+        self.manage("open_shop")
+        self._start("web", MANAGE, "runserver", "--noreload", f"127.0.0.1:{self.port}")
+        self.wait_for("the web server", self._answers)
+        self.admin.log_in("admin", self.password)
+        self.wait_for("the nodes to vote", lambda: time.monotonic() > votes_at)
+        self.first_import: str = self.admin.post("import/").json()["task"]
+        self.wait_for("the first import", lambda: self.admin.get().json()["imports"])
+        self._start("beat", *BEAT)
+
+    def stop(self) -> None:
+        """End everything: those who use the servers before the servers."""
+        for name in ("beat", "web", "worker"):
+            if process := self.processes.get(name):
+                process.stop()
+        self.nodes.stop()
+        self.broker.stop()
+        self._reservation.close()
+
+    def check(self) -> None:
+        """
+        Look whether every process of the shop is there that should be.
+
+        Raises:
+            CommandError: One has ended; the message holds the end of its log.
+        """
+        for process in self.processes.values():
+            if process.missing:
+                end = "\n".join(process.text().splitlines()[-20:])
+                raise CommandError(f"The {process.name} has ended. Its log, {process.log}, ends with:\n{end}")
+
+    def wait_for(self, what: str, look: Callable[[], Found | None], seconds: float = START_TIMEOUT) -> Found:
+        """
+        Return what *look* finds as soon as it finds something.
+
+        Raises:
+            CommandError: There was nothing within *seconds*, or a process ended meanwhile.
+        """
+        deadline = time.monotonic() + seconds
+        while not (found := look()):
+            self.check()
+            if time.monotonic() > deadline:
+                raise CommandError(f"Waited {seconds:.0f} s for {what} in vain; the logs are in {self.folder}.")
+            time.sleep(0.1)
+        return found
+
+    def held_locks(self) -> list[HeldLock]:
+        """Return the locks on the admin's page, as its script gets them."""
+        rows = self.admin.get("admin/redlock/heldlock/live/").json()["rows"].split("<tr>")
+        return [HeldLock(*found.groups()) for row in rows if (found := LOCK.search(row))]
+
+    def manage(self, *command: str, check: bool = True) -> str:
+        """
+        Run a management command of the shop; returns what it wrote to standard output.
+
+        Raises:
+            CommandError: It failed, and *check* is true.
+        """
+        with spawn(
+            [sys.executable, MANAGE, *command],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            try:
+                output, errors = process.communicate(timeout=START_TIMEOUT)
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode and check:
+            raise CommandError(f"manage.py {' '.join(command)} failed:\n{output.decode()}{errors.decode()}")
+        return output.decode()
+
+    def _start(self, name: str, *command: str, goodbyes: Goodbyes = GOODBYES) -> None:
+        self.processes[name] = Process(
+            name, command, folder=self.folder, environment=self._environment, goodbyes=goodbyes
+        )
+
+    def _answers(self) -> bool:
+        try:
+            return self.admin.get().status == 200
+        except URLError:
+            return False
