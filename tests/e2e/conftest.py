@@ -42,11 +42,11 @@ def site(transactional_db, nodes: Servers) -> Iterator[str]:
     ):
         server = LiveServer("localhost")
         yield server.url
-        server.stop()
-        # What still answers would otherwise meet the end of the test's database.
+        # The browser has closed its connections. Their threads share the database until the server stops.
         for thread in threading.enumerate():
             if "process_request_thread" in thread.name:
                 thread.join(5)
+        server.stop()
 
 
 def named(nodes: Servers) -> list[dict[str, str]]:

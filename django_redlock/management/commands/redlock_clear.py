@@ -1,0 +1,111 @@
+"""Delete keys that no live holder needs."""
+
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from ...conf import DEFAULT_ALIAS
+from ...inventory import StaleKey, printable, remove_stale, stale_keys
+from .redlock_list import NO_QUORUM, listing, positive, warn
+
+PARTIAL = 1
+
+
+class Command(BaseCommand):
+    """``manage.py redlock_clear``."""
+
+    help = (
+        "Delete stale keys: without expiry, with more than any lease, in a foreign format, or left on too few nodes. "
+        "A lock that a quorum holds, or may hold, is never touched. Exits with 1 when a key could not be deleted, "
+        "with 3 when too few nodes answer."
+    )
+    requires_system_checks = ()
+    stealth_options = ("stdin",)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Add the options."""
+        parser.add_argument("--using", default=DEFAULT_ALIAS, metavar="ALIAS", help="Alias in REDLOCK.")
+        parser.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="Only say what would be deleted. The default when nobody can be asked, unless --no-input is given.",
+        )
+        parser.add_argument(
+            "--noinput", "--no-input", action="store_false", dest="interactive", help="Delete without asking."
+        )
+        parser.add_argument(
+            "--name",
+            action="append",
+            dest="names",
+            metavar="NAME",
+            help="Look at this lock instead of those that the nodes list, which another program's keys are not among; "
+            "may be repeated.",
+        )
+        parser.add_argument(
+            "--older-than",
+            type=positive,
+            metavar="SECONDS",
+            help="Only keys whose holder took them at least so long ago; those that do not say are left alone.",
+        )
+
+    def handle(
+        self,
+        *,
+        using: str,
+        dry_run: bool,
+        interactive: bool,
+        names: list[str] | None,
+        older_than: int | None,
+        **options: Any,
+    ) -> None:
+        """Say what is stale and why, ask, delete."""
+        snapshot = listing(using, names)
+        warn(self, snapshot)
+        if not snapshot.has_quorum:
+            raise CommandError("Too few nodes answer to say what is stale.", returncode=NO_QUORUM)
+        keys = [key for key in stale_keys(snapshot) if _old_enough(key, older_than)]
+        for key in keys:
+            self.stdout.write(_explanation(key))
+        if not keys:
+            self.stdout.write("Nothing is stale.")
+        elif self._may_delete(len(keys), dry_run, interactive, options.get("stdin", sys.stdin)):
+            self._delete(keys)
+
+    def _may_delete(self, count: int, dry_run: bool, interactive: bool, stdin: Any) -> bool:
+        if dry_run or (interactive and not stdin.isatty()):
+            hint = "" if dry_run else " Nobody is there to ask: use --no-input to delete."
+            self.stdout.write(f"Dry run: {_keys(count)} would be deleted.{hint}")
+            return False
+        question = f"\nDelete {_keys(count)}?\n\n    Type 'yes' to continue, or 'no' to cancel: "
+        if interactive and input(question) != "yes":
+            raise CommandError("Nothing was deleted.")
+        return True
+
+    def _delete(self, keys: list[StaleKey]) -> None:
+        outcomes: Counter[str] = Counter()
+        for key in keys:
+            outcome, name = remove_stale(key), printable(key.lock.name)
+            outcomes[outcome] += 1
+            if outcome == "changed":
+                self.stdout.write(f"{name}: left alone, it changed meanwhile.")
+            if outcome == "failed":
+                self.stderr.write(self.style.ERROR(f"{name}: a node that has it did not delete it."))
+        self.stdout.write(self.style.SUCCESS(f"Deleted {_keys(outcomes['removed'])}."))
+        if outcomes["failed"]:
+            raise CommandError(f"{_keys(outcomes['failed'])} could not be deleted everywhere.", returncode=PARTIAL)
+
+
+def _old_enough(key: StaleKey, older_than: int | None) -> bool:
+    return older_than is None or (key.since is not None and time.time() - key.since >= older_than)
+
+
+def _explanation(key: StaleKey) -> str:
+    holder = f" Holder: {printable(str(key.owner))}." if key.owner else ""
+    return f"{printable(key.lock.name)} on {', '.join(key.nodes)}: {key.reason.label}.{holder}"
+
+
+def _keys(count: int) -> str:
+    return "1 key" if count == 1 else f"{count} keys"

@@ -1,0 +1,587 @@
+"""The admin page *Held locks*: what it shows, who may release, and what crafted requests do (nothing)."""
+
+import json
+import re
+import time
+import warnings
+from io import StringIO
+from urllib.parse import urlencode
+
+import pytest
+from django.contrib.admin.models import DELETION, LogEntry
+from django.contrib.auth.models import Permission, User
+from django.core.management import call_command
+from django.test import Client, override_settings
+from django.utils import translation
+
+from django_redlock import lock, locks
+from django_redlock.admin import MAX_RELEASE, clock
+from django_redlock.core.names import slug
+from django_redlock.core.owner import Owner, encode, fingerprint
+from django_redlock.inventory import find_lock
+from django_redlock.models import HeldLock, key_of, parse_key
+from django_redlock.nodes.memory import forget_nodes
+
+pytestmark = pytest.mark.django_db
+
+A, B = "a" * 32, "b" * 32
+FIVE = [f"memory://n{place}" for place in range(5)]
+LIST = "/admin/redlock/heldlock/"
+LIVE = f"{LIST}live/"
+NAME = re.compile(r'class="redlock-name" data-lock="\w+ {([^"]*)}">')
+
+
+@pytest.fixture
+def nodes():
+    """Five nodes in memory."""
+    with override_settings(REDLOCK={"default": {"NODES": FIVE}}):
+        yield locks["default"].nodes
+    forget_nodes()
+
+
+def client_of(*permissions: str) -> Client:
+    """Return a client whose user is staff and has *permissions*."""
+    user = User.objects.create_user("staff", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def viewer() -> Client:
+    """Somebody who may look."""
+    return client_of("view_heldlock")
+
+
+@pytest.fixture
+def operator() -> Client:
+    """Somebody who may look and release."""
+    return client_of("view_heldlock", "release_heldlock")
+
+
+def put(name: str, nonce: str = A, left: float | None = 20, *, kind: str = "task", count: int = 5) -> str:
+    """Put a lock on *count* nodes; returns what a tickbox for it says."""
+    owner = Owner("web-1", 77, kind, "shop.import", "id-1", time.time() - 1, 30.0)
+    for node in locks["default"].nodes[:count]:
+        node.store.put(slug(name), encode(nonce, owner), left)
+    return key_of(fingerprint(nonce), "default", slug(name))
+
+
+def names(response) -> list[str]:
+    """Return the locks on a page."""
+    return NAME.findall(response.content.decode())
+
+
+def release(client: Client, *keys: str, confirmed: bool = True, follow: bool = True, **more: str):
+    """Post the action, as the confirmation page does or as the list does."""
+    data = {"action": "release", "_selected_action": list(keys), **more}
+    if confirmed:
+        data["confirmed"] = "yes"
+    else:
+        data["index"] = "0"
+    return client.post(LIST, data, follow=follow)
+
+
+def said(response) -> list[str]:
+    """Return the messages on a page."""
+    return [str(message) for message in response.context["messages"]]
+
+
+# What is shown
+
+
+def test_a_held_lock_is_shown(nodes, viewer):
+    """
+    L71, L72: the list shows name, state, remaining time, votes with words for them, holder and fencing token.
+    """
+    with lock("orders:7", ttl=30, label="nightly import") as lease:
+        page = viewer.get(LIST).content.decode()
+
+    assert "orders:7" in page
+    assert "nightly import" in page
+    assert re.search(r'data-left="29\.\d"><time datetime="PT29S">0:29<', page)
+    assert "5 of 5 nodes</span>" in page
+    assert str(lease.fencing_token) in page
+    assert "5 of 5 nodes answer; 3 needed. 2 more may fail." in page
+    assert "<title>Held locks" in page
+
+
+def test_a_node_that_is_down_is_named(nodes, viewer):
+    """
+    L73: with a node down the page shows 4/5 and a banner that names the node, and is no error.
+    """
+    put("orders:7")
+    nodes[2].down = True
+
+    response = viewer.get(LIST)
+
+    assert response.status_code == 200
+    page = response.content.decode()
+    assert "4 of 5 nodes answer; 3 needed. 1 more may fail." in page
+    assert "n2 (" in page
+    assert "without n2" in page
+    assert "redlock-degraded" in page
+
+
+def test_without_a_quorum_the_list_is_empty_and_says_why(nodes, viewer):
+    """
+    L73: with three of five nodes down the page is there, empty, with a banner.
+    """
+    put("orders:7")
+    for node in nodes[:3]:
+        node.down = True
+
+    response = viewer.get(LIST)
+
+    assert response.status_code == 200
+    assert names(response) == []
+    assert "Too few to say which locks are held" in response.content.decode()
+
+
+@pytest.mark.parametrize("setting", [None, {}, {"default": {"NODES": []}}, {"default": 7}])
+def test_settings_that_cannot_be_used_are_shown(viewer, setting):
+    """
+    A wrong setting is a message on the page, with what to write instead.
+    """
+    with override_settings(REDLOCK=setting):
+        response = viewer.get(LIST)
+
+    assert response.status_code == 200
+    assert "REDLOCK" in response.content.decode()
+
+
+def test_the_nonce_is_on_no_page(nodes, operator):
+    """
+    P36: the lock's secret is neither on the list, nor in its JSON, nor on the confirmation, nor in the log.
+    """
+    key = put("orders:7")
+
+    pages = [operator.get(LIST), operator.get(LIVE), release(operator, key, confirmed=False), release(operator, key)]
+
+    assert fingerprint(A) in pages[2].content.decode()
+    for page in pages:
+        assert A[:8] not in page.content.decode()
+    assert A[:8] not in LogEntry.objects.get().change_message
+
+
+def test_names_are_escaped(nodes, operator):
+    """
+    L78: what is in a name or an owner is text on every page, never markup, and shows what it hides.
+    """
+    key = put("<script>alert(1)</script>\n\u202e")
+
+    pages = [operator.get(LIST), operator.get(LIVE), release(operator, key, confirmed=False)]
+
+    for page in pages:
+        assert "<script>alert" not in page.content.decode()
+    assert "\\n\\u202e" in pages[0].content.decode()
+
+
+def test_a_lock_without_expiry_shows_no_number(nodes, viewer):
+    """
+    L72: -1 is shown as "never ends".
+    """
+    put("orders:7", left=None)
+
+    page = viewer.get(LIST).content.decode()
+
+    assert "never ends" in page
+    assert "data-left" not in page
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.9, "0:59"), (61, "1:01"), (3600, "1:00:00")])
+def test_durations_are_written_like_a_clock(seconds, text):
+    """
+    Minutes and seconds, and hours when there are any.
+    """
+    assert clock(seconds) == text
+
+
+def test_several_aliases_are_shown_together(viewer):
+    """
+    With several aliases there is a column and a filter for them, and a banner for each.
+    """
+    aliases = {"default": {"NODES": FIVE}, "other": {"NODES": FIVE[:3], "KEY_PREFIX": "other"}}
+    with override_settings(REDLOCK=aliases), lock("a"), lock("b", using="other"):
+        both, one = viewer.get(LIST), viewer.get(LIST, {"using": "other"})
+    forget_nodes()
+
+    assert sorted(names(both)) == ["a", "b"]
+    assert names(one) == ["b"]
+    assert "column-alias" in both.content.decode()
+
+
+# Filters, search, order, pages
+
+
+def test_filter_search_sort_and_pages(nodes, viewer):
+    """
+    The list can be filtered by state and kind, searched by name and holder, sorted and leafed through.
+    """
+    for number in range(60):
+        put(f"orders:{number:02}", left=20 + number / 10)
+    put("lonely", count=2, kind="view")
+
+    assert names(viewer.get(LIST))[:2] == ["orders:00", "orders:01"]
+    assert len(names(viewer.get(LIST))) == 50
+    assert len(names(viewer.get(LIST, {"p": "2"}))) == 11
+    assert names(viewer.get(LIST, {"state": "partial"})) == ["lonely"]
+    assert names(viewer.get(LIST, {"kind": "view"})) == ["lonely"]
+    assert names(viewer.get(LIST, {"q": "ORDERS 59"})) == ["orders:59"]
+    assert len(names(viewer.get(LIST, {"q": "shop.import web-1", "all": ""}))) == 61
+    assert names(viewer.get(LIST, {"o": "-0"}))[0] == "orders:59"
+    assert names(viewer.get(LIST, {"o": "2.0"}))[-1] == "orders:49"
+    assert names(viewer.get(LIST, {"o": "-2"}))[0] == "orders:59"
+
+
+CRAFTED = [
+    {"state": "nonsense"},
+    {"state": "held\x00"},
+    {"kind": "'; DROP TABLE"},
+    {"using": "nobody"},
+    {"o": "99"},
+    {"o": "-99.7.x.-"},
+    {"o": "9" * 5000},
+    {"p": "0"},
+    {"p": "-3"},
+    {"p": "x"},
+    {"p": "9" * 5000},
+    {"q": "a\x00b"},
+    {"q": "x" * 1_000_000},
+    {"_facets": "True"},
+    {"e": "1"},
+    {"e": "1", "nonsense": "1"},
+    {"nonsense": "1"},
+    {"name__regex": "("},
+    {"lock__user__password": "x"},
+    {"all": ""},
+    {"_popup": "1"},
+    {"_selected_action": "x", "action": "release", "confirmed": "yes"},
+]
+
+
+@pytest.mark.parametrize("query", CRAFTED, ids=lambda query: urlencode(query)[:40])
+@pytest.mark.parametrize("page", [LIST, LIVE])
+def test_crafted_queries_do_nothing(nodes, operator, page, query):
+    """
+    No query is an error of the server, and none releases a lock.
+    """
+    put("orders:7")
+
+    response = operator.get(page, query)
+
+    assert response.status_code == 200
+    assert len(response.content) < 100_000
+    assert find_lock("orders:7") is not None
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "x", "a/b", "a/b/c/d", "%00/default/%00", "x/default/%ff", "x/nobody/y", "\x00", "x" * 100_000, "../../x"],
+    ids=lambda key: repr(key[:20]),
+)
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_crafted_selections_release_nothing(nodes, operator, key, confirmed):
+    """
+    What was not offered on the page cannot be released, and is no error of the server.
+    """
+    put("orders:7")
+
+    response = release(operator, key, confirmed=confirmed)
+
+    assert response.status_code == 200
+    assert find_lock("orders:7") is not None
+
+
+@pytest.mark.parametrize("path", ["x/change/", "x/history/", "x/delete/", "add/", "x/"])
+def test_other_pages_of_the_model_are_not_there(nodes, operator, path):
+    """
+    The pages for adding, editing and deleting rows answer with a refusal or lead away, and ask no table.
+    """
+    response = operator.get(LIST + path, follow=True)
+
+    assert response.status_code in (200, 403, 404)
+
+
+# Who may do what
+
+
+def test_strangers_are_sent_to_the_login(nodes):
+    """
+    L75: without a login neither the list nor its JSON can be read, nor anything be released.
+    """
+    key = put("orders:7")
+
+    for response in (Client().get(LIST), Client().get(LIVE), release(Client(), key, follow=False)):
+        assert response.status_code == 302
+        assert "/login/" in response.url
+    assert find_lock("orders:7") is not None
+
+
+def test_staff_without_permission_sees_nothing(nodes):
+    """
+    L75: staff without the view permission gets a 403 from the list and its JSON.
+    """
+    client = client_of()
+
+    assert client.get(LIST).status_code == 403
+    assert client.get(LIVE).status_code == 403
+
+
+def test_who_may_only_look_cannot_release(nodes, viewer):
+    """
+    L75: with the view permission alone there is no action, and posting it releases nothing.
+    """
+    key = put("orders:7")
+
+    page = viewer.get(LIST).content.decode()
+    release(viewer, key)
+    release(viewer, key, confirmed=False)
+
+    assert 'name="action"' not in page
+    assert find_lock("orders:7") is not None
+    assert not LogEntry.objects.exists()
+
+
+def test_who_may_release_without_looking_gets_a_403(nodes):
+    """
+    L75: the release permission alone opens no page.
+    """
+    key = put("orders:7")
+
+    assert release(client_of("release_heldlock"), key).status_code == 403
+    assert find_lock("orders:7") is not None
+
+
+def test_posts_from_other_sites_are_refused(nodes):
+    """
+    L75: without the CSRF token nothing is released.
+    """
+    key = put("orders:7")
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(User.objects.create_superuser("root"))
+
+    assert release(client, key).status_code == 403
+    assert find_lock("orders:7") is not None
+
+
+# Release
+
+
+def test_release_asks_first(nodes, operator):
+    """
+    L75: the action leads to a page that lists every name with its holder, and releases nothing.
+    """
+    keys = [put("orders:7"), put("orders:8", B)]
+
+    page = release(operator, *keys, confirmed=False).content.decode()
+
+    assert NAME.findall(page) == []
+    assert re.findall(r'<strong class="redlock-name">([^<]*)<', page) == ["orders:7", "orders:8"]
+    assert "task shop.import id-1 on web-1:77" in page
+    assert find_lock("orders:7") is not None
+
+
+def test_a_confirmed_release_is_done_and_audited(nodes, operator):
+    """
+    L74, L75: the confirmed release frees the lock and logs who, whose, which holder, the time left and why.
+    """
+    key = put("orders:7")
+
+    response = release(operator, key, reason="worker killed\n")
+
+    assert find_lock("orders:7") is None
+    assert said(response) == ["“orders:7” was released."]
+    entry = LogEntry.objects.get()
+    assert (entry.user.username, entry.object_id, entry.action_flag) == ("staff", "orders:7", DELETION)
+    assert entry.content_type.model == "heldlock"
+    assert entry.change_message.startswith(
+        "Released by force (released). Alias default, holder task shop.import id-1 on web-1:77, "
+        f"fingerprint {fingerprint(A)}, 19."
+    )
+    assert entry.change_message.endswith("Reason: worker killed")
+
+
+def test_a_lock_that_changed_hands_is_refused_before_the_confirmation(nodes, operator):
+    """
+    L74: a lock whose holder changed since the list was shown is not offered for release.
+    """
+    seen = put("orders:7")
+    put("orders:7", B)
+
+    page = release(operator, seen, confirmed=False).content.decode()
+
+    assert "it changed hands since you looked" in page
+    assert 'name="confirmed"' not in page
+
+
+def test_a_lock_that_changed_hands_is_refused_after_the_confirmation(nodes, operator):
+    """
+    L74: a lock whose holder changed since the confirmation was shown keeps its new holder.
+    """
+    seen = put("orders:7")
+    put("orders:7", B)
+
+    response = release(operator, seen)
+
+    assert said(response) == [
+        "“orders:7” was not released: it changed hands since you looked. Look again and decide anew."
+    ]
+    found = find_lock("orders:7")
+    assert found is not None
+    assert found.fingerprint == fingerprint(B)
+    assert not LogEntry.objects.exists()
+
+
+def test_a_lock_that_is_gone_is_said_to_be_free(nodes, operator):
+    """
+    L74: releasing what nobody holds any more says so, and writes no audit entry.
+    """
+    response = release(operator, key_of(fingerprint(A), "default", slug("orders:7")))
+
+    assert said(response) == ["“orders:7” was not released: nobody holds it any more."]
+    assert not LogEntry.objects.exists()
+
+
+def test_too_few_nodes_release_nothing_for_sure(nodes, operator):
+    """
+    L73, L74: with too few nodes the page says that it cannot tell.
+    """
+    key = put("orders:7")
+    for node in nodes[:3]:
+        node.down = True
+
+    assert "too few nodes answered" in said(release(operator, key))[0]
+
+
+def test_select_all_releases_nothing(nodes, operator):
+    """
+    L74: "select all" is refused, because it includes locks that were on no page.
+    """
+    key = put("orders:7")
+
+    response = release(operator, key, confirmed=False, select_across="1")
+
+    assert "Nothing was released" in said(response)[0]
+    assert find_lock("orders:7") is not None
+
+
+def test_bulk_release_is_capped(nodes, operator):
+    """
+    L75: no more locks are released at a time than one can read.
+    """
+    keys = [put(f"orders:{number}") for number in range(MAX_RELEASE + 1)]
+
+    response = release(operator, *keys)
+
+    assert f"at most {MAX_RELEASE}" in said(response)[0]
+    assert find_lock("orders:0") is not None
+
+
+def test_names_survive_the_form(nodes, operator):
+    """
+    L20: names with line ends, slashes and the like come back from the form as they were.
+    """
+    strange = ["a\nb", "a/b%2F", "x" * 5000, "ключ 🔑", "'\"&"]
+    keys = [put(name) for name in strange]
+    page = release(operator, *keys, confirmed=False).content.decode()
+
+    release(operator, *re.findall(r'name="_selected_action" value="([^"]*)"', page))
+
+    assert [find_lock(name) for name in strange] == [None] * len(strange)
+
+
+def test_keys_can_be_parsed():
+    """
+    A row's key holds the fingerprint, alias and slug, in plain ASCII.
+    """
+    key = key_of("0a", "oth/er", "{ключ/\r\n}")
+
+    assert key.isascii()
+    assert parse_key(key) == ("0a", "oth/er", "{ключ/\r\n}")
+
+
+# Refresh
+
+
+def test_the_live_rows_are_those_of_the_page(nodes, viewer):
+    """
+    The JSON has the rows that the list with the same query string has, and the nodes.
+    """
+    put("orders:7")
+    put("other")
+
+    data = json.loads(viewer.get(LIVE, {"q": "orders"}).content)
+
+    assert NAME.findall(data["rows"]) == ["orders:7"]
+    assert (data["version"], data["count"]) == (1, 1)
+    assert "5 of 5 nodes answer" in data["nodes"]
+
+
+def test_the_live_rows_are_not_cached(nodes, viewer):
+    """
+    Nothing keeps the JSON.
+    """
+    assert "no-store" in viewer.get(LIVE)["Cache-Control"]
+
+
+# The model without a table
+
+
+def test_no_table_is_ever_asked(nodes, operator, django_assert_num_queries):
+    """
+    The list asks the database for session, user and permissions only; the model finds nothing without asking.
+    """
+    put("orders:7")
+    operator.get(LIST)  # caches content types
+
+    with django_assert_num_queries(4):
+        operator.get(LIST)
+    with django_assert_num_queries(0):
+        assert (HeldLock.objects.count(), list(HeldLock._base_manager.all())) == (0, [])
+
+
+def test_dumpdata_works():
+    """
+    ``dumpdata``, which reads every model, finds no held locks instead of a missing table.
+    """
+    for options in ({}, {"use_base_manager": True}):
+        out = StringIO()
+        call_command("dumpdata", "redlock", stdout=out, **options)
+        assert json.loads(out.getvalue()) == []
+
+
+def test_no_migration_is_missing():
+    """
+    The model without a table needs no migration.
+    """
+    call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+
+def test_saving_is_refused():
+    """
+    A row of the page is no way to take a lock.
+    """
+    with pytest.raises(TypeError, match=r"django_redlock\.lock\(\)"):
+        HeldLock.objects.create(name="x")
+
+
+def test_pages_do_not_warn(nodes, operator):
+    """
+    No page uses anything of Django that is going away.
+    """
+    key = put("orders:7")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for response in (operator.get(LIST), release(operator, key, confirmed=False), release(operator, key)):
+            assert response.status_code == 200
+
+
+def test_the_page_is_translatable(nodes, viewer):
+    """
+    With another language active the page works.
+    """
+    put("orders:7")
+    with translation.override("de"):
+        assert viewer.get(LIST, headers={"accept-language": "de"}).status_code == 200

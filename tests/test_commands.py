@@ -1,0 +1,342 @@
+"""``redlock_list`` and ``redlock_clear``: what they say, what they delete, and their exit codes."""
+
+import builtins
+import json
+import time
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from django_redlock import lock, locks
+from django_redlock.core.names import slug
+from django_redlock.core.owner import Owner, encode
+from django_redlock.inventory import find_lock
+from django_redlock.nodes.memory import forget_nodes
+
+A, B = "a" * 32, "b" * 32
+
+
+class Terminal(StringIO):
+    """A standard input at which somebody sits."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def five():
+    """Five nodes in memory."""
+    with override_settings(REDLOCK={"default": {"NODES": [f"memory://n{place}" for place in range(5)]}}):
+        yield locks["default"].nodes
+    forget_nodes()
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """What somebody types when asked; the questions are kept."""
+    asked = []
+
+    def answer_with(text: str) -> list[str]:
+        monkeypatch.setattr(builtins, "input", lambda question: asked.append(question) or text)
+        return asked
+
+    return answer_with
+
+
+def put(nodes, name: str, nonce: str = A, left: float | None = 10, *, age: float = 1.0) -> None:
+    owner = Owner("web-1", 77, "task", "shop.import", "id-1", time.time() - age, 30.0)
+    for node in nodes:
+        node.store.put(slug(name), encode(nonce, owner), left)
+
+
+def run(command: str, *args: str, **options: object) -> tuple[str, str, int]:
+    """Return what a command wrote to its two outputs, and its exit code."""
+    out, err, code = StringIO(), StringIO(), 0
+    try:
+        call_command(command, *args, stdout=out, stderr=err, no_color=True, **options)
+    except CommandError as error:
+        err.write(str(error))
+        code = error.returncode
+    return out.getvalue(), err.getvalue(), code
+
+
+# redlock_list
+
+
+def test_list_shows_a_table(five):
+    """
+    L71, L72: a line for each lock, with state, time left, votes, holder and token; exit code 0.
+    """
+    put(five, "orders:7", left=20)
+    put(five[:2], "lonely", B)
+
+    out, err, code = run("redlock_list")
+
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["LOCK", "STATE", "REMAINING", "VOTES", "HOLDER", "SINCE", "TOKEN"]
+    assert lines[1][:5] == ["orders:7", "held", lines[1][2], "s", "5/5"]
+    assert float(lines[1][2]) == pytest.approx(19.6, abs=0.3)
+    assert lines[2][:4] == ["lonely", "partial", "-", "2/5"]
+    assert "task shop.import id-1 on web-1:77" in out
+    assert (err, code) == ("", 0)
+
+
+def test_list_of_nothing(five):
+    """
+    Without a lock the table says so, and the exit code is 0.
+    """
+    assert run("redlock_list") == ("No locks.\n", "", 0)
+
+
+def test_list_chooses(five):
+    """
+    Locks are chosen by name and state, and cut to a number.
+    """
+    for number in range(3):
+        put(five, f"orders:{number}", left=10 + number)
+    put(five[:2], "lonely", B)
+
+    def listed(*args: str) -> list[str]:
+        return [entry["name"] for entry in json.loads(run("redlock_list", "--format=json", *args)[0])["locks"]]
+
+    assert listed("--match=orders:[12]") == ["orders:1", "orders:2"]
+    assert listed("--state=partial", "--state=split") == ["lonely"]
+    assert listed("--limit=1") == ["orders:0"]
+
+
+def test_list_as_json(five):
+    """
+    The JSON has a version, the quorum, the nodes and the locks with the view of each node, and nowhere the nonce.
+    """
+    with lock("orders:7", ttl=30, label="nightly") as lease:
+        out, _err, _code = run("redlock_list", "--format=json")
+
+    data = json.loads(out)
+    found = data["locks"][0]
+    assert (data["version"], data["using"], data["complete"]) == (1, "default", True)
+    assert data["quorum"] == {"nodes": 5, "answering": 5, "needed": 3, "met": True}
+    assert data["nodes"][0] == {"name": "n0", "answered": True, "detail": ""}
+    assert (found["name"], found["state"], found["votes"], found["nodes"]) == ("orders:7", "held", 5, 5)
+    assert (found["fencing_token"], found["ttl"]) == (lease.fencing_token, 30.0)
+    assert found["holder"]["label"] == "nightly"
+    assert len(found["views"]) == 5
+    assert lease.token[:8] not in out
+
+
+def test_list_with_a_node_down(five):
+    """
+    L73: a node that is down is named on standard error; the list is there and the exit code is 0.
+    """
+    put(five, "orders:7")
+    five[1].down = True
+
+    out, err, code = run("redlock_list")
+
+    assert "4/5" in out
+    assert "4 of 5 nodes answer" in err
+    assert "n1 (" in err
+    assert code == 0
+
+
+@pytest.mark.parametrize("command", ["redlock_list", "redlock_clear"])
+def test_commands_without_a_quorum(five, command):
+    """
+    L73, L76: with too few nodes both commands end with exit code 3, and delete nothing.
+    """
+    put(five, "orders:7", left=None)
+    for node in five[:3]:
+        node.down = True
+
+    out, err, code = run(command)
+
+    assert "orders:7" not in out
+    assert "Too few nodes answer" in err
+    assert code == 3
+
+
+@pytest.mark.parametrize("command", ["redlock_list", "redlock_clear"])
+def test_commands_with_an_unknown_alias(five, command):
+    """
+    An alias that does not exist is an error that names the nearest, not a traceback.
+    """
+    _out, err, code = run(command, "--using=defautl")
+
+    assert "did you mean 'default'" in err
+    assert code == 1
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5"])
+def test_list_refuses_limits_that_are_none(five, limit):
+    """
+    A limit is a whole number from 1.
+    """
+    with pytest.raises(CommandError, match="must be a whole number from 1"):
+        call_command("redlock_list", f"--limit={limit}")
+
+
+def test_list_escapes_names(five):
+    """
+    L78: a name cannot move the terminal's cursor, nor a line end break the table.
+    """
+    put(five, "a\x1b[2J\nb")
+
+    assert "a\\x1b[2J\\nb" in run("redlock_list")[0]
+
+
+# redlock_clear
+
+
+def test_clear_is_dry_without_a_terminal(five):
+    """
+    L76: without a terminal and without --no-input nothing is deleted; each key is explained.
+    """
+    put(five, "orders:7", left=None)
+
+    out, _err, code = run("redlock_clear", stdin=StringIO())
+
+    assert "orders:7 on n0, n1, n2, n3, n4: it has no expiry" in out
+    assert "Holder: task shop.import id-1 on web-1:77." in out
+    assert "Dry run: 1 key would be deleted. Nobody is there to ask" in out
+    assert code == 0
+    assert find_lock("orders:7") is not None
+
+
+def test_clear_dry_run_wins(five):
+    """
+    L76: --dry-run deletes nothing, also with --no-input.
+    """
+    put(five, "orders:7", left=None)
+
+    out, _err, _code = run("redlock_clear", "--dry-run", "--no-input")
+
+    assert out.endswith("Dry run: 1 key would be deleted.\n")
+    assert find_lock("orders:7") is not None
+
+
+@pytest.mark.parametrize("option", ["--noinput", "--no-input"])
+def test_clear_deletes_what_is_stale(five, option):
+    """
+    L76, L77: with --no-input the stale keys go, and the locks that a quorum holds stay.
+    """
+    put(five, "endless", left=None)
+    put(five, "too long", left=1000)
+    put(five[:2], "residue", age=100)
+    five[0].store.put(slug("foreign"), "hello", 50)
+    put(five[:2], "attempt")
+    with lock("alive"):
+        out, _err, code = run("redlock_clear", option)
+
+        kept = [name for name in ("endless", "too long", "residue", "foreign", "attempt", "alive") if find_lock(name)]
+
+    assert kept == ["attempt", "alive"]
+    assert out.endswith("Deleted 4 keys.\n")
+    assert code == 0
+
+
+def test_clear_asks_at_a_terminal(five, answers):
+    """
+    At a terminal the command asks, and deletes after a yes.
+    """
+    put(five, "orders:7", left=None)
+    asked = answers("yes")
+
+    out, _err, _code = run("redlock_clear", stdin=Terminal())
+
+    assert asked == ["\nDelete 1 key?\n\n    Type 'yes' to continue, or 'no' to cancel: "]
+    assert out.endswith("Deleted 1 key.\n")
+    assert find_lock("orders:7") is None
+
+
+def test_clear_takes_no_for_an_answer(five, answers):
+    """
+    Anything but yes deletes nothing.
+    """
+    put(five, "orders:7", left=None)
+    answers("y")
+
+    _out, err, code = run("redlock_clear", stdin=Terminal())
+
+    assert (err, code) == ("Nothing was deleted.", 1)
+    assert find_lock("orders:7") is not None
+
+
+def test_clear_older_than(five):
+    """
+    --older-than leaves younger keys alone, and those that do not say how old they are.
+    """
+    put(five, "young", left=None, age=50)
+    put(five, "old", left=None, age=500)
+    for node in five:
+        node.store.put(slug("foreign"), "hello", None)
+
+    run("redlock_clear", "--no-input", "--older-than=100")
+
+    assert [bool(find_lock(name)) for name in ("young", "old", "foreign")] == [True, False, True]
+
+
+def test_clear_by_name(five):
+    """
+    L77: a key that no index has, because another program wrote it, is found and deleted by its name.
+    """
+    put(five, "orders:7", left=None)
+    for node in five:
+        node.store._index.clear()
+
+    assert run("redlock_clear", "--no-input")[0] == "Nothing is stale.\n"
+    assert run("redlock_clear", "--no-input", "--name=orders:7")[0].endswith("Deleted 1 key.\n")
+    assert find_lock("orders:7") is None
+
+
+@pytest.mark.parametrize("name", ["", "x" * 10_000])
+def test_clear_refuses_names_that_are_none(five, name):
+    """
+    A name that no lock can have is an error that says why.
+    """
+    _out, err, code = run("redlock_clear", "--name", name)
+
+    assert "A lock's name" in err or "The lock's name" in err
+    assert code == 1
+
+
+def test_clear_nothing(five):
+    """
+    Without a stale key it says so and ends with 0.
+    """
+    with lock("alive"):
+        assert run("redlock_clear", "--no-input") == ("Nothing is stale.\n", "", 0)
+
+
+def test_clear_of_a_key_that_changes(five, answers, monkeypatch):
+    """
+    L74: a key that somebody takes while the question is on the screen is left alone.
+    """
+    put(five[:2], "orders:7", age=100)
+    monkeypatch.setattr(builtins, "input", lambda question: put(five, "orders:7", B, 30) or "yes")
+
+    out, _err, code = run("redlock_clear", stdin=Terminal())
+
+    assert "orders:7: left alone, it changed meanwhile." in out
+    assert code == 0
+    assert find_lock("orders:7") is not None
+
+
+def test_clear_in_part(nodes):
+    """
+    A key that cannot be deleted ends the command with exit code 1, after the others were deleted.
+    """
+    options = {"restart_guard": False}
+    with override_settings(REDLOCK={"default": {"NODES": nodes.urls, "OPTIONS": options}}):
+        with nodes[0].client() as client:
+            client.rpush("redlock:{list}:h", "not a lock")
+            client.set("redlock:{text}:h", "not a lock")
+            client.zadd("redlock:index", {"{list}": "inf", "{text}": "inf"})
+
+            out, err, code = run("redlock_clear", "--no-input")
+
+            assert client.exists("redlock:{list}:h", "redlock:{text}:h") == 1
+
+    assert out.endswith("Deleted 1 key.\n")
+    assert "list: a node that has it did not delete it." in err
+    assert code == 1

@@ -1,0 +1,591 @@
+"""What is held: states, remaining time, stale keys and release by force, over nodes in memory and real ones."""
+
+import asyncio
+import json
+import logging
+import time
+
+import pytest
+from django.test import override_settings
+
+from django_redlock import QuorumUnavailableError, lock, locks
+from django_redlock.core.names import slug
+from django_redlock.core.owner import Owner, encode, fingerprint
+from django_redlock.inventory import (
+    MAX_NAMES,
+    PAGE,
+    Snapshot,
+    Staleness,
+    State,
+    aheld_locks,
+    find_lock,
+    force_release,
+    held_locks,
+    printable,
+    remove_stale,
+    stale_keys,
+)
+from django_redlock.nodes.memory import MemoryNode, MemoryStore, forget_nodes
+from django_redlock.signals import lock_forced
+
+A, B = "a" * 32, "b" * 32
+FIVE = {"default": {"NODES": [f"memory://n{place}" for place in range(5)]}}
+
+
+@pytest.fixture
+def five():
+    """Five nodes in memory."""
+    with override_settings(REDLOCK=FIVE):
+        yield [node for node in locks["default"].nodes if isinstance(node, MemoryNode)]
+    forget_nodes()
+
+
+def value(nonce: str = A, *, age: float = 1.0, ttl: float = 30.0, label: str = "shop.import") -> str:
+    """Return what a holder of that age would have written."""
+    return encode(nonce, Owner("web-1", 77, "task", label, "id-1", time.time() - age, ttl))
+
+
+def put(nodes: list[MemoryNode], text: str, *lefts: float | None, name: str = "orders:7") -> None:
+    """Write *text* to as many nodes as there are *lefts*."""
+    for node, left in zip(nodes, lefts, strict=False):
+        node.store.put(slug(name), text, left)
+
+
+def only(snapshot: Snapshot):
+    """Return the one lock of a listing."""
+    assert len(snapshot.locks) == 1
+    return snapshot.locks[0]
+
+
+def ascii_id(text: str) -> str:
+    """Return a short id for a test."""
+    return ascii(text[:12])
+
+
+def reasons(nodes: list[MemoryNode]) -> list[Staleness]:
+    """Return why keys are stale now."""
+    return [key.reason for key in stale_keys(held_locks())]
+
+
+# Listing
+
+
+def test_a_held_lock_is_listed_with_its_holder(five):
+    """
+    A lock held on all nodes is listed with votes, time, holder, token and fingerprint.
+    """
+    with lock("orders:7", ttl=30, label="nightly") as lease:
+        found = only(held_locks())
+
+    assert (found.name, found.alias, found.state, found.votes, found.nodes) == ("orders:7", "default", "held", 5, 5)
+    assert found.fencing_token == lease.fencing_token
+    assert found.fingerprint == fingerprint(lease.token)
+    assert found.owner is not None
+    assert (found.owner.label, found.ttl) == ("nightly", 30.0)
+    assert found.since == pytest.approx(time.time(), abs=5)
+    assert found.remaining == pytest.approx(30 - 0.302, abs=0.5)
+
+
+def test_the_remaining_time_is_what_a_quorum_grants(five):
+    """
+    L21, L72: the time shown is the quorum-th largest of the majority, less drift: not the largest, not another's.
+    """
+    put(five, value(A), 29, 28, 12, 5)
+    put(five[4:], value(B), 99)
+
+    found = only(held_locks())
+
+    assert found.state == State.DEGRADED
+    assert found.remaining == pytest.approx(12 - 0.302, abs=0.1)
+
+
+def test_minus_one_and_minus_two_are_no_times(five):
+    """
+    L72: a key without expiry has no remaining time, and a name without a key is not listed.
+    """
+    put(five, value(), None, None, None, None, None)
+    put(five, value(), -1, -1, -1, name="gone")
+
+    found = only(held_locks())
+
+    assert (found.name, found.state, found.remaining) == ("orders:7", State.NO_EXPIRY, None)
+
+
+def test_one_key_without_expiry_does_not_make_a_lock_endless(five):
+    """
+    L72: what the quorum's remaining keys grant counts when only some of them never end.
+    """
+    put(five, value(), None, 20, 19, 18, 17)
+
+    found = only(held_locks())
+
+    assert (found.state, found.remaining) == (State.HELD, pytest.approx(19 - 0.302, abs=0.1))
+
+
+def test_a_minority_is_partial(five):
+    """
+    L71: what only two of five nodes have is partial, never held, and says which nodes those are.
+    """
+    put(five, value(), 20, 20)
+
+    found = only(held_locks())
+
+    assert (found.state, found.votes, found.remaining) == (State.PARTIAL, 2, None)
+    assert [view.node for view in found.views if view.fingerprint] == ["n0", "n1"]
+
+
+def test_two_minorities_are_split(five):
+    """
+    L71: two holders without a quorum are split.
+    """
+    put(five, value(A), 20, 20)
+    put(five[2:], value(B), 20, 20)
+
+    assert only(held_locks()).state == State.SPLIT
+
+
+def test_a_node_that_is_down_degrades_the_lock(five):
+    """
+    L73: with a node down the lock shows fewer votes and the listing names the node.
+    """
+    with lock("orders:7"):
+        five[2].down = True
+        snapshot = held_locks()
+
+    assert (only(snapshot).state, only(snapshot).votes) == (State.DEGRADED, 4)
+    assert snapshot.quorum == "4 of 5 nodes answer; 3 needed. 1 more may fail."
+    assert snapshot.trouble.startswith("n2 (")
+
+
+def test_without_a_quorum_nothing_is_said(five):
+    """
+    L73: with three of five nodes down the list is empty and says why, and no error is raised.
+    """
+    with lock("orders:7"):
+        for node in five[:3]:
+            node.down = True
+        snapshot = held_locks()
+
+    assert (snapshot.locks, snapshot.has_quorum) == ((), False)
+    assert snapshot.quorum.startswith("2 of 5 nodes answer; 3 needed. Too few")
+
+
+def test_a_node_that_may_not_vote_is_named(five, monkeypatch):
+    """
+    A node that answers but gives no vote is in the banner with the reason, and counts against what may fail.
+    """
+    manager = locks["default"]
+    monkeypatch.setattr(manager.admission, "objection", lambda node: "may evict keys" if node == 0 else "")
+
+    snapshot = held_locks()
+
+    assert snapshot.trouble == "n0 (may evict keys)"
+    assert snapshot.quorum == "5 of 5 nodes answer; 3 needed. 1 more may fail."
+
+
+def test_a_name_that_one_index_lost_is_asked_for_by_name(five):
+    """
+    L70: a key that a node holds but no longer lists still counts, because the other nodes name it.
+    """
+    put(five, value(), 20, 20, 20, 20, 20)
+    five[0].store._index.clear()
+
+    assert only(held_locks()).votes == 5
+
+
+def test_listing_is_bounded(five, monkeypatch):
+    """
+    L70: a listing asks for pages of bounded size, up to a bound, and says when there is more.
+    """
+    asked = []
+    execute = MemoryStore.execute
+    monkeypatch.setattr(MemoryStore, "execute", lambda self, request: asked.append(request) or execute(self, request))
+    for number in range(MAX_NAMES + 1):
+        put(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
+
+    snapshot = held_locks()
+
+    assert (len(snapshot.locks), snapshot.complete) == (MAX_NAMES, False)
+    assert {request.count for request in asked} == {PAGE}
+    assert len(asked) == 5 * MAX_NAMES // PAGE
+
+
+def test_the_soonest_end_comes_first(five):
+    """
+    Locks are listed in the order of their end; those without one come last.
+    """
+    for name, left in (("late", 50), ("never", None), ("soon", 5)):
+        put(five, value(), *[left] * 5, name=name)
+
+    assert [found.name for found in held_locks().locks] == ["soon", "late", "never"]
+
+
+def test_the_nonce_is_nowhere(five, caplog):
+    """
+    P36: neither the listing, nor its stale keys, nor the log of a release contain the lock's secret.
+    """
+    caplog.set_level(logging.DEBUG, "django_redlock")
+    put(five, value(A), None, None, None, None, None)
+
+    snapshot = held_locks()
+    shown = repr(snapshot) + repr(stale_keys(snapshot)) + str(snapshot.locks[0])
+    force_release("orders:7", fingerprint(A))
+
+    assert A[:8] not in shown + caplog.text
+    assert "lock released by force: orders:7 (released)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        A,
+        A + "{",
+        A + '{"host": 1}',
+        A + '{"a":' * 5000,
+        A + json.dumps({**dict.fromkeys(("host", "kind", "label", "ref"), ""), "pid": 1, "since": 1e300, "ttl": 1e300}),
+        encode(A, Owner(since=float("nan"), ttl=float("inf"))),
+        "é" * 40,
+    ],
+    ids=ascii_id,
+)
+def test_anything_may_be_in_a_key(five, text):
+    """
+    L78: whatever somebody wrote into a key is listed without an error, with times that can be shown.
+    """
+    put(five, text, 20, 20, 20, 20, 20)
+
+    found = only(held_locks())
+
+    assert found.state == State.HELD
+    assert found.since is None or 0 < found.since < 1e12
+    assert found.remaining is not None
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\nb\x00c", "{}~*[?", "ключ 🔑", "<script>"], ids=ascii_id)
+def test_any_name_is_listed_and_released(five, name):
+    """
+    L20: long, multi-line, non-ASCII and globbing names are found and released by name.
+    """
+    lease = lock(name, renew=False).acquire()
+    found = find_lock(name)
+    outcome = force_release("", fingerprint(lease.token), slug=found.slug if found else "")
+
+    assert outcome == "released"
+    assert find_lock(name) is None
+
+
+def test_a_free_name_and_too_few_nodes_are_different(five):
+    """
+    A free lock is None; too few nodes to tell is an error that names them.
+    """
+    assert find_lock("orders:7") is None
+
+    for node in five[:3]:
+        node.down = True
+
+    with pytest.raises(QuorumUnavailableError, match=r"orders:7.*n0"):
+        find_lock("orders:7")
+
+
+def test_listing_without_blocking(five):
+    """
+    The asyncio twin gives the same answer.
+    """
+    put(five, value(), 20, 20, 20, 20, 20)
+
+    async def listed() -> Snapshot:
+        try:
+            return await aheld_locks()
+        finally:
+            await locks["default"].aclose()
+
+    assert only(asyncio.run(listed())).state == State.HELD
+
+
+def test_control_characters_are_escaped():
+    """
+    A name cannot move the cursor of a terminal.
+    """
+    assert printable("a\x1b[2J\nb ключ") == "a\\x1b[2J\\nb ключ"
+
+
+# Stale keys
+
+
+def test_no_expiry_is_stale(five):
+    """
+    L77: a key without expiry is stale, also on a majority of nodes.
+    """
+    put(five, value(), None, None, None, None, None)
+
+    assert reasons(five) == [Staleness.NO_EXPIRY]
+
+
+def test_more_than_any_lease_is_stale(five):
+    """
+    L77: a key that expires later than max_ttl and its own lease allow is stale.
+    """
+    put(five, value(ttl=30), 1000, 1000, 1000, 1000, 1000)
+
+    assert reasons(five) == [Staleness.TOO_LONG]
+
+
+def test_a_long_lease_of_ours_is_not_stale(five):
+    """
+    L77: a place that was written with a ttl beyond max_ttl, as a queued task's, is not stale before that ttl.
+    """
+    put(five, value(ttl=3600), 3500, 3500, 3500, 3500, 3500)
+
+    assert reasons(five) == []
+
+
+def test_an_old_minority_is_stale(five):
+    """
+    L77: what two of five nodes have left of an attempt is stale once it is older than its lease.
+    """
+    put(five, value(age=100, ttl=30), 10, 10)
+
+    assert reasons(five) == [Staleness.RESIDUE]
+
+
+def test_a_fresh_minority_is_not_stale(five):
+    """
+    L77: an attempt on its way is left alone.
+    """
+    put(five, value(age=1, ttl=30), 29, 29)
+
+    assert reasons(five) == []
+
+
+def test_a_holder_that_renews_is_not_stale(five):
+    """
+    L76, L77: a living holder whose lock three nodes forgot is about to put it back, and is left alone.
+    """
+    put(five, value(age=100, ttl=30), 25, 25)
+
+    assert reasons(five) == []
+
+
+def test_a_foreign_value_on_few_nodes_is_stale(five):
+    """
+    L77: a value that is not in our format is stale when no quorum has it.
+    """
+    put(five, "hello", 50, 50)
+
+    assert reasons(five) == [Staleness.FOREIGN]
+
+
+def test_a_live_majority_is_never_stale(five):
+    """
+    L76: what a quorum holds is not stale, whatever its age, beside whatever two other nodes have.
+    """
+    put(five, value(A, age=100), 3, 3, 3)
+    put(five[3:], value(B, age=100), 3, None)
+
+    stale = stale_keys(held_locks())
+
+    assert [key.fingerprint for key in stale] == [fingerprint(B)]
+
+
+def test_what_silent_nodes_may_hold_is_not_stale(five):
+    """
+    L76: a minority that may be a majority, counting nodes that are down, is left alone.
+    """
+    put(five, value(age=100), 10, 10, 10)
+    five[0].down = True
+
+    assert reasons(five) == []
+
+
+def test_a_stale_key_is_deleted_where_it_is(five):
+    """
+    A stale key is deleted on the nodes that have it.
+    """
+    put(five, value(age=100), 10, 10)
+
+    assert remove_stale(stale_keys(held_locks())[0]) == "removed"
+    assert held_locks().locks == ()
+
+
+def test_a_key_that_changed_is_not_deleted(five):
+    """
+    A key that somebody else took since it was found stale is left alone.
+    """
+    put(five, value(age=100), 10, 10)
+    key = stale_keys(held_locks())[0]
+
+    put(five, value(B), 30, 30, 30, 30, 30)
+
+    assert remove_stale(key) == "changed"
+    assert only(held_locks()).fingerprint == fingerprint(B)
+
+
+# Release by force
+
+
+def test_release_by_force_ends_the_lease(five):
+    """
+    L74: after a release by force the holder's renewal is refused, its lease is lost, and the lock stays free.
+    """
+    lease = lock("orders:7", ttl=30, renew=False).acquire()
+
+    outcome = force_release("orders:7", fingerprint(lease.token))
+
+    assert outcome == "released"
+    assert lease.extend() is False
+    assert (lease.valid(), lease.reason) == (False, "superseded")
+    assert find_lock("orders:7") is None
+
+
+def test_the_lock_can_be_taken_at_once_after_a_release_by_force(five):
+    """
+    L74: somebody else can take the lock at once, with a higher token.
+    """
+    lease = lock("orders:7", renew=False).acquire()
+    force_release("orders:7", fingerprint(lease.token))
+
+    with lock("orders:7", wait=0) as later:
+        assert later.fencing_token > lease.fencing_token
+
+
+def test_a_lock_that_changed_hands_is_not_released(five):
+    """
+    L74: the holder that came after the one that was seen keeps the lock.
+    """
+    with lock("orders:7") as lease:
+        seen = fingerprint(lease.token)
+    with lock("orders:7") as later:
+        outcome = force_release("orders:7", seen)
+
+        assert outcome == "changed"
+        assert later.extend()
+
+
+def test_a_free_lock_is_gone(five):
+    """
+    L74: there is nothing to release when nobody holds it; with too few nodes that is not known.
+    """
+    assert force_release("orders:7", "0" * 12) == "gone"
+
+    for node in five[:3]:
+        node.down = True
+
+    assert force_release("orders:7", "0" * 12) == "unknown"
+
+
+def test_release_by_force_is_announced(five):
+    """
+    The signal ``lock_forced`` tells the name and the outcome.
+    """
+    heard = []
+
+    def listen(sender, signal, **about):
+        heard.append(about)
+
+    lock_forced.connect(listen)
+    try:
+        lease = lock("orders:7", renew=False).acquire()
+        force_release("orders:7", fingerprint(lease.token))
+    finally:
+        lock_forced.disconnect(listen)
+
+    assert heard == [{"name": "orders:7", "outcome": "released"}]
+
+
+def test_a_place_that_nobody_renews_can_be_taken_again_with_its_token(five):
+    """
+    After a place beyond max_ttl was released by force, who comes for it with its token is not refused.
+    """
+    manager = locks["default"]
+    manager.lock("slot", ttl=3600, token=A, detached=True).acquire()
+
+    assert force_release("slot", fingerprint(A)) == "released"
+
+    assert manager.lock("slot", ttl=30, token=A, wait=0).acquire().release() == "released"
+
+
+# Real servers
+
+
+@pytest.fixture
+def real(nodes):
+    """Five real servers under the default alias; they have just started, so the restart guard is off."""
+    with override_settings(REDLOCK={"default": {"NODES": nodes.urls, "OPTIONS": {"restart_guard": False}}}):
+        yield nodes
+
+
+def test_real_nodes_list_and_release(real):
+    """
+    L70, L73, L74: on real servers a lock is listed 5/5, then 4/5 with a node killed, and released for good.
+    """
+    lease = lock("orders:7", ttl=30, label="nightly", renew=False).acquire()
+
+    before = only(held_locks())
+    real[1].kill()
+    after = only(held_locks())
+    outcome = force_release("orders:7", after.fingerprint)
+
+    assert (before.state, before.votes) == (State.HELD, 5)
+    assert (after.state, after.votes, after.fingerprint) == (State.DEGRADED, 4, before.fingerprint)
+    assert outcome == "released"
+    assert lease.extend() is False
+    assert held_locks().locks == ()
+
+
+def test_real_nodes_never_scan(real):
+    """
+    L70: a listing runs no KEYS and no SCAN, also beside thousands of other keys.
+    """
+    with real[0].client() as client:
+        client.mset({f"other:{number}": "x" for number in range(5000)})
+        client.config_resetstat()
+        with lock("orders:7"):
+            held_locks()
+        stats = client.info("commandstats")
+
+    assert "cmdstat_keys" not in stats
+    assert "cmdstat_scan" not in stats
+
+
+def test_real_nodes_two_frozen(real):
+    """
+    L73: with two of five nodes frozen a listing still answers, within a second.
+    """
+    with lock("orders:7"):
+        held_locks()
+        for server in real[:2]:
+            server.freeze()
+        started = time.monotonic()
+        snapshot = held_locks()
+        spent = time.monotonic() - started
+
+    assert (only(snapshot).votes, snapshot.answering) == (3, 3)
+    assert spent < 1
+
+
+def test_real_nodes_know_each_kind_of_stale_key(real):
+    """
+    L77: keys that a foreign program left on real servers are recognised and deleted, a key of another type is not.
+    """
+    with lock("orders:7"):
+        held_locks()  # connects
+    for server in real:
+        with server.client() as client:
+            client.set("redlock:{persisted}:h", value())
+            client.zadd("redlock:index", {"{persisted}": "inf"})
+    with real[0].client() as client:
+        client.rpush("redlock:{list}:h", "x")
+        client.set("redlock:{foreign}:h", "hello", px=50_000)
+        client.zadd("redlock:index", {"{list}": "inf", "{foreign}": "inf"})
+
+    stale = {key.lock.name: key for key in stale_keys(held_locks())}
+
+    assert {name: key.reason for name, key in stale.items()} == {
+        "persisted": Staleness.NO_EXPIRY,
+        "list": Staleness.NO_EXPIRY,
+        "foreign": Staleness.FOREIGN,
+    }
+    outcomes = {name: remove_stale(key) for name, key in stale.items()}
+    assert outcomes == {"persisted": "removed", "list": "failed", "foreign": "removed"}
