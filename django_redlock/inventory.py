@@ -612,10 +612,7 @@ def _aged(row: Row, elapsed: float) -> Row:
 
 def _owner(value: str) -> Owner | None:
     """Return the owner that a value describes, in numbers that can be shown; anybody can write to a node."""
-    try:
-        owner = decode(value)
-    except RecursionError:
-        return None
+    owner = decode(value)
     if owner is None:
         return None
     since = owner.since if 0 < owner.since < LAST_SECOND else 0.0

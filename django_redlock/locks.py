@@ -476,7 +476,8 @@ class LockManager:
         """
         Release a lock by its token, in any process; returns what :meth:`Lease.release` returns.
 
-        A holder that somebody else superseded is left alone: only the holder with this token loses the lock.
+        Only the holder with this token loses the lock. It must be known to be dead, or not to renew: the next
+        renewal of a living one puts back what it finds missing.
         """
         slugs = tuple(slug(name) for name in check_names(name))
         timeout = self.rules.timeout(self.rules.ttl)
@@ -614,7 +615,7 @@ class LockManager:
 
     def _survey(self, slugs: tuple[str, ...], offset: int, count: int) -> Ballot:
         requests = dict.fromkeys(range(len(self.nodes)), Survey(slugs, offset, count))
-        return Ballot(requests, lambda replies: False, self.rules.timeout(self.rules.ttl))
+        return Ballot(requests, lambda replies: False, self.rules.timeout(self.rules.ttl), self.rules.needed)
 
     def _loop_gather(self) -> AsyncGather:
         self._notice_fork()

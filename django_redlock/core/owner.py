@@ -60,7 +60,7 @@ def decode(text: str) -> Owner | None:
             since=float(fields["since"]),
             ttl=float(fields["ttl"]),
         )
-    except (ValueError, KeyError, TypeError, OverflowError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -116,6 +116,7 @@ class MemoryStore:
         others = [slug for slug in request.slugs if (self._holder(slug, now) or request.nonce)[:NONCE_SIZE] not in mine]
         if others:
             lefts = [self._left(slug, now) for slug in others]
+            self._index.update({slug: float("inf") for slug, left in zip(others, lefts, strict=True) if left is None})
             longest = None if None in lefts else max(left for left in lefts if left is not None)
             detail = (self._holder(others[0], now) or "")[NONCE_SIZE:]
             return Reply(Kind.BUSY, high, time_us, left=longest, detail=detail)

@@ -91,6 +91,23 @@ def test_index_forgets_locks_that_expired(real_node: Any):
         assert client.zscore("t:index", "{forever}") == float("inf")
 
 
+def test_key_without_expiry_is_listed_when_it_is_in_the_way(real_node: Any):
+    """L77: something else wrote it and it would block the name for ever, so a refusal makes it known."""
+    manager, server = real_node
+    store = MemoryStore()
+    store.put("{x}", "foreign", None)
+    store._index.clear()
+    with server.client() as client:
+        client.set("t:{x}:h", "foreign")
+    request = Acquire(("{x}",), "a" * 32, "a" * 32, 60.0, BASE, None, 1e9)
+
+    assert comparable(run(manager, request)) == comparable(store.execute(request))
+
+    listed = run(manager, Survey(count=5))
+    assert comparable(listed) == comparable(store.execute(Survey(count=5)))
+    assert [row.slug for row in listed.rows] == ["{x}"]
+
+
 def test_tokens_near_the_limit_of_lua_numbers_keep_every_digit(real_node: Any):
     """P8: 2**53 - 1 comes back as it went."""
     manager, _ = real_node

@@ -11,7 +11,7 @@ local now_ms = math.floor(tonumber(stamp) / 1000)
 -- Read every key before writing any: a key of another type must not leave half a grant behind.
 redis.call('ZCARD', index)
 local cancelled = redis.call('EXISTS', marker) == 1
-local high, busy, left = '0', nil, 0
+local high, busy, left, endless = '0', nil, 0, {}
 for i = 3, #KEYS, 2 do
   local current = redis.call('GET', KEYS[i])
   local fence = redis.call('GET', KEYS[i + 1]) or '0'
@@ -20,12 +20,18 @@ for i = 3, #KEYS, 2 do
     local owner = string.sub(current, 1, 32)
     if owner ~= nonce and (adopt == '' or owner ~= adopt) then
       local pttl = redis.call('PTTL', KEYS[i])
+      if pttl == -1 then endless[#endless + 1] = string.sub(KEYS[i], #prefix + 1, -3) end
       if busy == nil or pttl == -1 or (left ~= -1 and pttl > left) then left = pttl end
       busy = busy or string.sub(current, 33)
     end
   end
 end
 if cancelled then return {'CANCELLED', high, stamp, '0', ''} end
+-- A key without expiry was written by something else and blocks the name for ever: let people find it.
+for _, slug in ipairs(endless) do
+  redis.call('ZADD', index, '+inf', slug)
+  if redis.call('PTTL', index) < ttl then redis.call('PEXPIRE', index, ttl) end
+end
 if busy then return {'BUSY', high, stamp, tostring(left), busy} end
 
 for i = 3, #KEYS, 2 do

@@ -1,0 +1,112 @@
+"""
+:func:`singleton_task`: make a singleton of a function.
+
+The task class is put together when an app is finalized, from the mixin and the class that the project has chosen
+for its tasks. A ``base=`` of our own, as other packages use it, would take away ``delay_on_commit`` and whatever
+else the project's class has.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, cast, overload
+
+from celery import Celery, _state
+from celery.local import Proxy
+
+from ..conf import DEFAULT_ALIAS
+from ._compat import P, R
+from .keys import check_key
+from .options import Key, SingletonOptions, check_celery_options
+from .task import SingletonTask, mixed_with
+
+
+@overload
+def singleton_task(function: Callable[P, R], /) -> SingletonTask[P, R]: ...
+
+
+@overload
+def singleton_task(
+    *,
+    key: Key = ...,
+    on_duplicate: str = ...,
+    on_overlap: str = ...,
+    lease: float = ...,
+    queue_ttl: float = ...,
+    using: str = ...,
+    group: str | None = ...,
+    version: int = ...,
+    **celery_options: Any,
+) -> Callable[[Callable[P, R]], SingletonTask[P, R]]: ...
+
+
+def singleton_task(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    key: Key = None,
+    on_duplicate: str = "join",
+    on_overlap: str = "skip",
+    lease: float = 30.0,
+    queue_ttl: float = 3600.0,
+    using: str = DEFAULT_ALIAS,
+    group: str | None = None,
+    version: int = 1,
+    **celery_options: Any,
+) -> Any:
+    """
+    Make a Celery task of a function, of which one per arguments is waiting or running at any time.
+
+    It is used as ``shared_task`` is, with or without options, and takes all of its options. For those given here
+    see :class:`~django_redlock.celery.SingletonOptions`. Settings are read when the task is first called.
+
+    Raises:
+        TypeError: An option does not exist or has the wrong type.
+        ValueError: An option has a value that cannot work.
+    """
+    check_celery_options(celery_options)
+    options = SingletonOptions(
+        key=key,
+        on_duplicate=on_duplicate,
+        on_overlap=on_overlap,
+        lease=lease,
+        queue_ttl=queue_ttl,
+        using=using,
+        group=group,
+        version=version,
+    )
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        if isinstance(function, Proxy):
+            raise TypeError("@singleton_task takes the function itself: remove the other task decorator below it.")
+        check_key(options.key, _parameters(function, celery_options))
+        return _shared(function, options, celery_options)
+
+    return decorate if function is None else decorate(function)
+
+
+def _parameters(function: Callable[..., Any], celery_options: dict[str, Any]) -> inspect.Signature:
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    return signature.replace(parameters=parameters[1:] if celery_options.get("bind") else parameters)
+
+
+def _shared(function: Callable[..., Any], options: SingletonOptions, celery_options: dict[str, Any]) -> Any:
+    """Register the task with every app there is or will be; returns what finds it in the current one."""
+
+    def register(app: Celery) -> Any:
+        chosen: Any = celery_options.get("base") or app.Task
+        base = mixed_with(chosen)
+        own = {"base": base, "singleton_options": options, "shared": False, "lazy": False}
+        return app.task(**(celery_options | own))(function)
+
+    _state.connect_on_app_finalize(register)
+    for app in list(_state._get_active_apps()):  # type: ignore[attr-defined]
+        if app.finalized:
+            register(app)
+
+    def find() -> Any:
+        app = _state.get_current_app()
+        name = celery_options.get("name")
+        return app.tasks[name or app.gen_task_name(function.__name__, function.__module__)]
+
+    return cast(Any, Proxy(find))

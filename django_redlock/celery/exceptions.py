@@ -1,0 +1,33 @@
+"""The error about a task that was refused because its equal is waiting or running."""
+
+from ..exceptions import RedlockError
+
+
+class DuplicateTask(RedlockError):
+    """
+    An equal task is waiting or running, and the options ask to say so with an error.
+
+    Args:
+        holder_id: Id of the task that has the slot; None when it is not a task.
+        state: What it does: ``queued``, ``running``, or ``held`` when the holder is not a task.
+        retry_after: Seconds until the slot frees itself unless its holder keeps it; None when unknown.
+        name: The lock's name.
+    """
+
+    def __init__(
+        self,
+        holder_id: str | None = None,
+        state: str = "held",
+        retry_after: float | None = None,
+        name: str = "",
+    ) -> None:
+        super().__init__(holder_id, state, retry_after, name)
+        self.holder_id = holder_id
+        self.state = state
+        self.retry_after = retry_after
+        self.name = name
+
+    def __str__(self) -> str:
+        if self.holder_id is None:
+            return f"{self.name!r} is held, and not by a task."
+        return f"{self.name!r} is {self.state} as task {self.holder_id}."

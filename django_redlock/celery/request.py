@@ -1,0 +1,90 @@
+"""
+What a worker's parent process knows and its child cannot: that a message will never run, that a child died.
+
+Imported in workers only.
+"""
+
+import logging
+from functools import cache
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
+from celery import signals
+from celery.exceptions import Terminated, WorkerLostError
+from celery.utils.imports import symbol_by_name
+from celery.worker.request import Request
+
+from ..locks import fresh_nonce
+from .slots import HEADER, RUN_HEADER, Ticket, free
+
+log = logging.getLogger("django_redlock")
+
+
+class SingletonRequest(Request):
+    """
+    Mixed into the request class of a singleton task.
+
+    It draws the token of the run for each delivery. A redelivered message has the same id and headers as the copy
+    that may still run, so only this tells the two apart; and because the parent drew it, the parent can free the
+    slot of a child that died.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.request_dict[RUN_HEADER] = fresh_nonce()
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
+        """Free the slot of a child that is dead. Other failures freed it in the child, or have yet to."""
+        # Not for TimeLimitExceeded: that is reported before the child is killed, and it may still be working.
+        if isinstance(_cause(exc_info), (WorkerLostError, Terminated)):
+            ticket = self._ticket()
+            if ticket:
+                free(ticket, self.request_dict[RUN_HEADER])
+                free(ticket, ticket.token)
+        super().on_failure(exc_info, send_failed_event, return_ok)
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """Free the place of a message that was revoked or has expired, before its result says so."""
+        # Not if terminated: that is announced before the child is dead, and its body may outlive the signal.
+        if not terminated:
+            ticket = self._ticket()
+            if ticket:
+                free(ticket, ticket.token)
+        super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
+
+    def _ticket(self) -> Ticket | None:
+        """Return what the message says of its slot, or what can be made of its arguments."""
+        try:
+            task: Any = self.task
+            return Ticket.unpack(self.request_dict.get(HEADER), self.id) or task.ticket(self.id, self.args, self.kwargs)
+        except Exception:
+            log.exception("the slot of task %s could not be freed; it ends with its time", self.id)
+            return None
+
+
+@cache
+def mixed_request(base: Any) -> Any:
+    """Return the request class of a task, a class or a path, with ours mixed in."""
+    cls = symbol_by_name(base)
+    if issubclass(cls, SingletonRequest):
+        return cls
+    if cls is Request:
+        return SingletonRequest
+    return type(f"Singleton{cls.__name__}", (SingletonRequest, cls), {"__module__": cls.__module__})
+
+
+def _cause(exc_info: Any) -> Any:
+    error = exc_info.exception
+    return error.exc if isinstance(error, ExceptionWithTraceback) else error
+
+
+def _free_refused(message: Any = None, **about: Any) -> None:
+    """Free the place of a message that this worker refuses: its task is unknown here, or it cannot be read."""
+    headers = getattr(message, "headers", None) or {}
+    ticket = Ticket.unpack(headers.get(HEADER), headers.get("id"))
+    if ticket:
+        free(ticket, ticket.token)
+
+
+signals.task_unknown.connect(_free_refused, weak=False, dispatch_uid="django_redlock.unknown")
+signals.task_rejected.connect(_free_refused, weak=False, dispatch_uid="django_redlock.rejected")

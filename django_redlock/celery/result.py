@@ -1,0 +1,36 @@
+"""What a caller of a singleton task gets back."""
+
+from typing import Any, Self
+
+from ._compat import BaseResult, R
+from .slots import Holder
+
+
+class SingletonResult(BaseResult[R]):
+    """
+    A Celery result that knows whether the call was a duplicate.
+
+    For a joined duplicate it is the result of the task that was there first: ``get()`` waits for that one, and
+    ``revoke()`` revokes it. It is as true as every result, also for a duplicate.
+    """
+
+    duplicate: bool = False
+    """Whether an equal task was waiting or running."""
+    reason: str = ""
+    """What that one did: ``queued``, ``running``, or ``held`` if it is not a task; empty without a duplicate."""
+    holder_id: str | None = None
+    """The id of that one; None without a duplicate, or if it is not a task."""
+    accepted: bool = True
+    """Whether this call sent a message."""
+
+    def about(self, holder: Holder, *, accepted: bool) -> Self:
+        """Note that the call was a duplicate, and of whom."""
+        self.duplicate, self.accepted = True, accepted
+        self.reason, self.holder_id = holder.state, holder.task_id
+        return self
+
+
+def result_of(task: Any, task_id: str, **options: Any) -> SingletonResult[Any]:
+    """Return the result of a task's message."""
+    options = {"backend": task.backend, "task_name": task.name, "app": task.app} | options
+    return SingletonResult(task_id, **options)

@@ -1,0 +1,79 @@
+"""
+A Celery app in memory, and a worker that does nothing but trace messages, one at a time, when it is told to.
+
+What a process does to a task is tested in ``test_workers.py``, with real ones.
+"""
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, _state, states
+from celery.app.trace import build_tracer
+from celery.backends import cache
+from kombu.transport.memory import Channel
+
+from django_redlock import locks
+from django_redlock.nodes.memory import MemoryNode, forget_nodes
+
+
+@pytest.fixture(autouse=True)
+def memory_nodes() -> Iterator[list[MemoryNode]]:
+    """The nodes in memory, empty."""
+    forget_nodes()
+    locks.reset()
+    yield list(locks["default"].nodes)
+    forget_nodes()
+    locks.reset()
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    """An app of this test's own: other tests' tasks do not get into it, nor its tasks into other apps."""
+    monkeypatch.setattr(_state, "_apps", weakref.WeakSet())
+    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+    monkeypatch.setattr(_state, "default_app", None)
+    monkeypatch.setattr(_state._tls, "current_app", None)
+    monkeypatch.setattr(Channel, "queues", {})
+    cache._DUMMY_CLIENT_CACHE.clear()
+    app = Celery("tests", broker="memory://", backend="cache+memory://")
+    yield app
+    app.close()
+
+
+class Worker:
+    """A worker without processes: it runs a message when the test says so, and as a real one would."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+
+    @property
+    def headers(self) -> list[dict[str, Any]]:
+        """The headers of the messages that wait."""
+        queue = Channel.queues.get("celery")
+        return [message["headers"] for message in queue.queue] if queue else []
+
+    def take(self) -> Any:
+        """Return the next message and remove it from the queue, or return None."""
+        with self.app.connection_for_read() as connection:
+            return connection.default_channel.basic_get("celery", no_ack=True)
+
+    def run(self, message: Any = None, *, redelivered: bool = False) -> str:
+        """Run a message, or the next one; returns the state in which it ended."""
+        message = message or self.take()
+        args, kwargs, embed = message.payload
+        info = {"exchange": "", "routing_key": "celery", "redelivered": redelivered}
+        request = {**message.headers, "delivery_info": info, "is_eager": False, **embed}
+        task = self.app.tasks[message.headers["task"]]
+        traced = build_tracer(task.name, task, app=self.app)(message.headers["id"], args, kwargs, request)
+        return str(traced.info.state if traced.info else states.SUCCESS)
+
+    def run_all(self) -> list[str]:
+        """Run messages until there are none; returns the states in which they ended."""
+        return [self.run(message) for message in iter(self.take, None)]
+
+
+@pytest.fixture
+def worker(app: Celery) -> Worker:
+    return Worker(app)

@@ -1,0 +1,260 @@
+"""What makes two calls equal."""
+
+import uuid
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from inspect import signature
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from kombu.utils import json as celery_json
+
+from django_redlock.celery import SingletonOptions
+from django_redlock.celery.keys import check_key, lock_name
+
+
+def sync(x: Any, y: Any = 2) -> None: ...
+
+
+def name(*args: Any, function: Callable[..., Any] = sync, options: dict[str, Any] | None = None, **kwargs: Any) -> str:
+    return lock_name("shop.sync", SingletonOptions(**(options or {})), signature(function), args, kwargs)
+
+
+def test_spelling_does_not_matter():
+    """
+    Positional, keyword and default arguments make one key. C1
+    """
+    assert name(1) == name(x=1) == name(1, y=2) == name(1, 2) == "task:shop.sync:x=1,y=2"
+
+
+def test_self_is_no_part_of_the_key(app):
+    """
+    The task itself, which a bound function gets, is left out. C2
+    """
+    from django_redlock.celery import singleton_task
+
+    @singleton_task(bind=True, name="shop.bound")
+    def bound(self, shop_id):
+        pass
+
+    assert bound.singleton.key(7) == "task:shop.bound:shop_id=7"
+
+
+def test_types_are_told_apart():
+    """
+    1, "1", 1.0 and True are four keys. C3
+    """
+    assert len({name(1), name("1"), name(1.0), name(True)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("sent", "arrived"),
+    [
+        ((1, 2), [1, 2]),
+        ({1: "a"}, {"1": "a"}),
+        ({"b": 1, "a": 2}, {"a": 2, "b": 1}),
+    ],
+    ids=["tuple", "number as key", "order"],
+)
+def test_key_is_that_of_what_arrives(sent, arrived):
+    """
+    What JSON turns into another value has the key of that value. C4 C5 C6
+    """
+    assert name(sent) == name(arrived)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        uuid.UUID(int=7),
+        Decimal("1.10"),
+        datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC),
+        datetime(2026, 1, 2),
+        date(2026, 1, 2),
+        b"text",
+        b"\xff\x00",
+        "Zürich\ud800",
+        {"nested": [uuid.UUID(int=7), (1, None)]},
+    ],
+    ids=repr,
+)
+def test_key_survives_the_journey(value):
+    """
+    A value has the same key before it is sent and after it arrived. C7
+    """
+    arrived = celery_json.loads(celery_json.dumps(value))
+
+    assert name(value) == name(arrived)
+
+
+def test_argument_that_has_no_key_is_named():
+    """
+    An argument that cannot be part of a key is an error that names the parameter and the remedy. C8
+    """
+    with pytest.raises(TypeError, match=r"argument 'y', a object, .*Name the parameters that matter with key="):
+        name(1, y=object())
+
+
+def test_argument_that_contains_itself_is_an_error():
+    """
+    An endless argument is refused like any other that has no key. C8
+    """
+    endless: list[Any] = []
+    endless.append(endless)
+
+    with pytest.raises(ValueError, match="argument 'x'"):
+        name(endless)
+
+
+def test_values_cannot_look_like_other_arguments():
+    """
+    No text in one argument makes the key of two. C9
+    """
+    assert name('1,y="2"', "") != name("1", '2,y=""')
+    assert name("a" * 200, 1) != name("a" * 200, 2)
+    assert name(name("a" * 200)) != name("a" * 200)
+
+
+def test_long_key_is_cut():
+    """
+    A key of a megabyte makes a name of a readable beginning and a digest. C9
+    """
+    long = name("a" * 1_000_000)
+
+    assert long.startswith('task:shop.sync:x="aaaa')
+    assert len(long) < 200
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (("shop",), r"'shop', which is not a parameter .*x, y"),
+        (("xx",), r"did you mean 'x'\?"),
+        ("shop:{shop}", "'shop', which is not a parameter"),
+        ("shop:{}", "'', which is not a parameter"),
+        ("shop:{x.pk}", "'x.pk', which is not a parameter"),
+        ("shop:{x", "not a template"),
+        ("{x:{y}}", "format within a format"),
+        ("{x}{y}", "separator between"),
+        ("x", r"write key=\('x',\)"),
+        ("", "makes all calls equal"),
+    ],
+)
+def test_key_of_what_is_no_parameter_fails_at_once(key, message):
+    """
+    A key that names something else fails when the function is decorated. C11
+    """
+    with pytest.raises(ValueError, match=message):
+        check_key(key, signature(sync))
+
+
+def test_key_of_another_type_fails_at_once():
+    """
+    A key that is no names, template or function fails when the function is decorated. C11
+    """
+    with pytest.raises(TypeError, match="names of parameters, a template or a function"):
+        check_key(7, signature(sync))
+
+
+def test_some_parameters():
+    """
+    With names, the other arguments do not matter.
+    """
+    assert name(1, 2, options={"key": ("x",)}) == name(1, 3, options={"key": ["x"]}) == "task:shop.sync:x=1"
+
+
+def test_template():
+    """
+    A template is filled in, and its own characters in a value cannot shift the border between two values. C9
+    """
+    options = {"key": "{x}-{y}"}
+
+    assert name(1, "b", options=options) == "task:shop.sync:1-b"
+    assert name("1-2", "3", options=options) != name("1", "2-3", options=options)
+    assert name(date(2026, 1, 2), options={"key": "day:{x:%m}"}) == "task:shop.sync:day:01"
+
+
+def test_function():
+    """
+    A function gets the bound arguments and returns the key.
+    """
+    assert name(7, options={"key": lambda call: f"shop-{call.arguments['x']}"}) == "task:shop.sync:shop-7"
+
+
+@pytest.mark.parametrize("result", [None, 7, ""])
+def test_function_must_return_text(result):
+    """
+    A function that returns something else is an error, not a key that many calls share by accident.
+    """
+    with pytest.raises(TypeError, match="must return a str"):
+        name(7, options={"key": lambda call: result})
+
+
+def test_model_instance():
+    """
+    A model instance is its label and primary key. C12
+    """
+    one, same = User(pk=7, username="a"), User(pk=7, username="b")
+    one._state.adding = same._state.adding = False
+
+    assert name(one) == name(same) == 'task:shop.sync:x={"__model__":["auth.user",7]},y=2'
+
+
+def test_unsaved_instance_has_no_key():
+    """
+    An instance that is not saved is an error. C12
+    """
+    with pytest.raises(ValueError, match=r"argument 'x', a User, .*auth.User is not saved"):
+        name(User(pk=7))
+
+
+def test_group_shares_a_slot():
+    """
+    Two tasks of one group have one slot, and without a group they do not. C13
+    """
+    options = SingletonOptions(group="stock")
+
+    assert lock_name("a", options, signature(sync), (1,), {}) == lock_name("b", options, signature(sync), (1,), {})
+    assert lock_name("a", SingletonOptions(), signature(sync), (1,), {}) != name(1)
+    assert lock_name("stock", SingletonOptions(), signature(sync), (1,), {}) != name(1, options={"group": "stock"})
+
+
+def test_version_is_part_of_the_name():
+    """
+    A new version has slots of its own. C14
+    """
+    assert name(1, options={"version": 2}) == "task:shop.sync@2:x=1,y=2"
+
+
+def test_variable_arguments():
+    """
+    Everything in *args and **kwargs is part of the key. C15
+    """
+
+    def variable(*args, **kwargs):
+        pass
+
+    keys = {name(1, 2, function=variable), name(1, z=2, function=variable), name(1, z=3, function=variable)}
+
+    assert len(keys) == 3
+
+
+def test_pydantic_model():
+    """
+    A pydantic model has the key of its dumped dict. C16
+    """
+
+    class Order:  # what matters of one
+        def model_dump(self, mode):
+            return {"id": 7, "mode": mode}
+
+    assert name(Order()) == name({"mode": "json", "id": 7})
+
+
+def test_no_arguments():
+    """
+    A task without parameters has one slot, named after it.
+    """
+    assert name(function=lambda: None) == "task:shop.sync"

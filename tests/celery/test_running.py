@@ -1,0 +1,660 @@
+"""What a worker does with a message."""
+
+from typing import Any
+
+import pytest
+from celery import Task, chain, chord, current_task, group
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskRevokedError
+
+from django_redlock import LockTakenError, QuorumUnavailableError, locks
+from django_redlock.celery import DuplicateTask, singleton_task
+from django_redlock.celery.slots import HEADER, Ticket
+from django_redlock.nodes.memory import MemoryNode
+
+NAME = "task:shop.sync:shop_id=7"
+
+
+@pytest.fixture
+def make(app):
+    """Make a singleton task of this test's app, out of a body that gets the task itself."""
+
+    def make(body: Any = lambda self, shop_id: shop_id, **options: Any) -> Any:
+        def sync(self, shop_id):
+            return body(self, shop_id)
+
+        return singleton_task(bind=True, **({"name": "shop.sync"} | options))(sync)
+
+    return make
+
+
+def taken(name: str = NAME) -> bool:
+    """Return whether somebody has the lock."""
+    try:
+        locks["default"].lock(name, wait=0).acquire().release()
+    except LockTakenError:
+        return True
+    return False
+
+
+@pytest.fixture
+def other(app):
+    """A task that is no singleton."""
+
+    @app.task(name="shop.other")
+    def other(*args):
+        return "other"
+
+    return other
+
+
+def set_down(nodes: list[MemoryNode], down: bool) -> None:
+    for node in nodes:
+        node.down = down
+
+
+def test_slot_is_held_while_the_body_runs(make, worker):
+    """
+    A duplicate that arrives during the run joins it; afterwards the next call is accepted. C38
+    """
+    seen = []
+    task = make(lambda self, shop_id: seen.append(task.delay(7)))
+    first = task.delay(7)
+
+    assert worker.run() == "SUCCESS"
+
+    assert [(result.id, result.reason) for result in seen] == [(first.id, "running")]
+    assert not task.delay(7).duplicate
+
+
+def test_lease_in_the_body(make, worker):
+    """
+    The body can ask for its lease; outside it there is none.
+    """
+    seen = []
+    task = make(lambda self, shop_id: seen.append(self.singleton.lease))
+    task.delay(7)
+    worker.run()
+
+    assert seen[0].name == NAME
+    assert seen[0].reason == "released"
+    assert task.singleton.lease is None
+
+
+def test_slot_is_free_before_the_result_is_stored(make, worker, monkeypatch):
+    """
+    When the result becomes visible, the slot is free. C38 C39
+    """
+    task = make()
+    free = []
+    store = task.backend.store_result
+    monkeypatch.setattr(task.backend, "store_result", lambda *a, **k: (free.append(not taken()), store(*a, **k)))
+    task.delay(7)
+
+    worker.run()
+
+    assert free == [True]
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (ValueError("no"), "FAILURE"),
+        (Ignore(), "IGNORED"),
+        (Reject("no", requeue=False), "REJECTED"),
+        (SoftTimeLimitExceeded(), "FAILURE"),
+        (SystemExit(1), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_way_out_frees_the_slot(make, worker, error, state):
+    """
+    However the body ends, its slot is free. C41
+    """
+
+    def body(self, shop_id):
+        raise error
+
+    make(body).delay(7)
+
+    if state:
+        assert worker.run() == state
+    else:
+        with pytest.raises(SystemExit):
+            worker.run()
+    assert not taken()
+
+
+def test_message_by_name_is_excluded(make, worker, app):
+    """
+    A message that was sent by name, by a process that does not know the task, does not run beside another. C36
+    """
+    states = []
+
+    def body(self, shop_id):
+        if not states:
+            app.send_task("shop.sync", (7,), task_id="by-name")
+            states.append(worker.run())
+
+    task = make(body)
+    task.delay(7)
+    worker.run()
+
+    assert states == ["IGNORED"]
+    assert task.AsyncResult("by-name").state == "REVOKED"
+    app.send_task("shop.sync", (7,))
+    assert worker.run() == "SUCCESS"
+
+
+def test_skipped_message_has_an_outcome(make, worker):
+    """
+    A skipped message is revoked, says why, and leaves the holder's slot alone. C48
+    """
+    results = []
+
+    def body(self, shop_id):
+        self.apply_async((7,), task_id="second")
+        worker.run()
+        results.append(taken())
+
+    task = make(body)
+    first = task.delay(7)
+    worker.run()
+
+    with pytest.raises(TaskRevokedError, match=f"Skipped: {NAME} is running as task {first.id}"):
+        task.AsyncResult("second").get(timeout=1)
+    assert results == [True]
+
+
+def test_overlap_can_raise(make, worker):
+    """
+    With ``on_overlap="raise"`` the second message fails with the error. C103
+    """
+
+    def body(self, shop_id):
+        if self.request.id != "second":
+            self.apply_async((7,), task_id="second")
+            worker.run()
+
+    task = make(body, on_overlap="raise")
+    first = task.delay(7)
+    worker.run()
+
+    with pytest.raises(DuplicateTask) as caught:
+        task.AsyncResult("second").get(timeout=1)
+    assert caught.value.holder_id == first.id
+
+
+def test_ignored_result_is_not_written(make, worker):
+    """
+    With ``ignore_result`` a skipped message leaves the result backend alone. C95
+    """
+
+    def body(self, shop_id):
+        self.apply_async((7,), task_id="second")
+        worker.run()
+
+    task = make(body, ignore_result=True)
+    task.delay(7)
+    worker.run()
+
+    assert task.AsyncResult("second").state == "PENDING"
+
+
+def test_direct_call_touches_no_lock(make, worker):
+    """
+    A direct call, also of the running task by itself, runs at once and without a lock. C43 C47
+    """
+    seen = []
+
+    def body(self, shop_id):
+        seen.append((shop_id, taken(f"task:shop.sync:shop_id={shop_id}")))
+        if len(seen) == 2:
+            self(7)
+            self(8)
+
+    task = make(body)
+    task(9)
+    task.delay(7)
+
+    assert worker.run() == "SUCCESS"
+    assert seen == [(9, False), (7, True), (7, True), (8, False)]
+
+
+def test_request_in_the_body(make, worker):
+    """
+    The body sees the request of its message, and is the current task. C47
+    """
+    seen = []
+    task = make(lambda self, shop_id: seen.append((self.request.id, current_task.request.id, shop_id)))
+
+    ids = [task.delay(7).id, task.apply((8,)).id]
+    worker.run()
+
+    assert seen == [(ids[1], ids[1], 8), (ids[0], ids[0], 7)]
+
+
+def test_eager(make, app):
+    """
+    In eager mode and with ``apply()`` the slot is taken and freed inline, and nesting does not wait for itself. C44
+    """
+    seen = []
+
+    def body(self, shop_id):
+        seen.append((taken(), self.request.is_eager, self.request.called_directly))
+        if len(seen) == 1:
+            seen.append(task.delay(7).state)
+
+    task = make(body)
+    app.conf.task_always_eager = True
+
+    assert task.delay(7).state == "SUCCESS"
+    assert task.apply((7,)).state == "SUCCESS"
+    assert seen == [(True, True, False), "IGNORED", (True, True, False)]
+    assert not taken()
+
+
+def test_handlers_of_the_project_run_once(app, worker):
+    """
+    The project's own ``__call__`` and handlers run, once each, around the body. C46
+    """
+    seen = []
+
+    class Ours(Task):
+        def __call__(self, *args, **kwargs):
+            seen.append("call")
+            return self.run(*args, **kwargs)
+
+        def before_start(self, task_id, args, kwargs):
+            seen.append("before")
+
+        def after_return(self, *about):
+            seen.append("after")
+
+    @singleton_task(base=Ours, name="shop.handlers")
+    def body():
+        seen.append("body")
+
+    body.delay()
+    worker.run()
+
+    assert seen == ["before", "call", "body", "after"]
+
+
+def test_two_singletons_nested(make, worker):
+    """
+    A singleton that runs another inline frees each slot at the end of its own body. C50
+    """
+    seen = []
+    inner = make(lambda self, shop_id: seen.append((taken(), taken("task:shop.inner:shop_id=7"))), name="shop.inner")
+
+    def body(self, shop_id):
+        inner.apply((7,))
+        seen.append((taken(), taken("task:shop.inner:shop_id=7")))
+
+    make(body).delay(7)
+    worker.run()
+
+    assert seen == [(True, True), (True, False)]
+    assert not taken()
+
+
+def test_retry_keeps_the_slot(make, worker):
+    """
+    During the countdown of a retry the slot stays taken, and a duplicate joins the same id. C51
+    """
+
+    def body(self, shop_id):
+        if not self.request.retries:
+            raise self.retry(countdown=100)
+
+    task = make(body)
+    first = task.delay(7)
+    assert worker.run() == "RETRY"
+
+    joined = task.delay(7)
+
+    assert (joined.id, joined.reason) == (first.id, "queued")
+    assert worker.run() == "SUCCESS"
+    assert not taken()
+
+
+def test_retry_can_start_before_the_first_attempt_is_over(make, worker):
+    """
+    A retry that another worker picks up at once runs, and the end of the first attempt does not free its slot. C52
+    """
+    seen = []
+
+    def body(self, shop_id):
+        if self.request.retries:
+            seen.append(("second", taken()))
+            return
+        self.retry(countdown=0, throw=False)
+        seen.append(worker.run())
+        seen.append(self.singleton.lease)
+
+    make(body).delay(7)
+    assert worker.run() == "SUCCESS"
+
+    assert seen == [("second", True), "SUCCESS", None]
+    assert not taken()
+
+
+def test_end_of_the_first_attempt_leaves_the_retry_its_slot(make, worker):
+    """
+    The slot given to a retry outlives the attempt that gave it. C52
+    """
+    task = make(lambda self, shop_id: self.retry(countdown=0))
+    task.delay(7)
+
+    worker.run()
+
+    assert taken()
+
+
+def test_retries_used_up(make, worker):
+    """
+    ``autoretry_for`` ends with a free slot, and nobody got in between. C53
+    """
+    seen = []
+
+    def body(self, shop_id):
+        seen.append(task.delay(7).duplicate)
+        raise OSError("again")
+
+    task = make(body, autoretry_for=(OSError,), retry_kwargs={"max_retries": 2, "countdown": 0})
+    task.delay(7)
+
+    assert worker.run_all() == ["RETRY", "RETRY", "FAILURE"]
+    assert seen == [True] * 3
+    assert not taken()
+
+
+def test_retry_that_cannot_be_sent(make, worker, monkeypatch):
+    """
+    When the retry cannot be sent its error counts, and the slot is free. C54
+    """
+
+    def body(self, shop_id):
+        monkeypatch.setattr(self.app, "send_task", refuse)
+        self.retry(countdown=0)
+
+    def refuse(*args, **kwargs):
+        raise OSError("the broker is gone")
+
+    make(body).delay(7)
+
+    assert worker.run() == "REJECTED"
+    assert not taken()
+
+
+def test_retry_with_other_arguments(make, worker):
+    """
+    A retry with other arguments leaves the old slot and takes the new one. C55
+    """
+
+    def body(self, shop_id):
+        if shop_id == 7:
+            raise self.retry(args=(8,), countdown=0)
+
+    make(body).delay(7)
+    worker.run()
+
+    assert (taken(), taken("task:shop.sync:shop_id=8")) == (False, True)
+    assert worker.run() == "SUCCESS"
+    assert not taken("task:shop.sync:shop_id=8")
+
+
+def test_retry_is_sent_though_the_slot_is_lost(make, worker, memory_nodes):
+    """
+    A retry is sent also if somebody else has the slot by now, and leaves that one alone. C56
+    """
+
+    def body(self, shop_id):
+        for node in memory_nodes:
+            node.store.reset()
+        self.delay(7)
+        raise self.retry(countdown=0)
+
+    task = make(body)
+    first = task.delay(7)
+    worker.run()
+
+    other, retry = worker.headers
+    assert (retry["id"], Ticket.unpack(retry[HEADER], first.id).token) == (first.id, "")
+    assert Ticket.unpack(other[HEADER], other["id"]).token
+    assert taken()
+
+
+def test_slot_of_the_next_holder_is_left_alone(make, worker, memory_nodes):
+    """
+    A run that lost its slot does not free that of the one who has it now. C84
+    """
+
+    def body(self, shop_id):
+        for node in memory_nodes:
+            node.store.reset()
+        self.delay(7)
+
+    make(body).delay(7)
+    worker.run()
+
+    assert taken()
+
+
+def test_headers_within_headers(make, worker):
+    """
+    The slot survives a retry also when the caller uses headers within headers. C57
+    """
+
+    def body(self, shop_id):
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+        return self.request.headers["colour"]
+
+    task = make(body)
+    result = task.apply_async((7,), headers={"headers": {"colour": "red"}})
+    worker.run()
+
+    assert task.delay(7).id == result.id
+    worker.run()
+    assert result.get(timeout=1) == "red"
+    assert not taken()
+
+
+def test_replaced_by_itself(make, worker):
+    """
+    A task that replaces itself hands its slot over. C58
+    """
+
+    def body(self, shop_id):
+        if not self.request.replaced_task_nesting:
+            raise self.replace(self.s(7))
+        return "second"
+
+    task = make(body)
+    result = task.delay(7)
+    worker.run()
+
+    assert task.delay(7).id == result.id
+    assert worker.run() == "SUCCESS"
+    assert result.get(timeout=1) == "second"
+    assert not taken()
+
+
+def test_replaced_by_another(make, worker, other):
+    """
+    A task that is replaced by another one leaves its slot free. C58
+    """
+    task = make(lambda self, shop_id: self.replace(other.si()))
+    task.delay(7)
+
+    worker.run()
+
+    assert not taken()
+
+
+def test_worker_goes_by_the_header(make, worker):
+    """
+    A message keeps the slot it was sent with though the key was changed in a deploy meanwhile. C17
+    """
+    task = make()
+    task.delay(7)
+    seen = []
+    changed = make(lambda self, shop_id: seen.append(taken()), name="shop.changed", key=lambda call: "other")
+    worker.app.tasks["shop.sync"] = changed
+
+    assert worker.run() == "SUCCESS"
+    assert (seen, taken()) == ([True], False)
+
+
+def test_nodes_down_at_start(make, worker, memory_nodes):
+    """
+    Without an answer from the nodes the body does not run: the message goes back, and uses up no retry. C60
+    """
+    seen = []
+    task = make(lambda self, shop_id: seen.append(self.request.retries), max_retries=0)
+    result = task.delay(7)
+    set_down(memory_nodes, True)
+
+    assert worker.run() == worker.run() == "RETRY"
+    assert seen == []
+    assert result.state == "RETRY"
+    set_down(memory_nodes, False)
+
+    ticket = Ticket.unpack(worker.headers[0][HEADER], result.id)
+    assert (ticket.tries, worker.headers[0]["retries"]) == (2, 0)
+    assert worker.run() == "SUCCESS"
+    assert seen == [0]
+    assert not taken()
+
+
+def test_nodes_down_in_eager_mode(make, memory_nodes):
+    """
+    In eager mode there is no queue to go back to, and the error reaches the caller.
+    """
+    task = make()
+    set_down(memory_nodes, True)
+
+    with pytest.raises(QuorumUnavailableError):
+        task.apply((7,), throw=True)
+
+
+def test_copy_of_a_running_message_is_looked_at_later(make, worker):
+    """
+    A message that the broker delivers again while its first copy runs neither runs nor is lost nor revoked. C75
+    """
+    seen: list[Any] = []
+
+    def body(self, shop_id):
+        seen.append(self.request.id)
+        if len(seen) == 1:
+            seen.append(worker.run(message, redelivered=True))
+
+    task = make(body)
+    result = task.delay(7)
+    message = worker.take()
+
+    assert worker.run(message) == "SUCCESS"
+    assert seen == [result.id, "IGNORED"]
+    assert [(each["id"], bool(each["eta"])) for each in worker.headers] == [(result.id, True)]
+    assert result.state == "SUCCESS"
+
+
+def test_copy_of_a_finished_message_does_not_run(make, worker):
+    """
+    A copy that arrives after the work is done is dropped, and leaves the slot free. C76 C79
+    """
+    seen = []
+    task = make(lambda self, shop_id: seen.append(shop_id))
+    task.delay(7)
+    message = worker.take()
+    worker.run(message)
+
+    assert worker.run(message, redelivered=True) == "IGNORED"
+
+    assert seen == [7]
+    assert not taken()
+
+
+def test_copy_of_a_message_whose_worker_died_runs(make, worker):
+    """
+    A copy whose first run never ended, runs. C77
+    """
+    seen = []
+    task = make(lambda self, shop_id: seen.append(shop_id))
+    task.delay(7)
+
+    assert worker.run(redelivered=True) == "SUCCESS"
+    assert seen == [7]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_duplicate_in_a_chain(make, worker, other, place):
+    """
+    A duplicate first, in the middle or last in a chain: whoever waits for the end gets an outcome. C90
+    """
+    task = make()
+    steps = [other.si(), other.si(), other.si()]
+    steps[place] = task.si(7)
+    with locks["default"].lock(NAME):
+        result = chain(*steps).delay()
+        worker.run_all()
+
+    with pytest.raises(TaskRevokedError, match="Skipped"):
+        result.get(timeout=1)
+    assert result.state == "REVOKED"
+
+
+def test_chain_of_equals(make, worker):
+    """
+    A chain whose next step has the same key runs to its end. C40
+    """
+    task = make()
+
+    result = chain(task.si(7), task.si(7)).delay()
+
+    assert worker.run_all() == ["SUCCESS", "SUCCESS"]
+    assert result.get(timeout=1) == 7
+
+
+def test_duplicate_in_a_chord(make, worker, other):
+    """
+    A duplicate in the header of a chord fails its body instead of leaving it waiting. C91
+    """
+    task = make()
+    with locks["default"].lock(NAME):
+        result = chord([other.si(), task.si(7)], other.s()).delay()
+        worker.run_all()
+
+    assert result.state == "FAILURE"
+    assert "Skipped" in str(result.result)
+
+
+def test_errback_of_a_skipped_task(make, worker, app):
+    """
+    The errback of a skipped task is called: its caller asked to hear when it does not run. C93
+    """
+    seen = []
+    task = make()
+
+    @app.task(name="shop.errback")
+    def errback(request, error, trace):
+        seen.append(str(error))
+
+    with locks["default"].lock(NAME):
+        task.apply_async((7,), task_id="mine", link_error=errback.s())
+        worker.run_all()
+
+    assert ["Skipped" in each for each in seen] == [True]
+
+
+def test_group_of_equals_ends(make, worker):
+    """
+    A group with two equal members ends. C92
+    """
+    task = make()
+
+    result = group(task.si(7), task.si(7)).delay()
+    worker.run_all()
+
+    assert result.ready()
