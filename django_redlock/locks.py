@@ -481,9 +481,7 @@ class LockManager:
         """
         slugs = tuple(slug(name) for name in check_names(name))
         timeout = self.rules.timeout(self.rules.ttl)
-        ballot = farewell(
-            slugs, token, range(self.rules.nodes), (), 0.0, timeout, self.rules.needed
-        )
+        ballot = farewell(slugs, token, range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
         self.ask(ballot)
         return release_outcome(ballot, self.rules)
 

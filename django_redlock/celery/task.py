@@ -113,6 +113,8 @@ class SingletonTask(BaseTask[P, R]):
             DuplicateTask: Its equal is waiting or running, and ``on_duplicate="raise"``, or this call has links,
                 which the other one would not follow.
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
+            ValueError: The settings do not allow such a lease, or an argument is a model instance not yet saved.
+            InvalidRedlockError: The settings cannot be used.
         """
         options |= {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
         if self.app.conf.task_always_eager:
@@ -131,7 +133,11 @@ class SingletonTask(BaseTask[P, R]):
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Let Celery check the arguments before a slot is taken; it would do it afterwards."""
-        locks[self.singleton_options.using].rules.check_ttl(self.singleton_options.lease)
+        options = self.singleton_options
+        try:
+            locks[options.using].rules.check_ttl(options.lease)
+        except ValueError as error:
+            raise ValueError(f"lease={options.lease!r} of the singleton {self.name}: {error}") from None
         check = getattr(self, "__header__", None)
         if self.typing and check:
             check(*args, **kwargs)

@@ -6,6 +6,7 @@ What a process does to a task is tested in ``test_workers.py``, with real ones.
 
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,14 @@ from kombu.transport.memory import Channel
 
 from django_redlock import locks
 from django_redlock.nodes.memory import MemoryNode, forget_nodes
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have one process run all of ``test_workers.py``: its tests share a worker, and time matters to them."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.path == Path(__file__).with_name("test_workers.py"):
+                item.add_marker(pytest.mark.xdist_group("celery-workers"))
 
 
 @pytest.fixture(autouse=True)

@@ -146,7 +146,7 @@ def test_lease_that_the_settings_forbid_is_refused_by_the_call(app, worker):
     """
     task = singleton_task(name="shop.long", lease=61)(nothing)
 
-    with pytest.raises(ValueError, match=r"OPTIONS\['max_ttl'\]"):
+    with pytest.raises(ValueError, match=r"lease=61 of the singleton shop.long: .*OPTIONS\['max_ttl'\]"):
         task.delay()
 
     assert worker.headers == []

@@ -119,7 +119,10 @@ def test_value_round_trips_and_is_capped():
     assert "ff" * 4 not in fingerprint(value)
 
 
-@pytest.mark.parametrize("text", ["", "x", "{", "{}", "[]", '{"host": 1}', "f" * 32, '{"host":"h","pid":"x"}', "{" * 9, '{"host":' + "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "{", "{}", "[]", '{"host": 1}', "f" * 32, '{"host":"h","pid":"x"}', "{" * 9, '{"host":' + "[" * 100_000],
+)
 def test_foreign_value_describes_no_owner(text: str):
     """A value that something else wrote is not an error."""
     assert decode(text) is None

@@ -1,6 +1,7 @@
 """Managers over real servers and over memory, in both flavours."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -144,16 +145,23 @@ async def make(manager: Manager, flavour: Flavour) -> AsyncIterator[Manager]:
         one.close()  # what the test looked up itself, blocking
 
 
-def rows(manager: LockManager) -> dict[int, dict[str, Any]]:
-    """Return what each node that answers has in its index, with a key or without."""
-    found = manager.survey(count=500)
-    return {
-        node: {row.slug: row for row in reply.rows} for node, reply in found.items() if reply.rows or reply.total == 0
-    }
-
-
 def holders(manager: LockManager, slug: str) -> list[str]:
     """Return the nonces that hold *slug*, one per node that has it."""
     replies = manager.survey(slugs=(slug,))
     values = [reply.rows[0].value for reply in replies.values() if reply.rows]
     return [value[:32] for value in values if value]
+
+
+def held_by(manager: LockManager, slug: str, *tokens: str) -> bool:
+    """
+    Tell whether exactly *tokens* come to hold *slug*.
+
+    A release is over when its outcome is certain, or at once after an attempt that failed; the last nodes may execute
+    it a moment later than they answer another connection.
+    """
+    until = time.monotonic() + 5
+    while set(holders(manager, slug)) != set(tokens):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
