@@ -12,9 +12,12 @@ P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
 if TYPE_CHECKING:
+    from .result import SingletonResult
 
     class BaseTask(Task[P, R]):
         """Celery's task class."""
+
+        def delay(self, *args: P.args, **kwargs: P.kwargs) -> "SingletonResult[R]": ...
 
     class BaseResult(AsyncResult[R]):
         """Celery's result class."""

@@ -8,7 +8,7 @@ else the project's class has.
 
 import inspect
 from collections.abc import Callable
-from typing import Any, cast, overload
+from typing import Any, Concatenate, Literal, cast, overload
 
 from celery import Celery, _state
 from celery.local import Proxy
@@ -22,6 +22,22 @@ from .task import SingletonTask, mixed_with
 
 @overload
 def singleton_task(function: Callable[P, R], /) -> SingletonTask[P, R]: ...
+
+
+@overload
+def singleton_task(
+    *,
+    bind: Literal[True],
+    key: Key = ...,
+    on_duplicate: str = ...,
+    on_overlap: str = ...,
+    lease: float = ...,
+    queue_ttl: float = ...,
+    using: str = ...,
+    group: str | None = ...,
+    version: int = ...,
+    **celery_options: Any,
+) -> Callable[[Callable[Concatenate[Any, P], R]], SingletonTask[P, R]]: ...
 
 
 @overload

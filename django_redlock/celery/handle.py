@@ -34,11 +34,22 @@ class Singleton:
         """
         The lease of the run under way in this thread; None outside a run, or after ``retry()`` gave the slot away.
 
-        In a body, ``self.singleton.lease.ensure()`` between two steps raises when the slot was lost, and
-        ``self.singleton.lease.fencing_token`` is a number greater than that of every earlier run.
+        Its ``fencing_token`` is a number greater than that of every earlier run.
         """
         execution = self._task.execution
         return execution.lease if execution and not execution.handed_over else None
+
+    def check(self) -> None:
+        """
+        Check between two steps of a body that the run still has its slot; asks no node.
+
+        Does nothing in a direct call, which has no slot.
+
+        Raises:
+            LockLostError: The slot was lost, so another run may have begun.
+        """
+        if self.lease:
+            self.lease.ensure()
 
     def key(self, *args: Any, **kwargs: Any) -> str:
         """

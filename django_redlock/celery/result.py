@@ -30,6 +30,13 @@ class SingletonResult(BaseResult[R]):
         return self
 
 
+def eager_result(result: Any) -> Any:
+    """Add to a result of Celery's eager mode, in which nothing waits or runs beside it, what ours knows."""
+    for name in ("duplicate", "reason", "holder_id", "accepted"):
+        setattr(result, name, getattr(SingletonResult, name))
+    return result
+
+
 def result_of(task: Any, task_id: str, **options: Any) -> SingletonResult[Any]:
     """Return the result of a task's message."""
     options = {"backend": task.backend, "task_name": task.name, "app": task.app} | options

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from celery import states
 from celery.exceptions import Ignore, Retry, TaskRevokedError
@@ -27,7 +27,7 @@ from .exceptions import DuplicateTask
 from .handle import Singleton
 from .keys import check_key, lock_name
 from .options import SingletonOptions
-from .result import SingletonResult, result_of
+from .result import SingletonResult, eager_result, result_of
 from .slots import HEADER, RUN_HEADER, Execution, Holder, Ticket, free, is_token, take_queued, take_running
 
 EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
@@ -99,7 +99,7 @@ class SingletonTask(BaseTask[P, R]):
         link_error: Any = None,
         shadow: str | None = None,
         **options: Any,
-    ) -> Any:
+    ) -> SingletonResult[R]:
         """
         Send the call, unless its equal is waiting or running; takes all options of Celery's.
 
@@ -118,7 +118,8 @@ class SingletonTask(BaseTask[P, R]):
         """
         options |= {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
         if self.app.conf.task_always_eager:
-            return super().apply_async(args, kwargs, task_id=task_id, **options)  # type: ignore[arg-type]
+            done = super().apply_async(args, kwargs, task_id=task_id, **options)  # type: ignore[arg-type]
+            return cast(SingletonResult[R], eager_result(done))
         args, kwargs = args or (), kwargs or {}
         self._check_arguments(args, kwargs)
         ticket = replace(self.ticket(task_id or uuid(), args, kwargs), token=fresh_nonce())
@@ -187,12 +188,12 @@ class SingletonTask(BaseTask[P, R]):
 
     def _publish(
         self, ticket: Ticket, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> Any:
+    ) -> SingletonResult[R]:
         """Send the message with its ticket; frees its slot if it could not be sent."""
         theirs = {name: value for name, value in (options.get("headers") or {}).items() if name not in OURS}
         options = {**options, "headers": {**theirs, HEADER: ticket.pack()}, "task_id": ticket.task_id}
         try:
-            return super().apply_async(args, kwargs, **options)  # type: ignore[arg-type]
+            return cast(SingletonResult[R], super().apply_async(args, kwargs, **options))  # type: ignore[arg-type]
         except BaseException:
             free(ticket, ticket.token)
             raise
@@ -204,7 +205,7 @@ class SingletonTask(BaseTask[P, R]):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         options: Mapping[str, Any],
-    ) -> Any:
+    ) -> SingletonResult[R]:
         mode = self.singleton_options.on_duplicate
         log.info("%s is %s", ticket.name, holder, extra={"event": "singleton_duplicate", "lock": ticket.name})
         if mode == "enqueue":

@@ -80,6 +80,30 @@ def test_lease_in_the_body(make, worker):
     assert task.singleton.lease is None
 
 
+def test_check_raises_when_the_slot_was_lost(make, worker):
+    """
+    Between its steps a body can ask whether the slot is still its own; a direct call has none to lose. C43 C84
+    """
+    passed = []
+
+    def body(self, shop_id):
+        self.singleton.check()
+        passed.append(shop_id)
+        if self.singleton.lease:
+            locks["default"].lock(NAME, adopt=self.singleton.lease.token, detached=True, wait=0).acquire()
+            self.singleton.lease.extend()
+        self.singleton.check()
+        passed.append("not reached in a run that lost its slot")
+
+    task = make(body)
+    task.delay(7)
+
+    assert worker.run() == "FAILURE"
+    assert passed == [7]
+    task(8)
+    assert passed[1:] == [8, "not reached in a run that lost its slot"]
+
+
 def test_slot_is_free_before_the_result_is_stored(make, worker, monkeypatch):
     """
     When the result becomes visible, the slot is free. C38 C39
@@ -247,7 +271,8 @@ def test_eager(make, app):
     task = make(body)
     app.conf.task_always_eager = True
 
-    assert task.delay(7).state == "SUCCESS"
+    result = task.delay(7)
+    assert (result.state, result.duplicate, result.accepted) == ("SUCCESS", False, True)
     assert task.apply((7,)).state == "SUCCESS"
     assert seen == [(True, True, False), "IGNORED", (True, True, False)]
     assert not taken()
