@@ -1,8 +1,4 @@
-"""
-What a lock promises: the same over blocking and asyncio, over nodes in memory and real servers.
-
-P39, L80
-"""
+"""What a lock promises: the same over blocking and asyncio, over nodes in memory and real servers."""
 
 import asyncio
 import math
@@ -20,7 +16,7 @@ from .conftest import Flavour, Manager, held_by, holders
 
 
 async def test_free_lock_is_granted_for_its_ttl_less_the_drift(make: Manager, flavour: Flavour):
-    """L21, P17: validity is the ttl, counted from before the first byte, less the allowance for drift."""
+    """L21, L80, P17, P39: validity is the ttl, counted from before the first byte, less the allowance for drift."""
     manager = make(ttl=10.0)
 
     lease = await flavour.acquire(manager.lock("order:1"))

@@ -440,3 +440,22 @@ async def test_survey_of_nodes_that_are_down_gives_what_is_known(real: Manager, 
     assert {node for node, reply in replies.items() if reply.kind is Kind.LISTED} == {1, 2, 3, 4}
     await flavour.release(lease)
     await flavour.close(manager)
+
+
+def test_waiting_sends_no_command_that_blocks_on_the_server(nodes: Servers):
+    """L50: a waiter asks and sleeps on its own side, so no client timeout can break it."""
+    for node in nodes:
+        with node.client() as client:
+            client.config_resetstat()
+    manager = real_manager(nodes.urls)
+    holder = manager.lock("a").acquire()
+    with pytest.raises(LockTakenError):
+        manager.lock("a", wait=0.3).acquire()
+    holder.release()
+    manager.close()
+
+    with nodes[0].client() as client:
+        used = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
+
+    assert "evalsha" in used
+    assert not {name for name in used if name.startswith(("b", "wait", "subscribe", "xread")) or "keys" in name}
