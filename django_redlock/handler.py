@@ -2,6 +2,7 @@
 The managers of the aliases in ``REDLOCK``, one each per process, and the way to them.
 """
 
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -101,5 +102,9 @@ def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
     if setting in ("REDLOCK", "CACHES"):
         locks.reset()
 
+
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent may have held it.
+    os.register_at_fork(after_in_child=lambda: setattr(locks, "_mutex", threading.Lock()))
 
 setting_changed.connect(_on_setting_changed, dispatch_uid="django_redlock.reset")

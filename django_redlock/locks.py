@@ -18,7 +18,7 @@ from dataclasses import asdict
 from functools import wraps
 from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
@@ -345,7 +345,8 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         lease = self._entered.pop(threading.get_ident())
-        lease._leave(lease.release(), body_failed=kind is not None)
+        if lease.reason != "released":  # else the body gave it up, and was told the outcome
+            lease._leave(lease.release(), body_failed=kind is not None)
 
     async def __aenter__(self) -> Lease:
         task = asyncio.current_task()
@@ -358,7 +359,8 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         lease = self._entered.pop(asyncio.current_task())
-        lease._leave(await lease.arelease(), body_failed=kind is not None)
+        if lease.reason != "released":
+            lease._leave(await lease.arelease(), body_failed=kind is not None)
 
     def __call__(self, function: Function) -> Function:
         """Return *function* so that every call of it runs under this lock."""
@@ -366,20 +368,17 @@ class Lock:
 
             @wraps(function)
             async def alocked(*args: Any, **kwargs: Any) -> Any:
-                async with self._copy():
+                async with self:
                     return await function(*args, **kwargs)
 
             return alocked  # type: ignore[return-value]
 
         @wraps(function)
         def locked(*args: Any, **kwargs: Any) -> Any:
-            with self._copy():
+            with self:
                 return function(*args, **kwargs)
 
         return locked  # type: ignore[return-value]
-
-    def _copy(self) -> Self:
-        return type(self)(self._manager, self._wanted, self._renew)
 
     def _enter(self, who: object, acquire: Callable[[], Lease]) -> Lease:
         self._refuse_nesting(who)

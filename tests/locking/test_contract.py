@@ -301,6 +301,32 @@ async def test_one_lock_object_is_not_entered_twice(make: Manager, flavour: Flav
         assert lease.valid()
 
 
+async def test_body_may_release_early(make: Manager, flavour: Flavour):
+    """L37: giving the lock up inside the block is no loss, and leaving the block releases nobody else's."""
+    manager = make()
+
+    async with flavour.entered(manager.lock("a")) as lease:
+        assert await flavour.release(lease) == "released"
+        later = await flavour.acquire(manager.lock("a", wait=0))
+
+    assert later.valid()
+    assert held_by(manager, "{a}", later.token)
+    await flavour.release(later)
+
+
+async def test_decorated_function_does_not_wait_for_itself(make: Manager, flavour: Flavour):
+    """L43: a call of itself inside the lock raises; it would wait for ever."""
+    manager = make()
+
+    @manager.lock("a")
+    def recurse() -> None:
+        recurse()
+
+    with pytest.raises(RuntimeError, match="already entered"):
+        recurse()
+    assert held_by(manager, "{a}")
+
+
 async def test_shared_lock_object_gives_each_its_own_lease(make: Manager, flavour: Flavour):
     """L42: threads or tasks that share one lock object cannot release each other's hold."""
     manager = make(retry_delay=0.002)
