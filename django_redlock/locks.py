@@ -133,9 +133,10 @@ class Lease:
         """Return whether the lock is still held, by the local clock; asks no node."""
         if self._forked():
             return False
-        if self._tenure.ended is None and not self._tenure.check(steady()):
-            self._tell_loss()
-        return self._tenure.ended is None
+        if self._tenure.check(steady()):
+            return True
+        self._tell_loss()
+        return False
 
     def ensure(self) -> None:
         """
@@ -214,13 +215,14 @@ class Lease:
         """Extend it if it is renewed and its time has come; notice its end."""
         if self.valid() and self._renew:
             self.extend()
-        if self._tenure.ended:
+        if not self.valid():
             watchdog.forget(self)
 
     async def atend(self) -> None:
         """Do what :meth:`tend` does without blocking."""
         if self.valid() and self._renew:
             await self.aextend()
+        self.valid()
 
     def _forked(self) -> bool:
         return os.getpid() != self._pid
@@ -230,7 +232,7 @@ class Lease:
 
     def _extended(self, ballot: Ballot, start: float) -> bool:
         longer = self._tenure.extended(ballot, start, steady())
-        if self._tenure.ended not in (None, "released"):
+        if self._tenure.ended:
             self._tell_loss()
         if longer:
             self._manager.notify("lock_extended", lease=self)
@@ -253,6 +255,9 @@ class Lease:
         return outcome if self._tenure.ended == "released" else "taken" if outcome == "taken" else "expired"
 
     def _tell_loss(self) -> None:
+        """Tell of an end that was no release, once, whoever noticed it."""
+        if self._tenure.ended == "released" or self._lost.is_set():
+            return
         with self._mutex:
             if self._lost.is_set():
                 return

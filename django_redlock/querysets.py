@@ -309,7 +309,8 @@ class _Rows(Generic[M]):
             ValueError: There are more than one lock can have.
         """
         roots = _roots(self._queryset.model)
-        found = self._queryset.using(self.db).values_list("pk", *(field for _, field in roots))
+        fields = list(dict.fromkeys(["pk", *(field for _, field in roots)]))  # Django 5.2.0 gives a repeated one once
+        found = self._queryset.using(self.db).values_list(*fields)
         found.query.select_for_update = False  # needs a transaction, which is opened when the rows are locked
         values = list(found[: MAX_NAMES + 1])
         if len(values) > MAX_NAMES:
@@ -317,7 +318,10 @@ class _Rows(Generic[M]):
                 f"The queryset of {self.label} has more than {MAX_NAMES} rows, the most that one lock can have. Lock "
                 f"slices of it, or one name for all of them: with lock('{self.label.lower()}:all')."
             )
-        rows = {pk: Row(pk, tuple(map(_name, (root for root, _ in roots), keys))) for pk, *keys in values}
+        rows: dict[Any, Row] = {}
+        for each in values:
+            keys = dict(zip(fields, each, strict=True))
+            rows[keys["pk"]] = Row(keys["pk"], tuple(_name(root, keys[field]) for root, field in roots))
         return list(rows.values())
 
     def read(self, rows: list[Row]) -> list[M]:

@@ -75,7 +75,10 @@ class Tenure:
 
     def extension(self, now: float) -> Ballot | None:
         """Return the round that extends it, or None when it ended or may not be extended."""
-        if not self.check(now) or not self._may_extend(now):
+        if not self.check(now):
+            return None
+        if not self._may_extend(now):
+            self._renew_at = float("inf")  # or it would be due again at once, until its end
             return None
         self._renew_at = now + self.ttl / 12
         request = Extend(self._slugs, self.nonce, self._value, self.ttl, self.token, self._rules.fence_keep)

@@ -129,6 +129,17 @@ def test_bounds_of_renewal_are_named(options: dict[str, Any], reason: str):
     assert tenure.ended == reason
 
 
+@pytest.mark.parametrize("start", [7734.392480692, 0.1, 1e6 / 3])
+def test_lease_at_its_bound_is_next_due_at_its_deadline(start: float):
+    """P34: once it may not be extended it is left alone until it ends, however the seconds round."""
+    rules = Rules(5, ttl=0.6, node_timeout=0.1, max_hold=0.2)
+    tenure = Tenure(("x",), 0.6, Granted("a" * 32, "", 7, start, rules.deadline(start, 0.6), ()), rules, Floor())
+
+    assert tenure.extension(start + 0.2 + 1e-9) is None
+
+    assert tenure.due(renewing=True) == tenure.deadline
+
+
 def test_release_buries_what_is_still_on_its_way():
     """L29, P24: a node that owes an answer may extend after the release; it finds a marker instead."""
     tenure = held()

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import pickle
+import sys
 import threading
 import time
 from typing import Any
@@ -207,6 +208,23 @@ async def test_renewal_stops_at_its_bounds(make: Manager, flavour: Flavour, opti
     assert await flavour.lost(lease)
 
     assert lease.reason == reason
+
+
+async def test_loss_is_told_whoever_notices_it(make: Manager, flavour: Flavour, monkeypatch: Any):
+    """L23, L26: a lease that ends between two looks at the clock, in the middle of an extension, is told like any."""
+    manager = make()
+    told: list[Lease] = []
+    lease = await flavour.acquire(manager.lock("a", renew=False))
+    lease.on_lost(told.append)
+    times = [lease._tenure.deadline - 1e-6]  # when it is looked at, and from then on it is over
+    # The package's attribute `locks` is the handler, not this module.
+    module = sys.modules["django_redlock.locks"]
+    monkeypatch.setattr(module, "steady", lambda: times.pop() if times else lease._tenure.deadline)
+
+    assert not await flavour.extend(lease)
+    assert not lease.valid()
+
+    assert (lease.lost.is_set(), told, lease.reason) == (True, [lease], "expired")
 
 
 async def test_lease_that_is_not_renewed_tells_its_end(make: Manager, flavour: Flavour):
