@@ -46,6 +46,10 @@ ERROR_WORDS = (
 # redis-py raises some error replies as connection errors.
 ERROR_REPLIES = (exceptions.ResponseError, exceptions.BusyLoadingError, exceptions.AuthenticationError)
 
+# What redis-py's own lock raises, for django_redlock.compat.
+RedisLockError = exceptions.LockError
+RedisLockNotOwnedError = exceptions.LockNotOwnedError
+
 
 class Script:
     """One of the Lua scripts beside this module."""
