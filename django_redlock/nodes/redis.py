@@ -389,6 +389,8 @@ class AsyncRedisLink:
 
     def _drop(self) -> None:
         writer = self._connection._writer
+        # As its disconnect() does, which has to be awaited. redis-py warns of a connection that still has them.
+        self._connection._reader = self._connection._writer = None
         if writer is not None:
             with suppress(RuntimeError):  # the loop is closed already, and its transports with it
                 writer.transport.abort()

@@ -11,6 +11,8 @@ import pytest
 from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.messages import Kind
 from django_redlock.locks import LockManager, instant
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes.redis import AsyncRedisLink
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.proxy import FaultProxy
 
@@ -332,6 +334,17 @@ async def test_servers_that_come_back_are_used_again(nodes: Servers, flavour: Fl
 
     assert await flavour.release(lease) == "released"
     await flavour.close(manager)
+
+
+async def test_link_that_is_closed_at_once_leaves_no_open_connection(nodes: Servers):
+    """A link whose reader had no time to start is closed like any other, so nothing warns when it is collected."""
+    link = await open_node(NodeSpec(nodes[0].url), "t:").aconnect(1.0)
+
+    link.close()
+
+    assert isinstance(link, AsyncRedisLink)
+    assert link._connection._writer is None
+    await asyncio.sleep(0)
 
 
 async def test_idle_connection_that_the_server_closed_costs_no_vote(nodes: Servers):
