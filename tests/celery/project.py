@@ -43,7 +43,7 @@ class Stage:
     """
 
     def __init__(self, url: str, what: str) -> None:
-        self._client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=60)
+        self._client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=30)
         self._events, self._word = f"events:{what}", f"word:{what}"
 
     def say(self, event: str) -> None:
@@ -53,7 +53,7 @@ class Stage:
     def hear(self, event: str) -> int:
         """Wait until a task tells that this happened; returns its process id. Other events are forgotten."""
         while True:
-            heard: Any = self._client.blpop([self._events], timeout=45)
+            heard: Any = self._client.blpop([self._events], timeout=20)
             assert heard, f"no task ever told of {event!r}"
             name, pid = json.loads(heard[1])
             if name == event:
@@ -70,7 +70,7 @@ class Stage:
 
     def wait(self) -> bool:
         """Wait until the test allows to go on; returns whether it did."""
-        return bool(self._client.blpop([self._word], timeout=45))
+        return bool(self._client.blpop([self._word], timeout=20))
 
     def close(self) -> None:
         """Hang up."""

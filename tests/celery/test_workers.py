@@ -147,7 +147,7 @@ def test_killed_worker_frees_the_slot(start, worker, stage, what):
     assert until(free("hold", what)) < LEASE + SLACK
     assert gone(child)()
     stage.allow()
-    assert task("hold").delay(what).get(timeout=30) == f"{what} done"
+    assert task("hold").delay(what).get(timeout=10) == f"{what} done"
 
 
 def test_killed_child_frees_the_slot(worker, stage, what):
@@ -158,12 +158,12 @@ def test_killed_child_frees_the_slot(worker, stage, what):
     os.kill(stage.hear("started"), signal.SIGKILL)
 
     with pytest.raises(WorkerLostError):
-        result.get(timeout=30)
+        result.get(timeout=10)
 
     again = task("hold_long").delay(what)
     assert not again.duplicate
     stage.allow()
-    assert again.get(timeout=30) == f"{what} done"
+    assert again.get(timeout=10) == f"{what} done"
 
 
 def test_child_that_exits_frees_the_slot(worker):
@@ -171,7 +171,7 @@ def test_child_that_exits_frees_the_slot(worker):
     ``os._exit`` is like SIGKILL. C63
     """
     with pytest.raises(WorkerLostError):
-        task("die").delay(3).get(timeout=30)
+        task("die").delay(3).get(timeout=10)
 
     assert free("die", 3)()
 
@@ -186,7 +186,7 @@ def test_body_longer_than_its_lease(worker, stage, what):
 
     assert task("hold").delay(what).id == result.id
     stage.allow()
-    result.get(timeout=30)
+    result.get(timeout=10)
     assert free("hold", what)()
 
 
@@ -199,7 +199,7 @@ def test_duplicate_joins_the_result(worker, stage, what):
     second = task("hold").delay(what)
     stage.allow()
 
-    assert (second.duplicate, second.get(timeout=30)) == (True, f"{what} done")
+    assert (second.duplicate, second.get(timeout=10)) == (True, f"{what} done")
     assert first.id == second.id
     assert stage.heard() == ["ended"]
 
@@ -215,7 +215,7 @@ def test_retry_keeps_the_slot(worker, stage, what):
 
     assert (joined.id, joined.reason) == (first.id, "queued")
     stage.allow()
-    assert joined.get(timeout=30) == f"{what} done"
+    assert joined.get(timeout=10) == f"{what} done"
     assert free("once_more", what)()
 
 
@@ -226,7 +226,7 @@ def test_result_then_call(worker):
     results = []
     for _ in range(50):
         results.append(task("double").delay(21))
-        assert results[-1].get(timeout=30, interval=0.001) == 42
+        assert results[-1].get(timeout=10, interval=0.001) == 42
 
     assert not any(result.duplicate for result in results)
 
@@ -273,7 +273,7 @@ def test_terminated_with_kill(worker, stage, what):
 
     until(free("hold_long", what))
     with pytest.raises(TaskRevokedError):
-        result.get(timeout=30)
+        result.get(timeout=10)
 
 
 def test_rejected_when_the_child_died(worker, stage, what):
@@ -287,7 +287,7 @@ def test_rejected_when_the_child_died(worker, stage, what):
     assert task("hold_on").delay(what).id == result.id
     stage.allow()
 
-    assert result.get(timeout=30) == f"{what} done"
+    assert result.get(timeout=10) == f"{what} done"
     assert stage.heard() == ["ended"]
 
 
@@ -305,7 +305,7 @@ if hasattr(Task, "retry_on_worker_lost"):  # from Celery 5.7 on; elsewhere there
 
         assert (joined.id, joined.reason) == (result.id, "queued")
         stage.allow()
-        assert result.get(timeout=30) == f"{what} done"
+        assert result.get(timeout=10) == f"{what} done"
 
 
 def test_hard_time_limit(worker, stage, what):
@@ -316,7 +316,7 @@ def test_hard_time_limit(worker, stage, what):
     child = stage.hear("started")
 
     with pytest.raises(TimeLimitExceeded):
-        result.get(timeout=30)
+        result.get(timeout=10)
 
     until(free("endless", what), timeout=LEASE + SLACK)
     until(gone(child), timeout=SLACK)
@@ -349,7 +349,7 @@ def test_message_by_name(worker, stage, what):
     by_name = project.app.send_task("tests.celery.project.hold", (what,))
 
     with pytest.raises(TaskRevokedError, match="Skipped"):
-        by_name.get(timeout=30)
+        by_name.get(timeout=10)
     stage.allow()
     stage.hear("ended")
     assert stage.heard() == []
@@ -368,7 +368,7 @@ def test_workflows_with_a_duplicate_end(worker, stage, what):
 
     for result in (in_chain, in_chord):
         with pytest.raises(Exception, match="Skipped"):
-            result.get(timeout=30)
+            result.get(timeout=10)
     stage.allow()
 
 
@@ -378,7 +378,7 @@ def test_chain_of_equals(worker):
     """
     double = task("double")
 
-    assert chain(double.si(4), double.si(4)).delay().get(timeout=30) == 8
+    assert chain(double.si(4), double.si(4)).delay().get(timeout=10) == 8
 
 
 def test_late_ack_after_a_killed_worker(start, worker, stage, what):
@@ -396,7 +396,7 @@ def test_late_ack_after_a_killed_worker(start, worker, stage, what):
     assert task("hold_late").delay(what).id == result.id
     stage.allow()
 
-    assert result.get(timeout=30) == f"{what} done"
+    assert result.get(timeout=10) == f"{what} done"
     assert stage.heard() == ["ended"]
 
 
@@ -414,5 +414,5 @@ def test_warm_shutdown(start, stage, what):
     assert task("hold").delay(what).id == result.id
     stage.allow()
     leaving.wait(timeout=10)
-    assert result.get(timeout=30) == f"{what} done"
+    assert result.get(timeout=10) == f"{what} done"
     assert free("hold", what)()
