@@ -6,7 +6,8 @@ token when writing, and by claiming the row with (token, owner) before reading.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import exp
 from typing import Any
@@ -164,21 +165,31 @@ def holds(row: Row, token: int, owner: str) -> bool:
 
 def increment(database: Database, client: Any, name: str, token: int, owner: str, guard: str) -> Routine:
     """Increment one counter of a lock under one guard; returns whether that was allowed."""
-    if guard is not CLAIMED:
-        value = yield from database.read(name, guard)
-        yield from client.breathe()
-        if guard is UNFENCED:
-            yield from database.write(name, value + 1)
-            return True
-        return (yield from database.compare_and_write(name, value + 1, token))
-    session = Session(client)
-    client.sessions.append((session, name))
-    try:
+    if guard is CLAIMED:
+        return (yield from increment_claimed(database, client, name, token, owner))
+    value = yield from database.read(name, guard)
+    yield from client.breathe()
+    if guard is UNFENCED:
+        yield from database.write(name, value + 1)
+        return True
+    return (yield from database.compare_and_write(name, value + 1, token))
+
+
+def increment_claimed(database: Database, client: Any, name: str, token: int, owner: str) -> Routine:
+    """Claim the row, read, write, commit."""
+    with transaction(client, name) as session:
         if not (yield from database.claim(session, name, token, owner)):
             return False
         yield from client.breathe()
-        value = yield from database.read(name, guard)
+        value = yield from database.read(name, CLAIMED)
         yield from client.breathe()
         return (yield from database.commit(session, name, value + 1, token, owner))
-    finally:
-        client.sessions.remove((session, name))
+
+
+@contextmanager
+def transaction(client: Any, name: str) -> Iterator[Session]:
+    """Give a session that the database ends if its client dies."""
+    session = Session(client)
+    client.sessions.append((session, name))
+    yield session
+    client.sessions.remove((session, name))

@@ -64,11 +64,11 @@ class Lease:
 
     def believed(self) -> bool:
         """Return whether the holder, asked now, would say that it holds the lock; changes nothing."""
-        return not self.process.dead and self.tenure.remaining(self.process.steady()) > 0
+        return not self.process.dead and self.tenure.remaining(self.process.clock()) > 0
 
     def ensure(self) -> bool:
         """Ask as :meth:`django_redlock.locks.Lease.ensure` does."""
-        return self.tenure.check(self.process.steady())
+        return self.tenure.check(self.process.clock())
 
 
 class Process(Computer):
@@ -239,7 +239,7 @@ class Process(Computer):
         self._seat_arrivals(bundle)
         for seat in list(bundle.seats.values()):
             self._read(seat)
-            ended = seat.wire.broken or seat.wire._boot != seat.wire.machine.boot
+            ended = seat.wire.broken or seat.wire.boot != seat.wire.machine.boot
             if ended and (seat.owed or now - bundle.used > IDLE):
                 self._unseat(bundle, seat, "closed")
 
@@ -332,7 +332,7 @@ class Process(Computer):
         def greet() -> None:
             back = self._faults.arrival(wire)
             if machine.up:
-                wire._boot = machine.boot
+                wire.boot = machine.boot
                 self.arrive(back, finish, wire, machine.greeting())
             else:
                 self.arrive(back, finish, None, "refused")

@@ -116,16 +116,18 @@ class Wire:
         self._world = client.world
         self._profile = profile
         self._faults = faults
-        self._boot = machine.boot
+        self.boot = machine.boot
         self._last_out = self._last_in = 0.0
-        self._deaf = self._mute = False
+        self._deaf = False
+        self.mute = False  # whether replies no longer come
+        self.doomed = False  # whether the next request, once executed, is answered by a reset
 
     def send(self, request: Request, on_reply: Callable[[Reply], None], on_end: Callable[[], None]) -> None:
         """Send a request; *on_reply* gets the reply, unless the connection fails; *on_end* tells of a reset."""
         random, profile, world = self._world.random, self._profile, self._world
         if self._faults.on:
             if random.random() < profile.cut:
-                self._deaf, self._mute = (True, self._mute) if random.random() < 0.5 else (self._deaf, True)
+                self._deaf, self.mute = (True, self.mute) if random.random() < 0.5 else (self._deaf, True)
                 world.log(self.client.name, "cut off from", self.machine.name, "deaf" if self._deaf else "mute")
             if random.random() < profile.reset:
                 self.client.arrive(world.now + random.uniform(0, 0.05), self._reset, on_end)
@@ -139,12 +141,14 @@ class Wire:
 
     def _execute(self, request: Request, on_reply: Callable[[Reply], None] | None, on_end: Callable[[], None]) -> None:
         world, machine = self._world, self.machine
-        if not machine.up or machine.boot != self._boot:
+        if not machine.up or machine.boot != self.boot:
             if on_reply:
                 self.client.arrive(world.now + MOMENT, self._reset, on_end)
             return
         reply = machine.execute(request, repeated=on_reply is None)
-        if on_reply and not self._mute:
+        if self.doomed:
+            self.client.arrive(world.now + MOMENT, self._reset, on_end)
+        elif on_reply and not self.mute:
             self._last_in = max(self._last_in, self._faults.arrival(self))
             self.client.arrive(self._last_in, self._deliver, reply, on_reply)
 

@@ -77,7 +77,7 @@ class Oracles:
         self._world = world
         self._nodes = nodes
         self._quorum = quorum
-        self._guarded = guarded
+        self.guarded = guarded
         self._held: dict[str, list[Lease]] = defaultdict(list)
         self._ended: list[Lease] = []
         self._completed: dict[str, list[float]] = defaultdict(list)
@@ -85,7 +85,7 @@ class Oracles:
         self._tokens: dict[str, set[int]] = defaultdict(set)
         self._accepted: dict[tuple[int, str], int] = {}
         self._votes: dict[tuple[int, str], list[Vote]] = defaultdict(list)
-        self._released: dict[int, set[str]] = defaultdict(set)
+        self._released: dict[int, dict[str, float]] = defaultdict(dict)
         self._first_bytes: dict[Ballot, float] = {}
 
     def violated(self, oracle: str, what: str) -> None:
@@ -124,7 +124,7 @@ class Oracles:
                 if not repeated:
                     self._comes_back(machine, request.nonce)
             case Release():
-                self._released[machine.number].add(request.nonce)
+                self._released[machine.number][request.nonce] = self._world.now
 
     def _accepts(self, machine: "Machine", request: Acquire | Raise) -> None:
         """P3: numbers strictly increase, and only the holder has one accepted."""
@@ -148,8 +148,8 @@ class Oracles:
             self._accepted[machine.number, slug] = max(highest, request.token)
 
     def _comes_back(self, machine: "Machine", nonce: str) -> None:
-        """P24: what was released on a node is not granted there by an own late request."""
-        if nonce in self._released[machine.number]:
+        """P24: what was released on a node is not granted there by an own late request, for one ttl."""
+        if self._world.now < self._released[machine.number].get(nonce, -TTL) + 0.98 * TTL:
             self.violated("ghost", f"P24: node {machine.number} granted {nonce[:4]} after its release")
 
     # What the clients believe
@@ -168,6 +168,8 @@ class Oracles:
         latest = self._first_bytes[outcome.ballots[0]] + TTL - DRIFT
         if lease.tenure.deadline > latest + ROUNDING:
             self.violated("validity", f"P17: a lease ends {lease.tenure.deadline - latest:.6f} s too late")
+        if not lease.believed():
+            self.violated("validity", "P17: a lock was granted with no validity left")
         for name in lease.tenure.names:
             self._check_token(name, outcome.token, began)
             self._check_alone(name, lease)
@@ -182,7 +184,7 @@ class Oracles:
             self.violated("votes", f"P4: {best} votes for {outcome.token} where {self._quorum} are needed")
 
     def _voted(self, node: int, outcome: Granted) -> bool:
-        young = 0.98 * GUARD if self._guarded else 0.0
+        young = 0.98 * GUARD if self.guarded else 0.0
         return any(
             vote.number == outcome.token and vote.age >= young for vote in self._votes.get((node, outcome.nonce), ())
         )

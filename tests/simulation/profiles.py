@@ -91,7 +91,7 @@ WITHIN = replace(
     KEEPING, name="loses data", what="the same with nodes that restart empty, clocks within the guard", sizes=GUARDED,
     forget=0.5, skew=0.1,
 )  # fmt: skip
-STEPS = Profile("clock steps", "node clocks step, one at a time", GUARDED, step=0.15, wall_step=0.2)
+STEPS = Profile("clock steps", "node clocks step, one at a time", GUARDED, cut=0.01, step=0.3, wall_step=0.2)
 EVERYTHING = replace(
     WITHIN,
     name="everything",

@@ -101,6 +101,7 @@ class Schedule:
         self.faults = Faults(world, profile)
         self.machines = [Machine(world, number, self.oracles) for number in range(nodes)]
         self.database = Database(world, profile, self.faults)
+        self.crashing = self.machines
         self.clients: list[Client] = []
         self._born = 0
         world.log("world", f"{nodes} nodes, quorum {self.rules.needed}")
@@ -131,8 +132,8 @@ class Schedule:
             self.seed, self.profile, self.oracles.figures, self.oracles.violations, self.world.trace or []
         )  # fmt: skip
 
-    def start_client(self) -> Client:
-        """Start a process with cold memory."""
+    def start_client(self, idle: bool = False) -> Client:
+        """Start a process with cold memory; an *idle* one does nothing of its own accord."""
         self._born += 1
         client = Client(
             self.world, f"client {self._born}", self.machines, self.rules, self.profile, self.faults, self.oracles
@@ -140,7 +141,7 @@ class Schedule:
         self._set(client.wall)
         client.steady.rate = client.wall.rate
         self.clients.append(client)
-        for _ in range(self.world.random.choice((1, 1, 2))):
+        for _ in range(0 if idle else self.world.random.choice((1, 1, 2))):
             client.spawn(client.work(self.database))
         return client
 
@@ -161,7 +162,7 @@ class Schedule:
 
     def _crash(self) -> None:
         random = self.world.random
-        machine = random.choice(self.machines)
+        machine = random.choice(self.crashing)
         if machine.up:
             machine.crash(random.random() < self.profile.forget)
             self.world.at(self.world.now + random.expovariate(2 / TTL), machine.start)
