@@ -32,7 +32,8 @@ def main() -> int:
         return int(any(kill.oracle is None for kill in kills))
     if options.trace:
         outcome = run(PROFILES[options.profile], options.seed, traced=True)
-        print(outcome)
+        print("\n".join(outcome.trace))
+        print(*outcome.violations, sep="\n")
         return int(bool(outcome.failures))
     print("| " + " | ".join(HEADS) + " |\n|" + " --- |" * len(HEADS), flush=True)
     began, failures = perf_counter(), []

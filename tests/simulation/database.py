@@ -96,7 +96,9 @@ class Database:
 
     def claim(self, session: Session, name: str, token: int, owner: str) -> Routine:
         """Begin a transaction with its claim; waits for the row's lock; returns whether the claim holds."""
-        return self.ask(lambda answer: self._lock(session, name, lambda: answer(self._claim(session, name, token, owner))))
+        return self.ask(
+            lambda answer: self._lock(session, name, lambda: answer(self._claim(session, name, token, owner)))
+        )
 
     def commit(self, session: Session, name: str, value: int, token: int, owner: str) -> Routine:
         """Set the claimed counter and commit."""

@@ -3,8 +3,8 @@ The third driver of the core, beside the blocking and the asyncio one.
 
 Everything that knows the production classes is here: this carries out ballots as :mod:`django_redlock.nodes.gather`
 does (one ordered connection per node, the round over as soon as it is decided, silence noted when its time is
-over, replies owed until the connection is used again, a release sent to silent nodes too), and acquisitions, extensions and
-releases as :mod:`django_redlock.locks` does. A process either gives every round under way links of its own, as
+over, replies owed until the connection is used again, a release sent to silent nodes too), and acquisitions,
+extensions and releases as :mod:`django_redlock.locks` does. A process either gives every round under way links of its own, as
 threads have them, or shares one set among all, as the tasks of an event loop do.
 """
 
@@ -279,7 +279,7 @@ class Process(Computer):
         seat.wire.send(ballot.requests[seat.node], on_reply, on_end)
 
     def _happened(self, bundle: Bundle, see_to_it: Callable[[], None]) -> None:
-        """Deal with what came if somebody waits; links of a thread that is busy elsewhere are read at their next use."""
+        """Deal with what came if somebody waits; links of a thread that is busy are read at their next use."""
         if self.shared or bundle.waiting:
             see_to_it()
             for task in bundle.waiting:

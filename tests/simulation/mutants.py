@@ -1,8 +1,8 @@
 """
 Deliberately wrong protocols. An oracle that never fails proves nothing, so each of these has to be caught.
 
-A mutant replaces one function of the production core, of the node in memory, or of the fenced transaction, for as long as
-its context lasts; the hunt runs schedules of the profiles named with it until an oracle objects.
+A mutant replaces one function of the production core, of the node in memory, or of the fenced transaction, for as
+long as its context lasts; the hunt runs schedules of the profiles named with it until an oracle objects.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -152,7 +152,7 @@ def healing_past_a_newer_token() -> Iterator[None]:
         yield
 
 
-@mutant("skew", "everything")
+@mutant("everything", "skew")
 def raising_without_holding() -> Iterator[None]:
     """a node raises the token of one who does not hold it"""
     raise_ = MemoryStore._raise
@@ -333,14 +333,14 @@ def extension_after_the_deadline() -> Iterator[None]:
 # Admission
 
 
-@mutant("crash without data")
+@mutant("crash without data", "loses data")
 def no_restart_guard() -> Iterator[None]:
     """a node that has just restarted votes"""
     with patch.object(Rules, "guards_restarts", False):
         yield
 
 
-@mutant("crash without data")
+@mutant("crash without data", "loses data")
 def everybody_votes() -> Iterator[None]:
     """objections to a node are not looked at"""
     with patch.object(Admission, "judge", lambda self, node, reply, *args: reply):

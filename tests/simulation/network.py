@@ -36,6 +36,7 @@ class Machine:
         self.boot = 0  # how often it started
         self.booted = -1e9  # when, in true time; nodes have been up for long when a schedule begins
         self.wrong = False  # whether its clock has stepped away
+        self.stepped = -1e9  # when its clock last stepped, in true time
         self._booted_wall = EPOCH - 1e6
         self._stopped_until = 0.0
         self._oracles = oracles
@@ -73,7 +74,7 @@ class Machine:
     def set_clock(self, seconds: float) -> None:
         """Step its clock away, or back."""
         self.world.log(self.name, "clock steps", f"{seconds:+g}")
-        self.wrong = not self.wrong
+        self.wrong, self.stepped = not self.wrong, self.world.now
         self.clock.step(seconds)
 
     def whenever_it_runs(self, call: Callable[[], None]) -> None:
@@ -88,7 +89,9 @@ class Machine:
         missing = self._oracles.before(self, request)
         reply = self.store.execute(request)
         if self.world.trace is not None:
-            self.world.log(self.name, type(request).__name__, request.nonce[:4], describe(request), "->", reply.kind.name)
+            self.world.log(
+                self.name, type(request).__name__, request.nonce[:4], describe(request), "->", reply.kind.name
+            )
         self._oracles.executed(self, request, reply, missing, repeated)
         return reply
 

@@ -7,6 +7,7 @@ None of them asks the code under test whether it was right. The numbers are thos
 from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from django_redlock.core.acquisition import Granted
@@ -54,10 +55,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A number that a node accepted for a nonce, and how long after its start."""
+    """A number that a node accepted for a nonce, and when that node had last started."""
 
     number: int
-    age: float
+    booted: float
 
 
 class Oracles:
@@ -136,8 +137,7 @@ class Oracles:
         rows = machine.store.execute(Survey(request.slugs)).rows
         if any(row.value[:32] != request.nonce for row in rows):
             self.violated("node", f"P3: node {node} accepted a number of one who does not hold it")
-        age = self._world.now - machine.booted
-        self._votes[node, request.nonce].append(Vote(request.number, age))
+        self._votes[node, request.nonce].append(Vote(request.number, machine.booted))
 
     def _heals(self, machine: "Machine", request: Extend, missing: tuple[str, ...]) -> None:
         """P19: a node without a holder takes the old one back only if it has accepted no greater number."""
@@ -178,16 +178,17 @@ class Oracles:
         """P4, P20: one number, one attempt, a quorum of distinct nodes that may vote."""
         best = 0
         for ballot in outcome.ballots:
-            voters = [node for node, reply in ballot.replies.items() if reply.kind is Kind.ACCEPTED]
+            replies = ballot.replies.items()
+            voters = [node for node, reply in replies if reply.kind is Kind.ACCEPTED and reply.fence == outcome.token]
             best = max(best, sum(self._voted(node, outcome) for node in voters))
         if best < self._quorum:
             self.violated("votes", f"P4: {best} votes for {outcome.token} where {self._quorum} are needed")
 
     def _voted(self, node: int, outcome: Granted) -> bool:
-        young = 0.98 * GUARD if self.guarded else 0.0
-        return any(
-            vote.number == outcome.token and vote.age >= young for vote in self._votes.get((node, outcome.nonce), ())
-        )
+        """Tell whether a node accepted the token for this attempt, and had been up for long enough when it counted."""
+        since = self._world.now - (0.98 * GUARD if self.guarded else 0.0)
+        votes = self._votes.get((node, outcome.nonce), ())
+        return any(vote.number == outcome.token and vote.booted <= since for vote in votes)
 
     def _check_token(self, name: str, token: int, began: float) -> None:
         """P1, P2: unique, and above every token that was complete when the attempt began."""
@@ -250,5 +251,5 @@ class Oracles:
         if len(set(blocks)) < len(blocks):
             self.violated("update", f"P10: commits of one holder of {name} are not contiguous")
         tokens = [token for token, _ in blocks]
-        if any(later <= earlier for earlier, later in zip(tokens, tokens[1:], strict=False)):
+        if any(later <= earlier for earlier, later in pairwise(tokens)):
             self.violated("update", f"P10, P11: tokens of {name} do not increase from holder to holder")

@@ -62,7 +62,7 @@ def no_lock(seed: int) -> Violations:
 
 
 def amnesia(nodes: int, quorum: int, forgetful: int, **hazards: float) -> Callable[[int], Violations]:
-    """Return the scenario in which, without the restart guard, the first *forgetful* nodes lose their data again and again."""
+    """Return the scenario in which the first *forgetful* nodes lose their data again and again, unguarded."""
     profile = replace(LOSS, name="amnesia", sizes=((nodes, quorum),), crash=1.0, **hazards)
 
     def scenario(seed: int) -> Violations:

@@ -15,6 +15,7 @@ from .world import EPOCH, Routine, Sleep, World
 
 BUSY = 5.0  # seconds of hazards
 QUIET = 12.0  # seconds without, in which every client has to get the lock once more
+EXCERPT = 80  # lines of the trace to show before the first violation
 NAMES = (("a",), ("a",), ("a",), ("b",), ("a", "b"))
 
 
@@ -36,8 +37,11 @@ class Outcome:
     def __str__(self) -> str:
         lines = [f"seed {self.seed}, profile {self.profile.name}"]
         lines += [f"{oracle}: {what}" for oracle, what in self.violations]
-        lines.append(f"again: python -m tests.simulation --profile '{self.profile.name}' --seed {self.seed} --trace")
-        return "\n".join([*lines, *self.trace])
+        lines.append(
+            f"all of it: python -m tests.simulation --profile '{self.profile.name}' --seed {self.seed} --trace"
+        )
+        first = next((place for place, line in enumerate(self.trace) if " ORACLE " in line), len(self.trace))
+        return "\n".join([*lines, *self.trace[max(0, first - EXCERPT) : first + 1]])
 
 
 class Client(Process):
@@ -168,12 +172,14 @@ class Schedule:
             self.world.at(self.world.now + random.expovariate(2 / TTL), machine.start)
 
     def _step(self) -> None:
-        random = self.world.random
-        seconds = random.choice((0.3, 2.0, 60.0)) * random.choice((1, 1, -1))
-        for machine in random.sample(self.machines, random.choice(self.profile.together)):
-            if not machine.wrong:
-                machine.set_clock(seconds)
-                self.world.at(self.world.now + random.uniform(0.1, 2 * TTL), machine.set_clock, -seconds)
+        """Step clocks away and later back, no more of them within a while than the profile says."""
+        random, now = self.world.random, self.world.now
+        right = [machine for machine in self.machines if not machine.wrong and now - machine.stepped > 3 * TTL]
+        may = random.choice(self.profile.together) - (len(self.machines) - len(right))
+        for machine in random.sample(right, max(may, 0)):
+            seconds = random.choice((0.3, 2.0, 6.0)) * random.choice((1, 1, -1))
+            machine.set_clock(seconds)
+            self.world.at(now + random.uniform(0.1, 2 * TTL), machine.set_clock, -seconds)
 
     def _step_wall(self) -> None:
         client = self.world.random.choice(self.clients)

@@ -5,7 +5,7 @@ import pytest
 from .profiles import PROFILES, Profile
 from .schedule import run
 
-EACH = 12  # schedules per test
+EACH = 8  # schedules per test
 CHUNKS = 4  # tests per profile, so that they spread over the processors
 
 
