@@ -4,21 +4,24 @@ The third driver of the core, beside the blocking and the asyncio one.
 Everything that knows the production classes is here: this carries out ballots as :mod:`django_redlock.nodes.gather`
 does (one ordered connection per node, the round over as soon as it is decided, silence noted when its time is
 over, replies owed until the connection is used again, a release sent to silent nodes too), and acquisitions,
-extensions and releases as :mod:`django_redlock.locks` does. A process either gives every round under way links of its own, as
-threads have them, or shares one set among all, as the tasks of an event loop do.
+extensions and releases as :mod:`django_redlock.locks` does. A process either gives every round under way links of its
+own, as threads have them, or shares one set among all, as the tasks of an event loop do. Waiters are those of
+:mod:`django_redlock.nodes.hints`, told by messages that can be late or lost.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from django_redlock.core import tenure as tenures
-from django_redlock.core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Wanted
+from django_redlock.core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Waiter, Wanted
 from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.messages import Acquire, Ballot, Instant, Kind, Reply
 from django_redlock.core.owner import Owner
 from django_redlock.core.rules import Rules
 from django_redlock.nodes.gather import CONNECT_TIMEOUT, GRACE, IDLE, MAX_OWED, Breaker, Breakers
+from django_redlock.nodes.hints import RETRY, Waiters
 
 from .network import Faults, Machine, Wire
 from .oracles import Oracles
@@ -53,6 +56,22 @@ class Bundle:
     arrived: deque[tuple[int, Wire | None, Greeting | str]] = field(default_factory=deque)
     waiting: list[Task] = field(default_factory=list)
     used: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Bell:
+    """The event that calls a waiter."""
+
+    rung: bool = False
+    task: Task | None = None
+
+    def set(self) -> None:
+        self.rung = True
+        if self.task:
+            self.task.wake()
+
+    def clear(self) -> None:
+        self.rung = False
 
 
 @dataclass(eq=False, slots=True)
@@ -98,7 +117,7 @@ class Process(Computer):
         super().__init__(world, name)
         self.rules = rules
         self.shared = world.random.random() < 0.5
-        self.admission = Admission(rules, tuple(machine.name for machine in machines), self.clock)
+        self.admission = Admission(rules, tuple(machine.name for machine in machines), self.clock, self.wall)
         self.floor = Floor()
         self.breakers = Breakers(Breaker() for _ in machines)
         self._machines = machines
@@ -106,6 +125,11 @@ class Process(Computer):
         self._faults = faults
         self._oracles = oracles
         self._bundles: list[Bundle] = [Bundle()] if self.shared else []
+        self._waiters: Waiters[Any] = Waiters(rules.needed, Bell)
+        self._waiters.process = name
+        self._listens = False
+        self._renewed: list[Lease] = []
+        self._watchdog: Task | None = None
 
     def clock(self) -> float:
         """Return the time on the clock that leases are measured with."""
@@ -126,12 +150,16 @@ class Process(Computer):
     def acquire(self, names: tuple[str, ...], wait: float | None) -> Routine:
         """Try to take a lock; returns the lease or, if there was none to be had, :class:`GaveUp`."""
         wanted = Wanted(names, TTL, wait, Owner(host=self.name))
-        acquisition = Acquisition(wanted, self.rules, self.floor, self._fresh_nonce, self.world.random.random)
+        waiter = self._waiters.new_name() if wait != 0 else ""
+        acquisition = Acquisition(wanted, self.rules, self.floor, self._fresh_nonce, self.world.random.random, waiter)
+        self._oracles.waits(self, names, waiter)
         began = self.world.now
         steps = acquisition.steps(self.instant())
         step = next(steps)
         while True:
-            if isinstance(step, Pause):
+            if isinstance(step, Pause) and waiter:
+                yield from self._wait_for_turn(acquisition.waiter, step)
+            elif isinstance(step, Pause):
                 yield Sleep(step.seconds)
             else:
                 yield from self.breathe()
@@ -141,33 +169,51 @@ class Process(Computer):
             try:
                 step = steps.send(self.instant())
             except StopIteration as stop:
-                return self._held(names, stop.value, began)
+                self._waiters.leave(acquisition.waiter)
+                return self._held(wanted, stop.value, began)
             if isinstance(step, Ballot) and any(isinstance(request, Acquire) for request in step.requests.values()):
                 began = now
 
-    def renew(self, lease: Lease) -> Routine:
-        """Extend a lease whenever it is due, until it ends."""
-        tenure = lease.tenure
-        while not tenure.ended:
-            yield Sleep(max(0.0, tenure.due(True) - self.clock()))
-            yield from self.breathe()
-            if tenure.check(self.clock()):
-                yield from self.extend(lease)
+    def renew(self, lease: Lease) -> None:
+        """Have a lease extended whenever it is due, until it ends."""
+        self._renewed.append(lease)
+        if self._watchdog is None:
+            self._watchdog = self.spawn(self._watch())
+        else:
+            self._watchdog.wake()
 
-    def extend(self, lease: Lease) -> Routine:
-        """Ask for a whole lease from now."""
-        tenure = lease.tenure
-        ballot = tenure.extension(self.clock())
-        if ballot is None:
+    def _watch(self) -> Routine:
+        while True:
+            self._renewed = [lease for lease in self._renewed if not lease.tenure.ended]
+            now = self.clock()
+            due = [lease for lease in self._renewed if lease.tenure.due(True) <= now]
+            if due:
+                yield from self.breathe()
+                yield from self.extend(due)
+            else:
+                yield Wait(min([lease.tenure.due(True) - now for lease in self._renewed], default=60.0))
+
+    def extend(self, leases: Sequence[Lease]) -> Routine:
+        """Ask for a whole lease from now, for several at once."""
+        now = self.clock()
+        asked = [(lease, term) for lease in leases if lease.ensure() and (term := lease.tenure.term(now))]
+        if not asked:
             return
-        start, asked = self.clock(), self.world.now
+        soonest = min(lease.tenure.deadline for lease, _ in asked)
+        timeout = min(self.rules.timeout(TTL), max(soonest - now, 0.001))
+        ballot = tenures.renewal([term for _, term in asked], self.rules, timeout)
+        for lease, _ in asked:
+            lease.tenure.asked(ballot)
+        start, when = self.clock(), self.world.now
         yield from self.breathe()
         yield from self.ask(ballot)
         yield from self.breathe()
-        late = self.clock() >= tenure.deadline or tenure.ended is not None
-        longer = tenure.extended(ballot, start, self.clock())
-        self.world.log(self.name, "extended" if longer else "not extended", tenure.nonce[:4], tenure.ended or "")
-        self._oracles.extended(lease, ballot, asked, longer, late)
+        for number, (lease, _) in enumerate(asked):
+            tenure = lease.tenure
+            late = self.clock() >= tenure.deadline or tenure.ended is not None
+            longer = tenure.extended(ballot, number, start, self.clock())
+            self.world.log(self.name, "extended" if longer else "not extended", tenure.nonce[:4], tenure.ended or "")
+            self._oracles.extended(lease, ballot, when, longer, late)
 
     def release(self, lease: Lease) -> Routine:
         """Give a lock up; returns what the nodes say of it."""
@@ -178,17 +224,53 @@ class Process(Computer):
         yield from self.ask(ballot)
         return tenures.release_outcome(ballot, self.rules)
 
-    def _held(self, names: tuple[str, ...], outcome: Granted | GaveUp, began: float) -> Lease | GaveUp:
+    def _held(self, wanted: Wanted, outcome: Granted | GaveUp, began: float) -> Lease | GaveUp:
         if isinstance(outcome, GaveUp):
-            self.world.log(self.name, "gives up", *names)
+            self.world.log(self.name, "gives up", *wanted.names)
             return outcome
-        lease = Lease(self, tenures.Tenure(names, TTL, outcome, self.rules, self.floor))
-        self.world.log(self.name, "GRANTED", *names, outcome.nonce[:4], f"#{outcome.token % 10**9}")
+        lease = Lease(self, tenures.Tenure(wanted, outcome, self.rules, self.floor))
+        self.world.log(self.name, "GRANTED", *wanted.names, outcome.nonce[:4], f"#{outcome.token % 10**9}")
         self._oracles.granted(lease, outcome, began)
         return lease
 
     def _fresh_nonce(self) -> str:
         return f"{self.world.random.getrandbits(128):032x}"
+
+    # What django_redlock.nodes.hints does
+
+    def _wait_for_turn(self, waiter: Waiter, pause: Pause) -> Routine:
+        bell = self._waiters.join(waiter)
+        if not self._listens:
+            self._listens = True
+            for machine in self._machines:
+                self._listen(machine)
+        if not bell.rung:
+            bell.task = self.current
+            yield Wait(pause.told if self._waiters.told else pause.seconds)
+            bell.task = None
+
+    def _listen(self, machine: Machine) -> None:
+        """Have a node tell of turns, now and after every restart."""
+        node, world = machine.number, self.world
+
+        def hint(name: str) -> None:
+            if not self._faults.loses_hint():
+                world.log(machine.name, "calls", name)
+                self.arrive(self._faults.passes(self, machine), self._waiters.hint, node, name)
+
+        def subscribe() -> None:
+            if machine.up:
+                machine.store.listeners[self.name] = hint
+                machine.at_end.append(lambda: self.after(0.001, end))
+                self.arrive(self._faults.passes(self, machine), self._waiters.reached, node)
+            else:
+                self.after(RETRY, self._listen, machine)
+
+        def end() -> None:
+            self._waiters.listening.discard(node)
+            self.after(RETRY, self._listen, machine)
+
+        world.at(self._faults.passes(self, machine), machine.whenever_it_runs, subscribe)
 
     # What django_redlock.nodes.gather does
 
@@ -196,6 +278,7 @@ class Process(Computer):
         """Carry out one round: send, and wait until it is decided, everyone replied, or its time is over."""
         if not ballot.requests:
             return
+        ballot.doubted = self.admission.doubted
         bundle = self._bundles[0] if self.shared else self._bundles.pop() if self._bundles else Bundle()
         now = self.clock()
         self._oracles.first_byte(ballot, now)
@@ -215,7 +298,7 @@ class Process(Computer):
             until = self.clock() + min(GRACE, ballot.timeout)
             while bundle.connecting and (left := until - self.clock()) > 0:
                 yield from self._wait(bundle, left)
-        ballot.closed = True
+        ballot.close()
         for waiting in bundle.connecting.values():
             if ballot in waiting:
                 waiting.remove(ballot)
@@ -289,7 +372,7 @@ class Process(Computer):
         while seat.inbox and seat.owed:
             owed, reply = seat.owed.popleft(), seat.inbox.popleft()
             self.breakers[seat.node].answered()
-            owed.ballot.receive(seat.node, self.admission.judge(seat.node, reply))
+            owed.ballot.receive(seat.node, self.admission.judge(seat.node, reply, owed.sent))
 
     def _unseat_ended(self, bundle: Bundle, seat: Seat) -> None:
         self._read(seat)

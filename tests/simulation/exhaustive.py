@@ -2,8 +2,8 @@
 Every schedule of the token core for a few nodes and two clients, breadth first.
 
 The client is the production :class:`~django_redlock.core.acquisition.Acquisition`, run again from its beginning for
-every history of replies that it can have had; the nodes are the production node in memory. Time is left out: a key may have
-expired whenever a request finds it, a round may time out at any moment, any reply may be lost, and a request that is
+every history of replies that it can have had; the nodes are the production node in memory. Time is left out: a key may
+have expired whenever a request finds it, a round may time out at any moment, any reply may be lost, and a request that is
 on its way may be executed however late, also after its client gave up. That includes everything that a release could
 do, so none is sent. Only the order and uniqueness of tokens are judged (P1, P2), nothing that needs a clock.
 
@@ -15,11 +15,11 @@ a round may time out anyway; and states that differ by a renumbering of the node
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from django_redlock.core.acquisition import GRANTS, Acquisition, Floor, Wanted
+from django_redlock.core.acquisition import GRANTS, Acquisition, Floor, Pause, Wanted
 from django_redlock.core.messages import Instant, Kind, Raise, Reply, Request
 from django_redlock.core.names import slug
 from django_redlock.core.owner import NONCE_SIZE, Owner
@@ -148,10 +148,10 @@ class Production(Protocol):
                 if step.closed:
                     rounds += 1
                     step = steps.send(at)
-                    if step.farewell:  # this attempt failed
+                    if isinstance(step, Pause) or step.farewell:  # this attempt failed
                         return Phase(floor=highest.of([SLUG]), done=True)
         except StopIteration as stop:
-            return Phase(floor=highest.of([SLUG]), token=stop.value.token, done=True)
+            return Phase(floor=highest.of([SLUG]), token=getattr(stop.value, "token", None), done=True)
         asks = {node: self._number(request) for node, request in step.requests.items()}
         said = {node: reply.kind.value for node, reply in step.replies.items() if reply.kind in GRANTS}
         return Phase((rounds, min(asks.values())), asks, said, highest.of([SLUG]))
@@ -164,7 +164,7 @@ class Production(Protocol):
             store._write_fence((SLUG,), cell.number, None, START)
         reply = store.execute(self._messages[request])  # type: ignore[arg-type]
         after = Cell((store._holder(SLUG, START) or "")[:NONCE_SIZE], store._fence(SLUG, START))
-        return self._number(replace(reply, time=0, left=0.0)), after
+        return self._number(reply._replace(time=0, left=0.0)), after
 
 
 class Client(NamedTuple):

@@ -109,7 +109,7 @@ def overwriting() -> Iterator[None]:
     acquire = MemoryStore._acquire
 
     def granted(self: MemoryStore, request: Any, now: float) -> Reply:
-        return acquire(self, replace(request, adopt=holder_of(self, request.slugs[0])), now)
+        return acquire(self, request._replace(adopt=holder_of(self, request.slugs[0])), now)
 
     with patch.object(MemoryStore, "_acquire", granted):
         yield
@@ -121,7 +121,7 @@ def release_of_anybody() -> Iterator[None]:
     release = MemoryStore._release
 
     def released(self: MemoryStore, request: Any, now: float) -> Reply:
-        return release(self, replace(request, nonce=holder_of(self, request.slugs[0]) or request.nonce), now)
+        return release(self, request._replace(nonce=holder_of(self, request.slugs[0]) or request.nonce), now)
 
     with patch.object(MemoryStore, "_release", released):
         yield
@@ -130,25 +130,25 @@ def release_of_anybody() -> Iterator[None]:
 @mutant("keeps data and clocks", "net", "pause")
 def extension_of_anybody() -> Iterator[None]:
     """an extension does not look at the owner"""
-    extend = MemoryStore._extend
+    extend = MemoryStore._extend_one
 
-    def extended(self: MemoryStore, request: Any, now: float) -> Reply:
-        return extend(self, replace(request, nonce=holder_of(self, request.slugs[0]) or request.nonce), now)
+    def extended(self: MemoryStore, term: Any, keep: float | None, now: float) -> Any:
+        return extend(self, term._replace(nonce=holder_of(self, term.slugs[0]) or term.nonce), keep, now)
 
-    with patch.object(MemoryStore, "_extend", extended):
+    with patch.object(MemoryStore, "_extend_one", extended):
         yield
 
 
 @mutant("keeps data and clocks", "net", "pause")
 def healing_past_a_newer_token() -> Iterator[None]:
     """a node takes a holder back although it has accepted a later token"""
-    extend = MemoryStore._extend
+    extend = MemoryStore._extend_one
 
-    def extended(self: MemoryStore, request: Any, now: float) -> Reply:
+    def extended(self: MemoryStore, term: Any, keep: float | None, now: float) -> Any:
         with patch.object(MemoryStore, "_fence", lambda *args: 0):
-            return extend(self, request, now)
+            return extend(self, term, keep, now)
 
-    with patch.object(MemoryStore, "_extend", extended):
+    with patch.object(MemoryStore, "_extend_one", extended):
         yield
 
 
@@ -158,7 +158,7 @@ def raising_without_holding() -> Iterator[None]:
     raise_ = MemoryStore._raise
 
     def raised(self: MemoryStore, request: Any, now: float) -> Reply:
-        return raise_(self, replace(request, nonce=holder_of(self, request.slugs[0])), now)
+        return raise_(self, request._replace(nonce=holder_of(self, request.slugs[0])), now)
 
     with patch.object(MemoryStore, "_raise", raised):
         yield
@@ -170,7 +170,7 @@ def no_cancel_marker() -> Iterator[None]:
     release = MemoryStore._release
 
     def released(self: MemoryStore, request: Any, now: float) -> Reply:
-        return release(self, replace(request, bury=0.0), now)
+        return release(self, request._replace(bury=0.0), now)
 
     with patch.object(MemoryStore, "_release", released):
         yield
@@ -180,10 +180,9 @@ def no_cancel_marker() -> Iterator[None]:
 def no_expiry() -> Iterator[None]:
     """a node writes keys without expiry"""
 
-    def write(self: MemoryStore, slugs: tuple[str, ...], value: str, ttl: float, now: float) -> None:
-        for slug in slugs:
-            self._holders[slug] = (value, None)
-            self._index[slug] = now
+    def write(self: MemoryStore, slug: str, value: str, ttl: float, now: float) -> None:
+        self._holders[slug] = (value, None)
+        self._index[slug] = now
 
     with patch.object(MemoryStore, "_write", write):
         yield
@@ -216,10 +215,16 @@ def mixed_rounds() -> Iterator[None]:
     """accepts of the first number count for the second"""
     raise_token = Acquisition._raise_token
 
-    def mixed(self: Acquisition, first: Ballot, number: int) -> Ballot:
-        second = raise_token(self, first, number)
+    def mixed(self: Acquisition, first: Ballot, number: int) -> Generator[Any, Any, Ballot]:
+        steps = raise_token(self, first, number)
+        second = next(steps)
         second.replies.update({node: reply for node, reply in first.replies.items() if reply.kind is Kind.ACCEPTED})
-        return second
+        at = yield second
+        try:
+            steps.send(at)
+        except StopIteration as stop:
+            return stop.value
+        raise AssertionError("more than one ballot")
 
     with patch.object(Acquisition, "_raise_token", mixed):
         yield
@@ -230,9 +235,9 @@ def one_nonce() -> Iterator[None]:
     """all attempts of an acquisition share a nonce"""
     init = Acquisition.__init__
 
-    def remembering(self: Acquisition, wanted: Any, rules: Any, floor: Any, fresh_nonce: Any, chance: Any) -> None:
+    def remembering(self: Acquisition, wanted: Any, rules: Any, floor: Any, fresh_nonce: Any, *more: Any) -> None:
         nonce = fresh_nonce()
-        init(self, wanted, rules, floor, lambda: nonce, chance)
+        init(self, wanted, rules, floor, lambda: nonce, *more)
 
     with patch.object(Acquisition, "__init__", remembering):
         yield
@@ -248,29 +253,29 @@ def late_quorum() -> Iterator[None]:
 @mutant("lost replies")
 def release_to_yes_voters() -> Iterator[None]:
     """a failed attempt is released only where it was granted"""
-    undo = Acquisition.undo
+    withdrawal = Acquisition._withdrawal
 
-    def undone(self: Acquisition, timeout: float = 0.0) -> Ballot:
-        ballot = undo(self, timeout)
+    def withdrawn(self: Acquisition, **options: Any) -> Ballot:
+        ballot = withdrawal(self, **options)
         yes = {node for old in self._ballots for node, reply in old.replies.items() if reply.kind in GRANTS}
         ballot.requests = {node: request for node, request in ballot.requests.items() if node in yes}
         return ballot
 
-    with patch.object(Acquisition, "undo", undone):
+    with patch.object(Acquisition, "_withdrawal", withdrawn):
         yield
 
 
 @mutant("lost replies", "net")
 def no_release_of_failures() -> Iterator[None]:
     """a failed attempt is not released at all"""
-    undo = Acquisition.undo
+    withdrawal = Acquisition._withdrawal
 
-    def undone(self: Acquisition, timeout: float = 0.0) -> Ballot:
-        ballot = undo(self, timeout)
+    def withdrawn(self: Acquisition, **options: Any) -> Ballot:
+        ballot = withdrawal(self, **options)
         ballot.requests = {}
         return ballot
 
-    with patch.object(Acquisition, "undo", undone):
+    with patch.object(Acquisition, "_withdrawal", withdrawn):
         yield
 
 
@@ -282,16 +287,9 @@ def validity_from_the_reply() -> Iterator[None]:
     """validity counts from the last reply"""
     attempt = Acquisition._attempt
 
-    def later(self: Acquisition, at: Any) -> Generator[Any, Any, Any]:
-        steps = attempt(self, at)
-        step = next(steps)
-        while True:
-            at = yield step
-            try:
-                step = steps.send(at)
-            except StopIteration as stop:
-                granted = stop.value
-                return granted and replace(granted, deadline=self._rules.deadline(at.now, self.wanted.ttl))
+    def later(self: Acquisition, slugs: tuple[str, ...]) -> Generator[Any, Any, Any]:
+        granted = yield from attempt(self, slugs)
+        return granted and replace(granted, deadline=self._rules.deadline(self._at.now, self.wanted.ttl))
 
     with patch.object(Acquisition, "_attempt", later):
         yield
@@ -316,8 +314,8 @@ def extension_from_the_reply() -> Iterator[None]:
     """an extension counts from its last reply"""
     extended = Tenure.extended
 
-    def later(self: Tenure, ballot: Ballot, start: float, now: float) -> bool:
-        return extended(self, ballot, now, now)
+    def later(self: Tenure, ballot: Ballot, number: int, start: float, now: float) -> bool:
+        return extended(self, ballot, number, now, now)
 
     with patch.object(Tenure, "extended", later):
         yield
@@ -344,6 +342,13 @@ def no_restart_guard() -> Iterator[None]:
 def everybody_votes() -> Iterator[None]:
     """objections to a node are not looked at"""
     with patch.object(Admission, "judge", lambda self, node, reply, *args: reply):
+        yield
+
+
+@mutant("clock steps")
+def no_clock_guard() -> Iterator[None]:
+    """a node whose clock ran forward votes"""
+    with patch.object(Rules, "guards_clocks", False), patch.object(Rules, "compares_clocks", False):
         yield
 
 

@@ -5,7 +5,7 @@ from math import exp
 from typing import TYPE_CHECKING
 
 from django_redlock.core.admission import Greeting
-from django_redlock.core.messages import Reply, Request
+from django_redlock.core.messages import Acquire, Extend, Raise, Release, Reply, Request
 from django_redlock.nodes.memory import MemoryStore
 
 from .profiles import TTL, Profile
@@ -35,6 +35,7 @@ class Machine:
         self.up = True
         self.boot = 0  # how often it started
         self.booted = -1e9  # when, in true time; nodes have been up for long when a schedule begins
+        self.at_end: list[Callable[[], None]] = []  # connections that end with it
         self.wrong = False  # whether its clock has stepped away
         self.stepped = -1e9  # when its clock last stepped, in true time
         self._booted_wall = EPOCH - 1e6
@@ -54,6 +55,9 @@ class Machine:
         self.world.log(self.name, "crashes", "and forgets" if forget else "")
         self.up = False
         self.boot += 1
+        self.store.listeners.clear()
+        while self.at_end:
+            self.at_end.pop()()
         if forget:
             self.store.reset()
             self._oracles.forgot(self)
@@ -89,17 +93,22 @@ class Machine:
         missing = self._oracles.before(self, request)
         reply = self.store.execute(request)
         if self.world.trace is not None:
-            self.world.log(
-                self.name, type(request).__name__, request.nonce[:4], describe(request), "->", reply.kind.name
-            )
+            self.world.log(self.name, describe(request), "->", reply.kind.name)
         self._oracles.executed(self, request, reply, missing, repeated)
         return reply
 
 
 def describe(request: Request) -> str:
     """Return what the trace shows of a request."""
-    number = getattr(request, "number", getattr(request, "token", None))
-    return f"#{number % 10**9}" if number is not None else f"bury={request.bury:g}" if request.bury else ""
+    match request:
+        case Extend():
+            return "Extend " + ", ".join(f"{term.nonce[:4]} #{term.token % 10**9}" for term in request.terms)
+        case Acquire() | Raise():
+            return f"{type(request).__name__} {request.nonce[:4]} #{request.number % 10**9}"
+        case Release():
+            bury = "bury" if request.bury else ""
+            return f"Release {request.nonce[:4]} {bury} {request.leaving}".rstrip()
+    return ""
 
 
 class Wire:
@@ -179,10 +188,18 @@ class Faults:
         self._world.log(client.name, "is blocked from", machine.name, f"for {seconds:.3f}")
         self._blocked[client.name, machine.number] = self._world.now + seconds
 
+    def loses_hint(self) -> bool:
+        """Return whether a hint is lost."""
+        return self.on and self._world.random.random() < self._profile.hush
+
     def arrival(self, wire: Wire) -> float:
         """Return when a message that is sent now arrives."""
+        return self.passes(wire.client, wire.machine)
+
+    def passes(self, client: Computer, machine: Machine) -> float:
+        """Return when what a client and a node have to say to each other now arrives."""
         random, now = self._world.random, self._world.now
         takes = MOMENT * (0.5 + random.random())
         if self.on and random.random() < self._profile.spike:
             takes += 0.01 * exp(random.uniform(0, 5.7))  # up to three leases
-        return max(now, self._blocked.get((wire.client.name, wire.machine.number), now)) + takes
+        return max(now, self._blocked.get((client.name, machine.number), now)) + takes

@@ -11,14 +11,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from django_redlock.core.acquisition import Granted
-from django_redlock.core.messages import Acquire, Ballot, Extend, Kind, Raise, Release, Reply, Request, Survey
+from django_redlock.core.messages import Acquire, Ballot, Extend, Kind, Raise, Release, Reply, Request, Survey, Term
 
 from .profiles import TTL
 from .world import World
 
 if TYPE_CHECKING:
     from .database import Database
-    from .driver import Lease
+    from .driver import Lease, Process
     from .network import Machine
 
 DRIFT = TTL * 0.01 + 0.002
@@ -104,15 +104,17 @@ class Oracles:
                 del self._accepted[node, slug]
         self._released.pop(machine.number, None)
 
-    def before(self, machine: "Machine", request: Request) -> tuple[str, ...]:
+    def waits(self, process: "Process", names: tuple[str, ...], waiter: str) -> None:
+        """A client begins to wait; *waiter* is its name in the queues, empty if it does not queue."""
+
+    def before(self, machine: "Machine", request: Request) -> set[str]:
         """Return the names that a request to extend finds without a holder."""
         if not isinstance(request, Extend):
-            return ()
-        return tuple(row.slug for row in machine.store.execute(Survey(request.slugs)).rows if not row.value)
+            return set()
+        slugs = tuple(slug for term in request.terms for slug in term.slugs)
+        return {row.slug for row in machine.store.execute(Survey(slugs)).rows if not row.value}
 
-    def executed(
-        self, machine: "Machine", request: Request, reply: Reply, missing: tuple[str, ...], repeated: bool
-    ) -> None:
+    def executed(self, machine: "Machine", request: Request, reply: Reply, missing: set[str], repeated: bool) -> None:
         """A node executed a request, which found no holder for *missing*."""
         match request:
             case Acquire() | Raise():
@@ -120,10 +122,12 @@ class Oracles:
                     self._accepts(machine, request)
                 if reply.kind in (Kind.ACCEPTED, Kind.GRANTED) and isinstance(request, Acquire) and not repeated:
                     self._comes_back(machine, request.nonce)
-            case Extend() if reply.kind is Kind.HELD:
-                self._heals(machine, request, missing)
-                if not repeated:
-                    self._comes_back(machine, request.nonce)
+            case Extend():
+                for term, (kind, _) in zip(request.terms, reply.terms, strict=True):
+                    if kind is Kind.HELD:
+                        self._heals(machine, term, missing)
+                    if kind is Kind.HELD and not repeated:
+                        self._comes_back(machine, term.nonce)
             case Release():
                 self._released[machine.number][request.nonce] = self._world.now
 
@@ -139,13 +143,13 @@ class Oracles:
             self.violated("node", f"P3: node {node} accepted a number of one who does not hold it")
         self._votes[node, request.nonce].append(Vote(request.number, machine.booted))
 
-    def _heals(self, machine: "Machine", request: Extend, missing: tuple[str, ...]) -> None:
+    def _heals(self, machine: "Machine", term: Term, missing: set[str]) -> None:
         """P19: a node without a holder takes the old one back only if it has accepted no greater number."""
-        for slug in missing:
+        for slug in missing & set(term.slugs):
             highest = self._accepted.get((machine.number, slug), 0)
-            if highest > request.token:
-                self.violated("heal", f"P19: node {machine.number} took {request.token} back after {highest}")
-            self._accepted[machine.number, slug] = max(highest, request.token)
+            if highest > term.token:
+                self.violated("heal", f"P19: node {machine.number} took {term.token} back after {highest}")
+            self._accepted[machine.number, slug] = max(highest, term.token)
 
     def _comes_back(self, machine: "Machine", nonce: str) -> None:
         """P24: what was released on a node is not granted there by an own late request, for one ttl."""
@@ -234,7 +238,7 @@ class Oracles:
         if any(lease.believed() for lease in self._ended):
             self.violated("validity", "P18: a lease that had ended became valid again")
         for machine in machines:
-            for row in machine.store.execute(Survey(count=100)).rows:
+            for row in machine.store.execute(Survey(size=100)).rows:
                 if row.value and row.left is None:
                     self.violated("expiry", f"P29: {row.slug} on node {machine.number} has no expiry")
         for name, row in database.rows.items():

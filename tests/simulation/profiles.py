@@ -18,6 +18,7 @@ class Profile:
         reset: Chance that a connection is reset.
         spike: Chance that a message, and all behind it, is late: up to several leases.
         repeat: Chance that a request is executed once more, later.
+        hush: Chance that a hint is lost.
         block: Rate at which one client is cut off from one node for a while.
         stall: Chance that a client stops between two steps; up to three leases.
         freeze: Rate at which a node stops for a while.
@@ -40,6 +41,7 @@ class Profile:
     reset: float = 0.0
     spike: float = 0.0
     repeat: float = 0.0
+    hush: float = 0.0
     block: float = 0.0
     stall: float = 0.0
     freeze: float = 0.0
@@ -75,6 +77,7 @@ NET = Profile(
     reset=0.01,
     spike=0.03,
     repeat=0.02,
+    hush=0.2,
     block=0.3,
     freeze=0.2,
 )

@@ -70,7 +70,7 @@ class Client(Process):
         """Increment under a lock, and give it up unless it is left to expire."""
         random, tenure = self.world.random, lease.tenure
         if random.random() < 0.6:
-            self.spawn(self.renew(lease))
+            self.renew(lease)
         for guard in random.sample(GUARDS, 3):
             if not lease.ensure():
                 break

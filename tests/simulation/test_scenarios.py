@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from django_redlock.core.messages import Acquire, Extend, Kind, Raise, Release, Request
+from django_redlock.core.messages import Acquire, Extend, Kind, Raise, Release, Request, Term
 from django_redlock.nodes.memory import MemoryStore
 
 from .driver import Lease
@@ -135,7 +135,7 @@ def test_requests_that_are_repeated(seed: int):
             [
                 Acquire(("{a}",), nonce, nonce, TTL, number, 60.0, 1.0),
                 Raise(("{a}",), nonce, number, 60.0),
-                Extend(("{a}",), nonce, nonce, TTL, number, 60.0),
+                Extend((Term(("{a}",), nonce, nonce, TTL, number),), 60.0),
                 Release(("{a}",), nonce, random.choice((0.0, 0.0, TTL))),
             ]
         )

@@ -161,9 +161,11 @@ class Computer:
         """Return how long the scheduler takes to run something that is ready."""
         return self.world.random.random() * 2e-5
 
-    def spawn(self, routine: Routine) -> None:
+    def spawn(self, routine: Routine) -> Task:
         """Start a task."""
-        self.after(0.0, Task(self, routine).resume, 0)
+        task = Task(self, routine)
+        self.after(0.0, task.resume, 0)
+        return task
 
     def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
         """Have *call* happen in this process, once it runs and unless it died."""
