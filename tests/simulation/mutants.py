@@ -345,10 +345,17 @@ def everybody_votes() -> Iterator[None]:
         yield
 
 
-@mutant("clock steps")
+@mutant("stepping node")
 def no_clock_guard() -> Iterator[None]:
-    """a node whose clock ran forward votes"""
+    """a node whose clock ran forward votes for those who know it"""
     with patch.object(Rules, "guards_clocks", False), patch.object(Rules, "compares_clocks", False):
+        yield
+
+
+@mutant("stepping node")
+def no_comparison_of_clocks() -> Iterator[None]:
+    """a node whose clock is far from the others' votes for those who have just started"""
+    with patch.object(Rules, "compares_clocks", False):
         yield
 
 

@@ -103,8 +103,10 @@ def describe(request: Request) -> str:
     match request:
         case Extend():
             return "Extend " + ", ".join(f"{term.nonce[:4]} #{term.token % 10**9}" for term in request.terms)
-        case Acquire() | Raise():
-            return f"{type(request).__name__} {request.nonce[:4]} #{request.number % 10**9}"
+        case Acquire():
+            return f"Acquire {request.nonce[:4]} {''.join(request.slugs)} #{request.number % 10**9} {request.waiter}".rstrip()
+        case Raise():
+            return f"Raise {request.nonce[:4]} #{request.number % 10**9}"
         case Release():
             bury = "bury" if request.bury else ""
             return f"Release {request.nonce[:4]} {bury} {request.leaving}".rstrip()
@@ -130,7 +132,7 @@ class Wire:
         self._faults = faults
         self.boot = machine.boot
         self._last_out = self._last_in = 0.0
-        self._deaf = False
+        self.deaf = False  # whether requests no longer arrive
         self.mute = False  # whether replies no longer come
         self.doomed = False  # whether the next request, once executed, is answered by a reset
 
@@ -139,11 +141,11 @@ class Wire:
         random, profile, world = self._world.random, self._profile, self._world
         if self._faults.on:
             if random.random() < profile.cut:
-                self._deaf, self.mute = (True, self.mute) if random.random() < 0.5 else (self._deaf, True)
-                world.log(self.client.name, "cut off from", self.machine.name, "deaf" if self._deaf else "mute")
+                self.deaf, self.mute = (True, self.mute) if random.random() < 0.5 else (self.deaf, True)
+                world.log(self.client.name, "cut off from", self.machine.name, "deaf" if self.deaf else "mute")
             if random.random() < profile.reset:
                 self.client.arrive(world.now + random.uniform(0, 0.05), self._reset, on_end)
-        if self._deaf:
+        if self.deaf:
             return
         self._last_out = max(self._last_out, self._faults.arrival(self))
         world.at(self._last_out, self.machine.whenever_it_runs, lambda: self._execute(request, on_reply, on_end))

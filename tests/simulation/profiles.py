@@ -22,7 +22,7 @@ class Profile:
         block: Rate at which one client is cut off from one node for a while.
         stall: Chance that a client stops between two steps; up to three leases.
         freeze: Rate at which a node stops for a while.
-        skew: How far the clocks of clients and nodes are off at most, in seconds.
+        skew: How far the clocks of clients are off at most, in seconds; those of nodes up to 0.2.
         rate: How much faster or slower a clock may run.
         crash: Rate of node crashes.
         forget: Chance that a crashed node comes back empty.
@@ -103,7 +103,6 @@ WITHIN = replace(
 )  # fmt: skip
 STEPS = Profile(
     "clock steps", "node clocks step, one at a time", GUARDED, cut=0.02, step=0.3, wall_step=0.2,
-    tolerated=frozenset({"overlap"}),
 )  # fmt: skip
 EVERYTHING = replace(
     WITHIN,

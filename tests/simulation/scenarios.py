@@ -42,6 +42,43 @@ def reset_connections(seed: int) -> Violations:
     return _failed_attempt(seed, _reset)
 
 
+def stepping_node(seed: int) -> Violations:
+    """
+    P21: a bare quorum holds, and one of its nodes drops the key because its clock steps.
+
+    Two others try then: one who knows the nodes, and one who has just started.
+    """
+    schedule = Schedule(THREE, seed)
+    machines, oracles = schedule.machines, schedule.oracles
+    holder, warm, cold = (_bystander(schedule) for _ in range(3))
+
+    def story() -> Routine:
+        warm.spawn(visit(warm))
+        yield from visit(holder)
+        yield Sleep(0.3)
+        for bundle in holder._bundles:
+            bundle.seats[2].wire.deaf = True
+        lease = yield from holder.acquire(("a",), 0.0)
+        machines[0].set_clock(60.0)
+        yield Sleep(0.3)
+        for client in (warm, cold):
+            client.spawn(attempt(client))
+        yield Sleep(0.3)
+        if not lease.believed():
+            oracles.violated("stuck", "P21: the holder lost the lock")
+
+    def visit(client: Client) -> Routine:
+        lease = yield from client.acquire((client.name,), 0.0)
+        yield from client.release(lease)
+
+    def attempt(client: Client) -> Routine:
+        yield from client.acquire(("a",), 0.0)
+
+    holder.spawn(story())
+    schedule.world.run(3.0)
+    return oracles.violations
+
+
 def no_lock(seed: int) -> Violations:
     """P9, P10, P11: without any lock, with tokens that are repeated and out of order, no claimed increment is lost."""
     schedule = Schedule(replace(SLOW, stall=0.05), seed)
@@ -132,6 +169,7 @@ def _reset(client: Client) -> None:
 SCENARIOS: dict[str, Callable[[int], Violations]] = {
     "same microsecond": same_microsecond,
     "lost replies": lost_replies,
+    "stepping node": stepping_node,
     "connections reset": reset_connections,
     "no lock": no_lock,
 }

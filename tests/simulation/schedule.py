@@ -11,10 +11,11 @@ from .driver import Lease, Process
 from .network import Faults, Machine
 from .oracles import Figures, Oracles
 from .profiles import TTL, Profile
-from .world import EPOCH, Routine, Sleep, World
+from .world import EPOCH, Clock, Routine, Sleep, World
 
 BUSY = 5.0  # seconds of hazards
 QUIET = 12.0  # seconds without, in which every client has to get the lock once more
+NODE_SKEW = 0.2  # seconds by which the clocks of nodes are off at most: beyond a second they would not vote
 EXCERPT = 80  # lines of the trace to show before the first violation
 NAMES = (("a",), ("a",), ("a",), ("b",), ("a", "b"))
 
@@ -114,7 +115,7 @@ class Schedule:
         """Let it happen and judge it."""
         world, random = self.world, self.world.random
         for machine in self.machines:
-            self._set(machine.clock)
+            self._set(machine.clock, min(self.profile.skew, NODE_SKEW))
         for _ in range(random.choice((2, 3, 3, 4))):
             self.start_client()
         profile = self.profile
@@ -142,19 +143,19 @@ class Schedule:
         client = Client(
             self.world, f"client {self._born}", self.machines, self.rules, self.profile, self.faults, self.oracles
         )
-        self._set(client.wall)
+        self._set(client.wall, self.profile.skew)
         client.steady.rate = client.wall.rate
         self.clients.append(client)
         for _ in range(0 if idle else self.world.random.choice((1, 1, 2))):
             client.spawn(client.work(self.database))
         return client
 
-    def _set(self, clock: object) -> None:
-        random, profile = self.world.random, self.profile
-        if profile.skew:
-            clock.base = EPOCH + random.uniform(-profile.skew, profile.skew)  # type: ignore[attr-defined]
-        if profile.rate:
-            clock.rate = 1 + random.uniform(-profile.rate, profile.rate)  # type: ignore[attr-defined]
+    def _set(self, clock: Clock, skew: float) -> None:
+        random, rate = self.world.random, self.profile.rate
+        if skew:
+            clock.base = EPOCH + random.uniform(-skew, skew)
+        if rate:
+            clock.rate = 1 + random.uniform(-rate, rate)
 
     def _often(self, rate: float, happen: Callable[[], None]) -> None:
         """Let something happen at random moments."""

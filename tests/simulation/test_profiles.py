@@ -38,4 +38,4 @@ def test_calm_acquisitions_take_one_round():
 @pytest.mark.parametrize("name", ["pause", "slow database", "keeps data and clocks"])
 def test_hazards_are_worth_the_name(name: str):
     """Without the fence increments are lost, so that those which are not lost behind it mean something."""
-    assert any(run(PROFILES[name], seed).figures.lost["no fence"] for seed in range(100))
+    assert any(run(PROFILES[name], seed).figures.lost["no fence"] for seed in range(400))

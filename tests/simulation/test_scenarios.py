@@ -9,7 +9,7 @@ from django_redlock.nodes.memory import MemoryStore
 
 from .driver import Lease
 from .profiles import CALM, TTL
-from .scenarios import amnesia, lagging, lost_replies, no_lock, reset_connections, same_microsecond
+from .scenarios import amnesia, lagging, lost_replies, no_lock, reset_connections, same_microsecond, stepping_node
 from .schedule import Schedule
 from .world import Routine, World
 
@@ -32,6 +32,12 @@ def test_replies_are_lost(seed: int):
 def test_connections_are_reset_after_the_request():
     """P24, L4: the same when the connection ends before the reply."""
     assert reset_connections(0) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_clock_of_a_node_steps(seed: int):
+    """P21: the node that dropped the key gives no vote, neither to who knows it nor to who has just started."""
+    assert stepping_node(seed) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
