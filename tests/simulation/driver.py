@@ -152,7 +152,6 @@ class Process(Computer):
         wanted = Wanted(names, TTL, wait, Owner(host=self.name))
         waiter = self._waiters.new_name() if wait != 0 else ""
         acquisition = Acquisition(wanted, self.rules, self.floor, self._fresh_nonce, self.world.random.random, waiter)
-        self._oracles.waits(self, names, waiter)
         began = self.world.now
         steps = acquisition.steps(self.instant())
         step = next(steps)

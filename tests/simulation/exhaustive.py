@@ -3,9 +3,10 @@ Every schedule of the token core for a few nodes and two clients, breadth first.
 
 The client is the production :class:`~django_redlock.core.acquisition.Acquisition`, run again from its beginning for
 every history of replies that it can have had; the nodes are the production node in memory. Time is left out: a key
-may have expired whenever a request finds it, a round may time out at any moment, any reply may be lost, and a request that is
-on its way may be executed however late, also after its client gave up. That includes everything that a release could
-do, so none is sent. Only the order and uniqueness of tokens are judged (P1, P2), nothing that needs a clock.
+may have expired whenever a request finds it, a round may time out at any moment, any reply may be lost, and a request
+that is on its way may be executed however late, also after its client gave up. That includes everything that a
+release could do, so none is sent. Only the order and uniqueness of tokens are judged (P1, P2), nothing that needs a
+clock.
 
 Some reductions keep the number of states small and lose no behaviour: a reply is heard when it is given or never (what
 a client does upon it may still take any time to arrive, and its next attempt may begin any time later); whether a key

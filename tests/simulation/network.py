@@ -104,7 +104,8 @@ def describe(request: Request) -> str:
         case Extend():
             return "Extend " + ", ".join(f"{term.nonce[:4]} #{term.token % 10**9}" for term in request.terms)
         case Acquire():
-            return f"Acquire {request.nonce[:4]} {''.join(request.slugs)} #{request.number % 10**9} {request.waiter}".rstrip()
+            names = "".join(request.slugs)
+            return f"Acquire {request.nonce[:4]} {names} #{request.number % 10**9} {request.waiter}".rstrip()
         case Raise():
             return f"Raise {request.nonce[:4]} #{request.number % 10**9}"
         case Release():

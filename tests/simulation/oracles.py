@@ -18,7 +18,7 @@ from .world import World
 
 if TYPE_CHECKING:
     from .database import Database
-    from .driver import Lease, Process
+    from .driver import Lease
     from .network import Machine
 
 DRIFT = TTL * 0.01 + 0.002
@@ -75,6 +75,7 @@ class Oracles:
     def __init__(self, world: World, nodes: int, quorum: int, guarded: bool) -> None:
         self.figures = Figures(schedules=1)
         self.violations: list[tuple[str, str]] = []
+        self.commands = 0  # that nodes executed
         self._world = world
         self._nodes = nodes
         self._quorum = quorum
@@ -104,9 +105,6 @@ class Oracles:
                 del self._accepted[node, slug]
         self._released.pop(machine.number, None)
 
-    def waits(self, process: "Process", names: tuple[str, ...], waiter: str) -> None:
-        """A client begins to wait; *waiter* is its name in the queues, empty if it does not queue."""
-
     def before(self, machine: "Machine", request: Request) -> set[str]:
         """Return the names that a request to extend finds without a holder."""
         if not isinstance(request, Extend):
@@ -116,6 +114,7 @@ class Oracles:
 
     def executed(self, machine: "Machine", request: Request, reply: Reply, missing: set[str], repeated: bool) -> None:
         """A node executed a request, which found no holder for *missing*."""
+        self.commands += 1
         match request:
             case Acquire() | Raise():
                 if reply.kind is Kind.ACCEPTED:

@@ -14,7 +14,7 @@ from .profiles import TTL, Profile
 from .world import EPOCH, Clock, Routine, Sleep, World
 
 BUSY = 5.0  # seconds of hazards
-QUIET = 12.0  # seconds without, in which every client has to get the lock once more
+QUIET = 20.0  # seconds without, in which every client has to get the lock once more
 NODE_SKEW = 0.2  # seconds by which the clocks of nodes are off at most: beyond a second they would not vote
 EXCERPT = 80  # lines of the trace to show before the first violation
 NAMES = (("a",), ("a",), ("a",), ("b",), ("a", "b"))
@@ -79,7 +79,7 @@ class Client(Process):
             yield from increment(database, self, random.choice(tenure.names), tenure.token, tenure.nonce, guard)
         if random.random() < 0.2:
             yield Sleep(random.uniform(0, 1.5 * TTL))
-        if random.random() < 0.9:
+        if self.quiet or random.random() < 0.9:
             yield from self.release(lease)
         else:
             tenure.end("dropped", self.clock())  # nobody renews it, nobody releases it

@@ -10,8 +10,8 @@ from django_redlock.nodes.memory import MemoryStore
 from .driver import Lease
 from .profiles import CALM, TTL
 from .scenarios import amnesia, lagging, lost_replies, no_lock, reset_connections, same_microsecond, stepping_node
-from .schedule import Schedule
-from .world import Routine, World
+from .schedule import Client, Schedule
+from .world import Routine, Sleep, World
 
 SEEDS = range(10)
 
@@ -123,6 +123,64 @@ def test_lock_of_a_dead_holder(seed: int):
 
     assert len(got) == 1
     assert got[0] < TTL + 10 * waiter.rules.retry_delay + 0.1
+
+
+def queue(seed: int, waiters: int, nodes: int = 3, **hazards: float) -> tuple[list[int], float, float]:
+    """Return in what order waiters were served, in how many seconds, and for how many node commands each."""
+    schedule = Schedule(replace(CALM, sizes=((nodes, None),), **hazards), seed)
+    clients = [schedule.start_client(idle=True) for _ in range(4)]
+    served: list[int] = []
+
+    def hold() -> Routine:
+        lease = yield from clients[0].acquire(("a",), 0.0)
+        clients[0].renew(lease)
+        for number in range(waiters):
+            yield Sleep(0.01)
+            client = clients[number % len(clients)]
+            client.spawn(wait(client, number))
+        yield Sleep(1.0)
+        began.extend((schedule.world.now, schedule.oracles.commands))
+        yield from clients[0].release(lease)
+
+    def wait(client: Client, number: int) -> Routine:
+        lease = yield from client.acquire(("a",), None)
+        assert isinstance(lease, Lease)
+        served.append(number)
+        ended[:] = schedule.world.now, schedule.oracles.commands
+        yield Sleep(0.005)
+        yield from client.release(lease)
+
+    began: list[float] = []
+    ended: list[float] = []
+    clients[0].spawn(hold())
+    schedule.world.run(120.0)
+    return served, ended[0] - began[0], (ended[1] - began[1]) / waiters
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5])
+def test_waiters_are_served_in_order(nodes: int):
+    """P27: first come, first served, one soon after the other, for every number of nodes."""
+    served, took, _ = queue(1, waiters=20, nodes=nodes)
+
+    assert served == list(range(20))
+    assert took < 20 * 0.02
+
+
+def test_hints_that_are_lost():
+    """P27: without any hint the order is the same, and nobody waits for longer than the poll of the first in line."""
+    served, took, _ = queue(1, waiters=20, hush=1.0)
+
+    assert served == list(range(20))
+    assert took < 20 * 1.1
+
+
+@pytest.mark.parametrize("hazards", [{}, {"cut": 0.02}], ids=["calm", "lost requests"])
+def test_commands_do_not_grow_with_the_waiters(hazards: dict[str, float]):
+    """P28: ten waiters or forty, each acquisition costs the nodes about as much, also when holders lack a node."""
+    few = max(queue(seed, waiters=10, **hazards)[2] for seed in range(5))
+    many = max(queue(seed, waiters=40, **hazards)[2] for seed in range(5))
+
+    assert many < few + 12
 
 
 def outcome(request: Request, store: MemoryStore) -> tuple[Kind, object]:
