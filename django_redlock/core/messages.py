@@ -286,6 +286,10 @@ class Ballot:
         known = self.replies | self.late
         return {node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN}
 
+    def enrolled(self) -> set[int]:
+        """Return the nodes that have put the waiter in line, be it that they said so too late."""
+        return {node for node, reply in (self.replies | self.late).items() if reply.place >= 0}
+
     def may_hold(self) -> set[int]:
         """Return the nodes where something of ours may be left: all but those that certainly executed nothing."""
         known = self.replies | self.late
