@@ -23,7 +23,7 @@ def fetch(folder: Path) -> Path:
     archive, unpacked = folder / f"redis-{VERSION}.tar.gz", folder / f"redis-{VERSION}"
     if not archive.exists():
         wanted = ["--no-deps", "--no-binary", "redis", "--dest", str(folder), f"redis=={VERSION}"]
-        subprocess.run([sys.executable, "-m", "pip", "--quiet", "download", *wanted], check=True)
+        subprocess.run([sys.executable, "-W", "ignore", "-m", "pip", "--quiet", "download", *wanted], check=True)
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != SHA256:
         sys.exit(f"{archive} has the SHA-256 {found}, not {SHA256}: delete it, or correct run.py after a look at it.")

@@ -8,7 +8,8 @@ and writes that key in place of their own. Nothing else of redis-py or of the te
 import os
 import tomllib
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
+from itertools import count
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -27,13 +28,13 @@ from django_redlock import locks
 from django_redlock.testing import Servers
 
 NAME = "foo"  # of the lock, in all of the tests
-KEY = "redlock:{foo}:h"
 NONCE = 32  # bytes at the beginning of a value that are the token; the rest says who holds the lock
 WRITES = {"SET", "PEXPIRE"}
 READS = {"GET", "TTL", "PTTL"}
 
 differences: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("differences.toml").read_text())
 servers = Servers(int(os.environ["SUITE_NODES"]))
+prefixes = map("test-{}".format, count())
 counts: Counter[str] = Counter()
 
 
@@ -42,7 +43,8 @@ counts: Counter[str] = Counter()
 
 def on_nodes(command: str, *args: Any) -> Any:
     """Write a lock's key on all nodes, or return what most of them have there."""
-    replies = [client.execute_command(command, KEY, *args) for client in clients()]
+    key = f"{settings.REDLOCK['default']['KEY_PREFIX']}:{{{NAME}}}:h"
+    replies = [client.execute_command(command, key, *args) for client in clients()]
     if command == "GET":
         return Counter(reply and reply[:NONCE] for reply in replies).most_common(1)[0][0]
     return replies[0] if command == "SET" else median_low(replies)
@@ -53,12 +55,6 @@ def clients() -> Iterator[Redis]:
     for server in servers:
         with server.client(decode_responses=False) as client:
             yield client
-
-
-def forget() -> None:
-    """Make all nodes empty."""
-    for client in clients():
-        client.flushall()
 
 
 class Client(Redis):
@@ -81,11 +77,9 @@ class AsyncClient(AsyncRedis):
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start the nodes, and put our classes where the tests look for redis-py's."""
-    settings.configure(
-        INSTALLED_APPS=["django_redlock"],
-        # The nodes have just started, which the guard would take for a restart.
-        REDLOCK={"default": {"NODES": servers.start().urls, "OPTIONS": {"restart_guard": False}}},
-    )
+    servers.start()
+    settings.configure(INSTALLED_APPS=["django_redlock"])
+    use_new_keys()
     from django_redlock.compat import AsyncLock, Lock
 
     redis.lock.Lock, redis.asyncio.lock.Lock = Lock, AsyncLock
@@ -98,10 +92,17 @@ def pytest_unconfigure() -> None:
     servers.stop()
 
 
+def use_new_keys() -> None:
+    """Have the locks use keys of their own, so that none that a test left behind, and that is renewed, matters."""
+    options = {"restart_guard": False}  # it would take the start of the nodes for one
+    settings.REDLOCK = {"default": {"NODES": servers.urls, "KEY_PREFIX": next(prefixes), "OPTIONS": options}}
+    locks.reset()
+
+
 @pytest.fixture(autouse=True)
-async def empty_nodes() -> Any:
-    """Nodes without locks, and no connection that outlives its event loop."""
-    forget()
+async def apart() -> AsyncIterator[None]:
+    """No lock of another test, and no connection that outlives its event loop."""
+    use_new_keys()
     yield
     await locks["default"].aclose()
 
