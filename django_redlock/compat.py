@@ -432,23 +432,14 @@ class BaseLock:
     async def _disown(self, token: bytes) -> str:
         """Release what another process acquired."""
         found = await self._find(token)
-        return await self._remove(found.nonce) if found else "expired"
+        return release_outcome(await self._remove(found.nonce), self._manager.rules) if found else "expired"
 
     async def _reset(self, slot: Slot) -> None:
         if slot.hold and slot.hold.lease:
             await self._flavour.call(slot.hold.lease.release, slot.hold.lease.arelease)
         slot.hold = None
         for found in await self._look():
-            outcome = await self._remove(found.nonce)
-            log.warning(
-                "lock released by force: %s (%s)",
-                self._key,
-                outcome,
-                extra={"event": "lock_forced", "lock": self._key, "outcome": outcome},
-            )
-            self._manager.notify("lock_forced", name=self._key, outcome=outcome)
-            if outcome == "unknown":
-                raise QuorumUnavailableError(self._key, needed=self._manager.rules.needed)
+            self._tell_reset(await self._remove(found.nonce))
 
     async def _locked(self) -> bool:
         return bool(await self._look())
@@ -541,7 +532,7 @@ class BaseLock:
         """Return the hold that a token stands for, or None if it is not there."""
         return next((found for found in await self._look() if found.stands_for(token)), None)
 
-    async def _remove(self, nonce: str) -> str:
+    async def _remove(self, nonce: str) -> Ballot:
         """Release a lock by its nonce; a holder that still renews it is refused, and so told."""
         manager, rules = self._manager, self._manager.rules
         ballot = Ballot(
@@ -551,7 +542,7 @@ class BaseLock:
             farewell=True,
         )
         await self._flavour.call(manager.ask, manager.aask, ballot)
-        return release_outcome(ballot, rules)
+        return ballot
 
     # What is said when it is not as it should be
 
@@ -573,6 +564,16 @@ class BaseLock:
         if held + left > longest + SLACK:
             raise LockError(f"cannot be held for more than {longest:g} seconds (OPTIONS['max_hold'])", self._key)
         return left
+
+    def _tell_reset(self, ballot: Ballot) -> None:
+        # As many nodes as a quorum no longer have the holder: the silent ones cannot be a quorum.
+        gone = ballot.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= self._manager.rules.needed
+        outcome = "released" if gone else "unknown"
+        about = {"event": "lock_forced", "lock": self._key, "outcome": outcome}
+        log.warning("lock released by force: %s (%s)", self._key, outcome, extra=about)
+        self._manager.notify("lock_forced", name=self._key, outcome=outcome)
+        if not gone:
+            raise QuorumUnavailableError(self._key, needed=self._manager.rules.needed)
 
     def _not_extended(self, lease: Lease, started: float) -> NoReturn:
         rules = self._manager.rules
