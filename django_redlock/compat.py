@@ -14,12 +14,13 @@ import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, NoReturn, ParamSpec, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from .conf import DEFAULT_ALIAS
-from .core.messages import Ballot, Kind, Release, Row, count
+from .core.messages import SHARED, Ballot, Kind, Release, Row, count
 from .core.names import check_name, slug
 from .core.owner import decode, nonce_of
 from .core.rules import MIN_TTL, Rules, number, seconds
@@ -69,15 +70,6 @@ class LockNotOwnedError(LockError, RedisLockNotOwnedError):
 class Blocking:
     """Wait by blocking."""
 
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-
-    async def __aenter__(self) -> None:
-        self._mutex.acquire()
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self._mutex.release()
-
     @staticmethod
     async def call(method: Callable[P, T], amethod: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the blocking one of two twins."""
@@ -89,7 +81,7 @@ class Blocking:
         return watchdog
 
 
-class Awaiting(asyncio.Lock):
+class Awaiting:
     """Wait in the event loop."""
 
     @staticmethod
@@ -140,28 +132,15 @@ class Term:
         self._next = self._covered - ttl * 2 / 3
         self.since = self._covered - ttl
         self.until = self.since + length
-        # A lease that is extended twice at once, by different times, would not know its deadline.
-        self._turn = flavour()
         flavour.watchdog().watch(self)
-
-    def due(self) -> float:
-        """Return when the watchdog extends the lease next; infinity when it reaches the end of the term."""
-        return math.inf if self._lease.reason or self._covered >= self.until - SLACK else self._next
-
-    def tend(self) -> None:
-        """Extend the lease towards the end of the term."""
-        run(self.atend())
-
-    async def atend(self) -> None:
-        """Do what :meth:`tend` does without blocking."""
-        async with self._turn:
-            if self.due() <= steady():
-                await self._extend(self.until)
 
     async def end_at(self, until: float) -> bool:
         """End the term then rather than before; returns whether a quorum agreed."""
-        async with self._turn:
-            agreed = await self._extend(until)
+        # What is shorter counts before the nodes know of it: their answer may not come.
+        self.until = min(self.until, until)
+        agreed = await self._extend(until)
+        if agreed:
+            self.until = until
         for changed in (self._lease, self):  # the next look at them may have come nearer
             self._flavour.watchdog().watch(changed)
         return agreed
@@ -169,26 +148,44 @@ class Term:
     async def _extend(self, until: float) -> bool:
         now = steady()
         ttl = piece(until - now, self._rules)
-        # What is shorter counts before the nodes know of it: their answer may not come.
-        self.until = min(self.until, until)
-        set_length(self._lease, ttl, self._rules.deadline(now, ttl))
-        agreed = await self._flavour.call(self._lease.extend, self._lease.aextend)
+        agreed = await self._flavour.call(self._lease.extend, self._lease.aextend, ttl)
         self._next = now + ttl / (3 if agreed else 12)
         if agreed:
-            self.until, self._covered = until, now + ttl
+            self._covered = now + ttl
         return agreed
+
+    # What the watchdog asks
+
+    renewed = True
+
+    @property
+    def keeper(self) -> Self:
+        """Who extends it."""
+        return self
+
+    def due(self) -> float:
+        """Return when to extend the lease next; infinity when it reaches the end of the term."""
+        return math.inf if self._lease.reason or self._covered >= self.until - SLACK else self._next
+
+    def valid(self) -> bool:
+        """Return whether the lock is still held."""
+        return self._lease.valid()
+
+    def extend(self, terms: object) -> int:
+        """Extend the lease towards the end of the term."""
+        return run(self.aextend(terms))
+
+    async def aextend(self, terms: object) -> int:
+        """Do what :meth:`extend` does without blocking."""
+        self._next = math.inf
+        with suppress(ValueError):  # too little is left for another lease: the present one is the last
+            await self._extend(self.until)
+        return 1
 
 
 def piece(length: float, rules: Rules) -> float:
     """Return how long a lease to ask for when the lock is to be held for *length* seconds more."""
     return length if length <= rules.max_ttl else rules.ttl
-
-
-def set_length(lease: Lease, ttl: float, deadline: float) -> None:
-    """Have the next extension of a lease ask for *ttl* seconds, and the lease end at *deadline* unless it succeeds."""
-    # The only place that reaches into a lease: it goes once Lease.extend() takes a ttl.
-    lease._tenure.ttl = ttl
-    lease._tenure.deadline = min(lease._tenure.deadline, deadline)
 
 
 class Hold(NamedTuple):
@@ -535,8 +532,9 @@ class BaseLock:
     async def _remove(self, nonce: str) -> Ballot:
         """Release a lock by its nonce; a holder that still renews it is refused, and so told."""
         manager, rules = self._manager, self._manager.rules
+        request = Release((slug(self._key),), nonce, bury=rules.guard, shared=nonce == SHARED)
         ballot = Ballot(
-            requests=dict.fromkeys(range(rules.nodes), Release((slug(self._key),), nonce, bury=rules.guard)),
+            requests=dict.fromkeys(range(rules.nodes), request),
             decided=lambda replies: count(replies, Kind.RELEASED) >= rules.needed,
             timeout=rules.timeout(rules.ttl),
             farewell=True,
