@@ -75,7 +75,12 @@ class Raise(NamedTuple):
 
 
 class Term(NamedTuple):
-    """One lease to extend: give its holder *ttl* more, in seconds, under its fencing *token*."""
+    """
+    One lease to extend: give its holder *ttl* more, in seconds, under its fencing *token*.
+
+    A node that would keep it for longer does so, unless the request is to *shorten* it: extensions may be executed
+    in another order than they were sent.
+    """
 
     slugs: tuple[str, ...]
     nonce: str
@@ -83,6 +88,7 @@ class Term(NamedTuple):
     ttl: float
     token: int
     shared: bool = False
+    shorten: bool = False
 
 
 class Extend(NamedTuple):

@@ -1,5 +1,5 @@
 """
-Contenders for one lock in one process: threads, greenlets or asyncio tasks; run as ``python -m tests.locking.contenders``.
+Contenders for one lock in one process: threads, greenlets or tasks; run as ``python -m tests.locking.contenders``.
 
 Each increments a counter, protected by nothing but the lock, and notes when it began, when it first stood in line and
 when it was served. Several such processes may share the counter's file.

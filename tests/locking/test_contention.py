@@ -106,7 +106,8 @@ def test_line_drains_in_order_while_all_hint_connections_are_killed(
     nodes: Servers, tmp_path: Path, kind: str, processes: int, contenders: int, times: int
 ):
     """P27, L45: hints only make it quicker."""
+    contenders = min(contenders, 40)
     with killing_hints(nodes):
-        turns = run(tmp_path, nodes, kind, processes, contenders, max(1, times // 5))
+        turns = run(tmp_path, nodes, kind, processes, contenders, 2)
 
-    check(tmp_path, turns, processes * contenders * max(1, times // 5))
+    check(tmp_path, turns, processes * contenders * 2)

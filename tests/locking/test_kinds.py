@@ -357,7 +357,7 @@ async def test_minority_of_parts_leaves_nothing(nodes: Servers, flavour: Flavour
 
 async def test_leases_are_extended_together(nodes: Servers, flavour: Flavour):
     """L31, L22: leases that are due at the same time share a round; each has an outcome of its own."""
-    manager = real_manager(nodes.urls, ttl=10.0)
+    manager = real_manager(nodes.urls, ttl=30.0, node_timeout=1.0)
     leases = [await take(flavour, manager, f"n{number}") for number in range(250)]
     manager.release("n7", leases[7].token)
     thief = await take(flavour, manager, "n7")
