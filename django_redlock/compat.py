@@ -4,21 +4,23 @@ redis-py's ``Lock`` over the nodes of ``REDLOCK``, for code that was written for
 :class:`Lock` has the arguments, methods and errors of ``redis.lock.Lock``, and :class:`AsyncLock` those of
 ``redis.asyncio.lock.Lock`` (both of redis-py 8.1). What they do differently, and why, is listed in the docs. New code
 is better off with :func:`django_redlock.lock`.
+
+All that the two do is written once, as coroutines of :class:`BaseLock`. Those of a :class:`Lock` call what blocks, so
+they never suspend, and :func:`run` carries them out in one go.
 """
 
 import asyncio
 import logging
 import math
 import threading
-from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from hashlib import blake2b
-from types import TracebackType
-from typing import Any, Literal, NamedTuple, NoReturn, Self
+from typing import Any, Literal, NamedTuple, NoReturn, ParamSpec, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from .conf import DEFAULT_ALIAS
-from .core.messages import Ballot, Kind, Release, Reply, Row, count
+from .core.messages import SHARED, Ballot, Kind, Release, Row, count
 from .core.names import check_name, slug
 from .core.owner import decode, nonce_of
 from .core.rules import MIN_TTL, Rules, number, seconds
@@ -26,14 +28,15 @@ from .core.tenure import release_outcome
 from .exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError, RedlockError
 from .handler import locks
 from .locks import Lease, LockManager
-from .locks import Lock as EngineLock
 from .nodes.gather import steady
 from .nodes.redis import RedisLockError, RedisLockNotOwnedError
-from .watchdog import loop_watchdog, watchdog
+from .watchdog import AsyncWatchdog, Watchdog, loop_watchdog, watchdog
 
 SLACK = 0.001  # seconds; less is a rounding error, and nodes count in milliseconds
 
 Name = str | bytes | memoryview
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = logging.getLogger("django_redlock")
 
@@ -61,6 +64,53 @@ class LockNotOwnedError(LockError, RedisLockNotOwnedError):
     """The lock was held and is no longer; also a ``redis.exceptions.LockNotOwnedError``."""
 
 
+# The two flavours: how to wait
+
+
+class Blocking:
+    """Wait by blocking."""
+
+    @staticmethod
+    async def call(method: Callable[P, T], amethod: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the blocking one of two twins."""
+        return method(*args, **kwargs)
+
+    @staticmethod
+    def watchdog() -> Watchdog:
+        """Return who tends the leases of this flavour."""
+        return watchdog
+
+
+class Awaiting:
+    """Wait in the event loop."""
+
+    @staticmethod
+    async def call(method: object, amethod: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the asyncio one of two twins."""
+        return await amethod(*args, **kwargs)
+
+    @staticmethod
+    def watchdog() -> AsyncWatchdog:
+        """Return who tends the leases of this flavour."""
+        return loop_watchdog()
+
+
+Flavour = type[Blocking] | type[Awaiting]
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Carry out a coroutine of the blocking flavour."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("a blocking lock was suspended")
+
+
+# What is held
+
+
 class Term:
     """
     How long a lock with a ``timeout`` is held.
@@ -70,78 +120,67 @@ class Term:
 
     Args:
         lease: The lease to extend; nobody else extends it.
+        length: How long it is to be held from its beginning, in seconds.
         rules: The numbers of its alias.
-        until: When the term ends, on the steady clock.
+        flavour: How to wait.
     """
 
-    def __init__(self, lease: Lease, rules: Rules, until: float) -> None:
-        self.until = until
-        self._lease = lease
-        self._tenure = lease._tenure
-        self._rules = rules
-        self._covered = self._tenure.since + self._tenure.ttl
-        # A lease that is extended twice at once, by different times, would not know its deadline.
-        self._mutex = threading.Lock()
-        self._amutex = asyncio.Lock()
+    def __init__(self, lease: Lease, length: float, rules: Rules, flavour: Flavour) -> None:
+        ttl = piece(length, rules)
+        self._lease, self._rules, self._flavour = lease, rules, flavour
+        self._covered = steady() + lease.remaining() + rules.drift(ttl)
+        self._next = self._covered - ttl * 2 / 3
+        self.since = self._covered - ttl
+        self.until = self.since + length
+        flavour.watchdog().watch(self)
 
-    def due(self) -> float:
-        """Return when the watchdog extends the lease next; infinity when it reaches the end of the term."""
-        if self._lease.reason or self._covered >= self.until - SLACK:
-            return math.inf
-        return self._tenure.due(renewing=True)
-
-    def tend(self) -> None:
-        """Extend the lease towards the end of the term."""
-        with self._mutex:
-            if self.due() <= steady():
-                self._extend(self.until)
-
-    async def atend(self) -> None:
-        """Do what :meth:`tend` does without blocking."""
-        async with self._amutex:
-            if self.due() <= steady():
-                await self._aextend(self.until)
-
-    def end_at(self, until: float) -> bool:
+    async def end_at(self, until: float) -> bool:
         """End the term then rather than before; returns whether a quorum agreed."""
-        with self._mutex:
-            agreed = self._extend(until)
-        watchdog.watch(self._lease)  # its end may have come nearer
-        watchdog.watch(self)
-        return agreed
-
-    async def aend_at(self, until: float) -> bool:
-        """Do what :meth:`end_at` does without blocking."""
-        async with self._amutex:
-            agreed = await self._aextend(until)
-        loop_watchdog().watch(self._lease)
-        loop_watchdog().watch(self)
-        return agreed
-
-    def _extend(self, until: float) -> bool:
-        reach = self._aim(until)
-        return self._settle(self._lease.extend(), until, reach)
-
-    async def _aextend(self, until: float) -> bool:
-        reach = self._aim(until)
-        return self._settle(await self._lease.aextend(), until, reach)
-
-    def _aim(self, until: float) -> float:
-        """Choose the length of the next lease towards *until*; returns when it will end."""
-        now = steady()
-        self._tenure.ttl = piece(until - now, self._rules)
-        reach = now + self._tenure.ttl
         # What is shorter counts before the nodes know of it: their answer may not come.
         self.until = min(self.until, until)
-        if reach < self._covered:
-            self._tenure.deadline = min(self._tenure.deadline, self._rules.deadline(now, self._tenure.ttl))
-        return reach
-
-    def _settle(self, agreed: bool, until: float, reach: float) -> bool:
-        """Take what the nodes agreed to."""
+        agreed = await self._extend(until)
         if agreed:
-            self.until, self._covered = until, reach
+            self.until = until
+        for changed in (self._lease, self):  # the next look at them may have come nearer
+            self._flavour.watchdog().watch(changed)
         return agreed
+
+    async def _extend(self, until: float) -> bool:
+        now = steady()
+        ttl = piece(until - now, self._rules)
+        agreed = await self._flavour.call(self._lease.extend, self._lease.aextend, ttl)
+        self._next = now + ttl / (3 if agreed else 12)
+        if agreed:
+            self._covered = now + ttl
+        return agreed
+
+    # What the watchdog asks
+
+    renewed = True
+
+    @property
+    def keeper(self) -> Self:
+        """Who extends it."""
+        return self
+
+    def due(self) -> float:
+        """Return when to extend the lease next; infinity when it reaches the end of the term."""
+        return math.inf if self._lease.reason or self._covered >= self.until - SLACK else self._next
+
+    def valid(self) -> bool:
+        """Return whether the lock is still held."""
+        return self._lease.valid()
+
+    def extend(self, terms: object) -> int:
+        """Extend the lease towards the end of the term."""
+        return run(self.aextend(terms))
+
+    async def aextend(self, terms: object) -> int:
+        """Do what :meth:`extend` does without blocking."""
+        self._next = math.inf
+        with suppress(ValueError):  # too little is left for another lease: the present one is the last
+            await self._extend(self.until)
+        return 1
 
 
 def piece(length: float, rules: Rules) -> float:
@@ -149,7 +188,7 @@ def piece(length: float, rules: Rules) -> float:
     return length if length <= rules.max_ttl else rules.ttl
 
 
-class Hold:
+class Hold(NamedTuple):
     """
     What one thread or task holds.
 
@@ -159,10 +198,9 @@ class Hold:
         term: When it ends; None if it does not.
     """
 
-    def __init__(self, token: bytes, lease: Lease | None = None, term: Term | None = None) -> None:
-        self.token = token
-        self.lease = lease
-        self.term = term
+    token: bytes
+    lease: Lease | None = None
+    term: Term | None = None
 
 
 class Slot:
@@ -179,12 +217,16 @@ class Slot:
     def token(self, token: str | bytes | None) -> None:
         self.hold = None if token is None else Hold(as_bytes(token))
 
+    def mine(self) -> "Slot":
+        """Return the slot of whoever asks."""
+        return self
+
 
 class ThreadSlot(threading.local, Slot):
     """A slot for each thread."""
 
 
-class TaskSlot:
+class TaskSlot(Slot):
     """A slot for each asyncio task. A task that ends takes its hold with it, as a thread does."""
 
     def __init__(self) -> None:
@@ -200,73 +242,46 @@ class TaskSlot:
         return self._outside if task is None else self._slots.setdefault(task, Slot())
 
     @property
-    def token(self) -> bytes | None:
-        """The token of the lock that is held, or None."""
-        return self.mine().token
+    def hold(self) -> Hold | None:
+        """What the task holds that runs now."""
+        return self.mine().hold
 
-    @token.setter
-    def token(self, token: str | bytes | None) -> None:
-        self.mine().token = token
+    @hold.setter
+    def hold(self, hold: Hold | None) -> None:
+        self.mine().hold = hold
+
+
+# What the nodes say
 
 
 class Found(NamedTuple):
-    """A hold as the nodes see it: its nonce and the seconds that are left."""
+    """Who may hold the lock: the nonce, what the key says of a token, and the seconds that are left."""
 
     nonce: str
+    ref: str
     left: float
 
-
-class Sight:
-    """
-    What the nodes say of one name.
-
-    A holder counts as present as long as it may have a quorum, with the nodes that did not answer.
-
-    Args:
-        name: The lock's name, for errors.
-        manager: The manager that was asked.
-        replies: The replies to a survey.
-    """
-
-    def __init__(self, name: str, manager: LockManager, replies: Mapping[int, Reply]) -> None:
-        rows = [reply.rows[0] for reply in replies.values() if reply.kind is Kind.LISTED and reply.rows]
-        self._name = name
-        self._rules = manager.rules
-        self._said = {node.name: str(replies.get(place, "timeout")) for place, node in enumerate(manager.nodes)}
-        self._silent = manager.rules.nodes - len(rows)
-        self._rows = [row for row in rows if row.left is None or row.left >= 0]
-
-    def locked(self) -> bool:
-        """Return whether somebody holds the lock."""
-        self._check_quorum()
-        votes = Counter(nonce_of(row.value) for row in self._rows)
-        return any(map(self._may_have_quorum, votes.values()))
-
-    def holds(self, nonce: str) -> bool:
-        """Return whether the holder with this nonce may still have a quorum."""
-        votes = sum(nonce_of(row.value) == nonce for row in self._rows)
-        return votes + self._silent >= self._rules.needed
-
-    def find(self, token: bytes) -> Found | None:
-        """Return the hold that a token stands for, or None if it is not there."""
-        self._check_quorum()
-        rows = [row for row in self._rows if stands_for(row, token)]
-        if not rows or not self._may_have_quorum(len(rows)):
-            return None
-        return Found(nonce_of(rows[0].value), min(math.inf if row.left is None else row.left for row in rows))
-
-    def _may_have_quorum(self, votes: int) -> bool:
-        return votes > 0 and votes + self._silent >= self._rules.needed
-
-    def _check_quorum(self) -> None:
-        if self._silent > self._rules.spare:
-            raise QuorumUnavailableError(self._name, nodes=self._said, needed=self._rules.needed)
+    def stands_for(self, token: bytes) -> bool:
+        """Return whether it is held with this token: its nonce, or one that was chosen or handed over."""
+        return self.nonce.encode() == token or self.ref == reference(token)
 
 
-def stands_for(row: Row, token: bytes) -> bool:
-    """Return whether a key is held with this token: its nonce, or one that was chosen or handed over."""
-    owner = decode(row.value)
-    return nonce_of(row.value).encode() == token or (owner is not None and owner.ref == reference(token))
+def find(rows: list[Row], needed: int) -> list[Found]:
+    """Return whom at least so many nodes have as holder."""
+    holders: dict[str, list[Row]] = {}
+    for row in rows:
+        if seconds_left(row) >= 0:
+            holders.setdefault(nonce_of(row.value), []).append(row)
+    return [
+        Found(nonce, owner.ref if (owner := decode(has[0].value)) else "", min(map(seconds_left, has)))
+        for nonce, has in holders.items()
+        if len(has) >= needed
+    ]
+
+
+def seconds_left(row: Row) -> float:
+    """Return how long a node keeps a key; infinity for one without expiry, negative for no key."""
+    return math.inf if row.left is None else row.left
 
 
 def reference(token: bytes) -> str:
@@ -309,9 +324,10 @@ def check_timeout(timeout: float | None) -> float | None:
 
 
 class BaseLock:
-    """What both flavours have: the arguments, and the words for the engine."""
+    """What both locks are: all but the methods to call."""
 
-    local: Any
+    _flavour: Flavour
+    _own_slot: type[Slot]
 
     def __init__(
         self,
@@ -354,30 +370,121 @@ class BaseLock:
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
         self.using = using
-        self.local = self._new_local()
+        self.local = self._own_slot() if self.thread_local else Slot()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} {self._key!r} cannot be pickled or copied: make another where it is needed, "
+            "and hand the lock over by its local.token."
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._key!r}>"
 
     @property
-    def _manager(self) -> LockManager:
-        return locks[self.using]
-
-    @property
-    def _slugs(self) -> tuple[str]:
-        return (slug(self._key),)
-
-    def _new_local(self) -> Any:
-        raise NotImplementedError
-
-    def _slot(self) -> Slot:
-        raise NotImplementedError
-
-    @property
     def lease(self) -> Lease | None:
         """The lease behind the lock, with its fencing token; None if the lock is not held here."""
-        hold = self._slot().hold
+        hold = self.local.hold
         return hold.lease if hold else None
+
+    # What the methods do. The slot is looked up when they are called, as another task may run their coroutine.
+
+    async def _enter(self) -> Self:
+        if not await self._acquire(self.local.mine(), self._wait(None, None), None):
+            raise LockError("was not acquired within the time specified", self._key)
+        return self
+
+    async def _exit(self, body_failed: bool) -> None:
+        """Release at the end of a ``with`` block; if the body raised, its exception counts."""
+        try:
+            await self._release(self.local.mine())
+        except LockError as error:
+            if self.raise_on_release_error and not body_failed:
+                raise
+            log.warning("%s", error, extra={"event": "lock_lost", "lock": self._key})
+
+    async def _acquire(self, slot: Slot, wait: float | None, token: str | bytes | None) -> bool:
+        longest = self._manager.rules.max_hold
+        if self.timeout is not None and self.timeout > longest:
+            raise ValueError(
+                f"timeout must be at most {longest:g} seconds (OPTIONS['max_hold']), not {self.timeout!r}."
+            )
+        return await self._take(slot, self.timeout, None if token is None else as_bytes(token), wait=wait)
+
+    async def _release(self, slot: Slot) -> None:
+        hold = self._held(slot, "release")
+        # If this is interrupted, the token can still release it.
+        slot.hold = Hold(hold.token)
+        lease = hold.lease
+        outcome = await (self._flavour.call(lease.release, lease.arelease) if lease else self._disown(hold.token))
+        slot.hold = None
+        reason = lease.reason if lease else None
+        if outcome in ("expired", "taken") or reason == "forked":
+            self._not_owned("release", reason)
+        if outcome == "unknown":
+            log.warning(
+                "too few nodes answered to a release: %s", self._key, extra={"event": "no_quorum", "lock": self._key}
+            )
+
+    async def _disown(self, token: bytes) -> str:
+        """Release what another process acquired."""
+        found = await self._find(token)
+        return release_outcome(await self._remove(found.nonce), self._manager.rules) if found else "expired"
+
+    async def _reset(self, slot: Slot) -> None:
+        if slot.hold and slot.hold.lease:
+            await self._flavour.call(slot.hold.lease.release, slot.hold.lease.arelease)
+        slot.hold = None
+        for found in await self._look():
+            self._tell_reset(await self._remove(found.nonce))
+
+    async def _locked(self) -> bool:
+        return bool(await self._look())
+
+    async def _owned(self, hold: Hold | None) -> bool:
+        if hold is None:
+            return False
+        if hold.lease is None:
+            return await self._find(hold.token) is not None
+        rows, _ = await self._survey()
+        against = sum(nonce_of(row.value) != hold.lease.token for row in rows)
+        return hold.lease.valid() and against <= self._manager.rules.spare
+
+    def _longer(self, to_do: str, additional: float | None, from_now: bool) -> Coroutine[Any, Any, Literal[True]]:
+        """Check what can be checked at once, and return what makes the lock longer."""
+        slot = self.local.mine()
+        hold = self._held(slot, to_do)
+        if self.timeout is None:
+            raise LockError(f"cannot {to_do} a lock without timeout; it is held until it is released", self._key)
+        return self._prolong(slot, hold, self.timeout if additional is None else additional, from_now)
+
+    async def _prolong(self, slot: Slot, hold: Hold, additional: float, from_now: bool) -> Literal[True]:
+        lease, term = hold.lease, hold.term
+        if lease is None or term is None:
+            return await self._take_over(slot, hold.token, additional, from_now)
+        if not lease.valid():
+            self._not_owned("extend", lease.reason)
+        now = steady()
+        left = self._check_length(additional + (0.0 if from_now else term.until - now), now - term.since)
+        if not await term.end_at(now + left):
+            self._not_extended(lease, now)
+        return True
+
+    async def _take_over(self, slot: Slot, token: bytes, additional: float, from_now: bool) -> Literal[True]:
+        """Extend what another process acquired, with a lease of our own."""
+        found = await self._find(token)
+        if found is None:
+            self._not_owned("extend")
+        left = self._check_length(additional + (0.0 if from_now else found.left), 0.0)
+        if not await self._take(slot, left, token, wait=0, adopt=found.nonce):
+            self._not_owned("extend", "superseded")
+        return True
+
+    # What is asked of the engine
+
+    @property
+    def _manager(self) -> LockManager:
+        return locks[self.using]
 
     def _wait(self, blocking: bool | None, blocking_timeout: float | None) -> float | None:
         """Return how long to try in the words of the engine."""
@@ -388,45 +495,52 @@ class BaseLock:
             return None
         return max(0.0, number("blocking_timeout", timeout))
 
-    def _wanted(self, wait: float | None, token: bytes | None) -> EngineLock:
-        """Return the lock to acquire."""
-        rules, timeout = self._manager.rules, check_timeout(self.timeout)
+    async def _take(self, slot: Slot, length: float | None, token: bytes | None, **wanted: Any) -> bool:
+        """Acquire the lock for so many seconds, or until it is released; returns whether it was to be had."""
+        manager, rules = self._manager, self._manager.rules
+        ttl = None if length is None else piece(length, rules)
         ref = "" if token is None else reference(token)
-        if timeout is None:
-            return self._manager.lock(self._key, wait=wait, renew=True, ref=ref)
-        if timeout > rules.max_hold:
-            raise ValueError(
-                f"timeout must be at most {rules.max_hold:g} seconds (OPTIONS['max_hold']), not {timeout!r}."
-            )
-        return self._manager.lock(self._key, ttl=piece(timeout, rules), wait=wait, renew=False, ref=ref)
+        lock = manager.lock(self._key, ttl=ttl, renew=length is None, ref=ref, **wanted)
+        try:
+            lease = await self._flavour.call(lock.acquire, lock.aacquire)
+        except LockTakenError:
+            return False
+        term = None if length is None else Term(lease, length, rules, self._flavour)
+        slot.hold = Hold(lease.token.encode() if token is None else token, lease, term)
+        return True
 
-    def _hold(self, lease: Lease, token: bytes | None) -> Hold:
-        """Return what an acquired lease amounts to."""
-        own = lease.token.encode() if token is None else token
-        if self.timeout is None:
-            return Hold(own, lease)
-        return Hold(own, lease, Term(lease, self._manager.rules, lease._tenure.since + self.timeout))
+    async def _survey(self) -> tuple[list[Row], dict[str, str]]:
+        """Return the key as each node has it that answered, and what all of them said, by name."""
+        manager = self._manager
+        replies = await self._flavour.call(manager.survey, manager.asurvey, slugs=(slug(self._key),))
+        rows = [reply.rows[0] for reply in replies.values() if reply.kind is Kind.LISTED and reply.rows]
+        return rows, {node.name: str(replies.get(place, "timeout")) for place, node in enumerate(manager.nodes)}
 
-    def _takeover(self, found: Found, token: bytes, left: float) -> EngineLock:
-        """Return a lock that is acquired from the holder that handed its token over, and *left* seconds long."""
-        ttl, ref = piece(left, self._manager.rules), reference(token)
-        return self._manager.lock(self._key, ttl=ttl, wait=0, renew=False, adopt=found.nonce, ref=ref)
-
-    def _taken_over(self, token: bytes, lease: Lease, left: float) -> Hold:
-        return Hold(token, lease, Term(lease, self._manager.rules, lease._tenure.since + left))
-
-    def _sight(self, replies: Mapping[int, Reply]) -> Sight:
-        return Sight(self._key, self._manager, replies)
-
-    def _farewell(self, nonce: str) -> Ballot:
-        """Return the release of a lock by its nonce; a holder that still renews it is refused, and so told."""
+    async def _look(self) -> list[Found]:
+        """Return who has a quorum, or may have one with the nodes that did not answer."""
+        rows, said = await self._survey()
         rules = self._manager.rules
-        return Ballot(
-            requests=dict.fromkeys(range(rules.nodes), Release(self._slugs, nonce, bury=rules.guard)),
+        silent = rules.nodes - len(rows)
+        if silent > rules.spare:
+            raise QuorumUnavailableError(self._key, nodes=said, needed=rules.needed)
+        return find(rows, rules.needed - silent)
+
+    async def _find(self, token: bytes) -> Found | None:
+        """Return the hold that a token stands for, or None if it is not there."""
+        return next((found for found in await self._look() if found.stands_for(token)), None)
+
+    async def _remove(self, nonce: str) -> Ballot:
+        """Release a lock by its nonce; a holder that still renews it is refused, and so told."""
+        manager, rules = self._manager, self._manager.rules
+        request = Release((slug(self._key),), nonce, bury=rules.guard, shared=nonce == SHARED)
+        ballot = Ballot(
+            requests=dict.fromkeys(range(rules.nodes), request),
             decided=lambda replies: count(replies, Kind.RELEASED) >= rules.needed,
             timeout=rules.timeout(rules.ttl),
             farewell=True,
         )
+        await self._flavour.call(manager.ask, manager.aask, ballot)
+        return ballot
 
     # What is said when it is not as it should be
 
@@ -435,13 +549,6 @@ class BaseLock:
         if slot.hold is None:
             raise LockError(f"cannot {to_do} a lock that is not held here", self._key)
         return slot.hold
-
-    def _timed(self, slot: Slot, to_do: str) -> tuple[Hold, float]:
-        """Return what is held here and its timeout, or raise that there is none."""
-        hold = self._held(slot, to_do)
-        if self.timeout is None:
-            raise LockError(f"cannot {to_do} a lock without timeout; it is held until it is released", self._key)
-        return hold, self.timeout
 
     def _not_owned(self, to_do: str, reason: str | None = None) -> NoReturn:
         why = f": {EXPLANATIONS[reason]}" if reason in EXPLANATIONS and reason != "released" else ""
@@ -456,32 +563,23 @@ class BaseLock:
             raise LockError(f"cannot be held for more than {longest:g} seconds (OPTIONS['max_hold'])", self._key)
         return left
 
-    def _check_released(self, outcome: str, reason: str | None = None) -> None:
-        if outcome in ("expired", "taken") or reason == "forked":
-            self._not_owned("release", reason)
-        if outcome == "unknown":
-            log.warning(
-                "too few nodes answered to a release: %s", self._key, extra={"event": "no_quorum", "lock": self._key}
-            )
+    def _tell_reset(self, ballot: Ballot) -> None:
+        # As many nodes as a quorum no longer have the holder: the silent ones cannot be a quorum.
+        gone = ballot.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= self._manager.rules.needed
+        outcome = "released" if gone else "unknown"
+        about = {"event": "lock_forced", "lock": self._key, "outcome": outcome}
+        log.warning("lock released by force: %s (%s)", self._key, outcome, extra=about)
+        self._manager.notify("lock_forced", name=self._key, outcome=outcome)
+        if not gone:
+            raise QuorumUnavailableError(self._key, needed=self._manager.rules.needed)
 
-    def _check_extended(self, agreed: bool, lease: Lease, started: float) -> Literal[True]:
-        if agreed:
-            return True
+    def _not_extended(self, lease: Lease, started: float) -> NoReturn:
         rules = self._manager.rules
         if not lease.valid():
             self._not_owned("extend", lease.reason)
         if rules.max_extensions is not None and lease.extensions >= rules.max_extensions:
             raise LockError(f"cannot be extended more than {rules.max_extensions} times", self._key)
         raise QuorumUnavailableError(self._key, steady() - started)
-
-    def _not_acquired(self) -> LockError:
-        return LockError("was not acquired within the time specified", self._key)
-
-    def _swallow(self, error: LockError, body_failed: bool) -> None:
-        """Raise a failed release at the end of a ``with`` block, unless the body raised: then its exception counts."""
-        if self.raise_on_release_error and not body_failed:
-            raise error
-        log.warning("%s", error, extra={"event": "lock_lost", "lock": self._key})
 
 
 class Lock(BaseLock):
@@ -491,26 +589,14 @@ class Lock(BaseLock):
     ``with Lock(client, "report", timeout=60):`` holds the lock during its body and raises :exc:`LockError` without it.
     """
 
-    local: Slot
-
-    def _new_local(self) -> Slot:
-        return ThreadSlot() if self.thread_local else Slot()
-
-    def _slot(self) -> Slot:
-        return self.local
+    _flavour = Blocking
+    _own_slot = ThreadSlot
 
     def __enter__(self) -> Self:
-        if not self.acquire():
-            raise self._not_acquired()
-        return self
+        return run(self._enter())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.release()
-        except LockError as failed:
-            self._swallow(failed, body_failed=kind is not None)
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        run(self._exit(body_failed=kind is not None))
 
     def acquire(
         self,
@@ -531,15 +617,7 @@ class Lock(BaseLock):
         Raises:
             QuorumUnavailableError: Too few nodes answered to say whether the lock is free.
         """
-        chosen = None if token is None else as_bytes(token)
-        try:
-            lease = self._wanted(self._wait(blocking, blocking_timeout), chosen).acquire()
-        except LockTakenError:
-            return False
-        self.local.hold = hold = self._hold(lease, chosen)
-        if hold.term:
-            watchdog.watch(hold.term)
-        return True
+        return run(self._acquire(self.local.mine(), self._wait(blocking, blocking_timeout), token))
 
     def release(self) -> None:
         """
@@ -549,15 +627,20 @@ class Lock(BaseLock):
             LockNotOwnedError: It was held and is no longer.
             LockError: It is not held here.
         """
-        hold = self._held(self.local, "release")
-        # If this is interrupted, the token can still release it.
-        self.local.hold = Hold(hold.token)
-        lease = hold.lease
-        if hold.term:
-            watchdog.forget(hold.term)
-        outcome = lease.release() if lease else self._release_token(hold.token)
-        self.local.hold = None
-        self._check_released(outcome, lease.reason if lease else None)
+        run(self._release(self.local.mine()))
+
+    def reset(self) -> None:
+        """
+        Take the lock away from whoever holds it, as an operator does; use it with care.
+
+        redis-py has no such method; python-redis-lock has. The holder is not stopped: it is told at its next renewal
+        or extension, and until then works beside the next one. Only what was acquired before the call is released.
+        Sends the signal ``lock_forced``.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered; the lock may still be held.
+        """
+        run(self._reset(self.local.mine()))
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """
@@ -572,8 +655,7 @@ class Lock(BaseLock):
             LockError: It is not held here, or may not be held that long.
             QuorumUnavailableError: Too few nodes answered; the lock is held as long as before.
         """
-        hold, _ = self._timed(self.local, "extend")
-        return self._prolong(hold, additional_time, from_now=replace_ttl)
+        return run(self._longer("extend", additional_time, replace_ttl))
 
     def reacquire(self) -> Literal[True]:
         """
@@ -584,8 +666,7 @@ class Lock(BaseLock):
             LockError: It is not held here, or may not be held that long.
             QuorumUnavailableError: Too few nodes answered; the lock is held as long as before.
         """
-        hold, timeout = self._timed(self.local, "reacquire")
-        return self._prolong(hold, timeout, from_now=True)
+        return run(self._longer("reacquire", None, True))
 
     def locked(self) -> bool:
         """
@@ -594,55 +675,11 @@ class Lock(BaseLock):
         Raises:
             QuorumUnavailableError: Too few nodes answered.
         """
-        return self._look().locked()
+        return run(self._locked())
 
     def owned(self) -> bool:
         """Return whether the lock is held here, by the local clock and by the nodes that answer."""
-        hold = self.local.hold
-        if hold is None:
-            return False
-        if hold.lease is None:
-            return self._look().find(hold.token) is not None
-        return hold.lease.valid() and self._look().holds(hold.lease.token)
-
-    def _look(self) -> Sight:
-        return self._sight(self._manager.survey(slugs=self._slugs))
-
-    def _release_token(self, token: bytes) -> str:
-        found = self._look().find(token)
-        if found is None:
-            return "expired"
-        ballot = self._farewell(found.nonce)
-        self._manager.ask(ballot)
-        return release_outcome(ballot, self._manager.rules)
-
-    def _prolong(self, hold: Hold, additional: float, *, from_now: bool) -> Literal[True]:
-        started = steady()
-        if hold.lease is None or hold.term is None:
-            return self._take_over(hold.token, additional, from_now=from_now)
-        if not hold.lease.valid():
-            self._not_owned("extend", hold.lease.reason)
-        left = self._check_length(additional + (0.0 if from_now else hold.term.until - started), started - since(hold))
-        return self._check_extended(hold.term.end_at(started + left), hold.lease, started)
-
-    def _take_over(self, token: bytes, additional: float, *, from_now: bool) -> Literal[True]:
-        found = self._look().find(token)
-        if found is None:
-            self._not_owned("extend")
-        left = self._check_length(additional + (0.0 if from_now else found.left), 0.0)
-        try:
-            lease = self._takeover(found, token, left).acquire()
-        except LockTakenError:
-            self._not_owned("extend", "superseded")
-        self.local.hold = hold = self._taken_over(token, lease, left)
-        if hold.term:
-            watchdog.watch(hold.term)
-        return True
-
-
-def since(hold: Hold) -> float:
-    """Return when a hold began, on the steady clock."""
-    return hold.lease._tenure.since if hold.lease else steady()
+        return run(self._owned(self.local.hold))
 
 
 class AsyncLock(BaseLock):
@@ -653,26 +690,14 @@ class AsyncLock(BaseLock):
     task that called the method, also if the coroutine is then run by another, as ``asyncio.wait_for()`` may do.
     """
 
-    local: TaskSlot | Slot
-
-    def _new_local(self) -> TaskSlot | Slot:
-        return TaskSlot() if self.thread_local else Slot()
-
-    def _slot(self) -> Slot:
-        return self.local.mine() if isinstance(self.local, TaskSlot) else self.local
+    _flavour = Awaiting
+    _own_slot = TaskSlot
 
     async def __aenter__(self) -> Self:
-        if not await self.acquire():
-            raise self._not_acquired()
-        return self
+        return await self._enter()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            await self.release()
-        except LockError as failed:
-            self._swallow(failed, body_failed=kind is not None)
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        await self._exit(body_failed=kind is not None)
 
     def acquire(
         self,
@@ -681,91 +706,28 @@ class AsyncLock(BaseLock):
         token: str | bytes | None = None,
     ) -> Coroutine[Any, Any, bool]:
         """Do what :meth:`Lock.acquire` does without blocking; a cancelled call leaves no key behind."""
-        return self._acquire(self._slot(), self._wait(blocking, blocking_timeout), token)
-
-    async def _acquire(self, slot: Slot, wait: float | None, token: str | bytes | None) -> bool:
-        chosen = None if token is None else as_bytes(token)
-        try:
-            lease = await self._wanted(wait, chosen).aacquire()
-        except LockTakenError:
-            return False
-        slot.hold = hold = self._hold(lease, chosen)
-        if hold.term:
-            loop_watchdog().watch(hold.term)
-        return True
+        return self._acquire(self.local.mine(), self._wait(blocking, blocking_timeout), token)
 
     def release(self) -> Coroutine[Any, Any, None]:
         """Do what :meth:`Lock.release` does without blocking."""
-        return self._release(self._slot())
+        return self._release(self.local.mine())
 
-    async def _release(self, slot: Slot) -> None:
-        hold = self._held(slot, "release")
-        # If this is cancelled, the token can still release it.
-        slot.hold = Hold(hold.token)
-        lease = hold.lease
-        if hold.term:
-            loop_watchdog().forget(hold.term)
-        outcome = await (lease.arelease() if lease else self._release_token(hold.token))
-        slot.hold = None
-        self._check_released(outcome, lease.reason if lease else None)
+    def reset(self) -> Coroutine[Any, Any, None]:
+        """Do what :meth:`Lock.reset` does without blocking."""
+        return self._reset(self.local.mine())
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
         """Do what :meth:`Lock.extend` does without blocking."""
-        slot = self._slot()
-        hold, _ = self._timed(slot, "extend")
-        return self._prolong(slot, hold, additional_time, from_now=replace_ttl)
+        return self._longer("extend", additional_time, replace_ttl)
 
     def reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
         """Do what :meth:`Lock.reacquire` does without blocking."""
-        slot = self._slot()
-        hold, timeout = self._timed(slot, "reacquire")
-        return self._prolong(slot, hold, timeout, from_now=True)
+        return self._longer("reacquire", None, True)
 
-    async def locked(self) -> bool:
+    def locked(self) -> Coroutine[Any, Any, bool]:
         """Do what :meth:`Lock.locked` does without blocking."""
-        return (await self._look()).locked()
+        return self._locked()
 
     def owned(self) -> Coroutine[Any, Any, bool]:
         """Do what :meth:`Lock.owned` does without blocking."""
-        return self._owned(self._slot().hold)
-
-    async def _owned(self, hold: Hold | None) -> bool:
-        if hold is None:
-            return False
-        if hold.lease is None:
-            return (await self._look()).find(hold.token) is not None
-        return hold.lease.valid() and (await self._look()).holds(hold.lease.token)
-
-    async def _look(self) -> Sight:
-        return self._sight(await self._manager.asurvey(slugs=self._slugs))
-
-    async def _release_token(self, token: bytes) -> str:
-        found = (await self._look()).find(token)
-        if found is None:
-            return "expired"
-        ballot = self._farewell(found.nonce)
-        await self._manager.aask(ballot)
-        return release_outcome(ballot, self._manager.rules)
-
-    async def _prolong(self, slot: Slot, hold: Hold, additional: float, *, from_now: bool) -> Literal[True]:
-        started = steady()
-        if hold.lease is None or hold.term is None:
-            return await self._take_over(slot, hold.token, additional, from_now=from_now)
-        if not hold.lease.valid():
-            self._not_owned("extend", hold.lease.reason)
-        left = self._check_length(additional + (0.0 if from_now else hold.term.until - started), started - since(hold))
-        return self._check_extended(await hold.term.aend_at(started + left), hold.lease, started)
-
-    async def _take_over(self, slot: Slot, token: bytes, additional: float, *, from_now: bool) -> Literal[True]:
-        found = (await self._look()).find(token)
-        if found is None:
-            self._not_owned("extend")
-        left = self._check_length(additional + (0.0 if from_now else found.left), 0.0)
-        try:
-            lease = await self._takeover(found, token, left).aacquire()
-        except LockTakenError:
-            self._not_owned("extend", "superseded")
-        slot.hold = hold = self._taken_over(token, lease, left)
-        if hold.term:
-            loop_watchdog().watch(hold.term)
-        return True
+        return self._owned(self.local.hold)

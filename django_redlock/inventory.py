@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from .conf import DEFAULT_ALIAS
 from .core.messages import SHARED, Ballot, Kind, Release, Reply, Row, Survey
-from .core.names import shown
+from .core.names import queue_of, shown
 from .core.names import slug as slug_of
 from .core.owner import Owner, decode, fingerprint, nonce_of
 from .core.rules import Rules
@@ -478,7 +478,7 @@ def _release(poll: _Poll, slug: str, wanted: str, bury: float) -> Ballot | None:
         return None
     manager = poll.manager
     nonce = nonces.pop()
-    request = Release((slug,), nonce, bury, shared=nonce == SHARED)
+    request = Release((slug,), nonce, bury, shared=nonce == SHARED, queue=queue_of(slug))
     everywhere = dict.fromkeys(range(len(manager.nodes)), request)
     ballot = Ballot(everywhere, lambda replies: False, manager.rules.timeout(manager.rules.ttl), farewell=True)
     manager.ask(ballot)

@@ -706,14 +706,14 @@ class LockManager:
             some = [lease for lease in leases[first : first + BATCH] if lease.valid()]
             asked = [(lease, term) for lease in some if (term := lease._tenure.term(now, ttl))]
             for numbers in batches([term for _, term in asked]):
-                chosen = [asked[number][0] for number in numbers]
-                soonest = min(lease._tenure.deadline for lease in chosen)
-                shortest = min(self.rules.timeout(lease._tenure.ttl) for lease in chosen)
+                chosen = [asked[number] for number in numbers]
+                soonest = min(lease._tenure.deadline for lease, _ in chosen)
+                shortest = min(self.rules.timeout(term.ttl) for _, term in chosen)
                 timeout = min(shortest, max(soonest - now, 0.001))
-                ballot = renewal([asked[number][1] for number in numbers], self.rules, timeout)
-                for lease in chosen:
-                    lease._tenure.asked(ballot)
-                yield ballot, chosen
+                ballot = renewal([term for _, term in chosen], self.rules, timeout)
+                for lease, term in chosen:
+                    lease._tenure.asked(ballot, term)
+                yield ballot, [lease for lease, _ in chosen]
 
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the lease of a won acquisition, or raise why it was not won."""

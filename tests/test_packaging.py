@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from importlib.metadata import distribution, version
+from importlib.metadata import distribution, packages_distributions, version
 from pathlib import Path
 
 import pytest
@@ -49,11 +49,24 @@ def test_child_processes_run_the_same_package(code):
 @wheel_only
 def test_wheel_holds_the_package_and_nothing_else():
     """
-    Neither the tests nor the example project end up in site-packages.
+    L82: what is installed collides with nobody: neither redlock nor redis_lock, which two other packages each claim,
+    nor tests, docs or example_project, which many have.
     """
     names = {path.parts[0] for path in distribution("django-redlock").files or ()}
 
     assert {name for name in names if not name.endswith(".dist-info")} == {"django_redlock"}
+    assert packages_distributions()["django_redlock"] == ["django-redlock"]
+
+
+def test_every_name_that_is_shared_with_other_packages_is_ours():
+    """
+    L82: commands, templates and static files of all apps share one space, so ours begin with our own name.
+    """
+    commands = {path.stem for path in (PACKAGE / "management/commands").glob("*.py")} - {"__init__"}
+    folders = {path.relative_to(PACKAGE) for where in ("templates", "static") for path in (PACKAGE / where).glob("*")}
+
+    assert all(command.startswith("redlock_") for command in commands)
+    assert {folder.name for folder in folders} <= {"django_redlock", "admin"}
 
 
 def test_package_is_complete():

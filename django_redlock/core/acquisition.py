@@ -302,7 +302,7 @@ class Acquisition:
         ballot = yield from self._ask(requests, self._first_round_decided)
         self._replies = ballot.replies
         if self.waiter.name:
-            self._enrolled |= {node for node, reply in ballot.replies.items() if reply.place >= 0} | ballot.unanswered()
+            self._enrolled |= ballot.unanswered() | ballot.enrolled()
         return ballot
 
     def _raise_token(self, first: Ballot, number: int) -> Generator[Step, Instant, Ballot]:

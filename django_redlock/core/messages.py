@@ -75,7 +75,12 @@ class Raise(NamedTuple):
 
 
 class Term(NamedTuple):
-    """One lease to extend: give its holder *ttl* more, in seconds, under its fencing *token*."""
+    """
+    One lease to extend: give its holder *ttl* more, in seconds, under its fencing *token*.
+
+    A node that would keep it for longer does so, unless the request is to *shorten* it: extensions may be executed
+    in another order than they were sent.
+    """
 
     slugs: tuple[str, ...]
     nonce: str
@@ -83,6 +88,7 @@ class Term(NamedTuple):
     ttl: float
     token: int
     shared: bool = False
+    shorten: bool = False
 
 
 class Extend(NamedTuple):
@@ -285,6 +291,10 @@ class Ballot:
         """Return the nodes that may still execute, or have executed, a request without our knowing."""
         known = self.replies | self.late
         return {node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN}
+
+    def enrolled(self) -> set[int]:
+        """Return the nodes that have put the waiter in line, be it that they said so too late."""
+        return {node for node, reply in (self.replies | self.late).items() if reply.place >= 0}
 
     def may_hold(self) -> set[int]:
         """Return the nodes where something of ours may be left: all but those that certainly executed nothing."""

@@ -75,6 +75,12 @@ def place(slug: str, number: int) -> str:
     return f"{slug}#{number}"
 
 
+def queue_of(slug: str) -> str:
+    """Return the slug whose queue counts for a place of a lock that several may hold; empty for any other slug."""
+    base, _, number = slug.rpartition("#")
+    return base if number.isdigit() else ""
+
+
 def shown(slug: str) -> str:
     """Return the name that a slug shows to people: a long name is cut short, a place has its number behind it."""
     name, _, behind = slug[1:].rpartition("}")

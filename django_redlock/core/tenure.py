@@ -49,7 +49,7 @@ class Tenure:
         self._queue = granted.queue
         self._renew_at = granted.start + self.ttl / 3
         self._ballots: list[Ballot] = list(granted.ballots)
-        self._other_ttl: list[Ballot] = []  # rounds that asked for another ttl than the present one
+        self._shortening: list[Ballot] = []  # rounds that asked for less time, of which replies are still to come
 
     # What the clock alone says
 
@@ -99,14 +99,17 @@ class Tenure:
         if not self._may_extend(now):
             self._renew_at = float("inf")  # or it would be due again at once, until its end
             return None
-        if ttl is not None and ttl != self.ttl:
-            self._change_ttl(ttl, now)
+        shorten = ttl is not None and now + ttl < self.deadline
+        if ttl is not None:
+            self.ttl = ttl
+            self.deadline = min(self.deadline, self._rules.deadline(now, ttl))  # already when the request is sent
         self._renew_at = now + self.ttl / 12
-        return Term(self._slugs, self.nonce, self._value, self.ttl, self.token, self._shared)
+        return Term(self._slugs, self.nonce, self._value, self.ttl, self.token, self._shared, shorten)
 
-    def asked(self, ballot: Ballot) -> None:
+    def asked(self, ballot: Ballot, term: Term) -> None:
         """Note the round that asks for an extension, before it is sent."""
         self._ballots = [old for old in self._ballots if old.unanswered()] + [ballot]
+        self._shortening = [old for old in self._shortening if old.unanswered()] + [ballot] * term.shorten
 
     def extended(self, ballot: Ballot, number: int, start: float, now: float) -> bool:
         """
@@ -121,33 +124,28 @@ class Tenure:
             start: When it began, in seconds on the client's steady clock.
             now: The time.
         """
-        ttl = ballot.terms[number].ttl
-        unsure = {node for old in self._other_ttl for node in old.unanswered()}
-        said = {node: reply.terms[number] for node, reply in ballot.replies.items() if reply.terms}
-        self._floor.lift(self._slugs, max((fence for _, fence in said.values()), default=0))
+        terms = ballot.terms
+        ttl = terms[number].ttl
+        # Where a request to shorten it is still on its way, it may be executed after this one.
+        unsure = {node for old in self._shortening if old is not ballot for node in old.unanswered()}
+        said = [
+            reply.terms[number]
+            for node, reply in ballot.replies.items()
+            if len(reply.terms) == len(terms) and node not in unsure
+        ]
+        self._floor.lift(self._slugs, max((fence for _, fence in said), default=0))
         if not self.check(now):
             return False
-        if sum(kind is Kind.HELD and node not in unsure for node, (kind, _) in said.items()) >= self._rules.needed:
+        if sum(kind is Kind.HELD for kind, _ in said) >= self._rules.needed:
             if ttl != self.ttl:
                 return False
             self.extensions += 1
             self.deadline = max(self.deadline, self._rules.deadline(start, ttl))
             self._renew_at = start + ttl / 3
             return True
-        if sum(kind is Kind.REFUSED for kind, _ in said.values()) > self._rules.spare:
+        if sum(kind is Kind.REFUSED for kind, _ in said) > self._rules.spare:
             self.end("superseded", now)
         return False
-
-    def _change_ttl(self, ttl: float, now: float) -> None:
-        """
-        Work with another ttl from now on.
-
-        The lease can be that short as soon as the request is sent. And where an extension by the old ttl is still on
-        its way, it may be executed after one by the new: such a node is not counted until it has answered.
-        """
-        self.ttl = ttl
-        self.deadline = min(self.deadline, self._rules.deadline(now, ttl))
-        self._other_ttl = [old for old in (*self._other_ttl, *self._ballots) if old.unanswered()]
 
     def release(self, timeout: float) -> Ballot:
         """Return the round that releases it on all nodes; *timeout* 0 does not wait for replies."""
@@ -186,7 +184,10 @@ def renewal(terms: Sequence[Term], rules: Rules, timeout: float) -> Ballot:
     def decided(replies: Mapping[int, Reply]) -> bool:
         if count(replies, Kind.HELD) >= rules.needed or silent(replies) > rules.spare:
             return True
-        return all(settled([reply.terms[lease][0] for reply in replies.values() if reply.terms]) for lease in leases)
+        return all(
+            settled([reply.terms[lease][0] for reply in replies.values() if len(reply.terms) == len(terms)])
+            for lease in leases
+        )
 
     def settled(said: list[Kind]) -> bool:
         return said.count(Kind.HELD) >= rules.needed or said.count(Kind.REFUSED) > rules.spare

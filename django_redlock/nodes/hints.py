@@ -157,7 +157,8 @@ class Reader(threading.Thread):
         self._wake()
         if self.is_alive() and self is not threading.current_thread():
             self.join(2 * CONNECT_TIMEOUT)
-        self._drop_all()
+        if not self.is_alive():
+            self._drop_all()
 
     def run(self) -> None:
         used = self._clock()
@@ -197,7 +198,7 @@ class Reader(threading.Thread):
         self._arrived.append((node, link))
         self._wake()
         if self.ended:
-            self._drop_all()
+            self._drop_arrivals()  # the thread may be gone, and nobody else would
 
     def _seat_arrivals(self) -> None:
         while self._arrived:
@@ -241,14 +242,14 @@ class Reader(threading.Thread):
             self._waker[1].send(b"!")
 
     def _drop_all(self) -> None:
-        self._seat_arrivals_unheard()
+        self._drop_arrivals()
         self._waiters.listening.clear()
         while self._links:
             self._links.popitem()[1].close()
         for end in self._waker:
             end.close()
 
-    def _seat_arrivals_unheard(self) -> None:
+    def _drop_arrivals(self) -> None:
         with suppress(IndexError):
             while True:
                 link = self._arrived.popleft()[1]

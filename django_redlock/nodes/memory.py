@@ -169,7 +169,8 @@ class MemoryStore:
         """Let one more holder in; the key lasts as long as the last of them."""
         if self._owner(slug, now) != SHARED:
             self._shared[slug] = {}  # of no meaning without the holder's key
-        self._sharers(slug, now)[nonce] = now + ttl
+        sharers = self._sharers(slug, now)
+        sharers[nonce] = now + ttl
         self._write(slug, SHARED + value[NONCE_SIZE:], max(self._shared[slug].values()) - now, now)
 
     def _sharers(self, slug: str, now: float) -> dict[str, float]:
@@ -269,9 +270,13 @@ class MemoryStore:
             return Kind.REFUSED, high
         for slug in term.slugs:
             if term.shared:
-                self._share(slug, term.nonce, term.value, term.ttl, now)
+                until = 0.0 if term.shorten else self._shared.get(slug, {}).get(term.nonce, 0.0)
+                self._share(slug, term.nonce, term.value, max(term.ttl, until - now), now)
+            elif slug in lost:
+                self._write(slug, term.value, term.ttl, now)
             else:
-                self._write(slug, term.value if slug in lost else self._holders[slug][0], term.ttl, now)
+                left = 0.0 if term.shorten else self._left(slug, now) or 0.0
+                self._write(slug, self._holders[slug][0], max(term.ttl, left), now)
             if slug in lost:
                 self._write_fence((slug,), term.token, keep, now)
             elif keep is not None and slug in self._fences:

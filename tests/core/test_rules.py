@@ -7,7 +7,7 @@ import pytest
 
 from django_redlock.core import names
 from django_redlock.core.admission import Admission, Greeting
-from django_redlock.core.messages import Kind, Reply
+from django_redlock.core.messages import Ballot, Kind, Reply, count
 from django_redlock.core.owner import Owner, decode, encode, fingerprint, nonce_of
 from django_redlock.core.rules import Rules, majority
 from django_redlock.locks import LockManager, check_wait
@@ -225,3 +225,103 @@ def test_same_server_twice_has_one_vote():
 
     assert watch.judge(1, VOTE, 0.0).kind in (Kind.ACCEPTED, Kind.NO_VOTE)
     assert "same server" not in watch.objection(1)
+
+
+def clocked(nodes: int = 3, **options: Any) -> tuple[Admission, Clock]:
+    clock = Clock()
+    names = tuple("abcde"[:nodes])
+    return Admission(Rules(nodes, ttl=30.0, **options), names, clock, lambda: clock() + EPOCH), clock
+
+
+EPOCH = 1_795_000_000.0
+
+
+def tell(watch: Admission, clock: Clock, node: int, ahead: float = 0.0, took: float = 0.001) -> Reply:
+    """Have a node answer with its time, *ahead* of the right one."""
+    sent = clock.now
+    clock.now += took
+    time = round((sent + took / 2 + EPOCH + ahead) * 1e6)
+    return watch.judge(node, Reply(Kind.ACCEPTED, time=time), sent)
+
+
+def test_node_whose_clock_ran_forward_gives_no_vote():
+    """P21: its keys may have ended too early; it votes again when every lease of before has ended."""
+    watch, clock = clocked()
+    assert tell(watch, clock, 0).kind is Kind.ACCEPTED
+
+    clock.now += 5
+    reply = tell(watch, clock, 0, ahead=2.0)
+
+    assert reply.kind is Kind.NO_VOTE
+    assert reply.detail == "its clock ran 2.0 s forward, votes again in 61 s (OPTIONS['clock_guard'])"
+    clock.now += 62
+    assert tell(watch, clock, 0, ahead=2.0).kind is Kind.ACCEPTED
+
+
+@pytest.mark.parametrize(("ahead", "took"), [(0.29, 0.001), (-30.0, 0.001), (2.0, 5.0)])
+def test_step_that_harms_nobody_or_cannot_be_told_costs_no_vote(ahead: float, took: float):
+    """P21: within the allowance for drift, backwards, or no larger than the reply took to come."""
+    watch, clock = clocked()
+    tell(watch, clock, 0)
+
+    assert tell(watch, clock, 0, ahead=ahead, took=took).kind is Kind.ACCEPTED
+
+
+def test_clock_that_gains_slowly_costs_no_vote():
+    """P21: a clock is not said to have run forward because nobody looked at it for a day."""
+    watch, clock = clocked()
+    tell(watch, clock, 0)
+
+    clock.now += 86_400
+
+    assert tell(watch, clock, 0, ahead=40.0).kind is Kind.ACCEPTED
+
+
+def test_clock_far_from_most_others_gives_no_vote_to_a_client_that_has_just_started():
+    """P21: who has seen no step compares the nodes with each other, when the round is decided."""
+    watch, clock = clocked()
+    for node, ahead in enumerate([60.0, 0.0, 0.2]):
+        tell(watch, clock, node, ahead)
+
+    assert list(watch.doubted()) == [0]
+    assert "OPTIONS['clock_guard']" in watch.doubted()[0]
+
+
+def test_own_clock_has_a_say_while_few_nodes_are_known():
+    """P21: of two nodes that disagree, the one that the client agrees with votes; a wrong client agrees with none."""
+    watch, clock = clocked()
+    tell(watch, clock, 0, ahead=60.0)
+    assert list(watch.doubted()) == [0]
+
+    tell(watch, clock, 1)
+    assert list(watch.doubted()) == [0]
+
+    tell(watch, clock, 2, ahead=60.0)
+    assert list(watch.doubted()) == [1]
+
+
+def test_two_clocks_are_not_compared_unless_asked_for():
+    """P21: with one node or two there is no majority that could be right."""
+    assert not Rules(1).compares_clocks
+    assert not Rules(2).compares_clocks
+    assert Rules(2, clock_guard=True).compares_clocks
+    watch, clock = clocked(clock_guard=False)
+    for node, ahead in enumerate([60.0, 0.0, 0.0]):
+        assert tell(watch, clock, node, ahead).kind is Kind.ACCEPTED
+    assert tell(watch, clock, 1, ahead=500.0).kind is Kind.ACCEPTED
+    assert not watch.doubted()
+
+
+def test_doubted_votes_do_not_count():
+    """P4, P21: a quorum needs the votes of nodes that are not doubted at the moment of deciding."""
+    doubted = {0: "its clock is far from the others'"}
+    ballot = Ballot({0: VOTE, 1: VOTE, 2: VOTE}, lambda replies: count(replies, Kind.ACCEPTED) >= 2, 1.0)
+    ballot.doubted = lambda: doubted
+
+    ballot.receive(0, VOTE)
+    ballot.receive(1, VOTE)
+    assert not ballot.closed
+    ballot.receive(2, VOTE)
+
+    assert ballot.closed
+    assert [ballot.replies[node].kind for node in range(3)] == [Kind.NO_VOTE, Kind.ACCEPTED, Kind.ACCEPTED]

@@ -32,7 +32,7 @@ def extension(tenure: Tenure, now: float, ttl: float | None = None) -> Ballot | 
     if term is None:
         return None
     ballot = renewal([term], tenure._rules, min(tenure._rules.timeout(tenure.ttl), tenure.deadline - now))
-    tenure.asked(ballot)
+    tenure.asked(ballot, term)
     return ballot
 
 
@@ -220,3 +220,51 @@ def test_tokens_accepted_by_a_node_strictly_increase(sequence: list[tuple[str, s
         if reply.kind is Kind.ACCEPTED:
             accepted.append(reply.fence)
     assert accepted == sorted(set(accepted))
+
+
+def test_shorter_time_counts_as_soon_as_it_is_asked_for():
+    """P17: the nodes may have done it though their answers do not come."""
+    tenure = held()
+
+    extension(tenure, 101.0, ttl=3.0)
+
+    assert tenure.deadline == pytest.approx(101.0 + 3.0 - 0.032)
+
+
+def test_node_that_owes_a_shortening_is_not_counted_for_a_longer_time():
+    """P17, P18: it may execute the older request last."""
+    tenure = held(3)
+    shorter = extension(tenure, 101.0, ttl=3.0)
+    assert shorter is not None
+    answer(shorter, U, H)
+    longer = extension(tenure, 102.0, ttl=9.0)
+    assert longer is not None
+
+    assert not tenure.extended(answer(longer, H, H, F), 0, 102.0, 102.1)
+
+    assert tenure.deadline == pytest.approx(101.0 + 3.0 - 0.032)
+
+
+def test_extension_by_the_old_time_does_not_prolong_a_lease_that_was_shortened():
+    """P18: the renewal was on its way when the holder asked for less."""
+    tenure = held()
+    renewing = extension(tenure, 103.0)
+    extension(tenure, 103.1, ttl=2.0)
+    assert renewing is not None
+
+    assert not tenure.extended(answer(renewing, H, H, H), 0, 103.0, 103.2)
+
+    assert tenure.deadline == pytest.approx(103.1 + 2.0 - 0.022)
+
+
+def test_heartbeat_that_is_missing_ends_the_renewal():
+    """P34: and the loss says so, at the deadline."""
+    tenure = held(heartbeat=2.0)
+    tenure.beat(START + 1.0)
+
+    assert extension(tenure, START + 2.9) is not None
+    assert extension(tenure, START + 3.0) is None
+
+    assert tenure.due(renewing=True) == tenure.deadline
+    assert not tenure.check(tenure.deadline)
+    assert tenure.ended == "heartbeat"

@@ -30,7 +30,7 @@ numbers = st.integers(0, 5).map(lambda step: BASE + step) | st.just(2**53 - 1)
 keeps = st.sampled_from([600.0, None])
 shared = st.booleans()
 queues = st.sampled_from(["", "", "{queue}"])
-terms = st.builds(Term, slugs, nonces, nonces, st.just(60.0), numbers, shared).map(
+terms = st.builds(Term, slugs, nonces, nonces, st.sampled_from([60.0, 90.0]), numbers, shared, st.booleans()).map(
     lambda term: term._replace(value=f'{term.nonce}{{"host":"h"}}')
 )
 requests = st.one_of(

@@ -16,7 +16,7 @@ from django_redlock.nodes.redis import AsyncRedisLink
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.proxy import FaultProxy
 
-from .conftest import Asyncio, Blocking, Flavour, Manager, held_by, real_manager
+from .conftest import Asyncio, Blocking, Flavour, Manager, eventually, held_by, real_manager
 
 NODE_TIMEOUT = 0.2  # seconds, as in the managers of these tests
 SUBSETS = [subset for size in range(6) for subset in combinations(range(5), size)]
@@ -59,14 +59,6 @@ async def test_every_subset_of_failing_nodes(nodes: Servers, flavour: Flavour, f
 def has_key(node: Server, key: str) -> bool:
     with node.client() as client:
         return bool(client.exists(key))
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until what another process does has happened."""
-    until = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < until
-        await asyncio.sleep(0.01)
 
 
 async def works(manager: LockManager, flavour: Flavour) -> float:

@@ -1,6 +1,7 @@
 -- Extend leases, each by itself; give one back to a node that lost it, but never past a newer token or its release.
+-- Makes none shorter, unless told to: two extensions by different times may arrive in any order.
 -- KEYS: index; of each lease: cancel marker, holder and fence of each name, if shared the holders of each name
--- ARGV: prefix, fence keep ms ('' is for ever); of each lease: names, shared ('1' or ''), nonce, ttl ms, token, value
+-- ARGV: prefix, fence keep ms ('' is for ever); of each lease: names, shared, shorten ('1' or ''), nonce, ttl ms, token, value
 local index, prefix, keep = KEYS[1], ARGV[1], ARGV[2]
 local SHARED = 'shared--------------------------'
 local clock = redis.call('TIME')
@@ -8,7 +9,7 @@ local stamp = clock[1] .. string.format('%06d', clock[2])
 local now_ms = math.floor(tonumber(stamp) / 1000)
 redis.call('ZCARD', index)
 
-local function extend(at, names, shared, nonce, ttl, token, value)
+local function extend(at, names, shared, shorten, nonce, ttl, token, value)
   local last, high, refused, lost = at + 2 * names, '0', redis.call('EXISTS', KEYS[at]) == 1, {}
   for i = at + 1, last, 2 do
     local current = redis.call('GET', KEYS[i])
@@ -29,6 +30,7 @@ local function extend(at, names, shared, nonce, ttl, token, value)
     if shared then
       local holders = KEYS[last + (i - at + 1) / 2]
       if lost[i] == 'all' then redis.call('DEL', holders) end -- of no meaning without the holder's key
+      if not shorten then ends = math.max(ends, tonumber(redis.call('ZSCORE', holders, nonce) or 0)) end
       redis.call('ZADD', holders, ends, nonce)
       ends = tonumber(redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
       redis.call('PEXPIRE', holders, ends - now_ms)
@@ -36,7 +38,8 @@ local function extend(at, names, shared, nonce, ttl, token, value)
     elseif lost[i] then
       redis.call('SET', KEYS[i], value, 'PX', ttl)
     else
-      redis.call('PEXPIRE', KEYS[i], ttl)
+      if not shorten then ends = now_ms + math.max(ttl, redis.call('PTTL', KEYS[i])) end
+      redis.call('PEXPIRE', KEYS[i], ends - now_ms)
     end
     if lost[i] then
       if keep == '' then redis.call('SET', KEYS[i + 1], token) else redis.call('SET', KEYS[i + 1], token, 'PX', keep) end
@@ -50,9 +53,9 @@ local function extend(at, names, shared, nonce, ttl, token, value)
 end
 
 local said, held, key, top = {}, 0, 2, '0'
-for i = 3, #ARGV, 6 do
-  local names, shared = tonumber(ARGV[i]), ARGV[i + 1] == '1'
-  local outcome = extend(key, names, shared, ARGV[i + 2], tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5])
+for i = 3, #ARGV, 7 do
+  local names, shared, ttl = tonumber(ARGV[i]), ARGV[i + 1] == '1', tonumber(ARGV[i + 4])
+  local outcome = extend(key, names, shared, ARGV[i + 2] == '1', ARGV[i + 3], ttl, ARGV[i + 5], ARGV[i + 6])
   if string.sub(outcome, 1, 1) == 'H' then held = held + 1 end
   if tonumber(string.sub(outcome, 2)) > tonumber(top) then top = string.sub(outcome, 2) end
   said[#said + 1] = outcome
