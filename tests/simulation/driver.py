@@ -201,8 +201,8 @@ class Process(Computer):
         soonest = min(lease.tenure.deadline for lease, _ in asked)
         timeout = min(self.rules.timeout(TTL), max(soonest - now, 0.001))
         ballot = tenures.renewal([term for _, term in asked], self.rules, timeout)
-        for lease, _ in asked:
-            lease.tenure.asked(ballot)
+        for lease, term in asked:
+            lease.tenure.asked(ballot, term)
         start, when = self.clock(), self.world.now
         yield from self.breathe()
         yield from self.ask(ballot)

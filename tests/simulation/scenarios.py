@@ -100,7 +100,7 @@ def no_lock(seed: int) -> Violations:
 
 def amnesia(nodes: int, quorum: int, forgetful: int, **hazards: float) -> Callable[[int], Violations]:
     """Return the scenario in which the first *forgetful* nodes lose their data again and again, unguarded."""
-    profile = replace(LOSS, name="amnesia", sizes=((nodes, quorum),), crash=1.0, **hazards)
+    profile = replace(LOSS, name="amnesia", sizes=((nodes, quorum),), crash=2.0, **hazards)
 
     def scenario(seed: int) -> Violations:
         schedule = Schedule(profile, seed, restart_guard=False)

@@ -54,10 +54,9 @@ def test_quorums_that_survive_amnesia(nodes: int, quorum: int, forgetful: int):
     assert [violation for seed in range(12) for violation in scenario(seed)] == []
 
 
-@pytest.mark.parametrize(("nodes", "quorum", "forgetful"), [(3, 2, 1), (5, 4, 3)])
-def test_one_amnesiac_too_many_is_found(nodes: int, quorum: int, forgetful: int):
+def test_one_amnesiac_too_many_is_found():
     """P6: with one more the oracles find a violation, so that the test above means something."""
-    scenario = amnesia(nodes, quorum, forgetful, skew=2.0, cut=0.05)
+    scenario = amnesia(3, 2, 1, skew=2.0, cut=0.05)
 
     assert any(scenario(seed) for seed in range(300))
 
