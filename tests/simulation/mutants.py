@@ -152,7 +152,7 @@ def healing_past_a_newer_token() -> Iterator[None]:
         yield
 
 
-@mutant("everything", "skew")
+@mutant("late raises")
 def raising_without_holding() -> Iterator[None]:
     """a node raises the token of one who does not hold it"""
     raise_ = MemoryStore._raise

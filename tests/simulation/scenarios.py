@@ -11,7 +11,7 @@ from django_redlock.core.acquisition import GaveUp
 
 from .database import CLAIMED, increment
 from .driver import Lease
-from .profiles import CALM, LOSS, SLOW, TTL, WITHIN, Profile
+from .profiles import CALM, LOSS, NET, SLOW, TTL, WITHIN, Profile
 from .schedule import Client, Schedule
 from .world import EPOCH, Routine, Sleep
 
@@ -40,6 +40,11 @@ def lost_replies(seed: int) -> Violations:
 def reset_connections(seed: int) -> Violations:
     """P24: the same where the connections are reset after the nodes executed the request."""
     return _failed_attempt(seed, _reset)
+
+
+def late_raises(seed: int) -> Violations:
+    """P3: proposals are often too low, and the second round often so late that the node has another holder."""
+    return Schedule(replace(NET, skew=0.3, spike=0.15), seed).run().violations
 
 
 def stepping_node(seed: int) -> Violations:
@@ -169,6 +174,7 @@ def _reset(client: Client) -> None:
 SCENARIOS: dict[str, Callable[[int], Violations]] = {
     "same microsecond": same_microsecond,
     "lost replies": lost_replies,
+    "late raises": late_raises,
     "stepping node": stepping_node,
     "connections reset": reset_connections,
     "no lock": no_lock,

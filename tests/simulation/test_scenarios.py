@@ -9,7 +9,16 @@ from django_redlock.nodes.memory import MemoryStore
 
 from .driver import Lease
 from .profiles import CALM, TTL
-from .scenarios import amnesia, lagging, lost_replies, no_lock, reset_connections, same_microsecond, stepping_node
+from .scenarios import (
+    amnesia,
+    lagging,
+    late_raises,
+    lost_replies,
+    no_lock,
+    reset_connections,
+    same_microsecond,
+    stepping_node,
+)
 from .schedule import Client, Schedule
 from .world import Routine, Sleep, World
 
@@ -20,6 +29,12 @@ SEEDS = range(10)
 def test_clients_propose_the_same_number(seed: int):
     """P1, P2, L6: wall clocks that stand still cost a second round, not the order of tokens."""
     assert same_microsecond(seed) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_second_rounds_come_late(seed: int):
+    """P1, P2, P3: a node raises the token of nobody but its holder, however late it is asked."""
+    assert late_raises(seed) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
