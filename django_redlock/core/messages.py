@@ -292,6 +292,10 @@ class Ballot:
         known = self.replies | self.late
         return {node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN}
 
+    def lost(self) -> set[int]:
+        """Return the nodes that were asked and of whose answer nothing will be heard any more."""
+        return {node for node, reply in (self.replies | self.late).items() if reply.kind is Kind.UNKNOWN}
+
     def enrolled(self) -> set[int]:
         """Return the nodes that have put the waiter in line, be it that they said so too late."""
         return {node for node, reply in (self.replies | self.late).items() if reply.place >= 0}

@@ -464,3 +464,34 @@ def test_waiting_sends_no_command_that_blocks_on_the_server(nodes: Servers):
 
     assert "evalsha" in used
     assert not {name for name in used if name.startswith(("b", "wait", "xread")) or "keys" in name}
+
+
+async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour: Flavour):
+    """L38: its connection broke with the release on the way; the node is told again, in the background."""
+    with FaultProxy(nodes[0].url) as proxy:
+        manager = real_manager([proxy.url], ttl=30.0)
+        lease = await flavour.acquire(manager.lock("a"))
+        proxy.black_hole("requests")
+
+        assert await flavour.release(lease) == "unknown"
+        assert has_key(nodes[0], "t:{a}:h")
+        proxy.reset()
+        proxy.heal()
+
+        await eventually(lambda: not has_key(nodes[0], "t:{a}:h"))
+        await eventually(lambda: not manager.stragglers)
+        await flavour.close(manager)
+        manager.close()
+
+
+async def test_release_can_be_sent_without_waiting_for_the_answers(nodes: Servers, flavour: Flavour):
+    """L39: it is on its way behind everything that was sent before, and costs its sender no round trip."""
+    manager = real_manager(nodes.urls)
+    lease = await flavour.acquire(manager.lock("a"))
+
+    outcome = lease.release(wait=False) if isinstance(flavour, Blocking) else await lease.arelease(wait=False)
+
+    assert (outcome, lease.reason) == ("unknown", "released")
+    assert held_by(manager, "{a}")
+    await flavour.close(manager)
+    manager.close()
