@@ -28,6 +28,7 @@ class Greeting:
         role: ``master`` or something that does not vote.
         mode: ``standalone`` or something that does not vote.
         evicts: Whether it may drop keys when its memory is full.
+        refused: Why it says nothing of itself, such as ``NOPERM``.
     """
 
     run_id: str = ""
@@ -35,6 +36,7 @@ class Greeting:
     role: str = "master"
     mode: str = "standalone"
     evicts: bool = False
+    refused: str = ""
 
 
 class Admission:
@@ -59,7 +61,7 @@ class Admission:
     def greet(self, node: int, greeting: Greeting) -> None:
         """Take what a node says of itself on a new connection."""
         self._excluded[node] = self._exclusion(node, greeting)
-        if self._rules.guards_restarts and self._names[node] not in self._rules.durable:
+        if self._rules.guards_restarts and self._names[node] not in self._rules.durable and not greeting.refused:
             self._quarantine(node, greeting)
         if greeting.run_id:
             self._run_ids[node] = greeting.run_id
@@ -82,6 +84,8 @@ class Admission:
         return self._excluded.get(node, "")
 
     def _exclusion(self, node: int, greeting: Greeting) -> str:
+        if greeting.refused and self._rules.guards_restarts:
+            return f"refuses INFO ({greeting.refused})"
         if greeting.role != "master":
             return f"is a {greeting.role}, not a master"
         if greeting.mode != "standalone":

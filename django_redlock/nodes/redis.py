@@ -6,7 +6,11 @@ retries, no pool. A silent node costs a client built with redis-py 8.1's default
 """
 
 import asyncio
+import errno
 import hashlib
+import inspect
+import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,22 +33,47 @@ ALIASES = {"valkey": "redis", "valkeys": "rediss"}
 
 # Ours to decide, whatever the URL and redis-py's defaults say.
 FIXED: dict[str, Any] = {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
+# redis-py would tell the server its name and version, which takes a right of its own. The argument changed in 7.
+if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters:
+    FIXED |= {"driver_info": None}
+else:
+    FIXED |= {"lib_name": None, "lib_version": None}
 
-# redis-py drops the first word of an error that has a class of its own.
+# redis-py drops the first word of an error that has a class of its own; which have one depends on its version.
 ERROR_CLASSES: tuple[tuple[type[Exception], str], ...] = (
     (exceptions.BusyLoadingError, "LOADING"),
     (exceptions.ReadOnlyError, "READONLY"),
     (exceptions.NoPermissionError, "NOPERM"),
-    (exceptions.AuthenticationError, "NOAUTH"),
     (exceptions.OutOfMemoryError, "OOM"),
+    (exceptions.MasterDownError, "MASTERDOWN"),  # before its base class, as MOVED
+    (exceptions.ClusterDownError, "CLUSTERDOWN"),
+    (exceptions.ClusterCrossSlotError, "CROSSSLOT"),
+    (exceptions.TryAgainError, "TRYAGAIN"),
+    (exceptions.MovedError, "MOVED"),
+    (exceptions.AskError, "ASK"),
 )
-ERROR_WORDS = (
-    "WRONGTYPE", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK", "BUSY"
-)  # fmt: skip
+ERROR_WORDS = frozenset({
+    "LOADING", "READONLY", "NOPERM", "OOM", "MASTERDOWN", "CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK",
+    "BUSY", "MISCONF", "NOAUTH", "NOREPLICAS", "WRONGPASS", "WRONGTYPE",
+})  # fmt: skip
+# Errors that have no word, or lose it in every version of redis-py.
+ERROR_PHRASES = (
+    ("Authentication required", "NOAUTH"),
+    ("invalid username-password pair", "WRONGPASS"),
+    ("without any password configured", "has no password"),
+    ("max number of clients", "max clients"),
+    ("DB index is out of range", "no such database"),
+)
+# How the servers refuse a command inside a script, each version in its own words.
+SCRIPT_PHRASES = ("ACL failure in script", "The user executing the script can't")
 
-
-# redis-py raises some error replies as connection errors.
+# What redis-py raises for error replies; some are connection errors to it.
 ERROR_REPLIES = (exceptions.ResponseError, exceptions.BusyLoadingError, exceptions.AuthenticationError)
+# What ends a connection; redis-py makes a ValueError of a length or number that is none.
+BROKEN = (exceptions.RedisError, OSError, ValueError)
+
+# How OpenSSL says that a certificate is good, but not for this host name or address.
+WRONG_NAME = (62, 64)
 
 # What redis-py's own lock raises, for django_redlock.compat.
 RedisLockError = exceptions.LockError
@@ -61,9 +90,22 @@ class Script:
 
 SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey)}
 
-# Sent with every new connection: who are you, and learn our scripts, so that a request seldom has to be repeated in
-# full. An ACL may forbid either.
-HELLO = [("INFO",), *(("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())]
+
+class Introductions:
+    """
+    Which scripts a connection has sent with their text, so that its server knows them by their digest.
+
+    A script is sent in full the first time rather than loaded: that takes no command, and no right, of its own.
+    """
+
+    def __init__(self) -> None:
+        self._sent: set[type[Request]] = set()
+
+    def is_new(self, request: Request) -> bool:
+        """Return whether the script of *request* has not been sent yet; from now on it has."""
+        new = type(request) not in self._sent
+        self._sent.add(type(request))
+        return new
 
 
 def ms(seconds: float | None) -> str:
@@ -116,6 +158,13 @@ class Wording:
         return [*run, len(keys), *keys, *self.arguments(request)]
 
 
+def parse_answer(raw: Any) -> Reply | None:
+    """Return the meaning of what a node answered to a request; None if it does not know the script."""
+    if isinstance(raw, exceptions.NoScriptError):
+        return None
+    return parse_error(raw) if isinstance(raw, exceptions.RedisError) else parse_reply(raw)
+
+
 def parse_reply(raw: Any) -> Reply:
     """Return the meaning of a script's reply; anything but a well-formed one is no vote."""
     try:
@@ -140,43 +189,74 @@ def parse_error(error: exceptions.RedisError) -> Reply:
     """
     Return what an error reply means: no vote, and which error.
 
-    The scripts read every key before they write, so these errors come before anything was written. Only a known
-    word of the error is kept; the rest may name keys and users.
+    The scripts read every key before they write, so nothing was written when a known error came; except that a
+    command inside a script is refused only when its turn comes.
     """
+    if any(phrase in str(error) for phrase in SCRIPT_PHRASES):
+        return Reply(Kind.UNKNOWN, detail="NOPERM")
+    word = error_word(error)
+    return Reply(Kind.FAILED, detail=word) if word else Reply(Kind.UNKNOWN, detail="error reply")
+
+
+def error_word(error: Exception) -> str:
+    """Return the word that tells an error reply, or nothing; the rest of it may name keys and users."""
     for kind, word in ERROR_CLASSES:
         if isinstance(error, kind):
-            return Reply(Kind.FAILED, detail=word)
-    # Redis 6.2 puts the error of a command inside a script behind "ERR Error running script ...".
-    words = str(error).replace(":", " ").split()
-    known = next((word for word in words if word in ERROR_WORDS), "")
-    return Reply(Kind.FAILED, detail=known) if known else Reply(Kind.UNKNOWN, detail="error reply")
+            return word
+    text = str(error)
+    for phrase, word in ERROR_PHRASES:
+        if phrase in text:
+            return word
+    if not isinstance(error, ERROR_REPLIES):
+        return ""
+    # Redis 6.2 puts the error of a command inside a script behind "ERR Error running script ...: -".
+    words = (word.lstrip("-") for word in text.replace(":", " ").split())
+    return next((word for word in words if word in ERROR_WORDS), "")
 
 
 def read(connection: AbstractConnection) -> Any:
-    """Read one reply; an error reply is returned, not raised."""
+    """
+    Read one reply; an error reply is returned, not raised, and ends nothing.
+
+    Raises:
+        LinkError: There is none, or it is not one.
+    """
     try:
-        return connection.read_response(disable_decoding=True)
+        return connection.read_response(disable_decoding=True, disconnect_on_error=False)
     except ERROR_REPLIES as error:
         return error
+    except BROKEN as error:
+        raise LinkError(describe(error)) from None
 
 
 async def aread(connection: aioconnection.AbstractConnection) -> Any:
     """Do what :func:`read` does without blocking."""
     try:
-        return await connection.read_response(disable_decoding=True)
+        return await connection.read_response(disable_decoding=True, disconnect_on_error=False)
     except ERROR_REPLIES as error:
         return error
+    except BROKEN as error:
+        raise LinkError(describe(error)) from None
 
 
-def parse_greeting(replies: list[Any]) -> Greeting:
-    """Return what a node's INFO says that matters to a vote; nothing if it was refused."""
-    if not isinstance(replies[0], bytes):
-        return Greeting()
-    lines = replies[0].decode("utf-8", "replace").splitlines()
+def parse_greeting(raw: Any) -> Greeting:
+    """
+    Return what a node's INFO says that matters to a vote.
+
+    Raises:
+        LinkError: It said something else, so that it cannot be used now.
+    """
+    if isinstance(raw, exceptions.NoPermissionError):
+        return Greeting(refused="NOPERM")
+    if isinstance(raw, exceptions.RedisError):
+        raise LinkError(parse_error(raw).detail)
+    if not isinstance(raw, bytes) or b"run_id:" not in raw:
+        raise LinkError("malformed reply")
+    lines = raw.decode("utf-8", "replace").splitlines()
     info = dict(line.split(":", 1) for line in lines if ":" in line)
     evicts = info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy", "noeviction") != "noeviction"
     return Greeting(
-        run_id=info.get("run_id", ""),
+        run_id=info["run_id"],
         uptime=float(info["uptime_in_seconds"]) if "uptime_in_seconds" in info else None,
         role="replica" if info.get("role") == "slave" else info.get("role", "master"),
         mode=info.get("redis_mode", info.get("server_mode", "standalone")),
@@ -184,13 +264,42 @@ def parse_greeting(replies: list[Any]) -> Greeting:
     )
 
 
-def describe(error: Exception) -> str:
-    """Return one or two words for a failure to connect, send or receive."""
+def describe(error: BaseException) -> str:
+    """Return a few words for a failure to connect, send or receive; never what the error quotes."""
+    if isinstance(error, LinkError):
+        return error.detail
     if isinstance(error, (exceptions.TimeoutError, TimeoutError)):
         return "timeout"
-    if isinstance(error, ERROR_REPLIES):
-        return parse_error(error).detail
-    return next((word for word in ("refused", "reset") if word in str(error)), "unreachable")
+    if isinstance(error, exceptions.RedisError) and (word := error_word(error)):
+        return word
+    # redis-py raises an error of its own in place of the one that tells what happened.
+    causes = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    known = next(filter(None, map(describe_cause, causes)), "")
+    return known or ("closed" if "closed" in str(error).lower() else "unreachable")
+
+
+def describe_cause(error: BaseException) -> str:
+    """Return a few words for an error of the operating system or of TLS, or nothing."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            name = error.verify_code in WRONG_NAME
+            return "has a certificate for another host" if name else f"certificate refused, {error.verify_message}"
+        case ssl.SSLError():
+            wanted = "CERTIFICATE_REQUIRED" in (error.reason or "")
+            return "wants a client certificate" if wanted else "TLS failed"
+        case socket.gaierror():
+            return "unknown host"
+        case FileNotFoundError():
+            return "no such file"
+        case ConnectionRefusedError():
+            return "refused"
+        case ConnectionError():
+            return "reset"
+        case ValueError() | exceptions.InvalidResponse():
+            return "malformed reply"
+    return "refused" if f"Errno {errno.ECONNREFUSED}" in str(error) else ""
 
 
 class RedisNode:
@@ -247,9 +356,9 @@ class RedisNode:
         connection = self._new_connection(timeout)
         try:
             connection.connect()
-            connection.send_packed_command(connection.pack_commands(HELLO), check_health=False)
-            greeting = parse_greeting([read(connection) for _ in HELLO])
-        except (exceptions.RedisError, OSError) as error:
+            connection.send_command("INFO", check_health=False)
+            greeting = parse_greeting(read(connection))
+        except (LinkError, *BROKEN) as error:
             connection.disconnect()
             raise LinkError(describe(error)) from None
         return RedisLink(connection, self._wording, greeting)
@@ -268,11 +377,13 @@ class RedisNode:
         try:
             async with asyncio.timeout(timeout):
                 await connection.connect()
-                await connection.send_packed_command(connection.pack_commands(HELLO), check_health=False)
-                greeting = parse_greeting([await aread(connection) for _ in HELLO])
-        except (exceptions.RedisError, OSError) as error:
+                await connection.send_command("INFO", check_health=False)
+                greeting = parse_greeting(await aread(connection))
+        except BaseException as error:
             await connection.disconnect(nowait=True)
-            raise LinkError(describe(error)) from None
+            if isinstance(error, (LinkError, *BROKEN)):
+                raise LinkError(describe(error)) from None
+            raise  # cancelled
         return AsyncRedisLink(connection, self._wording, greeting)
 
 
@@ -283,6 +394,7 @@ class RedisLink:
         self.greeting = greeting
         self._connection = connection
         self._wording = wording
+        self._scripts = Introductions()
 
     def fileno(self) -> int:
         sock = self._connection._sock
@@ -291,6 +403,7 @@ class RedisLink:
         return int(sock.fileno())
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+        in_full = in_full or self._scripts.is_new(request)
         key = -id(request) if in_full else id(request)
         if key not in packed:
             command = self._wording.command(request, in_full=in_full)
@@ -305,14 +418,7 @@ class RedisLink:
     def receive(self, request: Request) -> Reply | None:
         if self._connection._sock is None:  # looking whether it is readable may have closed it
             raise LinkError("reset")
-        try:
-            return parse_reply(self._connection.read_response(disable_decoding=True))
-        except exceptions.NoScriptError:
-            return None
-        except ERROR_REPLIES as error:
-            return parse_error(error)
-        except (exceptions.RedisError, OSError) as error:
-            raise LinkError(describe(error)) from None
+        return parse_answer(read(self._connection))
 
     def readable(self) -> bool:
         if self._connection._sock is None:
@@ -338,6 +444,7 @@ class AsyncRedisLink:
         self.greeting = greeting
         self._connection = connection
         self._wording = wording
+        self._scripts = Introductions()
         self._waiting: deque[tuple[Request, Callable[[Reply | None], bool]]] = deque()
         self._reader = asyncio.get_running_loop().create_task(self._read(), name="django_redlock reader")
         self.broken = False
@@ -353,6 +460,7 @@ class AsyncRedisLink:
         writer = self._connection._writer
         if self.broken or writer is None or writer.is_closing():
             raise LinkError("closed")
+        in_full = in_full or self._scripts.is_new(request)
         key = -id(request) if in_full else id(request)
         if key not in packed:
             packed[key] = b"".join(self._connection.pack_command(*self._wording.command(request, in_full=in_full)))
@@ -363,16 +471,16 @@ class AsyncRedisLink:
         detail = "closed"
         try:
             while True:
-                try:
-                    reply = parse_reply(await self._connection.read_response(disable_decoding=True))
-                except exceptions.NoScriptError:
-                    self._again(*self._waiting.popleft())
-                    continue
-                except ERROR_REPLIES as error:
-                    reply = parse_error(error)
-                self._waiting.popleft()[1](reply)
-        except (exceptions.RedisError, OSError, IndexError) as error:
-            detail = describe(error)
+                reply = parse_answer(await aread(self._connection))
+                request, on_reply = self._waiting.popleft()
+                if reply is None:
+                    self._again(request, on_reply)
+                else:
+                    on_reply(reply)
+        except LinkError as error:
+            detail = error.detail
+        except IndexError:  # a reply that nobody asked for
+            detail = "malformed reply"
         finally:
             self.broken = True
             self._drop()

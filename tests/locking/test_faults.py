@@ -305,12 +305,12 @@ async def test_full_node_is_named(nodes: Servers, flavour: Flavour):
 
 
 async def test_node_that_wants_a_password_says_so_without_showing_any(flavour: Flavour):
-    """L65, L68, P36: wrong or missing credentials are named as NOAUTH; no password is in the error."""
+    """L65, L68, P36: wrong and missing credentials are named; no password is in the error."""
     with start_servers(1, password="sesame-right") as guarded:
         port = guarded[0].port
-        for url in (f"redis://127.0.0.1:{port}", f"redis://:sesame-wrong@127.0.0.1:{port}"):
-            manager = real_manager([url])
-            with pytest.raises(QuorumUnavailableError, match=r"NOAUTH|unreachable") as caught:
+        for login, word in (("", "NOAUTH"), (":sesame-wrong@", "WRONGPASS")):
+            manager = real_manager([f"redis://{login}127.0.0.1:{port}"])
+            with pytest.raises(QuorumUnavailableError, match=word) as caught:
                 await flavour.acquire(manager.lock("a", wait=0))
             assert "sesame" not in str(caught.value) + repr(caught.value) + repr(manager) + repr(manager.nodes)
             await flavour.close(manager)
