@@ -93,9 +93,14 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """The lock was not to be had. ``taken`` tells a held lock from nodes that could not tell."""
+    """
+    The lock was not to be had.
+
+    ``taken`` tells a held lock from nodes that could not tell, ``misconfigured`` that they never will.
+    """
 
     taken: bool
+    misconfigured: bool
     waited: float
     attempts: int
     replies: Mapping[int, Reply]
@@ -150,7 +155,7 @@ class Acquisition:
                 return granted
             at = yield self.undo()
             left = self._time_left(began, at.now)
-            if left is not None and left <= 0:
+            if self._misconfigured() or (left is not None and left <= 0):
                 return self._gave_up(at.now - began)
             pause = self._pause()
             at = yield Pause(pause if left is None else min(pause, left), self._silent())
@@ -218,7 +223,7 @@ class Acquisition:
         Tell whether nothing that is still to come could change what to do.
 
         A failure is called early only when its reason is certain as well: one holder has a quorum, or more nodes
-        are silent than may be missing.
+        are silent than may be missing, and it is known whether for so many of them waiting is in vain.
         """
         rules = self._rules
         accepted, granted = count(replies, Kind.ACCEPTED), count(replies, *GRANTS)
@@ -227,7 +232,9 @@ class Acquisition:
         pending = rules.nodes - len(replies)
         if granted >= rules.needed and accepted + pending < rules.needed:
             return True
-        return silent(replies) > rules.spare or most_held(replies) > rules.spare
+        hopeless = misconfigured(replies)
+        explained = hopeless > rules.spare or hopeless + pending <= rules.spare
+        return (silent(replies) > rules.spare and explained) or most_held(replies) > rules.spare
 
     def _second_round_decided(self, replies: Mapping[int, Reply]) -> bool:
         return count(replies, Kind.ACCEPTED) >= self._rules.needed
@@ -285,13 +292,19 @@ class Acquisition:
         silent = {node: reply for node, reply in self._ballots[0].replies.items() if reply.kind not in ANSWERS}
         return silent if len(silent) > self._rules.spare else {}
 
+    def _misconfigured(self) -> bool:
+        """Tell whether no quorum is possible until servers or settings are changed, so that waiting is in vain."""
+        return misconfigured(self._ballots[0].replies) > self._rules.spare
+
     def _gave_up(self, waited: float) -> GaveUp:
         replies = self._ballots[0].replies
         answered = len(replies) - silent(replies)
         busy = [reply for reply in replies.values() if reply.kind is Kind.BUSY]
         holders = [reply.detail for reply in busy if reply.detail]
+        hopeless = self._misconfigured()
         return GaveUp(
-            taken=len(busy) > self._rules.spare or (bool(busy) and answered >= self._rules.needed),
+            taken=not hopeless and (len(busy) > self._rules.spare or (bool(busy) and answered >= self._rules.needed)),
+            misconfigured=hopeless,
             waited=waited,
             attempts=self._attempts,
             replies=replies,
@@ -303,6 +316,11 @@ class Acquisition:
 def silent(replies: Mapping[int, Reply]) -> int:
     """Return how many replies say nothing of the lock."""
     return sum(reply.kind not in ANSWERS for reply in replies.values())
+
+
+def misconfigured(replies: Mapping[int, Reply]) -> int:
+    """Return how many nodes will not vote until they or the settings are changed."""
+    return sum(reply.misconfigured for reply in replies.values())
 
 
 def most_held(replies: Mapping[int, Reply]) -> int:

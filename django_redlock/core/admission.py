@@ -72,7 +72,8 @@ class Admission:
             return reply
         why = self.objection(node)
         if why:
-            return replace(reply, kind=Kind.NO_VOTE, detail=why)
+            lasting = why == self._excluded.get(node)
+            return replace(reply, kind=Kind.EXCLUDED if lasting else Kind.NO_VOTE, detail=why)
         self._last_reply[node] = self._clock()
         return reply
 
