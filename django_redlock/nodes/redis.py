@@ -67,7 +67,7 @@ ERROR_PHRASES = (
 # How the servers refuse a command inside a script, each version in its own words.
 SCRIPT_PHRASES = ("ACL failure in script", "The user executing the script can't")
 
-# What redis-py raises for error replies; some are connection errors to it.
+# What redis-py raises for error replies; the last two are connection errors to it.
 ERROR_REPLIES = (exceptions.ResponseError, exceptions.BusyLoadingError, exceptions.AuthenticationError)
 # What ends a connection; redis-py makes a ValueError of a length or number that is none.
 BROKEN = (exceptions.RedisError, OSError, ValueError)
@@ -159,10 +159,20 @@ class Wording:
 
 
 def parse_answer(raw: Any) -> Reply | None:
-    """Return the meaning of what a node answered to a request; None if it does not know the script."""
+    """
+    Return the meaning of what a node answered to a request; None if it does not know the script.
+
+    Raises:
+        LinkError: It is no master any more; a new connection tells when it is one again.
+    """
     if isinstance(raw, exceptions.NoScriptError):
         return None
-    return parse_error(raw) if isinstance(raw, exceptions.RedisError) else parse_reply(raw)
+    if not isinstance(raw, exceptions.RedisError):
+        return parse_reply(raw)
+    reply = parse_error(raw)
+    if reply.detail in ("READONLY", "MASTERDOWN"):
+        raise LinkError(reply.detail)
+    return reply
 
 
 def parse_reply(raw: Any) -> Reply:
@@ -216,14 +226,14 @@ def error_word(error: Exception) -> str:
 
 def read(connection: AbstractConnection) -> Any:
     """
-    Read one reply; an error reply is returned, not raised, and ends nothing.
+    Read one reply; an error reply is returned, not raised.
 
     Raises:
-        LinkError: There is none, or it is not one.
+        LinkError: There is none, or it is not one, or it is an error after which redis-py hangs up.
     """
     try:
-        return connection.read_response(disable_decoding=True, disconnect_on_error=False)
-    except ERROR_REPLIES as error:
+        return connection.read_response(disable_decoding=True)
+    except exceptions.ResponseError as error:
         return error
     except BROKEN as error:
         raise LinkError(describe(error)) from None
@@ -232,8 +242,8 @@ def read(connection: AbstractConnection) -> Any:
 async def aread(connection: aioconnection.AbstractConnection) -> Any:
     """Do what :func:`read` does without blocking."""
     try:
-        return await connection.read_response(disable_decoding=True, disconnect_on_error=False)
-    except ERROR_REPLIES as error:
+        return await connection.read_response(disable_decoding=True)
+    except exceptions.ResponseError as error:
         return error
     except BROKEN as error:
         raise LinkError(describe(error)) from None
@@ -244,7 +254,7 @@ def parse_greeting(raw: Any) -> Greeting:
     Return what a node's INFO says that matters to a vote.
 
     Raises:
-        LinkError: It said something else, so that it cannot be used now.
+        LinkError: It cannot be used, now or at all.
     """
     if isinstance(raw, exceptions.NoPermissionError):
         return Greeting(refused="NOPERM")
@@ -254,12 +264,15 @@ def parse_greeting(raw: Any) -> Greeting:
         raise LinkError("malformed reply")
     lines = raw.decode("utf-8", "replace").splitlines()
     info = dict(line.split(":", 1) for line in lines if ":" in line)
+    mode = info.get("redis_mode", info.get("server_mode", "standalone"))
+    if mode != "standalone":
+        raise LinkError(f"runs in {mode} mode")
+    if info.get("role") == "slave":
+        raise LinkError("is a replica")
     evicts = info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy", "noeviction") != "noeviction"
     return Greeting(
         run_id=info["run_id"],
         uptime=float(info["uptime_in_seconds"]) if "uptime_in_seconds" in info else None,
-        role="replica" if info.get("role") == "slave" else info.get("role", "master"),
-        mode=info.get("redis_mode", info.get("server_mode", "standalone")),
         evicts=evicts,
     )
 
