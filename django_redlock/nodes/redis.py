@@ -293,6 +293,17 @@ def describe(error: BaseException) -> str:
     return known or ("closed" if "closed" in str(error).lower() else "unreachable")
 
 
+def verification(
+    ssl_cert_reqs: ssl.VerifyMode | str | None = "required", ssl_check_hostname: bool | None = None, **others: Any
+) -> dict[str, Any]:
+    """Return how certificates are verified, with the host name unless told otherwise, for every version of redis-py."""
+    # Before version 6, redis-py took a good certificate of any host; some versions know the words only.
+    how = "none" if ssl_cert_reqs is None else ssl_cert_reqs
+    how = how.name.removeprefix("CERT_").lower() if isinstance(how, ssl.VerifyMode) else how
+    check = ssl_check_hostname is not False and how != "none"
+    return {"ssl_cert_reqs": how, "ssl_check_hostname": check}
+
+
 def describe_cause(error: BaseException) -> str:
     """Return a few words for an error of the operating system or of TLS, or nothing."""
     match error:
@@ -338,6 +349,8 @@ class RedisNode:
             raise ValueError("its address, port or database number cannot be read") from None
         self._class: type[AbstractConnection] = arguments.pop("connection_class", Connection)
         self._arguments = arguments | dict(spec.options)
+        if issubclass(self._class, SSLConnection):
+            self._arguments |= verification(**self._arguments)
         self._wording = Wording(prefix)
         self.address = self._address()
         self.name = spec.name or self.address
@@ -349,7 +362,8 @@ class RedisNode:
     def _address(self) -> str:
         if self._class is UnixDomainSocketConnection:
             return str(self._arguments.get("path", ""))
-        return f"{self._arguments.get('host', 'localhost')}:{self._arguments.get('port', 6379)}"
+        host = self._arguments.get("host", "localhost")
+        return f"{f'[{host}]' if ':' in host else host}:{self._arguments.get('port', 6379)}"
 
     def _new_connection(self, timeout: float) -> AbstractConnection:
         timeouts = {"socket_timeout": timeout, "socket_connect_timeout": timeout}

@@ -1,5 +1,6 @@
 """Every error reply has one meaning: no vote. Each is given by a real server that is really in that state."""
 
+import asyncio
 import shutil
 import socketserver
 import threading
@@ -230,7 +231,7 @@ WITH_OLD_CONNECTION = [(case, True) for case in CASES if case.warm]
 async def test_error_is_no_vote_and_keeps_its_word(
     nodes: Servers, patient: Patient, flavour: Flavour, case: Case, warm: bool
 ):
-    """P23, L65, L3: no vote, nobody's hold, named by its word; the others go on, and so does the node when it is well."""
+    """P23, L65, L3: no vote, nobody's hold, named by its word; others go on, and so does a node that is well again."""
     with ExitStack() as stack:
         if warm:
             alone = real_manager([patient.url], node_timeout=0.5)
@@ -364,7 +365,7 @@ async def test_slot_that_another_node_serves_is_a_configuration_error():
 
         while asked(managers[0]) != "MOVED" or asked(managers[1]) != "listed":
             assert time.monotonic() < deadline
-            time.sleep(0.05)
+            await asyncio.sleep(0.05)
 
         for manager in managers:
             with pytest.raises(QuorumUnavailableError, match="CROSSSLOT") as caught:
@@ -432,7 +433,7 @@ async def test_malformed_reply_is_no_vote(nodes: Servers, flavour: Flavour, repl
             deadline = time.monotonic() + 5
             while b"\r\n10000\r\n$2\r\nt:\r\n" not in server.heard:  # the release, with a marker for the whole ttl
                 assert time.monotonic() < deadline
-                time.sleep(0.01)
+                await asyncio.sleep(0.01)
         await flavour.close(manager)
 
 
