@@ -28,6 +28,7 @@ class Greeting:
         role: ``master`` or something that does not vote.
         mode: ``standalone`` or something that does not vote.
         evicts: Whether it may drop keys when its memory is full.
+        promoted: Whether it was a replica before; then ``uptime`` counts from then on at the latest, if that is known.
         refused: Why it says nothing of itself, such as ``NOPERM``.
     """
 
@@ -36,6 +37,7 @@ class Greeting:
     role: str = "master"
     mode: str = "standalone"
     evicts: bool = False
+    promoted: bool = False
     refused: str = ""
 
 

@@ -105,7 +105,7 @@ ANSWERS = frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.HELD, Kind.REF
 
 MISCONFIGURED = (
     *("NOPERM", "NOAUTH", "WRONGPASS", "has no password", "no such database", "READONLY", "MASTERDOWN"),
-    *("CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK", "runs in", "is a replica"),
+    *("CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK", "runs in", "is a replica", "is unknown"),
     *("certificate refused", "has a certificate for another host", "wants a client certificate"),
 )
 """How the details begin that stay the same until the server or the settings are changed."""
