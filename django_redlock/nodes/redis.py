@@ -158,12 +158,12 @@ class Wording:
         return [*run, len(keys), *keys, *self.arguments(request)]
 
 
-def parse_answer(raw: Any) -> Reply | None:
+def parse_answer(raw: Any, demoted: str) -> Reply | None:
     """
     Return the meaning of what a node answered to a request; None if it does not know the script.
 
     Raises:
-        LinkError: It is no master any more; a new connection tells when it is one again.
+        LinkError: It is no master any more; a new connection tells when it is one again. *demoted* is what to say.
     """
     if isinstance(raw, exceptions.NoScriptError):
         return None
@@ -171,7 +171,7 @@ def parse_answer(raw: Any) -> Reply | None:
         return parse_reply(raw)
     reply = parse_error(raw)
     if reply.detail in ("READONLY", "MASTERDOWN"):
-        raise LinkError(reply.detail)
+        raise LinkError(demoted or reply.detail)
     return reply
 
 
@@ -274,6 +274,7 @@ def parse_greeting(raw: Any) -> Greeting:
         run_id=info["run_id"],
         uptime=float(info["uptime_in_seconds"]) if "uptime_in_seconds" in info else None,
         evicts=evicts,
+        promoted=info.get("second_repl_offset", "-1") != "-1",
     )
 
 
@@ -339,6 +340,7 @@ class RedisNode:
     """
 
     instant = False
+    fails_over = False
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         scheme, rest = spec.url.split(":", 1)
@@ -365,13 +367,13 @@ class RedisNode:
         host = self._arguments.get("host", "localhost")
         return f"{f'[{host}]' if ':' in host else host}:{self._arguments.get('port', 6379)}"
 
-    def _new_connection(self, timeout: float) -> AbstractConnection:
+    def _new_connection(self, timeout: float, **where: Any) -> AbstractConnection:
         timeouts = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
         fixed: dict[str, Any] = FIXED | timeouts | {"retry": Retry(NoBackoff(), 0)}
         if self._class is not UnixDomainSocketConnection:
             fixed["socket_keepalive"] = True
         try:
-            return self._class(**(self._arguments | fixed))
+            return self._class(**(self._arguments | fixed | where))
         except TypeError as error:
             unknown = str(error).rpartition("argument ")[2]
             raise ValueError(f"redis-py's connection has no option {unknown}") from None
@@ -380,7 +382,9 @@ class RedisNode:
 
     def connect(self, timeout: float) -> "RedisLink":
         """Open a link; see :class:`~django_redlock.nodes.base.Node`."""
-        connection = self._new_connection(timeout)
+        return self._connect(self._new_connection(timeout))
+
+    def _connect(self, connection: AbstractConnection) -> "RedisLink":
         try:
             connection.connect()
             connection.send_command("INFO", check_health=False)
@@ -392,6 +396,9 @@ class RedisNode:
 
     async def aconnect(self, timeout: float) -> "AsyncRedisLink":
         """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
+        return await self._aconnect(self._new_async_connection(timeout), timeout)
+
+    def _new_async_connection(self, timeout: float, **where: Any) -> aioconnection.AbstractConnection:
         classes = {
             Connection: aioconnection.Connection,
             SSLConnection: aioconnection.SSLConnection,
@@ -400,7 +407,10 @@ class RedisNode:
         # No read timeout: one task reads for as long as the link lives, and rounds have timeouts of their own.
         timeouts = {"socket_timeout": None, "socket_connect_timeout": timeout}
         fixed: dict[str, Any] = FIXED | timeouts | {"retry": AsyncRetry(NoBackoff(), 0)}
-        connection = classes[self._class](**(self._arguments | fixed))
+        connection: aioconnection.AbstractConnection = classes[self._class](**(self._arguments | fixed | where))
+        return connection
+
+    async def _aconnect(self, connection: aioconnection.AbstractConnection, timeout: float) -> "AsyncRedisLink":
         try:
             async with asyncio.timeout(timeout):
                 await connection.connect()
@@ -416,6 +426,9 @@ class RedisNode:
 
 class RedisLink:
     """One connection of redis-py's, used without its client: what is sent is sent once."""
+
+    demoted = ""
+    """What to say when the server is no master any more; empty is what it says itself."""
 
     def __init__(self, connection: AbstractConnection, wording: Wording, greeting: Greeting) -> None:
         self.greeting = greeting
@@ -445,7 +458,7 @@ class RedisLink:
     def receive(self, request: Request) -> Reply | None:
         if self._connection._sock is None:  # looking whether it is readable may have closed it
             raise LinkError("reset")
-        return parse_answer(read(self._connection))
+        return parse_answer(read(self._connection), self.demoted)
 
     def readable(self) -> bool:
         if self._connection._sock is None:
@@ -466,6 +479,8 @@ class AsyncRedisLink:
     The reader task ends with the connection or the loop. redis-py's stream reader and writer are used directly,
     because its own ``send_packed_command`` waits, and a request must be either sent or not.
     """
+
+    demoted = ""
 
     def __init__(self, connection: aioconnection.AbstractConnection, wording: Wording, greeting: Greeting) -> None:
         self.greeting = greeting
@@ -498,7 +513,7 @@ class AsyncRedisLink:
         detail = "closed"
         try:
             while True:
-                reply = parse_answer(await aread(self._connection))
+                reply = parse_answer(await aread(self._connection), self.demoted)
                 request, on_reply = self._waiting.popleft()
                 if reply is None:
                     self._again(request, on_reply)
