@@ -112,7 +112,8 @@ class LockLostError(RedlockError):
 
     Args:
         name: The lock's name.
-        reason: ``expired``, ``superseded``, ``max_hold``, ``max_extensions``, ``forked`` or ``released``.
+        reason: ``expired``, ``superseded``, ``max_hold``, ``max_extensions``, ``heartbeat``, ``forked`` or
+            ``released``.
         held: How long it was held, in seconds.
     """
 
@@ -149,6 +150,7 @@ EXPLANATIONS = {
     "superseded": "a majority of the nodes no longer knows this holder",
     "max_hold": "it reached max_hold, the longest time one holder may keep it",
     "max_extensions": "it reached max_extensions",
+    "heartbeat": "its work gave no sign of life (lease.heartbeat()) for too long",
     "forked": "this process is a fork of the holder, and holds nothing itself",
     "released": "it was already released",
 }

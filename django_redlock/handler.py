@@ -74,6 +74,12 @@ def lock(
     using: str = DEFAULT_ALIAS,
     renew: bool | None = None,
     label: str = "",
+    limit: int = 1,
+    shared: bool = False,
+    reentrant: bool = False,
+    barge: bool = False,
+    heartbeat: float | None = None,
+    cancel_on_lost: bool = False,
 ) -> Lock:
     """
     Describe a lock of an alias; asks no node until it is acquired.
@@ -89,13 +95,33 @@ def lock(
         using: Alias in ``REDLOCK``.
         renew: Whether to extend the lease while it is held; None is ``OPTIONS["renew"]``, True by default.
         label: What the holder is doing, for the people who look at held locks; never put a secret here.
+        limit: How many may hold it at once, at most 1000; everybody must say the same number.
+        shared: Whether other shared holders may have it too; an exclusive one, who says nothing, may not.
+        reentrant: Whether the thread or task that has it may take it again, without asking any node.
+        barge: Whether to take it, if it is free, before those that wait for it.
+        heartbeat: After how many seconds without ``lease.heartbeat()`` it is no longer extended, for work that may hang
+            while its process lives; None needs none.
+        cancel_on_lost: Whether to cancel the body of ``async with`` when the lock is lost; the block then raises
+            LockLostError.
 
     Raises:
         InvalidRedlockError: The settings cannot be used.
         TypeError: A name is not a string.
-        ValueError: A name, ttl or wait cannot work; the message says what to write.
+        ValueError: A number cannot work, or two arguments cannot be combined; the message says what to write.
     """
-    return locks[using].lock(name, ttl=ttl, wait=wait, renew=renew, label=label)
+    return locks[using].lock(
+        name,
+        ttl=ttl,
+        wait=wait,
+        renew=renew,
+        label=label,
+        limit=limit,
+        shared=shared,
+        reentrant=reentrant,
+        barge=barge,
+        heartbeat=heartbeat,
+        cancel_on_lost=cancel_on_lost,
+    )
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:

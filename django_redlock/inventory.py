@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from .conf import DEFAULT_ALIAS
-from .core.messages import Ballot, Kind, Release, Reply, Row, Survey
+from .core.messages import SHARED, Ballot, Kind, Release, Reply, Row, Survey
 from .core.names import shown
 from .core.names import slug as slug_of
 from .core.owner import Owner, decode, fingerprint, nonce_of
@@ -384,7 +384,7 @@ class _Poll:
     def pages(self) -> Iterator[Survey]:
         """Yield the requests for the whole index, then for the names that not every node reported."""
         for offset in range(0, MAX_NAMES, PAGE):
-            yield Survey(offset=offset, count=PAGE)
+            yield Survey(offset=offset, size=PAGE)
             if offset + PAGE >= self.total:
                 break
         else:
@@ -456,7 +456,7 @@ def _ask(poll: _Poll, questions: Iterator[Survey]) -> None:
         if sent - started > MAX_SECONDS:
             poll.complete = False
             return
-        replies = poll.manager.survey(slugs=question.slugs, offset=question.offset, count=question.count)
+        replies = poll.manager.survey(slugs=question.slugs, offset=question.offset, count=question.size)
         poll.receive(replies, steady() - sent)
 
 
@@ -467,7 +467,7 @@ async def _aask(poll: _Poll, questions: Iterator[Survey]) -> None:
         if sent - started > MAX_SECONDS:
             poll.complete = False
             return
-        replies = await poll.manager.asurvey(slugs=question.slugs, offset=question.offset, count=question.count)
+        replies = await poll.manager.asurvey(slugs=question.slugs, offset=question.offset, count=question.size)
         poll.receive(replies, steady() - sent)
 
 
@@ -477,7 +477,8 @@ def _release(poll: _Poll, slug: str, wanted: str, bury: float) -> Ballot | None:
     if not nonces:
         return None
     manager = poll.manager
-    request = Release((slug,), nonces.pop(), bury)
+    nonce = nonces.pop()
+    request = Release((slug,), nonce, bury, shared=nonce == SHARED)
     everywhere = dict.fromkeys(range(len(manager.nodes)), request)
     ballot = Ballot(everywhere, lambda replies: False, manager.rules.timeout(manager.rules.ttl), farewell=True)
     manager.ask(ballot)

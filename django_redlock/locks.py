@@ -13,25 +13,26 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import wraps
 from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Any, NamedTuple, TypeVar, cast
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
 from .core.admission import Admission
-from .core.messages import Ballot, Instant, Reply, Survey
+from .core.messages import Ballot, Instant, Release, Reply, Survey
 from .core.names import check_names, slug
 from .core.owner import Owner, decode
 from .core.rules import MIN_TTL, Rules, number, seconds
-from .core.tenure import Tenure, release_outcome
+from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
 from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError
 from .nodes import Node
 from .nodes.aio import AsyncGather
 from .nodes.gather import Gather, steady
+from .nodes.hints import AsyncHints, Hints
 from .watchdog import loop_watchdog, watchdog
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -39,6 +40,8 @@ Notify = Callable[..., None]
 
 log = logging.getLogger("django_redlock")
 _HOST = socket.gethostname()
+
+MAX_LIMIT = 1000
 
 
 def fresh_nonce() -> str:
@@ -78,6 +81,7 @@ class Lease:
         self._callbacks: list[Callable[[Lease], object]] = []
         self._mutex = threading.Lock()
         self._pid = os.getpid()
+        self._depth = 1  # how often its holder has entered it, for a reentrant lock
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r}: {self._tenure.ended or f'{self.remaining():.1f} s left'}>"
@@ -107,7 +111,11 @@ class Lease:
 
     @property
     def reason(self) -> str | None:
-        """Why it ended: ``released``, ``expired``, ``superseded``, ``max_hold``, ``max_extensions`` or ``forked``."""
+        """
+        Why it ended; None while it goes on.
+
+        ``released``, ``expired``, ``superseded``, ``max_hold``, ``max_extensions``, ``heartbeat`` or ``forked``.
+        """
         return "forked" if self._forked() else self._tenure.ended
 
     @property
@@ -159,36 +167,38 @@ class Lease:
         if self._lost.is_set():
             self._call_back()
 
-    def extend(self) -> bool:
+    def heartbeat(self) -> None:
+        """Say that the work goes on; a lease taken with ``heartbeat=`` is extended only while it is told so."""
+        self._tenure.beat(steady())
+
+    def extend(self, ttl: float | None = None) -> bool:
         """
         Ask the nodes for a whole ttl from now; returns whether a quorum agreed before the old deadline.
 
         Needed only with ``renew=False``. Blocks for at most one node timeout.
-        """
-        ballot = self._extension()
-        if ballot is None:
-            return False
-        start = steady()
-        self._manager.ask(ballot)
-        return self._extended(ballot, start)
 
-    async def aextend(self) -> bool:
+        Args:
+            ttl: Length of the lease from now on, in seconds; None is as it was.
+
+        Raises:
+            ValueError: The ttl cannot work; the message says what to write.
+        """
+        return self._manager.extend([self], self._checked(ttl)) == 1
+
+    async def aextend(self, ttl: float | None = None) -> bool:
         """Do what :meth:`extend` does without blocking."""
-        ballot = self._extension()
-        if ballot is None:
-            return False
-        start = steady()
-        await self._manager.aask(ballot)
-        return self._extended(ballot, start)
+        return await self._manager.aextend([self], self._checked(ttl)) == 1
 
     def release(self) -> str:
         """
         Give the lock up; returns what the nodes say of it.
 
         ``released``: it was ours until now. ``expired``: it had ended. ``taken``: somebody else has it.
-        ``unknown``: too few nodes answered within the node timeout; it ends with its ttl at the latest. Never
-        raises for a lock that is gone, and may be called twice.
+        ``unknown``: too few nodes answered within the node timeout; it ends with its ttl at the latest. ``held``: it
+        was entered more than once, and is still held. Never raises for a lock that is gone, and may be called twice.
         """
+        if self._still_entered():
+            return "held" if self.valid() else "expired"
         ballot = self._end()
         if ballot is None:
             return "expired" if not self._forked() else "unknown"
@@ -198,6 +208,8 @@ class Lease:
 
     async def arelease(self) -> str:
         """Do what :meth:`release` does without blocking; a cancelled call has sent the release all the same."""
+        if self._still_entered():
+            return "held" if self.valid() else "expired"
         ballot = self._end()
         if ballot is None:
             return "expired" if not self._forked() else "unknown"
@@ -205,33 +217,35 @@ class Lease:
         await self._manager.aask(ballot)
         return self._ended(ballot)
 
-    # What the watchdog calls
+    # What the watchdog asks
+
+    @property
+    def keeper(self) -> "LockManager":
+        """Who extends it."""
+        return self._manager
+
+    @property
+    def renewed(self) -> bool:
+        """Whether it is extended without being asked."""
+        return self._renew
 
     def due(self) -> float:
         """Return when the watchdog looks at it next."""
-        return float("inf") if self._tenure.ended else self._tenure.due(self._renew)
-
-    def tend(self) -> None:
-        """Extend it if it is renewed and its time has come; notice its end."""
-        if self.valid() and self._renew:
-            self.extend()
-        if not self.valid():
-            watchdog.forget(self)
-
-    async def atend(self) -> None:
-        """Do what :meth:`tend` does without blocking."""
-        if self.valid() and self._renew:
-            await self.aextend()
-        self.valid()
+        return self._tenure.due(self._renew)
 
     def _forked(self) -> bool:
         return os.getpid() != self._pid
 
-    def _extension(self) -> Ballot | None:
-        return self._tenure.extension(steady()) if self.valid() else None
+    def _checked(self, ttl: float | None) -> float | None:
+        return ttl if ttl is None else self._manager.rules.check_ttl(ttl)
 
-    def _extended(self, ballot: Ballot, start: float) -> bool:
-        longer = self._tenure.extended(ballot, start, steady())
+    def _still_entered(self) -> bool:
+        """Leave a reentrant lock once; returns whether it has been entered more often."""
+        self._depth -= 1
+        return self._depth > 0
+
+    def _extended(self, ballot: Ballot, number: int, start: float) -> bool:
+        longer = self._tenure.extended(ballot, number, start, steady())
         if self._tenure.ended:
             self._tell_loss()
         if longer:
@@ -295,12 +309,26 @@ class AsyncLease(Lease):
     def __init__(self, manager: "LockManager", tenure: Tenure, renew: bool) -> None:
         super().__init__(manager, tenure, renew, asyncio.Event())
         self._loop = asyncio.get_running_loop()
+        self._cancelled: asyncio.Task[Any] | None = None
 
     def _set_lost(self) -> None:
         self._lost.set()
         if asyncio._get_running_loop() is not self._loop and not self._loop.is_closed():
             # Noticed in another thread: the event is set, but those that wait for it must be woken in their loop.
             self._loop.call_soon_threadsafe(self._lost.set)
+
+    def _cancel(self, task: "asyncio.Task[Any] | None") -> None:
+        """Cancel the body of an ``async with`` block, from whichever thread noticed the loss."""
+        if task is not None and not self._loop.is_closed():
+            self._cancelled = task
+            self._loop.call_soon_threadsafe(task.cancel)
+
+    def _was_cancelled(self, kind: type[BaseException] | None) -> bool:
+        """Return whether the body ended because this lease cancelled it, and nobody else did."""
+        if self._cancelled is None:
+            return False
+        others = self._cancelled.uncancel()
+        return kind is asyncio.CancelledError and others == 0
 
 
 class Lock:
@@ -311,11 +339,20 @@ class Lock:
     :meth:`acquire`. Made by :func:`django_redlock.lock` or :meth:`LockManager.lock`.
     """
 
-    def __init__(self, manager: "LockManager", wanted: Wanted, renew: bool) -> None:
+    def __init__(
+        self,
+        manager: "LockManager",
+        wanted: Wanted,
+        renew: bool,
+        reentrant: bool = False,
+        cancel_on_lost: bool = False,
+    ) -> None:
         self._manager = manager
         self._wanted = wanted
         self._renew = renew
-        self._entered: dict[object, Lease] = {}
+        self._reentrant = reentrant
+        self._cancel_on_lost = cancel_on_lost
+        self._entered: dict[object, list[Lease]] = {}
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
@@ -333,23 +370,36 @@ class Lock:
             LockTakenError: Another owner kept it.
             QuorumUnavailableError: Too few nodes answered.
         """
-        acquisition = self._manager.acquisition(self._wanted)
-        granted = self._manager.run(acquisition)
-        return self._manager.held(self._wanted, granted, self._renew)
+        if self._cancel_on_lost:
+            raise RuntimeError(f"Lock {self.name!r} has cancel_on_lost, which works with 'async with' only.")
+        lease = self._entered_before(threading.get_ident())
+        if lease is None:
+            granted = self._manager.run(self._wanted)
+            lease = self._manager.held(self._wanted, granted, self._renew)
+            self._remember(threading.get_ident(), lease)
+        return lease
 
     async def aacquire(self) -> Lease:
         """Do what :meth:`acquire` does without blocking; a cancelled call leaves no key behind."""
-        acquisition = self._manager.acquisition(self._wanted)
-        granted = await self._manager.arun(acquisition)
-        return self._manager.aheld(self._wanted, granted, self._renew)
+        task = asyncio.current_task()
+        lease = self._entered_before(task)
+        if lease is None:
+            granted = await self._manager.arun(self._wanted)
+            lease = self._manager.aheld(self._wanted, granted, self._renew)
+            self._remember(task, lease)
+        return lease
 
     def __enter__(self) -> Lease:
-        return self._enter(threading.get_ident(), self.acquire)
+        who = threading.get_ident()
+        self._refuse_nesting(who)
+        lease = self.acquire()
+        self._entered.setdefault(who, []).append(lease)
+        return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self._entered.pop(threading.get_ident())
+        lease = self._left(threading.get_ident())
         if lease.reason != "released":  # else the body gave it up, and was told the outcome
             lease._leave(lease.release(), body_failed=kind is not None)
 
@@ -357,15 +407,18 @@ class Lock:
         task = asyncio.current_task()
         self._refuse_nesting(task)
         lease = await self.aacquire()
-        self._entered[task] = lease
+        self._entered.setdefault(task, []).append(lease)
+        if self._cancel_on_lost:
+            lease.on_lost(lambda lease: cast(AsyncLease, lease)._cancel(task))
         return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self._entered.pop(asyncio.current_task())
+        lease = self._left(asyncio.current_task())
         if lease.reason != "released":
-            lease._leave(await lease.arelease(), body_failed=kind is not None)
+            cancelled = cast(AsyncLease, lease)._was_cancelled(kind)
+            lease._leave(await lease.arelease(), body_failed=kind is not None and not cancelled)
 
     def __call__(self, function: Function) -> Function:
         """Return *function* so that every call of it runs under this lock."""
@@ -385,17 +438,40 @@ class Lock:
 
         return locked  # type: ignore[return-value]
 
-    def _enter(self, who: object, acquire: Callable[[], Lease]) -> Lease:
-        self._refuse_nesting(who)
-        lease = acquire()
-        self._entered[who] = lease
+    def _left(self, who: object) -> Lease:
+        leases = self._entered[who]
+        lease = leases.pop()
+        if not leases:
+            del self._entered[who]
         return lease
 
     def _refuse_nesting(self, who: object) -> None:
-        if who in self._entered:
+        if who in self._entered and not self._reentrant:
             raise RuntimeError(
-                f"Lock {self.name!r} is already entered here; it would wait for itself. Pass the lease on instead."
+                f"Lock {self.name!r} is already entered here; it would wait for itself. Pass the lease on instead, or "
+                "write lock(..., reentrant=True)."
             )
+
+    def _entered_before(self, who: object) -> Lease | None:
+        """Return the lease that the calling thread or task has of a reentrant lock, entered once more."""
+        if not self._reentrant:
+            return None
+        names, shared = self._wanted.names, self._wanted.shared
+        if (names, not shared, who) in self._manager.entered:
+            raise RuntimeError(
+                f"Lock {self.name!r} is held here, {'exclusively' if shared else 'shared'}; it cannot be had the other "
+                "way as well, and would wait for itself."
+            )
+        lease = self._manager.entered.get((names, shared, who))
+        if lease is None or lease.reason == "released":
+            return None
+        lease.ensure()
+        lease._depth += 1
+        return lease
+
+    def _remember(self, who: object, lease: Lease) -> None:
+        if self._reentrant:
+            self._manager.entered[self._wanted.names, self._wanted.shared, who] = lease
 
 
 class LockManager:
@@ -427,10 +503,12 @@ class LockManager:
         self.notify = notify
         self._sleep = sleep
         self._asleep = asleep
+        self.entered: WeakValueDictionary[tuple[Any, ...], Lease] = WeakValueDictionary()
         self._floor = Floor()
-        self.admission = Admission(rules, tuple(node.name for node in self.nodes), steady)
+        self.admission = Admission(rules, tuple(node.name for node in self.nodes), steady, time.time)
         self._gather = Gather(self.nodes, self.admission)
-        self._gathers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGather] = WeakKeyDictionary()
+        self._hints = Hints(self.nodes, rules.needed)
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopSide] = WeakKeyDictionary()
         self._pid = os.getpid()
         _managers.add(self)
 
@@ -450,6 +528,12 @@ class LockManager:
         token: str = "",
         adopt: str = "",
         detached: bool = False,
+        limit: int = 1,
+        shared: bool = False,
+        barge: bool = False,
+        reentrant: bool = False,
+        heartbeat: float | None = None,
+        cancel_on_lost: bool = False,
     ) -> Lock:
         """
         Describe a lock; asks no node.
@@ -466,6 +550,12 @@ class LockManager:
             adopt: Take it over from the holder with this token, if that one still has it.
             detached: Leave it to itself: it may last longer than ``max_ttl``, is not renewed, and its end is not
                 announced. For a place that another process takes over with ``adopt``, whose loss does no harm.
+            limit: How many may hold it at once.
+            shared: Whether other shared holders may have it too; an exclusive one may not.
+            barge: Whether to take it, if it is free, before those that wait for it.
+            reentrant: Whether the thread or task that has it may take it again.
+            heartbeat: After how many seconds without :meth:`Lease.heartbeat` it is no longer extended; None needs none.
+            cancel_on_lost: Whether to cancel the body of ``async with`` when the lock is lost.
 
         Raises:
             TypeError: A name is not a string.
@@ -473,8 +563,12 @@ class LockManager:
         """
         owner = Owner(_HOST, os.getpid(), kind, label, ref)
         chosen = self._ttl(ttl, detached)
-        wanted = Wanted(check_names(name), chosen, check_wait(wait), owner, token, adopt, detached)
-        return Lock(self, wanted, self.rules.renew if renew is None else renew)
+        names = check_names(name)
+        check_limit(limit, names, shared)
+        if heartbeat is not None:
+            seconds("heartbeat", heartbeat)
+        wanted = Wanted(names, chosen, check_wait(wait), owner, token, adopt, detached, limit, shared, barge, heartbeat)
+        return Lock(self, wanted, self.rules.renew if renew is None else renew, reentrant, cancel_on_lost)
 
     def release(self, name: str | Iterable[str], token: str) -> str:
         """
@@ -485,7 +579,7 @@ class LockManager:
         """
         slugs = tuple(slug(name) for name in check_names(name))
         timeout = self.rules.timeout(self.rules.ttl)
-        ballot = farewell(slugs, token, range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
+        ballot = farewell(Release(slugs, token), range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
         self.ask(ballot)
         return release_outcome(ballot, self.rules)
 
@@ -503,13 +597,16 @@ class LockManager:
 
     def close(self) -> None:
         """Close all idle connections; the manager can be used again and then connects anew."""
+        self._hints.close()
         self._gather.close()
+        watchdog.rest()
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""
-        gather = self._gathers.pop(asyncio.get_running_loop(), None)
-        if gather:
-            await gather.aclose()
+        side = self._loops.pop(asyncio.get_running_loop(), None)
+        if side:
+            await side.hints.aclose()
+            await side.gather.aclose()
 
     # Drivers
 
@@ -520,51 +617,103 @@ class LockManager:
 
     async def aask(self, ballot: Ballot) -> None:
         """Carry out one round in the running event loop."""
-        await self._loop_gather().ask(ballot)
+        await self._loop_side().gather.ask(ballot)
 
-    def acquisition(self, wanted: Wanted) -> Acquisition:
-        """Return the steps that take a lock."""
-        return Acquisition(wanted, self.rules, self._floor, fresh_nonce, random.random)
+    def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
+        """Return the steps that take a lock; *waiter* is its name in the queues of the nodes."""
+        return Acquisition(wanted, self.rules, self._floor, fresh_nonce, random.random, waiter)
 
-    def run(self, acquisition: Acquisition) -> Granted | GaveUp:
-        """Carry out an acquisition, blocking the calling thread."""
+    def run(self, wanted: Wanted) -> Granted | GaveUp:
+        """Try to take a lock, blocking the calling thread."""
+        self._notice_fork()
+        hints = self._hints
+        acquisition = self.acquisition(wanted, hints.waiters.new_name() if wanted.wait != 0 else "")
         steps = acquisition.steps(instant())
         try:
             step = next(steps)
             while True:
-                if isinstance(step, Pause):
-                    self._explain(acquisition, step)
-                    self._sleep(step.seconds)
-                else:
+                if not isinstance(step, Pause):
                     self.ask(step)
+                elif acquisition.waiter.name:
+                    self._explain(acquisition, step)
+                    hints.wait(acquisition.waiter, step.seconds, step.told)
+                else:
+                    self._sleep(step.seconds)
                 step = steps.send(instant())
         except StopIteration as stop:
             outcome: Granted | GaveUp = stop.value
             return outcome
         except BaseException:
             # The interrupted round's connections are gone, so this makes new ones.
-            self.ask(acquisition.undo(self.rules.timeout(acquisition.wanted.ttl)))
+            self.ask(acquisition.undo(self.rules.timeout(wanted.ttl)))
             raise
+        finally:
+            hints.waiters.leave(acquisition.waiter)
 
-    async def arun(self, acquisition: Acquisition) -> Granted | GaveUp:
-        """Carry out an acquisition in the running event loop."""
-        gather = self._loop_gather()
+    async def arun(self, wanted: Wanted) -> Granted | GaveUp:
+        """Try to take a lock in the running event loop."""
+        side = self._loop_side()
+        acquisition = self.acquisition(wanted, side.hints.waiters.new_name() if wanted.wait != 0 else "")
         steps = acquisition.steps(instant())
         try:
             step: Step = next(steps)
             while True:
-                if isinstance(step, Pause):
+                if not isinstance(step, Pause):
+                    await side.gather.ask(step)
+                elif acquisition.waiter.name:
                     self._explain(acquisition, step)
-                    await self._asleep(step.seconds)
+                    await side.hints.wait(acquisition.waiter, step.seconds, step.told)
                 else:
-                    await gather.ask(step)
+                    await self._asleep(step.seconds)
                 step = steps.send(instant())
         except StopIteration as stop:
             outcome: Granted | GaveUp = stop.value
             return outcome
         except BaseException:
-            gather.send(acquisition.undo())  # does not wait, so a second cancellation cannot stop it
+            side.gather.send(acquisition.undo())  # does not wait, so a second cancellation cannot stop it
             raise
+        finally:
+            side.hints.waiters.leave(acquisition.waiter)
+
+    def extend(self, leases: Sequence[Lease], ttl: float | None = None) -> int:
+        """
+        Extend leases, a hundred in one round; returns how many are longer now.
+
+        Args:
+            leases: Leases of this manager.
+            ttl: Length of the leases from now on, in seconds; None leaves them as they are.
+        """
+        longer = 0
+        for ballot, chosen in self._renewals(leases, ttl):
+            start = steady()
+            self.ask(ballot)
+            longer += extended(ballot, chosen, start)
+        return longer
+
+    async def aextend(self, leases: Sequence[Lease], ttl: float | None = None) -> int:
+        """Do what :meth:`extend` does without blocking."""
+        longer = 0
+        for ballot, chosen in self._renewals(leases, ttl):
+            start = steady()
+            await self.aask(ballot)
+            longer += extended(ballot, chosen, start)
+        return longer
+
+    def _renewals(self, leases: Sequence[Lease], ttl: float | None) -> Iterator[tuple[Ballot, list[Lease]]]:
+        """Yield rounds and the leases that each extends; a lease that ended meanwhile is in none."""
+        for first in range(0, len(leases), BATCH):
+            now = steady()
+            some = [lease for lease in leases[first : first + BATCH] if lease.valid()]
+            asked = [(lease, term) for lease in some if (term := lease._tenure.term(now, ttl))]
+            for numbers in batches([term for _, term in asked]):
+                chosen = [asked[number][0] for number in numbers]
+                soonest = min(lease._tenure.deadline for lease in chosen)
+                shortest = min(self.rules.timeout(lease._tenure.ttl) for lease in chosen)
+                timeout = min(shortest, max(soonest - now, 0.001))
+                ballot = renewal([asked[number][1] for number in numbers], self.rules, timeout)
+                for lease in chosen:
+                    lease._tenure.asked(ballot)
+                yield ballot, chosen
 
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the lease of a won acquisition, or raise why it was not won."""
@@ -603,7 +752,7 @@ class LockManager:
             error = self._error(wanted, outcome)
             self.notify("lock_taken", name=error.name, error=error)
             raise error
-        return Tenure(wanted.names, wanted.ttl, outcome, self.rules, self._floor)
+        return Tenure(wanted, outcome, self.rules, self._floor)
 
     def _error(self, wanted: Wanted, outcome: GaveUp) -> LockTakenError | QuorumUnavailableError:
         name = ", ".join(wanted.names)
@@ -621,19 +770,34 @@ class LockManager:
         requests = dict.fromkeys(range(len(self.nodes)), Survey(slugs, offset, count))
         return Ballot(requests, lambda replies: False, self.rules.timeout(self.rules.ttl), self.rules.needed)
 
-    def _loop_gather(self) -> AsyncGather:
+    def _loop_side(self) -> "LoopSide":
         self._notice_fork()
         loop = asyncio.get_running_loop()
-        if loop not in self._gathers:
-            self._gathers[loop] = AsyncGather(self.nodes, self.admission, self._gather.breakers)
-        return self._gathers[loop]
+        if loop not in self._loops:
+            gather = AsyncGather(self.nodes, self.admission, self._gather.breakers)
+            self._loops[loop] = LoopSide(gather, AsyncHints(self.nodes, self.rules.needed))
+        return self._loops[loop]
 
     def _notice_fork(self) -> None:
         """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
+            self._hints.forked()
+            self._hints = Hints(self.nodes, self.rules.needed)
             self._gather.close()
-            self._gathers = WeakKeyDictionary()
+            self._loops = WeakKeyDictionary()
+
+
+class LoopSide(NamedTuple):
+    """What a manager has in one event loop."""
+
+    gather: AsyncGather
+    hints: AsyncHints
+
+
+def extended(ballot: Ballot, leases: Sequence[Lease], start: float) -> int:
+    """Tell leases the outcome of the round that began at *start*; returns how many are longer now."""
+    return sum(lease._extended(ballot, number, start) for number, lease in enumerate(leases))
 
 
 _managers: WeakSet[LockManager] = WeakSet()
@@ -656,3 +820,17 @@ def check_wait(wait: float | None) -> float | None:
     if wait is not None and number("wait", wait) < 0:
         raise ValueError(f"wait must be None (for ever) or at least 0 seconds, not {wait!r}.")
     return wait
+
+
+def check_limit(limit: int, names: tuple[str, ...], shared: bool) -> None:
+    """
+    Raise ValueError unless *limit* holders can have the lock at once.
+
+    Raises:
+        ValueError: It is no whole number from 1 to 1000, or is combined with several names or with *shared*.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
+        raise ValueError(f"limit must be a whole number from 1 to {MAX_LIMIT}, not {limit!r}.")
+    if limit > 1 and (shared or len(names) > 1):
+        other = "shared=True" if shared else "several names"
+        raise ValueError(f"limit={limit} and {other} cannot be combined; take two locks.")

@@ -28,7 +28,6 @@ from django.db.models import Model, QuerySet
 from django.db.models.manager import BaseManager
 
 from .conf import DEFAULT_ALIAS
-from .core.names import MAX_NAMES
 from .exceptions import LockLostError, LockTakenError
 from .handler import locks
 from .locks import Lease, Lock
@@ -37,6 +36,7 @@ M = TypeVar("M", bound=Model)
 Rows = TypeVar("Rows")
 Read = TypeVar("Read", covariant=True)
 
+MAX_ROWS = 200  # rows in one lock
 COMMITTED = "The transaction had already been committed: its changes are kept, but they may not have been exclusive."
 
 
@@ -312,10 +312,10 @@ class _Rows(Generic[M]):
         fields = list(dict.fromkeys(["pk", *(field for _, field in roots)]))  # Django 5.2.0 gives a repeated one once
         found = self._queryset.using(self.db).values_list(*fields)
         found.query.select_for_update = False  # needs a transaction, which is opened when the rows are locked
-        values = list(found[: MAX_NAMES + 1])
-        if len(values) > MAX_NAMES:
+        values = list(found[: MAX_ROWS + 1])
+        if len(values) > MAX_ROWS:
             raise ValueError(
-                f"The queryset of {self.label} has more than {MAX_NAMES} rows, the most that one lock can have. Lock "
+                f"The queryset of {self.label} has more than {MAX_ROWS} rows, the most that one lock can have. Lock "
                 f"slices of it, or one name for all of them: with lock('{self.label.lower()}:all')."
             )
         rows: dict[Any, Row] = {}

@@ -1,38 +1,117 @@
 """
 Keep held leases alive, and tell their holders when they ended.
 
-One thread per process and one task per event loop look after all leases, whatever their number. Lateness is
-normal (a busy interpreter delays any thread), so nothing here decides whether a lease is valid: that, a lease asks
-its clock. A lease that its holder dropped without a release is no longer looked after and ends by itself.
+One thread per process and one task per event loop look after all leases, whatever their number; those that are due
+at about the same time are extended in one round. Lateness is normal (a busy interpreter delays any thread), so
+nothing here decides whether a lease is valid: that, a lease asks its clock. A lease that its holder dropped without
+a release is no longer looked after and ends by itself.
 """
 
 import asyncio
+import heapq
+import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable
-from typing import Protocol
-from weakref import WeakKeyDictionary, WeakSet
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from .nodes.gather import steady
 
 LINGER = 5.0  # seconds for which the thread waits for a next lease before it ends
 TICK = 1.0  # seconds between two looks at most, so that a new lease seldom has to wake the thread
+NEVER = float("inf")
 
 log = logging.getLogger("django_redlock")
+
+
+class Keeper(Protocol):
+    """Who extends leases."""
+
+    def extend(self, leases: Any) -> int:
+        """Extend leases; may block for one node timeout for each hundred of them."""
+
+    async def aextend(self, leases: Any) -> int:
+        """The same without blocking."""
 
 
 class Tended(Protocol):
     """What the watchdog looks after."""
 
+    @property
+    def keeper(self) -> Keeper:
+        """Who extends it."""
+
+    @property
+    def renewed(self) -> bool:
+        """Whether it is extended; if not, it is told when its time is over."""
+
     def due(self) -> float:
         """Return when to look at it next, on the steady clock; infinity when it ended."""
 
-    def tend(self) -> None:
-        """Extend it, or notice its end; may block for one node timeout."""
+    def valid(self) -> bool:
+        """Return whether its time is not over; its holder is told if it is."""
 
-    async def atend(self) -> None:
-        """The same without blocking."""
+
+class Agenda:
+    """Which leases are due when. Keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._leases: WeakSet[Tended] = WeakSet()
+        self._heap: list[tuple[float, int, ref[Tended]]] = []
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def add(self, lease: Tended) -> float:
+        """Put a lease on the agenda; returns when it is due, infinity if it has ended."""
+        when = lease.due()
+        if when == NEVER:
+            self._leases.discard(lease)
+        else:
+            self._leases.add(lease)
+            heapq.heappush(self._heap, (when, next(self._numbers), ref(lease)))
+        return when
+
+    def put_back(self, lease: Tended) -> None:
+        """Add a lease that was taken, unless it has been dropped meanwhile."""
+        if lease in self._leases:
+            self.add(lease)
+
+    def drop(self, lease: Tended) -> None:
+        """Take a lease off. Its entry in the heap stays until it is due, but such entries do not pile up."""
+        self._leases.discard(lease)
+        if len(self._heap) > 2 * len(self._leases) + 64:
+            self._heap = [entry for entry in self._heap if entry[2]() in self._leases]
+            heapq.heapify(self._heap)
+
+    def next(self) -> float:
+        """Return when something is due; infinity if there is nothing."""
+        return self._heap[0][0] if self._heap else NEVER
+
+    def take(self, now: float) -> list[Tended]:
+        """Return the leases that are due by now; each is to be put back."""
+        due: list[Tended] = []
+        while self._heap and self._heap[0][0] <= now:
+            lease = heapq.heappop(self._heap)[2]()
+            if lease is None or lease not in self._leases:
+                continue
+            if lease.due() <= now:
+                due.append(lease)
+            else:
+                self.add(lease)
+        return due
+
+
+def by_keeper(leases: Iterable[Tended]) -> dict[Keeper, list[Tended]]:
+    """Return the leases that are to be extended, by who does it, and notice the end of the others."""
+    found: dict[Keeper, list[Tended]] = {}
+    for lease in leases:
+        if lease.valid() and lease.renewed:
+            found.setdefault(lease.keeper, []).append(lease)
+    return found
 
 
 class Watchdog:
@@ -48,7 +127,7 @@ class Watchdog:
         self._start_over()
 
     def _start_over(self) -> None:
-        self._leases: WeakSet[Tended] = WeakSet()
+        self._agenda = Agenda()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._wake_at = 0.0
@@ -56,45 +135,60 @@ class Watchdog:
     def watch(self, lease: Tended) -> None:
         """Look after *lease* until it ends; starts the thread if there is none."""
         with self._changed:
-            self._leases.add(lease)
+            when = self._agenda.add(lease)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="django_redlock watchdog", daemon=True)
                 self._thread.start()
-            elif lease.due() < self._wake_at:
+            elif when < self._wake_at:
                 self._changed.notify()
 
     def forget(self, lease: Tended) -> None:
-        """Stop looking after *lease*."""
+        """Stop looking after *lease*, which has ended."""
         with self._changed:
-            self._leases.discard(lease)
+            self._agenda.drop(lease)
+
+    def rest(self) -> None:
+        """End the thread now if there is nothing to look after; otherwise it ends a while after the last lease."""
+        with self._changed:
+            thread = self._thread
+            if thread is None or self._agenda:
+                return
+            self._thread = None
+            self._changed.notify()
+        if thread is not threading.current_thread():
+            thread.join(1.0)
 
     def _run(self) -> None:
-        while (leases := self._sleep()) is not None:
-            for lease in leases:
-                if lease.due() <= self._clock():
-                    tend(lease)
+        while self._tend(self._sleep()):
+            pass
+
+    def _tend(self, leases: list[Tended] | None) -> bool:
+        """Look after leases; a function of its own, so that none of them is kept alive while the thread sleeps."""
+        for keeper, some in by_keeper(leases or ()).items():
+            try:
+                keeper.extend(some)
+            except Exception:  # whatever goes wrong with some must not end the watch over the others
+                log.exception("extending %d leases failed", len(some))
+        with self._changed:
+            for lease in leases or ():
+                self._agenda.put_back(lease)
+        return leases is not None
 
     def _sleep(self) -> list[Tended] | None:
-        """Sleep until a lease is due; returns all leases, or None when there has been none for a while."""
+        """Sleep until leases are due; returns them, or None when there has been none for a while."""
         with self._changed:
-            if not self._leases:
-                self._wake_at = float("inf")
-                self._changed.wait(LINGER)
-                if not self._leases:
+            idle = self._clock()  # since when there has been nothing to look after
+            while not (due := self._agenda.take(self._clock())):
+                now = self._clock()
+                idle = now if len(self._agenda) else idle
+                if self._thread is not threading.current_thread():  # told to rest, and perhaps replaced since
+                    return None
+                if now - idle > LINGER:
                     self._thread = None
                     return None
-            now = self._clock()
-            self._wake_at = min([now + TICK, *(lease.due() for lease in self._leases)])
-            self._changed.wait(max(0.0, self._wake_at - now))
-            return list(self._leases)
-
-
-def tend(lease: Tended) -> None:
-    """Tend one lease; whatever goes wrong with it must not end the watch over the others."""
-    try:
-        lease.tend()
-    except Exception:
-        log.exception("tending %r failed", lease)
+                self._wake_at = min(now + TICK, self._agenda.next())
+                self._changed.wait(max(0.0, self._wake_at - now))
+            return due
 
 
 class AsyncWatchdog:
@@ -102,38 +196,44 @@ class AsyncWatchdog:
 
     def __init__(self, clock: Callable[[], float] = steady) -> None:
         self._clock = clock
-        self._leases: WeakSet[Tended] = WeakSet()
+        self._agenda = Agenda()
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._wake_at = 0.0
 
     def watch(self, lease: Tended) -> None:
         """Look after *lease* until it ends."""
-        self._leases.add(lease)
+        when = self._agenda.add(lease)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="django_redlock watchdog")
-        elif lease.due() < self._wake_at:
+        elif when < self._wake_at:
             self._changed.set()
 
     def forget(self, lease: Tended) -> None:
-        """Stop looking after *lease*; the task ends with the last."""
-        self._leases.discard(lease)
-        if not self._leases and self._task is not None:
+        """Stop looking after *lease*, which has ended; the task ends with the last."""
+        self._agenda.drop(lease)
+        if not self._agenda and self._task is not None:
             self._task.cancel()
             self._task = None
 
     async def _run(self) -> None:
-        while self._leases:
+        while self._agenda:
             await self._sleep()
-            due = [lease for lease in self._leases if lease.due() <= self._clock()]
-            for result in await asyncio.gather(*(lease.atend() for lease in due), return_exceptions=True):
-                if isinstance(result, Exception):
-                    log.error("tending a lease failed", exc_info=result)
+            await self._tend(self._agenda.take(self._clock()))
+
+    async def _tend(self, leases: list[Tended]) -> None:
+        for keeper, some in by_keeper(leases).items():
+            try:
+                await keeper.aextend(some)
+            except Exception:
+                log.exception("extending %d leases failed", len(some))
+        for lease in leases:
+            self._agenda.put_back(lease)
 
     async def _sleep(self) -> None:
         self._changed.clear()
         now = self._clock()
-        self._wake_at = min([now + TICK, *(lease.due() for lease in self._leases)])
+        self._wake_at = min(now + TICK, self._agenda.next())
         try:
             async with asyncio.timeout(max(0.0, self._wake_at - now)):
                 await self._changed.wait()

@@ -206,7 +206,7 @@ def test_listing_is_bounded(five, monkeypatch):
     snapshot = held_locks()
 
     assert (len(snapshot.locks), snapshot.complete) == (MAX_NAMES, False)
-    assert {request.count for request in asked} == {PAGE}
+    assert {request.size for request in asked} == {PAGE}
     assert len(asked) == 5 * MAX_NAMES // PAGE
 
 

@@ -119,7 +119,10 @@ def test_missing_setting_is_reported():
         (THREE, ["lock-1:6379", "lock-2:6379", "lock-3:6379"]),
         ("redis://a, redis://b:1 ,valkey://c", ["a:6379", "b:1", "c:6379"]),
         (["rediss://u:p%2Cw@a", "valkeys://b", "unix:///run/s.sock?db=2"], ["a:6379", "b:6379", "/run/s.sock"]),
-        ([{"URL": "redis://a", "NAME": "north", "OPTIONS": {"username": "u"}}, "redis://[::1]:7"], ["north", "[::1]:7"]),
+        (
+            [{"URL": "redis://a", "NAME": "north", "OPTIONS": {"username": "u"}}, "redis://[::1]:7"],
+            ["north", "[::1]:7"],
+        ),
         (["cache:sessions", "cache:replicated"], ["cache-1:6379"]),
     ],
     ids=str,

@@ -13,11 +13,16 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from . import owner as owners
-from .messages import ANSWERS, Acquire, Ballot, Instant, Kind, Raise, Release, Reply, count
-from .names import slug
+from .messages import ANSWERS, Acquire, Ballot, Instant, Kind, Raise, Release, Reply, Request, count
+from .names import place, slug
 from .rules import Rules
 
 GRANTS = (Kind.ACCEPTED, Kind.GRANTED)
+REFUSALS = (Kind.BUSY, Kind.QUEUED)
+
+POLL = 1.0  # seconds after which a waiter asks again at the latest, though it is told when it is its turn
+LEAST_POLL = 0.02  # seconds between two looks at a hold that is about to end
+UNTOLD_POLL = 0.05  # seconds, for each place in the queue, while too few nodes could tell it
 
 
 class Floor:
@@ -54,6 +59,10 @@ class Wanted:
         nonce: The token to hold it with; empty draws a fresh one for every attempt.
         adopt: The token of a holder whose lock may be taken over.
         detached: Whether it is left to itself: neither renewed nor watched.
+        limit: How many may hold it at once, each in a place of its own.
+        shared: Whether other shared holders may have it too.
+        barge: Whether to ignore those that wait.
+        heartbeat: After how many seconds without a sign of life it is no longer extended; None needs none.
     """
 
     names: tuple[str, ...]
@@ -63,32 +72,86 @@ class Wanted:
     nonce: str = ""
     adopt: str = ""
     detached: bool = False
+    limit: int = 1
+    shared: bool = False
+    barge: bool = False
+    heartbeat: float | None = None
+
+
+class Waiter:
+    """
+    One who waits for a lock, as the nodes' queues know it.
+
+    Acts on hints from a quorum of nodes only. A holder often lacks one node, which every waiter that asks is then
+    granted and gives back; with a single hint enough, that alone would wake the next one, and so on without end.
+
+    Args:
+        name: Its name in the queues: ``process|number``.
+        needed: Hints from how many nodes make it ask again.
+    """
+
+    def __init__(self, name: str, needed: int) -> None:
+        self.name = name
+        self._needed = needed
+        self._heard: set[int] = set()
+
+    def hear(self, node: int) -> bool:
+        """Take a node's hint that it is first in line; returns whether it is time to ask."""
+        self._heard.add(node)
+        return self.called
+
+    @property
+    def called(self) -> bool:
+        """Whether enough nodes have told it."""
+        return len(self._heard) >= self._needed
+
+    def attend(self) -> None:
+        """Begin to listen anew: what was heard until now has led to the attempt that begins."""
+        self._heard.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
     """
-    Wait so many seconds before the next attempt.
+    Wait before the next attempt, until the waiter is called.
 
     Args:
-        seconds: How long.
+        seconds: For how long, if too few nodes can tell the waiter that its turn has come.
+        told: For how long if a quorum of nodes can.
         silent: What the nodes said that gave no vote, if that is why there is no lock yet.
     """
 
     seconds: float
+    told: float
     silent: Mapping[int, Reply] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A won lock; ``start`` and ``deadline`` in seconds on the client's steady clock."""
+    """
+    A won lock.
 
+    Args:
+        slugs: The names that are held, as they stand in the keys.
+        nonce: The token to hold it with.
+        value: What the nodes store: the nonce and who holds it.
+        token: The fencing token.
+        start: When the winning round began, in seconds on the client's steady clock.
+        deadline: When the lease ends, on the same clock.
+        ballots: The rounds of the attempt; some of their replies may still be on their way.
+        leaving: The waiter that leaves the queue with the release; empty if none is in it.
+        queue: The slug whose queue counts, for a lock with several places.
+    """
+
+    slugs: tuple[str, ...]
     nonce: str
     value: str
     token: int
     start: float
     deadline: float
     ballots: tuple[Ballot, ...]
+    leaving: str = ""
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +187,7 @@ class Acquisition:
         floor: The highest tokens seen in this process.
         fresh_nonce: Draws 128 random bits as 32 hexadecimal digits.
         chance: Draws a number from 0 to 1, for jitter.
+        waiter: Its name in the queues of the nodes; empty does not queue.
     """
 
     def __init__(
@@ -133,90 +197,161 @@ class Acquisition:
         floor: Floor,
         fresh_nonce: Callable[[], str],
         chance: Callable[[], float],
+        waiter: str = "",
     ) -> None:
         self.wanted = wanted
+        self.waiter = Waiter(waiter, rules.needed)
+        self.explained = False
         self._rules = rules
         self._floor = floor
         self._fresh_nonce = fresh_nonce
         self._chance = chance
         self._slugs = tuple(slug(name) for name in wanted.names)
-        self._ballots: list[Ballot] = []
+        self._queue = self._slugs[0] if wanted.limit > 1 else ""
+        self._at = Instant(0.0, 0)
+        self._stamp = 0
         self._nonce = ""
+        self._trying = self._slugs
         self._attempts = 0
-        self.explained = False
         self._delay = rules.retry_delay
+        self._ballots: list[Ballot] = []  # of the attempt under way
+        self._replies: Mapping[int, Reply] = {}  # of the last attempt's first round
+        self._enrolled: set[int] = set()
 
     def steps(self, at: Instant) -> Generator[Step, Instant, Granted | GaveUp]:
         """Run until the outcome; yields ballots and pauses, receives the time after each."""
-        began = at.now
+        self._at, self._stamp, began = at, at.wall, at.now
         while True:
-            granted = yield from self._attempt(at)
+            self.waiter.attend()
+            granted = yield from self._try_places()
             if granted is not None:
                 return granted
-            at = yield self.undo()
-            left = self._time_left(began, at.now)
-            if self._misconfigured() or (left is not None and left <= 0):
-                return self._gave_up(at.now - began)
-            pause = self._pause()
-            at = yield Pause(pause if left is None else min(pause, left), self._silent())
+            left = self._time_left(began)
+            over = self._misconfigured() or (left is not None and left <= 0)
+            yield from self._withdraw(leaving=over or self._cut_off())
+            if over:
+                return self._gave_up(self._at.now - began)
+            self._at = yield self._pause(self._time_left(began))
 
     def undo(self, timeout: float = 0.0) -> Ballot:
         """
-        Return the release of the attempt under way.
+        Return the release of the attempt under way, and of the place in the queue.
 
         Args:
             timeout: Seconds to wait for the replies, so that lost connections are made anew; 0 is not at all.
         """
-        touched = {node for ballot in self._ballots for node in ballot.requests}
-        return farewell(self._slugs, self._nonce, touched, self._ballots, self.wanted.ttl, timeout)
+        return self._withdrawal(leaving=True, timeout=timeout)
 
-    def _attempt(self, at: Instant) -> Generator[Step, Instant, Granted | None]:
+    def _try_places(self) -> Generator[Step, Instant, Granted | None]:
+        """Make one attempt; for a lock with several places, one for each, unless others are first in line."""
+        for slugs in self._places():
+            yield from self._withdraw(leaving=False)
+            granted = yield from self._attempt(slugs)
+            if granted is not None or count(self._replies, Kind.QUEUED) > self._rules.spare:
+                return granted
+        return None
+
+    def _places(self) -> list[tuple[str, ...]]:
+        limit = self.wanted.limit
+        if limit == 1:
+            return [self._slugs]
+        first = int(self._chance() * limit)
+        return [(place(self._queue, (first + number) % limit + 1),) for number in range(limit)]
+
+    def _attempt(self, slugs: tuple[str, ...]) -> Generator[Step, Instant, Granted | None]:
         self._attempts += 1
-        self._ballots = []
+        self._trying = slugs
         self._nonce = self.wanted.nonce or self._fresh_nonce()
-        start, ttl = at.now, self.wanted.ttl
-        value = owners.encode(self._nonce, replace(self.wanted.owner, since=at.wall / 1e6, ttl=ttl))
-        token = max(at.wall, self._floor.of(self._slugs) + 1)
-        ballot = self._ask_all(value, token)
-        at = yield ballot
-        self._observe(ballot)
+        start, ttl = self._at.now, self.wanted.ttl
+        value = owners.encode(self._nonce, self._owner())
+        token = max(self._at.wall, self._floor.of(slugs) + 1)
+        ballot = yield from self._ask_all(value, token)
         if ballot.count(Kind.ACCEPTED) < self._rules.needed:
             if ballot.count(*GRANTS) < self._rules.needed:
                 return None
-            token = self._floor.of(self._slugs) + 1
-            second = self._raise_token(ballot, token)
-            at = yield second
-            self._observe(second)
+            token = self._floor.of(slugs) + 1
+            second = yield from self._raise_token(ballot, token)
             if second.count(Kind.ACCEPTED) < self._rules.needed:
                 return None
-        self._floor.lift(self._slugs, token)
+        self._floor.lift(slugs, token)
         deadline = self._rules.deadline(start, ttl)
-        if at.now + self._rules.least_validity(ttl) > deadline:
+        if self._at.now + self._rules.least_validity(ttl) > deadline:
             return None
-        return Granted(self._nonce, value, token, start, deadline, tuple(self._ballots))
+        ballots, leaving = tuple(self._ballots), self.waiter.name
+        return Granted(slugs, self._nonce, value, token, start, deadline, ballots, leaving, self._queue)
 
-    def _ask_all(self, value: str, number: int) -> Ballot:
+    def _owner(self) -> owners.Owner:
+        """Return who will hold it, for people. Of shared holders no node knows more than that they are shared."""
+        if self.wanted.shared:
+            return owners.Owner(kind="shared", ttl=self.wanted.ttl)
+        return replace(self.wanted.owner, since=self._at.wall / 1e6, ttl=self.wanted.ttl)
+
+    def _ask_all(self, value: str, number: int) -> Generator[Step, Instant, Ballot]:
         wanted, rules = self.wanted, self._rules
         request = Acquire(
-            self._slugs, self._nonce, value, wanted.ttl, number, rules.fence_keep, rules.ahead, wanted.adopt
+            self._trying,
+            self._nonce,
+            value,
+            wanted.ttl,
+            number,
+            rules.fence_keep,
+            rules.ahead,
+            wanted.adopt,
+            self.waiter.name,
+            self._stamp,
+            wanted.barge,
+            wanted.shared,
+            self._queue,
         )
-        return self._ballot(dict.fromkeys(range(rules.nodes), request), self._first_round_decided)
+        requests = dict.fromkeys(range(rules.nodes), request)
+        ballot = yield from self._ask(requests, self._first_round_decided)
+        self._replies = ballot.replies
+        if self.waiter.name:
+            self._enrolled |= ballot.unanswered() | ballot.enrolled()
+        return ballot
 
-    def _raise_token(self, first: Ballot, number: int) -> Ballot:
-        request = Raise(self._slugs, self._nonce, number, self._rules.fence_keep)
+    def _raise_token(self, first: Ballot, number: int) -> Generator[Step, Instant, Ballot]:
+        request = Raise(self._trying, self._nonce, number, self._rules.fence_keep, self.wanted.shared)
         granted = [node for node, reply in first.replies.items() if reply.kind in GRANTS]
-        return self._ballot(dict.fromkeys(granted, request), self._second_round_decided)
+        return (yield from self._ask(dict.fromkeys(granted, request), self._second_round_decided))
 
-    def _ballot(self, requests: Mapping[int, object], decided: Callable[[Mapping[int, Reply]], bool]) -> Ballot:
+    def _ask(
+        self, requests: Mapping[int, Request], decided: Callable[[Mapping[int, Reply]], bool]
+    ) -> Generator[Step, Instant, Ballot]:
+        slugs = self._trying
         ballot = Ballot(
-            requests=requests,  # type: ignore[arg-type]
+            requests=requests,
             decided=decided,
             timeout=self._rules.timeout(self.wanted.ttl),
             needed=self._rules.needed,
-            on_late=self._learn,
+            on_late=lambda reply: self._floor.lift(slugs, reply.fence),
         )
         self._ballots.append(ballot)
+        self._at = yield ballot
+        for reply in ballot.replies.values():
+            self._floor.lift(slugs, reply.fence)
         return ballot
+
+    def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
+        """Give back what the attempt got, so that nobody finds it in the way."""
+        ballot = self._withdrawal(leaving=leaving)
+        self._ballots = []
+        if ballot.requests:
+            self._at = yield ballot
+
+    def _withdrawal(self, *, leaving: bool, timeout: float = 0.0) -> Ballot:
+        """
+        Return the release of the attempt under way, to all nodes that may have executed it.
+
+        A node that refused, or that was never asked, has nothing of ours but perhaps a place in its queue.
+        """
+        nodes = {node for ballot in self._ballots for node in ballot.may_hold()}
+        waiter = self.waiter.name if leaving else ""
+        if waiter:
+            nodes |= self._enrolled
+            self._enrolled = set()
+        release = Release(self._trying, self._nonce, 0.0, waiter, self.wanted.shared, self._queue)
+        return farewell(release, nodes, self._ballots, self.wanted.ttl, timeout)
 
     def _first_round_decided(self, replies: Mapping[int, Reply]) -> bool:
         """
@@ -234,20 +369,13 @@ class Acquisition:
             return True
         hopeless = misconfigured(replies)
         explained = hopeless > rules.spare or hopeless + pending <= rules.spare
-        return (silent(replies) > rules.spare and explained) or most_held(replies) > rules.spare
+        in_the_way = most_held(replies) + count(replies, Kind.QUEUED)
+        return (silent(replies) > rules.spare and explained) or in_the_way > rules.spare
 
     def _second_round_decided(self, replies: Mapping[int, Reply]) -> bool:
         return count(replies, Kind.ACCEPTED) >= self._rules.needed
 
-    def _observe(self, ballot: Ballot) -> None:
-        for reply in ballot.replies.values():
-            self._learn(reply)
-
-    def _learn(self, reply: Reply) -> None:
-        if reply.fence:
-            self._floor.lift(self._slugs, reply.fence)
-
-    def _time_left(self, began: float, now: float) -> float | None:
+    def _time_left(self, began: float) -> float | None:
         """
         Return for how much longer to try.
 
@@ -257,29 +385,45 @@ class Acquisition:
         if self.wanted.wait is None:
             return None
         repeat = self._rules.timeout(self.wanted.ttl) if self._split() else 0.0
-        return began + self.wanted.wait + repeat - now
+        return began + self.wanted.wait + repeat - self._at.now
 
     def _split(self) -> bool:
         """Tell whether contenders share the nodes that answer between them, so that none of them has a quorum."""
-        replies = self._ballots[0].replies
-        pending = self._rules.nodes - len(replies)
-        contended = count(replies, Kind.BUSY) > 0 and silent(replies) <= self._rules.spare
-        return contended and most_held(replies) + pending < self._rules.needed
+        pending = self._rules.nodes - len(self._replies)
+        contended = count(self._replies, Kind.BUSY) > 0 and silent(self._replies) <= self._rules.spare
+        in_the_way = most_held(self._replies) + count(self._replies, Kind.QUEUED)
+        return contended and in_the_way + pending < self._rules.needed
 
-    def _pause(self) -> float:
-        """Return the next pause: decorrelated jitter, and no longer than the present hold can last."""
-        shortest = self._rules.retry_delay
-        if self._split():
-            return shortest * self._chance()
-        self._delay = min(10 * shortest, shortest + self._chance() * (3 * self._delay - shortest))
+    def _cut_off(self) -> bool:
+        """Tell whether too few nodes answered: who cannot win must not be first in line on those it reaches."""
+        return len(self._replies) - silent(self._replies) < self._rules.needed
+
+    def _pause(self, left: float | None) -> Pause:
+        """
+        Return the next pause, no longer than the present hold can last.
+
+        A split vote is repeated soon, but not in lock-step. Who may be told of its turn asks seldom; who may not asks
+        more often, and the sooner the nearer its turn is.
+        """
+        shortest, places = self._rules.retry_delay, [reply.place for reply in self._replies.values()]
         free_in = self._free_in()
-        return self._delay if free_in is None else min(self._delay, max(free_in, 0.02))
+        told = POLL if free_in is None else min(POLL, max(free_in, LEAST_POLL))
+        told += LEAST_POLL * self._chance()
+        if self._split():
+            seconds = told = shortest * self._chance()
+        elif max(places, default=-1) >= 0 and not self._cut_off():
+            seconds = min(told, UNTOLD_POLL * (max(places) + self._chance()))
+        else:
+            self._delay = min(10 * shortest, shortest + self._chance() * (3 * self._delay - shortest))
+            seconds = told = min(told, self._delay)
+        limit = float("inf") if left is None else max(left, 0.0)
+        return Pause(min(seconds, limit), min(told, limit), self._silent())
 
     def _free_in(self) -> float | None:
         """Return the seconds after which a quorum can be free by expiry alone, or None if never or unknown."""
         held = sorted(
             float("inf") if reply.left is None else reply.left
-            for reply in self._ballots[0].replies.values()
+            for reply in self._replies.values()
             if reply.kind is Kind.BUSY
         )
         enough = len(held) - self._rules.spare
@@ -289,25 +433,23 @@ class Acquisition:
 
     def _silent(self) -> Mapping[int, Reply]:
         """Return the replies without an answer, if there are so many that the lock cannot be had at all."""
-        silent = {node: reply for node, reply in self._ballots[0].replies.items() if reply.kind not in ANSWERS}
+        silent = {node: reply for node, reply in self._replies.items() if reply.kind not in ANSWERS}
         return silent if len(silent) > self._rules.spare else {}
 
     def _misconfigured(self) -> bool:
         """Tell whether no quorum is possible until servers or settings are changed, so that waiting is in vain."""
-        return misconfigured(self._ballots[0].replies) > self._rules.spare
+        return misconfigured(self._replies) > self._rules.spare
 
     def _gave_up(self, waited: float) -> GaveUp:
-        replies = self._ballots[0].replies
-        answered = len(replies) - silent(replies)
-        busy = [reply for reply in replies.values() if reply.kind is Kind.BUSY]
-        holders = [reply.detail for reply in busy if reply.detail]
+        refused = [reply for reply in self._replies.values() if reply.kind in REFUSALS]
+        holders = [reply.detail for reply in refused if reply.detail]
         hopeless = self._misconfigured()
         return GaveUp(
-            taken=not hopeless and (len(busy) > self._rules.spare or (bool(busy) and answered >= self._rules.needed)),
+            taken=not hopeless and (len(refused) > self._rules.spare or (bool(refused) and not self._cut_off())),
             misconfigured=hopeless,
             waited=waited,
             attempts=self._attempts,
-            replies=replies,
+            replies=self._replies,
             retry_after=self._free_in(),
             holder=max(set(holders), key=holders.count) if holders else "",
         )
@@ -330,8 +472,7 @@ def most_held(replies: Mapping[int, Reply]) -> int:
 
 
 def farewell(
-    slugs: tuple[str, ...],
-    nonce: str,
+    release: Release,
     nodes: Iterable[int],
     ballots: Iterable[Ballot],
     bury: float,
@@ -339,15 +480,15 @@ def farewell(
     needed: int | None = None,
 ) -> Ballot:
     """
-    Return the release of one nonce on *nodes*; *needed* releases tell the outcome, None waits for all.
+    Return the round that sends *release* to *nodes*; *needed* releases tell the outcome, None waits for all.
 
     A node of which a request in *ballots* is unanswered may execute it after the release; there the release
     leaves a marker for *bury* seconds that refuses it.
     """
     owing = {node for ballot in ballots for node in ballot.unanswered()}
-    plain, burying = Release(slugs, nonce), Release(slugs, nonce, bury)
+    burying = release._replace(bury=bury)
     return Ballot(
-        requests={node: burying if node in owing else plain for node in nodes},
+        requests={node: burying if node in owing else release for node in nodes},
         decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,
         timeout=timeout,
         farewell=True,

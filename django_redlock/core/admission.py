@@ -6,15 +6,23 @@ operator to keep such a node down for one ttl ("Performance, crash recovery and 
 restart cuts every connection, so each new connection asks for the node's run id and uptime, and a node gives no
 vote until the longest lease of before has passed. A replica, a cluster node, the same server twice and a node that
 may evict keys give none either. Requests still go to such nodes: their keys keep others out.
+
+Nodes expire keys by their wall clock, so one whose clock ran forward has dropped keys too early. Every reply carries
+the node's time; two kinds of look at it find such a node. Who knows the node sees its clock jump between two replies,
+and gives it no vote until every lease of before has ended. Who has just started compares the nodes with each other:
+one that is far from most of the others gives no vote while that is so.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from .messages import Kind, Reply
+from .messages import POSITIVE, Kind, Reply, no_vote
 from .rules import Rules
 
-POSITIVE = frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.HELD})
+MAX_SKEW = 1.0  # seconds by which the clocks of nodes may disagree for a client that has just started
+INFINITY = float("inf")
+NEVER = (0.0, "", "")
+CLOCK_RATE = 0.001  # seconds by which a clock may gain in a second without having been set: NTP slews half of that
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +57,29 @@ class Admission:
         rules: The numbers to work with.
         names: The nodes' names, in the order of the settings.
         clock: Returns seconds on the client's steady clock.
+        wall: Returns seconds since the epoch; the client's own clock has a say while few nodes are known.
     """
 
-    def __init__(self, rules: Rules, names: tuple[str, ...], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        names: tuple[str, ...],
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
         self._rules = rules
         self._names = names
         self._clock = clock
+        self._wall = wall
         self._run_ids: dict[int, str] = {}
         self._last_reply: dict[int, float] = {}
-        self._quarantined: dict[int, float] = {}
+        self._quarantined: dict[int, tuple[float, str, str]] = {}  # until when, why, and the option
         self._excluded: dict[int, str] = {}
+        # How far each node's clock is ahead of our steady one: at least, and at most.
+        self._least = [-INFINITY] * len(names)
+        self._most = [INFINITY] * len(names)
+        self._looked = [0.0] * len(names)  # when
+        self._doubted: Mapping[int, str] = {}
 
     def greet(self, node: int, greeting: Greeting) -> None:
         """Take what a node says of itself on a new connection."""
@@ -68,23 +89,62 @@ class Admission:
         if greeting.run_id:
             self._run_ids[node] = greeting.run_id
 
-    def judge(self, node: int, reply: Reply) -> Reply:
-        """Return *reply*, without its vote if the node may not vote."""
+    def judge(self, node: int, reply: Reply, sent: float) -> Reply:
+        """Return *reply* to a request of the time *sent*, without its vote if the node may not vote."""
+        now = self._clock()
+        if reply.time and self._rules.guards_clocks:
+            self._look_at_clock(node, reply.time / 1e6, sent, now)
         if reply.kind not in POSITIVE:
             return reply
-        why = self.objection(node)
+        why = self.objection(node, now)
         if why:
             lasting = why == self._excluded.get(node)
-            return replace(reply, kind=Kind.EXCLUDED if lasting else Kind.NO_VOTE, detail=why)
-        self._last_reply[node] = self._clock()
+            return no_vote(reply, why, Kind.EXCLUDED if lasting else Kind.NO_VOTE)
+        self._last_reply[node] = now
         return reply
 
-    def objection(self, node: int) -> str:
+    def objection(self, node: int, now: float | None = None) -> str:
         """Return why a node may not vote, or nothing."""
-        left = self._quarantined.get(node, 0.0) - self._clock()
+        until, what, option = self._quarantined.get(node, NEVER)
+        left = until - (self._clock() if now is None else now)
         if left > 0:
-            return f"restarted, votes again in {left:.0f} s (OPTIONS['restart_guard'])"
+            return f"{what}, votes again in {left:.0f} s (OPTIONS['{option}'])"
         return self._excluded.get(node, "")
+
+    def doubted(self) -> Mapping[int, str]:
+        """
+        Return the nodes whose clocks are far from most others', and why they do not vote.
+
+        Asked when a round is decided and not when a reply comes: who is right, the others have to say.
+        """
+        return self._doubted
+
+    def _look_at_clock(self, node: int, time: float, sent: float, now: float) -> None:
+        """Note a node's time, read after *sent* and before *now*."""
+        least, most = time - now, time - sent
+        since, self._looked[node] = now - self._looked[node], now
+        jump = least - self._most[node]
+        if jump > self._rules.drift(self._rules.ttl) + CLOCK_RATE * since:
+            why = f"its clock ran {jump:.1f} s forward"
+            self._quarantined[node] = (now + self._rules.guard, why, "clock_guard")
+        self._least[node], self._most[node] = least, most
+        if self._rules.compares_clocks:
+            self._compare_clocks(now)
+
+    def _compare_clocks(self, now: float) -> None:
+        least, most = self._least, self._most
+        if most.count(INFINITY) > len(most) - 3:  # fewer than three are known
+            own = self._wall() - now
+            least, most = [*least, own], [*most, own]
+        if max(least) - min(most) <= MAX_SKEW:
+            self._doubted = {}
+            return
+        known = [(low, high) for low, high in zip(least, most, strict=True) if high != INFINITY]
+        self._doubted = {
+            node: "its clock is far from the others' (OPTIONS['clock_guard'])"
+            for node, (low, high) in enumerate(zip(self._least, self._most, strict=True))
+            if 2 * sum(low - MAX_SKEW <= top and bottom - MAX_SKEW <= high for bottom, top in known) <= len(known)
+        }
 
     def _exclusion(self, node: int, greeting: Greeting) -> str:
         if greeting.refused and self._rules.guards_restarts:
@@ -108,4 +168,6 @@ class Admission:
         if known != greeting.run_id:
             # A clock that ran forward makes the uptime too long; we know better when the old run still answered.
             up = min(up, now - self._last_reply.get(node, now))
-        self._quarantined[node] = max(self._quarantined.get(node, 0.0), now + self._rules.guard - up)
+        until = now + self._rules.guard - up
+        if until > self._quarantined.get(node, NEVER)[0]:
+            self._quarantined[node] = (until, "restarted", "restart_guard")

@@ -24,9 +24,25 @@ class Instant(NamedTuple):
     wall: int
 
 
-@dataclass(frozen=True, slots=True)
-class Acquire:
-    """Set all holder keys to *value* if they are free, ours or *adopt*'s, and propose *number* as token."""
+class Acquire(NamedTuple):
+    """
+    Set all holder keys to *value* if they are free, ours or *adopt*'s, and propose *number* as token.
+
+    Args:
+        slugs: The names, as they stand in the keys.
+        nonce: The holder's token.
+        value: What to store: the nonce and who holds it.
+        ttl: Length of the lease, in seconds.
+        number: The fencing token proposed.
+        keep: How long the node remembers the fencing token, in seconds; None is for ever.
+        ahead: How far beyond its clock the node accepts a token, in seconds.
+        adopt: The nonce of a holder that may be replaced.
+        waiter: Who waits, as ``process|number``; refused, it is put in the queue. Empty does not wait.
+        stamp: The waiter's rank in the queue: when it began to wait, in microseconds.
+        barge: Whether to ignore those that wait.
+        shared: Whether other shared holders may have it too.
+        queue: The slug whose queue counts instead of each name's own: that of a lock with several places.
+    """
 
     slugs: tuple[str, ...]
     nonce: str
@@ -36,49 +52,83 @@ class Acquire:
     keep: float | None
     ahead: float
     adopt: str = ""
+    waiter: str = ""
+    stamp: int = 0
+    barge: bool = False
+    shared: bool = False
+    queue: str = ""
+
+    @property
+    def passing(self) -> bool:
+        """Whether a holder leaves the queue with the grant, because the next in line may be let in beside it."""
+        return self.shared or bool(self.queue)
 
 
-@dataclass(frozen=True, slots=True)
-class Raise:
+class Raise(NamedTuple):
     """Propose a higher *number* to a node that granted the lock but not the token."""
 
     slugs: tuple[str, ...]
     nonce: str
     number: int
     keep: float | None
+    shared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Extend:
-    """Give the holder *ttl* more; a node that lost the key gets it back unless it has seen a later token."""
+class Term(NamedTuple):
+    """One lease to extend: give its holder *ttl* more, in seconds, under its fencing *token*."""
 
     slugs: tuple[str, ...]
     nonce: str
     value: str
     ttl: float
     token: int
+    shared: bool = False
+
+
+class Extend(NamedTuple):
+    """Extend leases, each by itself; a node that lost a key gets it back unless it has seen a later token."""
+
+    terms: tuple[Term, ...]
     keep: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Delete the holder keys that are ours; *bury* leaves a marker against our own late requests for so long."""
+class Release(NamedTuple):
+    """
+    Delete the holder keys that are ours, and wake who waits first.
+
+    *bury* leaves a marker against our own late requests for so many seconds; *leaving* is a waiter that leaves the
+    queue. The others are as in :class:`Acquire`.
+    """
 
     slugs: tuple[str, ...]
     nonce: str
     bury: float = 0.0
+    leaving: str = ""
+    shared: bool = False
+    queue: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(NamedTuple):
     """Report the locks named, or one page of the index of held names."""
 
     slugs: tuple[str, ...] = ()
     offset: int = 0
-    count: int = 0
+    size: int = 0
 
 
 Request = Acquire | Raise | Extend | Release | Survey
+
+PART = 200
+"""Names that a node is asked for in one atomic step; of more, it may grant some and refuse others."""
+
+SHARED = "shared".ljust(32, "-")
+"""Stands for the nonce in the holder's key while shared holders have it; each of them has a nonce of its own."""
+
+ENROLMENT = 3.0
+"""Seconds for which a node keeps a waiter's place without hearing of it; a waiter asks at least once a second."""
+
+QUEUE_CAP = 1000
+"""Waiters per name; who comes later waits without a place."""
 
 
 class Kind(Enum):
@@ -87,8 +137,10 @@ class Kind(Enum):
     ACCEPTED = "accepted"  # lock and token granted
     GRANTED = "granted"  # lock granted, token too low
     BUSY = "taken"  # somebody else holds it
+    QUEUED = "others wait"  # nobody holds it, and others came first
     CANCELLED = "cancelled"  # this attempt was released before its request arrived
     HELD = "held"  # extended
+    MIXED = "partly held"  # some leases of the request were extended; ``Reply.terms`` says which
     REFUSED = "refused"  # not ours any more
     RELEASED = "released"
     GONE = "gone"  # nothing there to release
@@ -99,7 +151,12 @@ class Kind(Enum):
     UNKNOWN = "unknown"  # no vote, perhaps applied: the reply did not come
 
 
-ANSWERS = frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.HELD, Kind.REFUSED, Kind.RELEASED, Kind.GONE})
+POSITIVE = frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.HELD, Kind.MIXED})
+"""Replies that count as a vote for what was asked."""
+
+ANSWERS = frozenset(
+    {Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.QUEUED, Kind.HELD, Kind.MIXED, Kind.REFUSED, Kind.RELEASED, Kind.GONE}
+)
 """Replies of a node that knows; the others are silence."""
 
 
@@ -109,6 +166,10 @@ MISCONFIGURED = (
     *("certificate refused", "has a certificate for another host", "wants a client certificate"),
 )
 """How the details begin that stay the same until the server or the settings are changed."""
+
+
+LEAVING_TRACES = frozenset(Kind) - {Kind.BUSY, Kind.QUEUED, Kind.CANCELLED, Kind.REFUSED, Kind.FAILED}
+"""Replies after which a node may have something of ours."""
 
 
 ABSENT = -2.0
@@ -124,8 +185,7 @@ class Row(NamedTuple):
     fence: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """
     One node's answer.
 
@@ -135,6 +195,8 @@ class Reply:
         time: The node's clock, in microseconds since the epoch.
         left: Seconds until the present hold ends there; None when it has no expiry.
         detail: Why there is no vote, or who holds the lock.
+        place: The waiter's place in the queue, 0 for the first; -1 for none.
+        terms: What became of each lease of an extension, and its fence.
         rows: The locks of a survey.
         total: How many names the node's index has.
     """
@@ -144,6 +206,8 @@ class Reply:
     time: int = 0
     left: float | None = 0.0
     detail: str = ""
+    place: int = -1
+    terms: tuple[tuple[Kind, int], ...] = ()
     rows: tuple[Row, ...] = ()
     total: int = 0
 
@@ -158,6 +222,11 @@ class Reply:
         return self.kind is Kind.EXCLUDED or (failed and self.detail.startswith(MISCONFIGURED))
 
 
+def no_vote(reply: Reply, why: str, kind: Kind = Kind.NO_VOTE) -> Reply:
+    """Return *reply* as that of a node that may not vote."""
+    return reply._replace(kind=kind, detail=why, terms=())
+
+
 @dataclass(eq=False, slots=True)
 class Ballot:
     """
@@ -170,7 +239,8 @@ class Ballot:
         needed: How many nodes must be asked for the round to make sense, whatever their recent failures.
         farewell: Whether it ends something, so that it is sent to a node even if that node is silent.
 
-    ``replies`` are those in time; ``late`` came after the round was over and only inform.
+    ``replies`` are those in time; ``late`` came after the round was over and only inform. Its driver says which nodes
+    are ``doubted``, in ``closed`` whether it is over.
     """
 
     requests: Mapping[int, Request]
@@ -182,6 +252,7 @@ class Ballot:
     late: dict[int, Reply] = field(default_factory=dict)
     closed: bool = False
     on_late: Callable[[Reply], None] | None = None
+    doubted: Callable[[], Mapping[int, str]] = dict
 
     @property
     def in_full(self) -> bool:
@@ -201,13 +272,47 @@ class Ballot:
                 self.on_late(reply)
             return
         self.replies[node] = reply
-        if len(self.replies) == len(self.requests) or self.decided(self.replies):
+        if len(self.replies) == len(self.requests) or self.decided(self._votes()):
+            self.close()
+
+    def close(self) -> None:
+        """End the round; what comes now is late."""
+        if not self.closed:
             self.closed = True
+            self.replies = self._votes()
+
+    def _votes(self) -> dict[int, Reply]:
+        """Return the replies as they count at this moment."""
+        doubted = self.doubted()
+        if not doubted:
+            return self.replies
+        return {
+            node: no_vote(reply, doubted[node]) if node in doubted and reply.kind in POSITIVE else reply
+            for node, reply in self.replies.items()
+        }
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The leases that the round extends."""
+        return next((request.terms for request in self.requests.values() if isinstance(request, Extend)), ())
 
     def unanswered(self) -> set[int]:
         """Return the nodes that may still execute, or have executed, a request without our knowing."""
         known = self.replies | self.late
         return {node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN}
+
+    def enrolled(self) -> set[int]:
+        """Return the nodes that have put the waiter in line, be it that they said so too late."""
+        return {node for node, reply in (self.replies | self.late).items() if reply.place >= 0}
+
+    def may_hold(self) -> set[int]:
+        """Return the nodes where something of ours may be left: all but those that certainly executed nothing."""
+        known = self.replies | self.late
+        return {
+            node
+            for node, request in self.requests.items()
+            if node not in known or known[node].kind in LEAVING_TRACES or len(getattr(request, "slugs", ())) > PART
+        }
 
     def count(self, *kinds: Kind) -> int:
         """Return how many nodes replied with one of *kinds* in time."""

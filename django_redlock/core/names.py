@@ -4,7 +4,7 @@ Map lock names to keys, one to one.
 A name becomes a *slug*: ``{name}``, or for a long one its beginning and a digest, ``{beginning}~digest``. The
 keys of a lock are ``prefix + slug + ":h"`` (holder) and ``":f"`` (fence). The mapping is injective: the prefix
 has no brace, so the first brace ends it; the suffix is fixed; and a slug of a short name ends in a brace,
-a slug of a long one in a hexadecimal digit.
+a slug of a long one in a hexadecimal digit, and ``#number`` behind either stands for one of several places.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 MAX_PLAIN = 200  # bytes; a longer name is shown by its beginning and a digest
 MAX_NAME = 8192  # bytes; beyond this somebody passed a document, not a name
-MAX_NAMES = 200  # names in one lock: a script over more would block its node for a millisecond and more
+MAX_NAMES = 10_000  # names in one lock
 SHOWN = 120  # characters of a long name that stay readable
 
 
@@ -70,6 +70,15 @@ def slug(name: str) -> str:
     return "{" + name[:SHOWN] + "…}~" + blake2b(encoded, digest_size=16).hexdigest()
 
 
+def place(slug: str, number: int) -> str:
+    """Return the slug of one place, counted from 1, of a lock that several may hold."""
+    return f"{slug}#{number}"
+
+
 def shown(slug: str) -> str:
-    """Return the name that a slug shows to people; a long name is cut short."""
-    return slug[1 : slug.rindex("}")]
+    """Return the name that a slug shows to people: a long name is cut short, a place has its number behind it."""
+    name, _, behind = slug[1:].rpartition("}")
+    if not name:
+        raise ValueError(f"no lock's name: {slug!r}")
+    _, has_number, number = behind.partition("#")
+    return f"{name} #{number}" if has_number else name

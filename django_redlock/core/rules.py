@@ -38,6 +38,8 @@ class Rules:
         retry_delay: Shortest pause of a waiter between two attempts; the longest is ten times that.
         fence_keep: How long a node remembers the fencing token of a lock that nobody takes; None is for ever.
         restart_guard: Whether a restarted node gives no vote until ``max_ttl`` has passed; None is: from three nodes.
+        clock_guard: Whether a node whose clock ran forward gives no vote. None is yes, from three nodes on also for a
+            client that has just started and can only compare them; True compares two nodes as well.
         durable: Names of nodes that lose nothing in a restart (append-only file with ``appendfsync always``).
         allow_evicting: Names of nodes that may vote although they may evict keys.
 
@@ -58,6 +60,7 @@ class Rules:
     retry_delay: float = 0.05
     fence_keep: float | None = 3600.0
     restart_guard: bool | None = None
+    clock_guard: bool | None = None
     durable: tuple[str, ...] = ()
     allow_evicting: tuple[str, ...] = ()
 
@@ -87,8 +90,9 @@ class Rules:
             raise ValueError(f"drift_factor must be at least 0 and below 0.5, not {self.drift_factor!r}.")
         if not isinstance(self.renew, bool):
             raise ValueError(f"renew must be True or False, not {self.renew!r}.")
-        if self.restart_guard not in (True, False, None):
-            raise ValueError(f"restart_guard must be True, False or None, not {self.restart_guard!r}.")
+        for field in ("restart_guard", "clock_guard"):
+            if getattr(self, field) not in (True, False, None):
+                raise ValueError(f"{field} must be True, False or None, not {getattr(self, field)!r}.")
         for field in ("durable", "allow_evicting"):
             if not isinstance(getattr(self, field), (tuple, list)):
                 raise ValueError(f"{field} must be a list of the names of nodes, not {getattr(self, field)!r}.")
@@ -147,6 +151,16 @@ class Rules:
     def guards_restarts(self) -> bool:
         """Whether a restarted node gives no vote for a while."""
         return self.nodes > 2 if self.restart_guard is None else self.restart_guard
+
+    @property
+    def guards_clocks(self) -> bool:
+        """Whether a node whose clock is seen to run forward gives no vote for a while."""
+        return self.clock_guard is not False
+
+    @property
+    def compares_clocks(self) -> bool:
+        """Whether a node whose clock is far from the others' gives no vote."""
+        return self.nodes > (1 if self.clock_guard else 2) and self.guards_clocks
 
     @property
     def guard(self) -> float:

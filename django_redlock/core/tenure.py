@@ -7,12 +7,14 @@ the time of holding are bounded, as "Distributed Locks with Redis" asks ("Making
 Extending the lock").
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from .acquisition import Floor, Granted, farewell
-from .messages import ANSWERS, Ballot, Extend, Kind, Reply, count
-from .names import slug
+from .acquisition import Floor, Granted, Wanted, farewell, silent
+from .messages import Ballot, Extend, Kind, Release, Reply, Term, count
 from .rules import Rules
+
+BATCH = 100  # leases in one round at most: a script over more would block its node for a millisecond
+BATCH_NAMES = 200  # and names
 
 
 class Tenure:
@@ -20,16 +22,15 @@ class Tenure:
     One held lock, from grant to end.
 
     Args:
-        names: The names held.
-        ttl: Length of the lease, in seconds.
+        wanted: What was asked for.
         granted: The won acquisition.
         rules: The numbers to work with.
         floor: The highest tokens seen in this process.
     """
 
-    def __init__(self, names: tuple[str, ...], ttl: float, granted: Granted, rules: Rules, floor: Floor) -> None:
-        self.names = names
-        self.ttl = ttl
+    def __init__(self, wanted: Wanted, granted: Granted, rules: Rules, floor: Floor) -> None:
+        self.names = wanted.names
+        self.ttl = wanted.ttl
         self.nonce = granted.nonce
         self.token = granted.token
         self.since = granted.start
@@ -37,12 +38,18 @@ class Tenure:
         self.extensions = 0
         self.ended: str | None = None
         self.ended_at = 0.0
+        self._shared = wanted.shared
+        self._heartbeat = wanted.heartbeat
+        self._beat = granted.start
         self._value = granted.value
         self._rules = rules
         self._floor = floor
-        self._slugs = tuple(slug(name) for name in names)
-        self._renew_at = granted.start + ttl / 3
+        self._slugs = granted.slugs
+        self._leaving = granted.leaving
+        self._queue = granted.queue
+        self._renew_at = granted.start + self.ttl / 3
         self._ballots: list[Ballot] = list(granted.ballots)
+        self._other_ttl: list[Ballot] = []  # rounds that asked for another ttl than the present one
 
     # What the clock alone says
 
@@ -69,64 +76,90 @@ class Tenure:
 
     # Renewal
 
+    def beat(self, now: float) -> None:
+        """Note a sign of life of the work, for a lease with a heartbeat."""
+        self._beat = now
+
     def due(self, renewing: bool) -> float:
         """Return when to look at it next: at its next extension, or at its deadline."""
+        if self.ended:
+            return float("inf")
         return min(self._renew_at, self.deadline) if renewing and self._may_extend(self._renew_at) else self.deadline
 
-    def extension(self, now: float) -> Ballot | None:
-        """Return the round that extends it, or None when it ended or may not be extended."""
+    def term(self, now: float, ttl: float | None = None) -> Term | None:
+        """
+        Return what extends it, to be sent in a :func:`renewal`, or None when it ended or may not be extended.
+
+        Args:
+            now: The time, in seconds on the client's steady clock.
+            ttl: Length of the lease from now on, in seconds; None leaves it as it is.
+        """
         if not self.check(now):
             return None
         if not self._may_extend(now):
             self._renew_at = float("inf")  # or it would be due again at once, until its end
             return None
+        if ttl is not None and ttl != self.ttl:
+            self._change_ttl(ttl, now)
         self._renew_at = now + self.ttl / 12
-        request = Extend(self._slugs, self.nonce, self._value, self.ttl, self.token, self._rules.fence_keep)
-        ballot = Ballot(
-            requests=dict.fromkeys(range(self._rules.nodes), request),
-            decided=self._decided,
-            timeout=min(self._rules.timeout(self.ttl), max(self.deadline - now, 0.001)),
-            needed=self._rules.needed,
-        )
-        self._ballots = [old for old in self._ballots if old.unanswered()] + [ballot]
-        return ballot
+        return Term(self._slugs, self.nonce, self._value, self.ttl, self.token, self._shared)
 
-    def extended(self, ballot: Ballot, start: float, now: float) -> bool:
+    def asked(self, ballot: Ballot) -> None:
+        """Note the round that asks for an extension, before it is sent."""
+        self._ballots = [old for old in self._ballots if old.unanswered()] + [ballot]
+
+    def extended(self, ballot: Ballot, number: int, start: float, now: float) -> bool:
         """
-        Take the outcome of a round that began at *start*; returns whether the lease is longer now.
+        Take the outcome of a round; returns whether the lease is longer now.
 
         A round without a verdict changes nothing: unknown is not lost, and the next one may succeed before the
         deadline.
+
+        Args:
+            ballot: The round.
+            number: The place of this lease in it.
+            start: When it began, in seconds on the client's steady clock.
+            now: The time.
         """
-        for reply in ballot.replies.values():
-            if reply.fence:
-                self._floor.lift(self._slugs, reply.fence)
+        ttl = ballot.terms[number].ttl
+        unsure = {node for old in self._other_ttl for node in old.unanswered()}
+        said = {node: reply.terms[number] for node, reply in ballot.replies.items() if reply.terms}
+        self._floor.lift(self._slugs, max((fence for _, fence in said.values()), default=0))
         if not self.check(now):
             return False
-        if ballot.count(Kind.HELD) >= self._rules.needed:
+        if sum(kind is Kind.HELD and node not in unsure for node, (kind, _) in said.items()) >= self._rules.needed:
+            if ttl != self.ttl:
+                return False
             self.extensions += 1
-            self.deadline = max(self.deadline, self._rules.deadline(start, self.ttl))
-            self._renew_at = start + self.ttl / 3
+            self.deadline = max(self.deadline, self._rules.deadline(start, ttl))
+            self._renew_at = start + ttl / 3
             return True
-        if ballot.count(Kind.REFUSED) > self._rules.spare:
+        if sum(kind is Kind.REFUSED for kind, _ in said.values()) > self._rules.spare:
             self.end("superseded", now)
         return False
+
+    def _change_ttl(self, ttl: float, now: float) -> None:
+        """
+        Work with another ttl from now on.
+
+        The lease can be that short as soon as the request is sent. And where an extension by the old ttl is still on
+        its way, it may be executed after one by the new: such a node is not counted until it has answered.
+        """
+        self.ttl = ttl
+        self.deadline = min(self.deadline, self._rules.deadline(now, ttl))
+        self._other_ttl = [old for old in (*self._other_ttl, *self._ballots) if old.unanswered()]
 
     def release(self, timeout: float) -> Ballot:
         """Return the round that releases it on all nodes; *timeout* 0 does not wait for replies."""
         nodes = range(self._rules.nodes)
-        return farewell(self._slugs, self.nonce, nodes, self._ballots, self.ttl, timeout, self._rules.needed)
-
-    def _decided(self, replies: Mapping[int, Reply]) -> bool:
-        silent = sum(reply.kind not in ANSWERS for reply in replies.values())
-        return (
-            count(replies, Kind.HELD) >= self._rules.needed
-            or count(replies, Kind.REFUSED) > self._rules.spare
-            or silent > self._rules.spare
-        )
+        release = Release(self._slugs, self.nonce, 0.0, self._leaving, self._shared, self._queue)
+        return farewell(release, nodes, self._ballots, self.ttl, timeout, self._rules.needed)
 
     def _may_extend(self, when: float) -> bool:
-        return not self._used_up() and when - self.since < self._rules.max_hold
+        return not self._used_up() and when - self.since < self._rules.max_hold and not self._silent(when)
+
+    def _silent(self, when: float) -> bool:
+        return self._heartbeat is not None and when - self._beat >= self._heartbeat
 
     def _used_up(self) -> bool:
         allowed = self._rules.max_extensions
@@ -135,7 +168,47 @@ class Tenure:
     def _reason_of_lapse(self) -> str:
         if self._used_up():
             return "max_extensions"
+        if self._silent(self.deadline):
+            return "heartbeat"
         return "max_hold" if self.deadline - self.since >= self._rules.max_hold else "expired"
+
+
+def renewal(terms: Sequence[Term], rules: Rules, timeout: float) -> Ballot:
+    """
+    Return the round that extends leases, each by itself, on all nodes.
+
+    Args:
+        terms: At most ``BATCH`` leases.
+        rules: The numbers to work with.
+        timeout: Seconds to wait for replies: no longer than the first of the leases lasts.
+    """
+
+    def decided(replies: Mapping[int, Reply]) -> bool:
+        if count(replies, Kind.HELD) >= rules.needed or silent(replies) > rules.spare:
+            return True
+        return all(settled([reply.terms[lease][0] for reply in replies.values() if reply.terms]) for lease in leases)
+
+    def settled(said: list[Kind]) -> bool:
+        return said.count(Kind.HELD) >= rules.needed or said.count(Kind.REFUSED) > rules.spare
+
+    leases = range(len(terms))
+    request = Extend(tuple(terms), rules.fence_keep)
+    return Ballot(
+        requests=dict.fromkeys(range(rules.nodes), request), decided=decided, timeout=timeout, needed=rules.needed
+    )
+
+
+def batches(terms: Sequence[Term]) -> list[list[int]]:
+    """Return which leases to extend together, by their places in *terms*."""
+    found: list[list[int]] = []
+    names = BATCH_NAMES
+    for number, term in enumerate(terms):
+        names += len(term.slugs)
+        if names > BATCH_NAMES or len(found[-1]) == BATCH:
+            found.append([])
+            names = len(term.slugs)
+        found[-1].append(number)
+    return found
 
 
 def release_outcome(ballot: Ballot, rules: Rules) -> str:

@@ -46,6 +46,7 @@ class AsyncGather:
 
     async def ask(self, ballot: Ballot) -> None:
         """Carry out one round: send, and wait until it is decided, everyone replied, or its time is over."""
+        ballot.doubted = self._admission.doubted
         poll = Poll(ballot, asyncio.get_running_loop().create_future())
         fresh = not self._lines
         try:
@@ -55,13 +56,14 @@ class AsyncGather:
             if fresh and self._connecting:
                 await asyncio.wait(self._connecting.values(), timeout=min(GRACE, ballot.timeout))
         finally:
-            ballot.closed = poll.over = True
+            poll.over = True
+            ballot.close()
 
     def send(self, ballot: Ballot) -> None:
         """Send a round whose replies nobody waits for; never blocks, so that it works during cancellation."""
         ballot.timeout = 0.0
         self._send_all(Poll(ballot, None))
-        ballot.closed = True
+        ballot.close()
 
     async def aclose(self) -> None:
         """Drop all links."""
@@ -121,11 +123,12 @@ class AsyncGather:
             line.silent_since = self._clock()
             if reply.kind is not Kind.UNKNOWN:
                 self._breakers[node].answered()
-            poll.tell(node, self._admission.judge(node, reply))
+            poll.tell(node, self._admission.judge(node, reply, sent))
             return False
 
+        sent = self._clock()
         if not line.owed:
-            line.silent_since = self._clock()
+            line.silent_since = sent
         line.owed += 1
         poll.sent.add(node)
         try:

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..core.admission import Greeting
-from ..core.messages import Reply, Request
+from ..core.messages import Kind, Reply, Request
+
+INCOMPLETE = Reply(Kind.UNKNOWN, detail="incomplete")
+"""Stands for a reply of which a part is still to come."""
 
 
 class LinkError(Exception):
@@ -64,7 +67,7 @@ class Link(Protocol):
 
     def receive(self, request: Request) -> Reply | None:
         """
-        Read the reply to *request*; None asks to send it again in full.
+        Read the reply to *request*; None asks to send it again in full, ``INCOMPLETE`` to call again for the rest.
 
         Raises:
             LinkError: The link broke.
@@ -75,6 +78,34 @@ class Link(Protocol):
 
     def close(self) -> None:
         """Drop the connection, at once and without reading."""
+
+
+class HintLink(Protocol):
+    """A connection on which a node tells the waiters of a process that they are first in line."""
+
+    def fileno(self) -> int:
+        """Return what to poll, or -1 if it calls back by itself."""
+
+    def read(self) -> list[str]:
+        """
+        Return the waiters that were told, without blocking.
+
+        Raises:
+            LinkError: The link broke.
+        """
+
+    def close(self) -> None:
+        """Drop the connection."""
+
+
+class AsyncHintLink(Protocol):
+    """The same for an event loop."""
+
+    async def read(self) -> list[str]:
+        """Wait for hints and return whom they name; raises LinkError when the link broke."""
+
+    def close(self) -> None:
+        """Drop the connection at once."""
 
 
 class AsyncLink(Protocol):
@@ -133,3 +164,16 @@ class Node(Protocol):
 
     async def aconnect(self, timeout: float) -> AsyncLink:
         """Open a link for the running event loop; raises LinkError within about *timeout* seconds."""
+
+    def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> HintLink:
+        """
+        Open a link for the hints to a process; blocks for at most *timeout* seconds.
+
+        A node whose link has no file descriptor calls *on_hint* by itself, in any thread.
+
+        Raises:
+            LinkError: It cannot be reached.
+        """
+
+    async def alisten(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> AsyncHintLink:
+        """Do the same for the running event loop."""

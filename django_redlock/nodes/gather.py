@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ..core.admission import Admission
 from ..core.messages import Ballot, Kind, Reply, Request
-from .base import Link, LinkError, Node
+from .base import INCOMPLETE, Link, LinkError, Node
 
 IDLE = 1.0  # seconds after which a link may have been closed by its server, so that it is looked at before use
 MAX_OWED = 64  # requests on their way to a silent node: more could fill the socket's buffer and block
@@ -106,13 +106,15 @@ class Seat:
         """Read one reply and give it to the round that waits for it, or that no longer does."""
         owed = self.owed[0]
         reply = self.link.receive(owed.request)
+        if reply is INCOMPLETE:
+            return
         self.owed.popleft()
         if reply is None and owed.ballot.wanted:  # its script is unknown there
             self.owed.append(owed)
             self.link.send(owed.request, {}, in_full=True)
             return
         reply = reply or Reply(Kind.FAILED, detail="NOSCRIPT")
-        owed.ballot.receive(self.node, self._admission.judge(self.node, reply))
+        owed.ballot.receive(self.node, self._admission.judge(self.node, reply, owed.sent))
 
     def read_ready(self) -> None:
         """Read every reply that is there."""
@@ -197,14 +199,15 @@ class Gather:
         """Carry out one round: send, and wait until it is decided, everyone replied, or its time is over."""
         if not ballot.requests:
             return
+        ballot.doubted = self.admission.doubted
         bundle = self._take()
         try:
             self._ask(bundle, ballot)
         except BaseException:
-            ballot.closed = True
+            ballot.close()
             bundle.close()  # interrupted anywhere: its links cannot be trusted
             raise
-        ballot.closed = True
+        ballot.close()
         bundle.used = self._clock()
         self._bundles.append(bundle)
 

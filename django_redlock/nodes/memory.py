@@ -4,20 +4,70 @@ Nodes in this process's memory: the same answers as the real ones, with a clock 
 They are for tests and for trying things out. A lock over them protects one process from itself and nothing else.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 from threading import Lock
 from urllib.parse import urlsplit
 
 from ..core.admission import Greeting
-from ..core.messages import ABSENT, Acquire, Extend, Kind, Raise, Release, Reply, Request, Row, Survey
+from ..core.messages import (
+    ABSENT,
+    ENROLMENT,
+    QUEUE_CAP,
+    SHARED,
+    Acquire,
+    Extend,
+    Kind,
+    Raise,
+    Release,
+    Reply,
+    Request,
+    Row,
+    Survey,
+    Term,
+)
 from ..core.owner import NONCE_SIZE
 from .base import LinkError, NodeSpec
 
 
+class Queue:
+    """Those that wait for one name: their stamps, and until when each is enrolled."""
+
+    def __init__(self) -> None:
+        self.stamps: dict[str, int] = {}
+        self.enrolled: dict[str, float] = {}
+
+    def first(self, now: float, waiter: str = "") -> str:
+        """Return who is first in line; drops, up to *waiter*, those whose enrolment is over. Empty if nobody is."""
+        while self.stamps:
+            first = self.in_order()[0]
+            if first == waiter or self.enrolled.get(first, now) > now:
+                return first
+            self.leave(first)
+        return ""
+
+    def in_order(self) -> list[str]:
+        """Return the waiters, those enrolled too long ago included."""
+        return sorted(self.stamps, key=lambda member: (self.stamps[member], member))
+
+    def enrol(self, waiter: str, stamp: int, until: float) -> int:
+        """Put *waiter* in line or keep it there; returns its place, -1 if the line is full."""
+        if waiter not in self.stamps and len(self.stamps) >= QUEUE_CAP:
+            return -1
+        self.stamps.setdefault(waiter, stamp)
+        self.enrolled[waiter] = until
+        return self.in_order().index(waiter)
+
+    def leave(self, waiter: str) -> bool:
+        """Take *waiter* out; returns whether it was in line."""
+        self.enrolled.pop(waiter, None)
+        return self.stamps.pop(waiter, None) is not None
+
+
 class MemoryStore:
     """
-    The keys of one node: a lock's holder and fence, the index, the cancel markers.
+    The keys of one node: holders and fences, queues, the index, the cancel markers.
 
     Args:
         clock: Returns the node's time in seconds since the epoch.
@@ -27,13 +77,16 @@ class MemoryStore:
         self._clock = clock
         self._mutex = Lock()
         self.skew = 0.0
+        self.listeners: dict[str, Callable[[str], object]] = {}
         self.reset()
 
     def reset(self) -> None:
         """Forget everything, as a restart without data does."""
         with self._mutex:
             self._holders: dict[str, tuple[str, float | None]] = {}
+            self._shared: dict[str, dict[str, float]] = {}
             self._fences: dict[str, tuple[int, float | None]] = {}
+            self._queues: dict[str, Queue] = {}
             self._markers: dict[str, float] = {}
             self._index: dict[str, float] = {}
 
@@ -43,6 +96,12 @@ class MemoryStore:
             now = self._now()
             self._holders[slug] = (value, None if ttl is None else now + ttl)
             self._index[slug] = now + (ttl or 0.0)
+
+    def waiters(self, slug: str) -> list[str]:
+        """Return who waits for a name, in order."""
+        with self._mutex:
+            queue = self._queues.get(slug, Queue())
+            return [member for member in queue.in_order() if queue.enrolled[member] > self._now()]
 
     def execute(self, request: Request) -> Reply:
         """Carry out one request in one atomic step."""
@@ -71,6 +130,9 @@ class MemoryStore:
             return None
         return value
 
+    def _owner(self, slug: str, now: float) -> str:
+        return (self._holder(slug, now) or "")[:NONCE_SIZE]
+
     def _left(self, slug: str, now: float) -> float | None:
         if self._holder(slug, now) is None:
             return ABSENT
@@ -90,10 +152,29 @@ class MemoryStore:
     def _cancelled(self, nonce: str, now: float) -> bool:
         return self._markers.get(nonce, now) > now
 
-    def _write(self, slugs: tuple[str, ...], value: str, ttl: float, now: float) -> None:
-        for slug in slugs:
-            self._holders[slug] = (value, now + ttl)
-            self._index[slug] = now + ttl
+    def _queue(self, request: Acquire | Release, slug: str) -> Queue:
+        return self._queues.get(request.queue or slug) or Queue()
+
+    def _wake(self, queue: Queue) -> None:
+        waiting = queue.in_order()
+        listener = self.listeners.get(waiting[0].partition("|")[0]) if waiting else None
+        if listener:
+            listener(waiting[0])
+
+    def _write(self, slug: str, value: str, ttl: float, now: float) -> None:
+        self._holders[slug] = (value, now + ttl)
+        self._index[slug] = now + ttl
+
+    def _share(self, slug: str, nonce: str, value: str, ttl: float, now: float) -> None:
+        """Let one more holder in; the key lasts as long as the last of them."""
+        if self._owner(slug, now) != SHARED:
+            self._shared[slug] = {}  # of no meaning without the holder's key
+        self._sharers(slug, now)[nonce] = now + ttl
+        self._write(slug, SHARED + value[NONCE_SIZE:], max(self._shared[slug].values()) - now, now)
+
+    def _sharers(self, slug: str, now: float) -> dict[str, float]:
+        self._shared[slug] = {nonce: until for nonce, until in self._shared.get(slug, {}).items() if until > now}
+        return self._shared[slug]
 
     def _write_fence(self, slugs: tuple[str, ...], number: int, keep: float | None, now: float) -> None:
         for slug in slugs:
@@ -110,68 +191,132 @@ class MemoryStore:
 
     def _acquire(self, request: Acquire, now: float) -> Reply:
         high, time_us = self._high(request.slugs, now), int(now * 1e6)
+        ours = {request.nonce, request.adopt} - {""}
+        others = [slug for slug in request.slugs if self._in_the_way(request, slug, ours, now)]
+        strangers = [slug for slug in request.slugs if self._owner(slug, now) not in ours]
+        firsts = {slug: self._queue(request, slug).first(now, request.waiter) for slug in strangers}
+        seated = [slug for slug, first in firsts.items() if first and first == request.waiter]
+        queued = not request.barge and any(first and first != request.waiter for first in firsts.values())
         if self._cancelled(request.nonce, now):
             return Reply(Kind.CANCELLED, high, time_us)
-        mine = {request.nonce, request.adopt} - {""}
-        others = [slug for slug in request.slugs if (self._holder(slug, now) or request.nonce)[:NONCE_SIZE] not in mine]
-        if others:
-            lefts = [self._left(slug, now) for slug in others]
-            self._index.update({slug: float("inf") for slug, left in zip(others, lefts, strict=True) if left is None})
-            longest = None if None in lefts else max(left for left in lefts if left is not None)
-            detail = (self._holder(others[0], now) or "")[NONCE_SIZE:]
-            return Reply(Kind.BUSY, high, time_us, left=longest, detail=detail)
-        self._write(request.slugs, request.value, request.ttl, now)
+        if others or queued:
+            return self._refuse(request, others, high, now)
+        for slug in request.slugs:
+            if request.shared:
+                self._share(slug, request.nonce, request.value, request.ttl, now)
+            else:
+                self._write(slug, request.value, request.ttl, now)
+        self._keep_or_pass_on(request, seated, now)
         self._trim(now)
         if high < request.number <= time_us + request.ahead * 1e6:
             self._write_fence(request.slugs, request.number, request.keep, now)
             return Reply(Kind.ACCEPTED, request.number, time_us)
         return Reply(Kind.GRANTED, high, time_us)
 
+    def _in_the_way(self, request: Acquire, slug: str, ours: set[str], now: float) -> bool:
+        owner = self._owner(slug, now)
+        return self._holder(slug, now) is not None and owner not in ours and not (request.shared and owner == SHARED)
+
+    def _refuse(self, request: Acquire, others: list[str], high: int, now: float) -> Reply:
+        lefts = [self._left(slug, now) for slug in others]
+        self._index.update({slug: float("inf") for slug, left in zip(others, lefts, strict=True) if left is None})
+        longest = None if None in lefts else max((left for left in lefts if left is not None), default=0.0)
+        detail = (self._holder(others[0], now) or "")[NONCE_SIZE:] if others else ""
+        place = -1
+        if request.waiter:
+            lines = [self._queues.setdefault(request.queue or slug, Queue()) for slug in request.slugs]
+            place = max(line.enrol(request.waiter, request.stamp, now + ENROLMENT) for line in lines)
+        return Reply(Kind.BUSY if others else Kind.QUEUED, high, int(now * 1e6), longest, detail, place)
+
+    def _keep_or_pass_on(self, request: Acquire, seated: list[str], now: float) -> None:
+        for slug in seated:
+            queue = self._queue(request, slug)
+            if request.passing:
+                queue.leave(request.waiter)
+                self._wake(queue)
+            else:
+                queue.enrolled[request.waiter] = now + ENROLMENT
+
     def _raise(self, request: Raise, now: float) -> Reply:
         high, time_us = self._high(request.slugs, now), int(now * 1e6)
-        if any((self._holder(slug, now) or "")[:NONCE_SIZE] != request.nonce for slug in request.slugs):
+        if not all(self._has(slug, request.nonce, request.shared, now) for slug in request.slugs):
             return Reply(Kind.REFUSED, high, time_us)
         if request.number <= high:
             return Reply(Kind.GRANTED, high, time_us)
         self._write_fence(request.slugs, request.number, request.keep, now)
         return Reply(Kind.ACCEPTED, request.number, time_us)
 
+    def _has(self, slug: str, nonce: str, shared: bool, now: float) -> bool:
+        if shared:
+            return self._owner(slug, now) == SHARED and nonce in self._shared.get(slug, {})
+        return self._owner(slug, now) == nonce
+
     def _extend(self, request: Extend, now: float) -> Reply:
-        high, time_us = self._high(request.slugs, now), int(now * 1e6)
-        missing = [slug for slug in request.slugs if self._holder(slug, now) is None]
-        held = [slug for slug in request.slugs if slug not in missing]
+        terms = tuple(self._extend_one(term, request.keep, now) for term in request.terms)
+        held = sum(kind is Kind.HELD for kind, _ in terms)
+        kind = Kind.HELD if held == len(terms) else Kind.MIXED if held else Kind.REFUSED
+        return Reply(kind, max(fence for _, fence in terms), int(now * 1e6), terms=terms)
+
+    def _extend_one(self, term: Term, keep: float | None, now: float) -> tuple[Kind, int]:
+        high = self._high(term.slugs, now)
+        lost = [slug for slug in term.slugs if not self._has(slug, term.nonce, term.shared, now)]
         if (
-            self._cancelled(request.nonce, now)
-            or any((self._holder(slug, now) or "")[:NONCE_SIZE] != request.nonce for slug in held)
-            or any(self._fence(slug, now) > request.token for slug in missing)
+            self._cancelled(term.nonce, now)
+            or any(self._owner(slug, now) not in ("", SHARED if term.shared else "") for slug in lost)
+            or any(self._holder(slug, now) == "" for slug in lost)
+            or any(self._fence(slug, now) > term.token for slug in lost)
         ):
-            return Reply(Kind.REFUSED, high, time_us)
-        for slug in held:
-            self._write((slug,), self._holders[slug][0], request.ttl, now)
-            if request.keep is not None and slug in self._fences:
-                self._write_fence((slug,), self._fence(slug, now), request.keep, now)
-        self._write(tuple(missing), request.value, request.ttl, now)
-        self._write_fence(tuple(missing), request.token, request.keep, now)
-        return Reply(Kind.HELD, high, time_us)
+            return Kind.REFUSED, high
+        for slug in term.slugs:
+            if term.shared:
+                self._share(slug, term.nonce, term.value, term.ttl, now)
+            else:
+                self._write(slug, term.value if slug in lost else self._holders[slug][0], term.ttl, now)
+            if slug in lost:
+                self._write_fence((slug,), term.token, keep, now)
+            elif keep is not None and slug in self._fences:
+                self._write_fence((slug,), self._fence(slug, now), keep, now)
+        return Kind.HELD, high
 
     def _release(self, request: Release, now: float) -> Reply:
-        holders = {slug: self._holder(slug, now) for slug in request.slugs}
-        mine = [slug for slug, value in holders.items() if value is not None and value[:NONCE_SIZE] == request.nonce]
-        for slug in mine:
-            del self._holders[slug]
-            self._index.pop(slug, None)
+        everybody = request.shared and request.nonce == SHARED
+        mine = [slug for slug in request.slugs if self._has(slug, request.nonce, request.shared and not everybody, now)]
+        taken = any(self._holder(slug, now) is not None for slug in request.slugs if slug not in mine)
+        free = [slug for slug in mine if self._let_go(request, slug, now)]
         if request.bury > 0:
             self._markers[request.nonce] = now + request.bury
-        if mine:
-            return Reply(Kind.RELEASED, 0, int(now * 1e6))
-        taken = any(value is not None for value in holders.values())
-        return Reply(Kind.BUSY if taken else Kind.GONE, 0, int(now * 1e6))
+        for slug in request.slugs:
+            queue = self._queue(request, slug)
+            was_first = queue.in_order()[:1] == [request.leaving]
+            left = bool(request.leaving) and queue.leave(request.leaving) and was_first
+            if left or slug in free:
+                self._wake(queue)
+            if not queue.stamps:
+                self._queues.pop(request.queue or slug, None)
+        kind = Kind.RELEASED if mine else Kind.BUSY if taken else Kind.GONE
+        return Reply(kind, 0, int(now * 1e6))
+
+    def _let_go(self, request: Release, slug: str, now: float) -> bool:
+        """End one holder's hold; returns whether the name is free now."""
+        if request.shared and request.nonce == SHARED:
+            if request.bury > 0:
+                self._markers |= dict.fromkeys(self._shared.get(slug, {}), now + request.bury)
+            self._shared.pop(slug, None)
+        elif request.shared:
+            del self._shared[slug][request.nonce]
+            others = self._sharers(slug, now)
+            if others:
+                self._write(slug, self._holders[slug][0], max(others.values()) - now, now)
+                return False
+        del self._holders[slug]
+        self._index.pop(slug, None)
+        return True
 
     def _survey(self, request: Survey, now: float) -> Reply:
         slugs = request.slugs
-        if request.count > 0:
+        if request.size > 0:
             in_order = sorted(self._index, key=lambda slug: (self._index[slug], slug))
-            slugs = tuple(in_order[request.offset : request.offset + request.count])
+            slugs = tuple(in_order[request.offset : request.offset + request.size])
         rows = tuple(
             Row(slug, self._holder(slug, now) or "", self._left(slug, now), self._fence(slug, now)) for slug in slugs
         )
@@ -210,6 +355,16 @@ class MemoryNode:
         """Open a link, at once."""
         return AsyncMemoryLink(self.connect(timeout))
 
+    def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "MemoryHintLink":
+        """Have a process told of its turn, at once."""
+        if self.down:
+            raise LinkError("refused")
+        return MemoryHintLink(self.store, process, on_hint)
+
+    async def alisten(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "AsyncMemoryHintLink":
+        """Have an event loop told of its turn."""
+        return AsyncMemoryHintLink(self.listen(process, timeout, on_hint))
+
     def execute(self, request: Request) -> Reply | None:
         """Carry out a request; None is a reply that never comes."""
         if self.down:
@@ -244,6 +399,39 @@ class MemoryLink:
 
     def close(self) -> None:
         self._replies.clear()
+
+
+class MemoryHintLink:
+    """Calls back when one of a process's waiters is first in line."""
+
+    def __init__(self, store: MemoryStore, process: str, on_hint: Callable[[str], object]) -> None:
+        self._store = store
+        self._process = process
+        store.listeners[process] = on_hint
+
+    def fileno(self) -> int:
+        return -1
+
+    def read(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        self._store.listeners.pop(self._process, None)
+
+
+class AsyncMemoryHintLink:
+    """The same for an event loop."""
+
+    def __init__(self, link: MemoryHintLink) -> None:
+        self._link = link
+
+    async def read(self) -> list[str]:
+        """Wait for ever: the node calls back."""
+        await asyncio.Event().wait()
+        return []
+
+    def close(self) -> None:
+        self._link.close()
 
 
 class AsyncMemoryLink:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from redis import exceptions
@@ -26,8 +26,9 @@ from redis.connection import AbstractConnection, Connection, SSLConnection, Unix
 from redis.retry import Retry
 
 from ..core.admission import Greeting
-from ..core.messages import ABSENT, Acquire, Extend, Kind, Raise, Release, Reply, Request, Row, Survey
-from .base import LinkError, NodeSpec
+from ..core.messages import ABSENT, ENROLMENT, Acquire, Extend, Kind, Raise, Release, Reply, Request, Row, Survey
+from ..core.parts import many, merge, split
+from .base import INCOMPLETE, LinkError, NodeSpec
 
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
 
@@ -91,6 +92,9 @@ class Script:
 SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey)}
 
 
+Said = TypeVar("Said")
+
+
 class Introductions:
     """
     Which scripts a connection has sent with their text, so that its server knows them by their digest.
@@ -113,6 +117,11 @@ def ms(seconds: float | None) -> str:
     return "" if seconds is None else str(max(1, round(seconds * 1000)))
 
 
+def flag(value: bool) -> str:
+    """Return a truth value as the scripts read it."""
+    return "1" if value else ""
+
+
 class Wording:
     """
     Say requests in the words of the scripts: keys and arguments.
@@ -124,38 +133,61 @@ class Wording:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
 
-    def keys(self, request: Request) -> list[str]:
-        """Return the keys that a request touches, in the order of the scripts."""
-        keys = [f"{self._prefix}index"]
-        if not isinstance(request, Survey):
-            keys.append(f"{self._prefix}x:{request.nonce}")
-            for slug in request.slugs:
-                keys += [f"{self._prefix}{slug}:h", f"{self._prefix}{slug}:f"]
-        return keys
-
-    def arguments(self, request: Request) -> list[str]:
-        """Return what else the script needs."""
-        match request:
-            case Acquire():
-                ahead = str(round(request.ahead * 1_000_000))
-                timing = [ms(request.ttl), str(request.number), ms(request.keep), ahead]
-                return [request.nonce, request.value, *timing, request.adopt, self._prefix]
-            case Raise():
-                return [request.nonce, str(request.number), ms(request.keep)]
-            case Extend():
-                timing = [ms(request.ttl), str(request.token), ms(request.keep)]
-                return [request.nonce, request.value, *timing, self._prefix]
-            case Release():
-                return [request.nonce, ms(request.bury) if request.bury else "0", self._prefix]
-            case Survey():
-                return [self._prefix, str(request.offset), str(request.count), *request.slugs]
+    def channel(self, process: str) -> str:
+        """Return the channel on which the waiters of a process are told that they are first in line."""
+        return f"{self._prefix}w:{process}"
 
     def command(self, request: Request, *, in_full: bool) -> list[Any]:
         """Return the command that runs the request's script, by its digest or with its text."""
         script = SCRIPTS[type(request)]
-        keys = self.keys(request)
+        keys, arguments = self._say(request)
         run: list[Any] = ["EVAL", script.text] if in_full else ["EVALSHA", script.sha]
-        return [*run, len(keys), *keys, *self.arguments(request)]
+        return [*run, len(keys), *keys, *arguments]
+
+    def _say(self, request: Request) -> tuple[list[str], list[str]]:
+        """Return the keys that a request touches and what else its script needs, both in the script's order."""
+        match request:
+            case Acquire():
+                return self._acquire(request)
+            case Raise(slugs, nonce, number, keep, shared):
+                return self._keys(slugs, "hf", shared), [nonce, str(number), ms(keep), flag(shared)]
+            case Extend():
+                return self._extend(request)
+            case Release(slugs, nonce, bury, leaving, shared, queue):
+                keys = [self._index, self._marker(nonce), *self._keys(slugs, "hqs", shared, queue)]
+                return keys, [nonce, ms(bury) if bury else "0", self._prefix, leaving, flag(shared)]
+            case Survey(slugs, offset, size):
+                return [self._index], [self._prefix, str(offset), str(size), *slugs]
+
+    def _acquire(self, request: Acquire) -> tuple[list[str], list[str]]:
+        keys = self._keys(request.slugs, "hfqs", request.shared, request.queue)
+        timing = [ms(request.ttl), str(request.number), ms(request.keep), str(round(request.ahead * 1_000_000))]
+        waiting = [request.waiter, str(request.stamp), ms(ENROLMENT)]
+        flags = [flag(request.barge), flag(request.shared), flag(request.passing)]
+        return [self._index, self._marker(request.nonce), *keys], [
+            *(request.nonce, request.value, *timing, request.adopt, self._prefix),
+            *(*waiting, *flags),
+        ]
+
+    def _extend(self, request: Extend) -> tuple[list[str], list[str]]:
+        keys, arguments = [self._index], [self._prefix, ms(request.keep)]
+        for slugs, nonce, value, ttl, token, shared in request.terms:
+            keys += [self._marker(nonce), *self._keys(slugs, "hf", shared)]
+            arguments += [str(len(slugs)), flag(shared), nonce, ms(ttl), str(token), value]
+        return keys, arguments
+
+    @property
+    def _index(self) -> str:
+        return f"{self._prefix}index"
+
+    def _marker(self, nonce: str) -> str:
+        return f"{self._prefix}x:{nonce}"
+
+    def _keys(self, slugs: tuple[str, ...], kinds: str, shared: bool, queue: str = "") -> list[str]:
+        """Return the keys of each name, one per kind; behind them, if shared, the key of each name's holders."""
+        owners = {"q": queue, "s": queue}
+        keys = [f"{self._prefix}{owners.get(kind) or slug}:{kind}" for slug in slugs for kind in kinds]
+        return keys + [f"{self._prefix}{slug}:r" for slug in slugs] if shared else keys
 
 
 def parse_answer(raw: Any, demoted: str) -> Reply | None:
@@ -178,15 +210,30 @@ def parse_answer(raw: Any, demoted: str) -> Reply | None:
 def parse_reply(raw: Any) -> Reply:
     """Return the meaning of a script's reply; anything but a well-formed one is no vote."""
     try:
-        kind, fence, time, left, *rest = [part.decode("utf-8", "replace") for part in raw]
-        if kind == Kind.LISTED.name:
-            rows = zip(rest[1::4], rest[2::4], rest[3::4], rest[4::4], strict=True)
-            parsed = tuple(Row(slug, value, seconds_left(pttl), int(fence)) for slug, value, pttl, fence in rows)
-            return Reply(Kind.LISTED, int(fence), int(time), rows=parsed, total=int(left))
-        detail = rest[0] if rest else ""
-        return Reply(Kind[kind], int(fence), int(time), seconds_left(left), detail)
+        if isinstance(raw, list):
+            return parse_survey([part.decode("utf-8", "replace") for part in raw])
+        kind, fence, time, left, place, detail = raw.decode("utf-8", "replace").split(" ", 5)
+        if kind in EXTENSIONS:
+            return Reply(Kind[kind], int(fence), int(time), terms=tuple(map(parse_term, detail.split())))
+        return Reply(Kind[kind], int(fence), int(time), seconds_left(left), detail, int(place))
     except (ValueError, KeyError, TypeError, AttributeError):
         return Reply(Kind.UNKNOWN, detail="malformed reply")
+
+
+EXTENSIONS = frozenset({"HELD", "MIXED", "REFUSED"})
+
+
+def parse_term(said: str) -> tuple[Kind, int]:
+    """Return what became of one lease of an extension, and its fence."""
+    return {"H": Kind.HELD, "R": Kind.REFUSED}[said[0]], int(said[1:])
+
+
+def parse_survey(parts: list[str]) -> Reply:
+    """Return the locks that a survey reports."""
+    kind, fence, time, total, _, *cells = parts
+    rows = zip(cells[::4], cells[1::4], cells[2::4], cells[3::4], strict=True)
+    parsed = tuple(Row(slug, value, seconds_left(pttl), int(number)) for slug, value, pttl, number in rows)
+    return Reply(Kind[kind], int(fence), int(time), rows=parsed, total=int(total))
 
 
 def seconds_left(pttl: str) -> float | None:
@@ -276,6 +323,17 @@ def parse_greeting(raw: Any) -> Greeting:
         evicts=evicts,
         promoted=info.get("second_repl_offset", "-1") != "-1",
     )
+
+
+def check_subscription(raw: Any) -> None:
+    """
+    Check that a channel has been subscribed to.
+
+    Raises:
+        LinkError: It has not; an ACL may forbid it.
+    """
+    if not isinstance(raw, list):
+        raise LinkError(describe(raw) if isinstance(raw, exceptions.RedisError) else "malformed reply")
 
 
 def describe(error: BaseException) -> str:
@@ -384,19 +442,36 @@ class RedisNode:
         """Open a link; see :class:`~django_redlock.nodes.base.Node`."""
         return self._connect(self._new_connection(timeout))
 
+    def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "RedisHintLink":
+        """Open a link for hints; see :class:`~django_redlock.nodes.base.Node`."""
+        connection = self._new_connection(timeout)
+        self._open(connection, ("SUBSCRIBE", self._wording.channel(process)), check_subscription)
+        return RedisHintLink(connection)
+
     def _connect(self, connection: AbstractConnection) -> "RedisLink":
+        return RedisLink(connection, self._wording, self._open(connection, ("INFO",), parse_greeting))
+
+    def _open(
+        self, connection: AbstractConnection, command: tuple[str, ...], understand: Callable[[Any], Said]
+    ) -> Said:
+        """Connect and send the first command; returns what *understand* makes of the reply."""
         try:
             connection.connect()
-            connection.send_command("INFO", check_health=False)
-            greeting = parse_greeting(read(connection))
+            connection.send_command(*command, check_health=False)
+            return understand(read(connection))
         except (LinkError, *BROKEN) as error:
             connection.disconnect()
             raise LinkError(describe(error)) from None
-        return RedisLink(connection, self._wording, greeting)
 
     async def aconnect(self, timeout: float) -> "AsyncRedisLink":
         """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
         return await self._aconnect(self._new_async_connection(timeout), timeout)
+
+    async def alisten(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "AsyncRedisHintLink":
+        """Open a link for hints; see :class:`~django_redlock.nodes.base.Node`."""
+        connection = self._new_async_connection(timeout)
+        await self._aopen(connection, timeout, ("SUBSCRIBE", self._wording.channel(process)), check_subscription)
+        return AsyncRedisHintLink(connection)
 
     def _new_async_connection(self, timeout: float, **where: Any) -> aioconnection.AbstractConnection:
         classes = {
@@ -411,17 +486,45 @@ class RedisNode:
         return connection
 
     async def _aconnect(self, connection: aioconnection.AbstractConnection, timeout: float) -> "AsyncRedisLink":
+        greeting = await self._aopen(connection, timeout, ("INFO",), parse_greeting)
+        return AsyncRedisLink(connection, self._wording, greeting)
+
+    async def _aopen(
+        self,
+        connection: aioconnection.AbstractConnection,
+        timeout: float,
+        command: tuple[str, ...],
+        understand: Callable[[Any], Said],
+    ) -> Said:
+        """Do what :meth:`_open` does without blocking."""
         try:
             async with asyncio.timeout(timeout):
                 await connection.connect()
-                await connection.send_command("INFO", check_health=False)
-                greeting = parse_greeting(await aread(connection))
+                await connection.send_command(*command, check_health=False)
+                return understand(await aread(connection))
         except BaseException as error:
             await connection.disconnect(nowait=True)
             if isinstance(error, (LinkError, *BROKEN)):
                 raise LinkError(describe(error)) from None
             raise  # cancelled
-        return AsyncRedisLink(connection, self._wording, greeting)
+
+
+class Assembly:
+    """Puts the replies to the parts of a request together, as they come."""
+
+    def __init__(self) -> None:
+        self._replies: list[Reply | None] = []
+
+    def add(self, request: Request, reply: Reply | None) -> Reply | None:
+        """Take a reply, None for a script that is unknown; returns what came of the whole, or ``INCOMPLETE``."""
+        if not many(request):
+            return reply
+        self._replies.append(reply)
+        if len(self._replies) < len(split(request)):
+            return INCOMPLETE
+        replies, self._replies = self._replies, []
+        known = [one for one in replies if one is not None]
+        return merge(known) if len(known) == len(replies) else None
 
 
 class RedisLink:
@@ -435,41 +538,116 @@ class RedisLink:
         self._connection = connection
         self._wording = wording
         self._scripts = Introductions()
+        self._assembly = Assembly()
 
     def fileno(self) -> int:
-        sock = self._connection._sock
-        if sock is None:
-            raise LinkError("closed")
-        return int(sock.fileno())
+        return fileno(self._connection)
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
         in_full = in_full or self._scripts.is_new(request)
-        key = -id(request) if in_full else id(request)
-        if key not in packed:
-            command = self._wording.command(request, in_full=in_full)
-            packed[key] = b"".join(self._connection.pack_command(*command))
+        data = pack(self._connection, self._wording, request, packed, in_full)
         if self._connection._sock is None:  # send_packed_command would connect again
             raise LinkError("closed")
         try:
-            self._connection.send_packed_command([packed[key]], check_health=False)
+            self._connection.send_packed_command([data], check_health=False)
         except (exceptions.RedisError, OSError) as error:
             raise LinkError(describe(error)) from None
 
     def receive(self, request: Request) -> Reply | None:
         if self._connection._sock is None:  # looking whether it is readable may have closed it
             raise LinkError("reset")
-        return parse_answer(read(self._connection), self.demoted)
+        return self._assembly.add(request, parse_answer(read(self._connection), self.demoted))
 
     def readable(self) -> bool:
-        if self._connection._sock is None:
-            return True
-        try:
-            return bool(self._connection.can_read(timeout=0))
-        except (exceptions.RedisError, OSError):
-            return True
+        return readable(self._connection)
 
     def close(self) -> None:
         self._connection.disconnect()
+
+
+class RedisHintLink:
+    """A connection that has subscribed to the channel of a process."""
+
+    def __init__(self, connection: AbstractConnection) -> None:
+        self._connection = connection
+
+    def fileno(self) -> int:
+        return fileno(self._connection)
+
+    def read(self) -> list[str]:
+        told = []
+        try:
+            while readable(self._connection):
+                told.append(hinted(self._connection.read_response(disable_decoding=True)))
+        except BROKEN as error:
+            raise LinkError(describe(error)) from None
+        return told
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+
+class AsyncRedisHintLink:
+    """The same for an event loop."""
+
+    def __init__(self, connection: aioconnection.AbstractConnection) -> None:
+        self._connection = connection
+
+    async def read(self) -> list[str]:
+        try:
+            return [hinted(await self._connection.read_response(disable_decoding=True))]
+        except BROKEN as error:
+            raise LinkError(describe(error)) from None
+
+    def close(self) -> None:
+        drop(self._connection)
+
+
+def hinted(message: Any) -> str:
+    """Return the waiter that a message of a channel names."""
+    return message[2].decode("utf-8", "replace") if message[0] == b"message" else ""
+
+
+def fileno(connection: AbstractConnection) -> int:
+    """Return the file descriptor of a connection."""
+    sock = connection._sock
+    if sock is None:
+        raise LinkError("closed")
+    return int(sock.fileno())
+
+
+def readable(connection: AbstractConnection) -> bool:
+    """Return whether there is something to read, or the connection ended."""
+    if connection._sock is None:
+        return True
+    try:
+        return bool(connection.can_read(timeout=0))
+    except (exceptions.RedisError, OSError):
+        return True
+
+
+def drop(connection: aioconnection.AbstractConnection) -> None:
+    """Close a connection of an event loop as its ``disconnect()`` does, which has to be awaited."""
+    writer = connection._writer
+    connection._reader = connection._writer = None  # redis-py warns of a connection that still has them
+    if writer is not None:
+        with suppress(RuntimeError):  # the loop is closed already, and its transports with it
+            writer.transport.abort()
+
+
+def pack(
+    connection: AbstractConnection | aioconnection.AbstractConnection,
+    wording: Wording,
+    request: Request,
+    packed: dict[int, bytes],
+    in_full: bool,
+) -> bytes:
+    """Return the bytes of a request, made once for all nodes of a round."""
+    key = -id(request) if in_full else id(request)
+    if key not in packed:
+        commands = [wording.command(part, in_full=in_full) for part in split(request)]
+        packed[key] = b"".join(chunk for command in commands for chunk in connection.pack_command(*command))
+    return packed[key]
 
 
 class AsyncRedisLink:
@@ -488,6 +666,7 @@ class AsyncRedisLink:
         self._wording = wording
         self._scripts = Introductions()
         self._waiting: deque[tuple[Request, Callable[[Reply | None], bool]]] = deque()
+        self._assembly = Assembly()
         self._reader = asyncio.get_running_loop().create_task(self._read(), name="django_redlock reader")
         self.broken = False
 
@@ -503,31 +682,34 @@ class AsyncRedisLink:
         if self.broken or writer is None or writer.is_closing():
             raise LinkError("closed")
         in_full = in_full or self._scripts.is_new(request)
-        key = -id(request) if in_full else id(request)
-        if key not in packed:
-            packed[key] = b"".join(self._connection.pack_command(*self._wording.command(request, in_full=in_full)))
-        writer.write(packed[key])
+        writer.write(pack(self._connection, self._wording, request, packed, in_full))
         self._waiting.append((request, on_reply))
 
     async def _read(self) -> None:
         detail = "closed"
         try:
             while True:
-                reply = parse_answer(await aread(self._connection), self.demoted)
-                request, on_reply = self._waiting.popleft()
-                if reply is None:
-                    self._again(request, on_reply)
-                else:
-                    on_reply(reply)
+                self._take(parse_answer(await aread(self._connection), self.demoted))
         except LinkError as error:
             detail = error.detail
         except IndexError:  # a reply that nobody asked for
             detail = "malformed reply"
         finally:
             self.broken = True
-            self._drop()
+            drop(self._connection)
             while self._waiting:
                 self._waiting.popleft()[1](Reply(Kind.UNKNOWN, detail=detail))
+
+    def _take(self, reply: Reply | None) -> None:
+        request, on_reply = self._waiting[0]
+        whole = self._assembly.add(request, reply)
+        if whole is INCOMPLETE:
+            return
+        self._waiting.popleft()
+        if whole is None:
+            self._again(request, on_reply)
+        else:
+            on_reply(whole)
 
     def _again(self, request: Request, on_reply: Callable[[Reply | None], bool]) -> None:
         """Send a request whose script the server does not know once more, in full, if it is still wanted."""
@@ -537,18 +719,10 @@ class AsyncRedisLink:
                 return
         on_reply(Reply(Kind.FAILED, detail="NOSCRIPT"))
 
-    def _drop(self) -> None:
-        writer = self._connection._writer
-        # As its disconnect() does, which has to be awaited. redis-py warns of a connection that still has them.
-        self._connection._reader = self._connection._writer = None
-        if writer is not None:
-            with suppress(RuntimeError):  # the loop is closed already, and its transports with it
-                writer.transport.abort()
-
     def close(self) -> None:
         self.broken = True
         self._reader.cancel()
-        self._drop()
+        drop(self._connection)
 
 
 def open_node(spec: NodeSpec, prefix: str) -> RedisNode:

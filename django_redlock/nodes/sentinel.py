@@ -79,7 +79,8 @@ class SentinelNode(RedisNode):
         for sentinel in self._sentinels:
             try:
                 master = parse_master(self._ask(sentinel, timeout))
-                return follow(self._connect(self._new_connection(timeout, host=master.host, port=master.port)), master)
+                link = self._connect(self._new_connection(timeout, host=master.host, port=master.port))
+                return self._follow(link, master)
             except LinkError as error:
                 failure = error
         raise without_blame(failure)
@@ -91,10 +92,19 @@ class SentinelNode(RedisNode):
             try:
                 master = parse_master(await self._aask(sentinel, timeout))
                 connection = self._new_async_connection(timeout, host=master.host, port=master.port)
-                return follow(await self._aconnect(connection, timeout), master)
+                return self._follow(await self._aconnect(connection, timeout), master)
             except LinkError as error:
                 failure = error
         raise without_blame(failure)
+
+    def _follow(self, link: SomeLink, master: Master) -> SomeLink:
+        """Return *link* with what the sentinel knows of its server, to which hints are listened to from now on."""
+        self._arguments = self._arguments | {"host": master.host, "port": master.port}
+        link.demoted = FAILING_OVER
+        if link.greeting.promoted:
+            uptime = link.greeting.uptime
+            link.greeting = replace(link.greeting, uptime=master.age if uptime is None else min(uptime, master.age))
+        return link
 
     def _ask(self, sentinel: RedisNode, timeout: float) -> Any:
         connection = sentinel._new_connection(timeout)
@@ -117,15 +127,6 @@ class SentinelNode(RedisNode):
             raise LinkError(f"sentinel: {describe(error)}") from None
         finally:
             await connection.disconnect(nowait=True)
-
-
-def follow(link: SomeLink, master: Master) -> SomeLink:
-    """Return *link* with what the sentinel knows of its server."""
-    link.demoted = FAILING_OVER
-    if link.greeting.promoted:
-        uptime = link.greeting.uptime
-        link.greeting = replace(link.greeting, uptime=master.age if uptime is None else min(uptime, master.age))
-    return link
 
 
 def without_blame(failure: LinkError) -> LinkError:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from django_redlock.core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted
+from django_redlock.core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Waiter, Wanted
 from django_redlock.core.messages import Acquire, Ballot, Instant, Kind, Raise, Release, Reply
 from django_redlock.core.owner import Owner
 from django_redlock.core.rules import Rules
@@ -16,12 +16,14 @@ NOW = 1_795_000_000_000_000
 class Attempt:
     """Drives an acquisition by hand."""
 
-    def __init__(self, nodes: int = 5, wait: float | None = 0.0, floor: Floor | None = None, **options: Any) -> None:
+    def __init__(
+        self, nodes: int = 5, wait: float | None = 0.0, waiter: str = "", limit: int = 1, **options: Any
+    ) -> None:
         rules = Rules(nodes, **{"ttl": 10.0, **options})
         nonces = iter(f"{number:032x}" for number in range(1, 100))
-        wanted = Wanted(("a",), 10.0, wait, Owner())
-        self.floor = floor or Floor()
-        self.acquisition = Acquisition(wanted, rules, self.floor, lambda: next(nonces), lambda: 0.5)
+        wanted = Wanted(("a",), 10.0, wait, Owner(), limit=limit)
+        self.floor = Floor()
+        self.acquisition = Acquisition(wanted, rules, self.floor, lambda: next(nonces), lambda: 0.5, waiter)
         self.time = 100.0
         self.steps: Generator[Step, Instant, Granted | GaveUp] = self.acquisition.steps(self._instant())
         self.step: Any = next(self.steps)
@@ -48,6 +50,13 @@ class Attempt:
         except StopIteration as stop:
             return stop.value
         return self.step
+
+    def proceed(self, seconds: float = 0.0) -> Any:
+        """Do the same, and carry out what gives the attempt back."""
+        step = self.go_on(seconds)
+        while isinstance(step, Ballot) and step.farewell:
+            step = self.go_on()
+        return step
 
 
 A, G, B, F, U = Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.FAILED, Kind.UNKNOWN
@@ -138,8 +147,7 @@ def test_taken_and_cannot_tell_are_told_apart(nodes: int, replies: list[Kind], t
     attempt = Attempt(nodes)
 
     attempt.reply(*replies)
-    attempt.go_on()
-    outcome = attempt.go_on(1.0)  # long enough for a split vote not to be repeated
+    outcome = attempt.proceed(1.0)  # long enough for a split vote not to be repeated
 
     assert outcome.taken is taken
 
@@ -162,15 +170,15 @@ def test_two_busy_and_one_silent_node_wait_for_the_others():
     assert not attempt.step.closed
 
 
-def test_release_goes_to_every_node_and_buries_what_is_unanswered():
-    """L8, P23, P24: also to nodes that refused; where the request may still arrive it leaves a marker."""
+def test_release_goes_to_all_that_may_have_granted_and_buries_what_is_unanswered():
+    """L8, P23, P24: where the request may still arrive it leaves a marker; who refused for certain has nothing."""
     attempt = Attempt()
     attempt.reply(A, B, U, F)
-    attempt.step.closed = True
+    attempt.step.close()
 
     undo = attempt.go_on()
 
-    assert {node: request.bury for node, request in undo.requests.items()} == {0: 0.0, 1: 0.0, 2: 10.0, 3: 0.0, 4: 10.0}
+    assert {node: request.bury for node, request in undo.requests.items()} == {0: 0.0, 2: 10.0, 4: 10.0}
     assert (undo.timeout, undo.farewell) == (0.0, True)
 
 
@@ -179,8 +187,7 @@ def test_every_attempt_has_a_nonce_of_its_own():
     attempt = Attempt(wait=None)
     first = attempt.step.requests[0].nonce
     attempt.reply(B, B, B)
-    attempt.go_on()
-    attempt.go_on()
+    attempt.proceed()
 
     attempt.go_on()
 
@@ -191,8 +198,7 @@ def test_number_goes_above_everything_seen():
     """P2: also what a refusal said, so a waiter needs no second round when its turn comes."""
     attempt = Attempt(wait=None)
     attempt.reply(B, B, B, fence=NOW * 3)
-    attempt.go_on()
-    attempt.go_on()
+    attempt.proceed()
 
     attempt.go_on()
 
@@ -211,31 +217,107 @@ def test_late_reply_still_teaches_the_floor():
     assert attempt.floor.of(["{a}"]) == NOW * 3
 
 
-@pytest.mark.parametrize(("left", "longest"), [(0.03, 0.03), (9.0, 0.5), (0.001, 0.02)])
-def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, longest: float):
-    """L45: it asks again when a quorum can be free by expiry, or after a jittered pause."""
+@pytest.mark.parametrize(("left", "told"), [(0.03, 0.04), (9.0, 1.01), (0.001, 0.03)])
+def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, told: float):
+    """L45, P27: it asks again when a quorum can be free by expiry; told of its turn, once a second is enough."""
     attempt = Attempt(wait=None)
     attempt.reply(B, B, B, left=left)
-    attempt.go_on()
 
-    pause = attempt.go_on()
+    pause = attempt.proceed()
 
     assert isinstance(pause, Pause)
-    assert 0.01 < pause.seconds <= longest
+    assert 0.01 < pause.seconds <= pause.told <= told + 1e-9
+
+
+@pytest.mark.parametrize(("place", "seconds"), [(0, 0.025), (1, 0.075), (9, 0.475), (400, 1.01)])
+def test_waiter_that_nobody_can_tell_asks_the_sooner_the_nearer_its_turn(place: int, seconds: float):
+    """P27: without hints the first in line asks most often."""
+    attempt = Attempt(wait=None)
+    for node in range(3):
+        attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=place))
+
+    assert attempt.proceed().seconds == pytest.approx(seconds)
+
+
+def test_waiter_leaves_the_queue_when_it_gives_up():
+    """L47: every node that may have put it in line is told."""
+    attempt = Attempt(wait=1.0, waiter="p|1")
+    for node in range(2):
+        attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=0))
+    attempt.step.close()
+
+    leaving = attempt.go_on(2.0)
+
+    assert {node: request.leaving for node, request in leaving.requests.items()} == dict.fromkeys(range(5), "p|1")
+
+
+def test_waiter_keeps_its_place_between_two_attempts():
+    """P27: what it was granted by a minority it gives back, and stays in line there and everywhere."""
+    attempt = Attempt(wait=None, waiter="p|1")
+    attempt.step.receive(0, Reply(A))
+    for node in range(1, 4):
+        attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=0))
+
+    back = attempt.go_on()
+
+    assert {node: request.leaving for node, request in back.requests.items()} == {0: "", 4: ""}
+
+
+def test_waiter_that_is_cut_off_gives_up_its_place():
+    """P27: who cannot reach a quorum must not be first in line on the nodes that it does reach."""
+    attempt = Attempt(wait=None, waiter="p|1")
+    attempt.step.receive(0, Reply(B, left=30.0, detail="b", place=0))
+    for node in range(1, 5):
+        attempt.step.receive(node, Reply(F, detail="refused"))
+
+    leaving = attempt.go_on()
+
+    assert {node: request.leaving for node, request in leaving.requests.items()} == {0: "p|1"}
+
+
+def test_waiter_acts_on_hints_from_a_quorum_of_nodes():
+    """P28: one node's hint may come from a waiter that gave a minority back; acting on it would wake the next one."""
+    waiter = Waiter("p|1", 3)
+
+    assert [waiter.hear(node) for node in (0, 0, 4, 0, 2)] == [False, False, False, False, True]
+
+    waiter.attend()
+    assert not waiter.called
+
+
+def test_lock_with_places_tries_them_all():
+    """P16: each place is an exclusive lock of its own; refused in one, it asks for the next without a pause."""
+    attempt = Attempt(limit=3)
+    asked = []
+    for _ in range(3):
+        asked.append(attempt.step.requests[0].slugs)
+        attempt.reply("b", "b", "b")
+        outcome = attempt.proceed()
+
+    assert sorted(asked) == [("{a}#1",), ("{a}#2",), ("{a}#3",)]
+    assert (outcome.taken, outcome.attempts) == (True, 3)
+
+
+def test_lock_with_places_stays_behind_those_that_wait():
+    """P27: others are first in line, whichever place is free."""
+    attempt = Attempt(limit=3)
+    attempt.reply(Kind.QUEUED, Kind.QUEUED, Kind.QUEUED)
+
+    outcome = attempt.proceed()
+
+    assert (outcome.taken, outcome.attempts) == (True, 1)
 
 
 def test_waiting_ends_with_its_time():
     """L49: the last pause ends when the time does, and one attempt follows it."""
     attempt = Attempt(wait=1.0)
     attempt.reply(B, B, B)
-    attempt.go_on()
-    pause = attempt.go_on(0.95)
+    pause = attempt.proceed(0.95)
     assert pause.seconds == pytest.approx(0.05)
     attempt.go_on(pause.seconds)
     attempt.reply(B, B, B)
-    attempt.go_on()
 
-    outcome = attempt.go_on()
+    outcome = attempt.proceed()
 
     assert isinstance(outcome, GaveUp)
     assert (outcome.attempts, outcome.waited) == (2, pytest.approx(1.0))
@@ -249,16 +331,14 @@ def test_split_vote_is_repeated_for_one_node_timeout(replies: list[Any]):
     """L16: contenders that share the nodes between them would otherwise all be refused, and nobody has the lock."""
     attempt = Attempt(wait=0.0, node_timeout=0.2)
     attempt.reply(*replies)
-    attempt.go_on()
 
-    pause = attempt.go_on(0.05)
+    pause = attempt.proceed(0.05)
     assert isinstance(pause, Pause)
     assert pause.seconds <= 0.05
     attempt.go_on(0.2)
     attempt.reply(*replies)
-    attempt.go_on()
 
-    outcome = attempt.go_on()
+    outcome = attempt.proceed()
     assert isinstance(outcome, GaveUp)
     assert outcome.attempts == 2
 
@@ -271,9 +351,8 @@ def test_holder_with_a_quorum_is_not_asked_again(replies: list[Any]):
     attempt = Attempt(wait=0.0)
     attempt.reply(*replies)
     assert attempt.step.closed
-    attempt.go_on()
 
-    outcome = attempt.go_on()
+    outcome = attempt.proceed()
 
     assert isinstance(outcome, GaveUp)
     assert (outcome.taken, outcome.attempts) == (True, 1)
@@ -283,9 +362,8 @@ def test_no_quorum_is_explained_while_waiting():
     """A waiter that waits for nodes, not for another holder, can say so."""
     attempt = Attempt(wait=None)
     attempt.reply(F, F, F)
-    attempt.go_on()
 
-    pause = attempt.go_on()
+    pause = attempt.proceed()
 
     assert set(pause.silent) == {0, 1, 2}
 
@@ -324,10 +402,11 @@ def test_nobody_waits_for_a_quorum_that_the_configuration_forbids(
         attempt.step.receive(node, reply)
     assert attempt.step.closed is closed
 
-    undo = attempt.go_on()
     outcome = attempt.go_on()
+    while isinstance(outcome, Ballot):
+        assert {type(request) for request in outcome.requests.values()} == {Release}
+        outcome = attempt.go_on()
 
-    assert {type(request) for request in undo.requests.values()} == {Release}
     assert isinstance(outcome, GaveUp if misconfigured else Pause)
     if misconfigured:
         assert (outcome.taken, outcome.misconfigured) == (False, True)

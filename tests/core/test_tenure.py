@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_redlock.core.acquisition import Floor, Granted
-from django_redlock.core.messages import Acquire, Ballot, Extend, Kind, Raise, Release, Reply
+from django_redlock.core.acquisition import Floor, Granted, Wanted
+from django_redlock.core.messages import Acquire, Ballot, Extend, Kind, Raise, Release, Reply, Term
+from django_redlock.core.owner import Owner
 from django_redlock.core.rules import Rules
-from django_redlock.core.tenure import Tenure, release_outcome
+from django_redlock.core.tenure import Tenure, release_outcome, renewal
 from django_redlock.nodes.memory import MemoryStore
 
 H, R, F, U = Kind.HELD, Kind.REFUSED, Kind.FAILED, Kind.UNKNOWN
@@ -18,27 +19,38 @@ START, TTL = 100.0, 9.0
 DEADLINE = START + TTL - 0.092
 
 
-def held(nodes: int = 5, **options: Any) -> Tenure:
+def held(nodes: int = 5, heartbeat: float | None = None, **options: Any) -> Tenure:
     rules = Rules(nodes, ttl=TTL, **options)
-    granted = Granted("a" * 32, "a" * 32 + "{}", 7, START, rules.deadline(START, TTL), ())
-    return Tenure(("x",), TTL, granted, rules, Floor())
+    granted = Granted(("{x}",), "a" * 32, "a" * 32 + "{}", 7, START, rules.deadline(START, TTL), ())
+    wanted = Wanted(("x",), TTL, None, Owner(), heartbeat=heartbeat)
+    return Tenure(wanted, granted, rules, Floor())
+
+
+def extension(tenure: Tenure, now: float, ttl: float | None = None) -> Ballot | None:
+    """Begin a round that extends one lease."""
+    term = tenure.term(now, ttl)
+    if term is None:
+        return None
+    ballot = renewal([term], tenure._rules, min(tenure._rules.timeout(tenure.ttl), tenure.deadline - now))
+    tenure.asked(ballot)
+    return ballot
 
 
 def answer(ballot: Ballot, *kinds: Kind, fence: int = 0) -> Ballot:
     for node, kind in enumerate(kinds):
         if not ballot.closed:
-            ballot.receive(node, Reply(kind, fence))
-    ballot.closed = True
+            ballot.receive(node, Reply(kind, fence, terms=((kind, fence),) if kind in (H, R) else ()))
+    ballot.close()
     return ballot
 
 
 def test_extension_counts_from_the_start_of_its_round():
     """P18: the new deadline is a ttl from before the round was sent."""
     tenure = held()
-    ballot = tenure.extension(103.0)
+    ballot = extension(tenure, 103.0)
     assert ballot is not None
 
-    assert tenure.extended(answer(ballot, H, H, H), 103.0, 104.0)
+    assert tenure.extended(answer(ballot, H, H, H), 0, 103.0, 104.0)
 
     assert tenure.deadline == pytest.approx(103.0 + TTL - 0.092)
     assert {type(request) for request in ballot.requests.values()} == {Extend}
@@ -47,18 +59,18 @@ def test_extension_counts_from_the_start_of_its_round():
 def test_extension_that_completes_after_the_deadline_does_not_extend():
     """P18: a lease that lapsed while the nodes were asked is lost, though all of them agreed."""
     tenure = held()
-    ballot = tenure.extension(DEADLINE - 0.1)
+    ballot = extension(tenure, DEADLINE - 0.1)
     assert ballot is not None
 
-    assert not tenure.extended(answer(ballot, H, H, H, H, H), DEADLINE - 0.1, DEADLINE + 0.1)
+    assert not tenure.extended(answer(ballot, H, H, H, H, H), 0, DEADLINE - 0.1, DEADLINE + 0.1)
 
     assert tenure.ended == "expired"
-    assert tenure.extension(DEADLINE + 0.2) is None
+    assert extension(tenure, DEADLINE + 0.2) is None
 
 
 def test_extension_waits_no_longer_than_the_lease_lasts():
     """L23: the round that extends a lease ends before the lease does."""
-    ballot = held(node_timeout=2.0).extension(DEADLINE - 0.05)
+    ballot = extension(held(node_timeout=2.0), DEADLINE - 0.05)
 
     assert ballot is not None
     assert ballot.timeout == pytest.approx(0.05)
@@ -68,10 +80,10 @@ def test_extension_waits_no_longer_than_the_lease_lasts():
 def test_round_without_a_verdict_changes_nothing(replies: list[Kind]):
     """L25, L22: unknown is not lost. The deadline stays, and it is tried again after a twelfth of the ttl."""
     tenure = held()
-    ballot = tenure.extension(103.0)
+    ballot = extension(tenure, 103.0)
     assert ballot is not None
 
-    assert not tenure.extended(answer(ballot, *replies), 103.0, 103.2)
+    assert not tenure.extended(answer(ballot, *replies), 0, 103.0, 103.2)
 
     assert (tenure.ended, tenure.deadline) == (None, pytest.approx(DEADLINE))
     assert tenure.due(renewing=True) == pytest.approx(103.0 + TTL / 12)
@@ -80,10 +92,10 @@ def test_round_without_a_verdict_changes_nothing(replies: list[Kind]):
 def test_refusal_by_too_many_ends_the_lease_at_once():
     """L24, P19: a quorum can no longer agree."""
     tenure = held()
-    ballot = tenure.extension(103.0)
+    ballot = extension(tenure, 103.0)
     assert ballot is not None
 
-    tenure.extended(answer(ballot, H, R, R, R, fence=99), 103.0, 103.2)
+    tenure.extended(answer(ballot, H, R, R, R, fence=99), 0, 103.0, 103.2)
 
     assert tenure.ended == "superseded"
 
@@ -123,7 +135,7 @@ def test_bounds_of_renewal_are_named(options: dict[str, Any], reason: str):
     """P34, L27: beyond them nothing is extended, and the lapse says which it was."""
     tenure = held(**options)
 
-    assert tenure.extension(START + 3.0) is None
+    assert extension(tenure, START + 3.0) is None
     assert tenure.due(renewing=True) == tenure.deadline
     assert not tenure.check(DEADLINE)
     assert tenure.ended == reason
@@ -133,9 +145,10 @@ def test_bounds_of_renewal_are_named(options: dict[str, Any], reason: str):
 def test_lease_at_its_bound_is_next_due_at_its_deadline(start: float):
     """P34: once it may not be extended it is left alone until it ends, however the seconds round."""
     rules = Rules(5, ttl=0.6, node_timeout=0.1, max_hold=0.2)
-    tenure = Tenure(("x",), 0.6, Granted("a" * 32, "", 7, start, rules.deadline(start, 0.6), ()), rules, Floor())
+    granted = Granted(("{x}",), "a" * 32, "", 7, start, rules.deadline(start, 0.6), ())
+    tenure = Tenure(Wanted(("x",), 0.6, None, Owner()), granted, rules, Floor())
 
-    assert tenure.extension(start + 0.2 + 1e-9) is None
+    assert extension(tenure, start + 0.2 + 1e-9) is None
 
     assert tenure.due(renewing=True) == tenure.deadline
 
@@ -143,7 +156,7 @@ def test_lease_at_its_bound_is_next_due_at_its_deadline(start: float):
 def test_release_buries_what_is_still_on_its_way():
     """L29, P24: a node that owes an answer may extend after the release; it finds a marker instead."""
     tenure = held()
-    ballot = tenure.extension(103.0)
+    ballot = extension(tenure, 103.0)
     assert ballot is not None
     answer(ballot, H, H, H)
 
@@ -198,7 +211,7 @@ def test_tokens_accepted_by_a_node_strictly_increase(sequence: list[tuple[str, s
             case "extend":
                 # A holder extends with the token it was granted, never with one that it made up.
                 token = max(accepted, default=0)
-                reply = store.execute(Extend(SLUGS, nonce, nonce, 5.0, token, None))
+                reply = store.execute(Extend((Term(SLUGS, nonce, nonce, 5.0, token),), None))
             case "release":
                 reply = store.execute(Release(SLUGS, nonce))
             case _:

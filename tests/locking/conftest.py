@@ -165,3 +165,11 @@ def held_by(manager: LockManager, slug: str, *tokens: str) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until what another process or thread does has happened."""
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.005)

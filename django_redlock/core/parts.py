@@ -1,0 +1,56 @@
+"""
+Split a request over very many names into parts, and put their replies together.
+
+A script over a thousand names would block its node for several milliseconds, and everybody else with it. So the
+parts are sent one behind the other; they are no longer one atomic step on the node, which costs nothing but an
+attempt: a node counts as granted only if it granted every part, and what a refused attempt got is released.
+"""
+
+from collections.abc import Sequence
+
+from .messages import PART, Acquire, Extend, Kind, Raise, Release, Reply, Request
+
+WORST_FIRST = (
+    *(Kind.UNKNOWN, Kind.FAILED, Kind.CANCELLED, Kind.REFUSED, Kind.RELEASED),
+    *(Kind.BUSY, Kind.QUEUED, Kind.GONE, Kind.GRANTED, Kind.ACCEPTED, Kind.HELD),
+)
+
+
+def many(request: Request) -> bool:
+    """Return whether a request has to be split."""
+    if isinstance(request, Extend):
+        return len(request.terms) == 1 and len(request.terms[0].slugs) > PART
+    return isinstance(request, (Acquire, Raise, Release)) and len(request.slugs) > PART
+
+
+def split(request: Request) -> list[Request]:
+    """Return the parts of a request, itself if it is small enough."""
+    if not many(request):
+        return [request]
+    if isinstance(request, Extend):
+        term = request.terms[0]
+        return [request._replace(terms=(term._replace(slugs=slugs),)) for slugs in pieces(term.slugs)]
+    assert isinstance(request, (Acquire, Raise, Release))
+    return [request._replace(slugs=slugs) for slugs in pieces(request.slugs)]
+
+
+def pieces(slugs: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return names in groups of at most ``PART``."""
+    return [slugs[start : start + PART] for start in range(0, len(slugs), PART)]
+
+
+def merge(replies: Sequence[Reply]) -> Reply:
+    """Return what the replies to the parts of one request mean together: what the worst of them means."""
+    if len(replies) == 1:
+        return replies[0]
+    worst = min(replies, key=lambda reply: WORST_FIRST.index(reply.kind))
+    lefts = [reply.left for reply in replies]
+    fence = max(reply.fence for reply in replies)
+    return worst._replace(
+        # One part may have been applied though another failed.
+        kind=Kind.UNKNOWN if worst.kind is Kind.FAILED else worst.kind,
+        fence=fence,
+        left=None if None in lefts else max(left for left in lefts if left is not None),
+        place=max(reply.place for reply in replies),
+        terms=((worst.terms[0][0], fence),) if worst.terms else (),
+    )

@@ -1,0 +1,334 @@
+"""
+Tell the waiters of this process that it is their turn.
+
+A node that frees a lock publishes who is first in line, on a channel of that waiter's process. One connection per
+process and node listens, whatever the number of waiters; it is made when somebody first has to wait and dropped when
+nobody has waited for a while. A hint only makes a waiter ask sooner: nothing is wrong if it is lost.
+"""
+
+import asyncio
+import itertools
+import logging
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from socket import socketpair
+from typing import Any, Generic, TypeVar
+
+from ..core.acquisition import Waiter
+from .base import HintLink, LinkError, Node
+from .gather import CONNECT_TIMEOUT, Clock, steady
+
+LINGER = 10.0  # seconds without waiters after which the connections are dropped
+RETRY = 1.0  # seconds between two tries to reach a node
+
+Event = TypeVar("Event", threading.Event, asyncio.Event)
+
+log = logging.getLogger("django_redlock")
+
+
+class Waiters(Generic[Event]):
+    """
+    Those that wait in this process, or this event loop, by the names that the nodes know.
+
+    Args:
+        needed: How many nodes must be heard for a waiter to rely on being told.
+    """
+
+    def __init__(self, needed: int, event: Callable[[], Event]) -> None:
+        self.process = f"{os.getpid():x}.{os.urandom(6).hex()}"
+        self.listening: set[int] = set()
+        self._needed = needed
+        self._event: Callable[[], Event] = event
+        self._numbers = itertools.count(1)
+        self._waiting: dict[str, tuple[Waiter, Event]] = {}
+
+    def new_name(self) -> str:
+        """Return a name for one more waiter."""
+        return f"{self.process}|{next(self._numbers)}"
+
+    @property
+    def told(self) -> bool:
+        """Whether enough nodes can tell a waiter of its turn."""
+        return len(self.listening) >= self._needed
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def join(self, waiter: Waiter) -> Event:
+        """Register *waiter*; returns the event that calls it."""
+        if waiter.name not in self._waiting:
+            self._waiting[waiter.name] = (waiter, self._event())
+        event = self._waiting[waiter.name][1]
+        event.clear()
+        if waiter.called:
+            event.set()
+        return event
+
+    def leave(self, waiter: Waiter) -> None:
+        """Forget *waiter*."""
+        self._waiting.pop(waiter.name, None)
+
+    def hint(self, node: int, name: str) -> None:
+        """Take a node's hint that a waiter is first in line."""
+        waiter, event = self._waiting.get(name, (None, None))
+        if waiter and event and waiter.hear(node):
+            event.set()
+
+    def reached(self, node: int) -> None:
+        """Note that a node is listened to; waiters ask again, for what they missed until now."""
+        before = self.told
+        self.listening.add(node)
+        if self.told and not before:
+            for _, event in list(self._waiting.values()):
+                event.set()
+
+
+class Hints:
+    """
+    The hints of an alias to the threads of this process; a thread of its own reads them.
+
+    Args:
+        nodes: The nodes, in the order of the settings.
+        needed: How many of them a quorum is.
+        clock: Returns seconds on a steady clock.
+    """
+
+    def __init__(self, nodes: Sequence[Node], needed: int, clock: Clock = steady) -> None:
+        self.waiters: Waiters[threading.Event] = Waiters(needed, threading.Event)
+        self._nodes = nodes
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._reader: Reader | None = None
+
+    def wait(self, waiter: Waiter, seconds: float, told: float) -> None:
+        """
+        Block until *waiter* is called.
+
+        Args:
+            waiter: Who waits.
+            seconds: For how long at most, if too few nodes can call it.
+            told: For how long at most if enough can.
+        """
+        event = self.waiters.join(waiter)
+        with self._mutex:
+            if self._reader is None or self._reader.ended:
+                self._reader = Reader(self._nodes, self.waiters, self._clock, self._mutex)
+                self._reader.start()
+        event.wait(told if self.waiters.told else seconds)
+
+    def forked(self) -> None:
+        """In a forked child: drop what belongs to the parent, whose other threads may have been holding the mutex."""
+        self._mutex = threading.Lock()
+        self.close()
+
+    def close(self) -> None:
+        """Drop the connections and end the thread."""
+        with self._mutex:
+            reader, self._reader = self._reader, None
+        if reader:
+            reader.stop()
+
+
+class Reader(threading.Thread):
+    """Listens to all nodes for as long as somebody waits, and a while longer."""
+
+    def __init__(self, nodes: Sequence[Node], waiters: Waiters[threading.Event], clock: Clock, mutex: Any) -> None:
+        super().__init__(name="django_redlock hints", daemon=True)
+        self.ended = False
+        self._nodes = nodes
+        self._waiters = waiters
+        self._clock = clock
+        self._mutex = mutex  # held while it is decided whether the thread goes on
+        self._links: dict[int, HintLink] = {}
+        self._arrived: deque[tuple[int, HintLink | LinkError]] = deque()
+        self._connecting: set[int] = set()
+        self._again = dict.fromkeys(range(len(nodes)), 0.0)
+        self._waker = socketpair()
+        for end in self._waker:
+            end.setblocking(False)
+
+    def stop(self) -> None:
+        """End the thread and wait for its end; in a forked child, which has no such thread, drop what it had."""
+        self.ended = True
+        self._wake()
+        if self.is_alive() and self is not threading.current_thread():
+            self.join(2 * CONNECT_TIMEOUT)
+        self._drop_all()
+
+    def run(self) -> None:
+        used = self._clock()
+        while True:
+            now = self._clock()
+            with self._mutex:
+                used = now if len(self._waiters) else used
+                self.ended = self.ended or now - used > LINGER
+                if self.ended:
+                    break
+            self._connect_missing(now)
+            self._read_ready(self._poll())
+            self._seat_arrivals()
+        self._drop_all()
+
+    def _connect_missing(self, now: float) -> None:
+        for node in self._again.keys() - self._links.keys() - self._connecting:
+            if now < self._again[node]:
+                continue
+            self._connecting.add(node)
+            if self._nodes[node].instant:
+                self._connect(node)
+            else:
+                threading.Thread(target=self._connect, args=(node,), name="django_redlock connect", daemon=True).start()
+
+    def _connect(self, node: int) -> None:
+        link: HintLink | LinkError
+        try:
+            link = self._nodes[node].listen(
+                self._waiters.process, CONNECT_TIMEOUT, lambda name: self._waiters.hint(node, name)
+            )
+        except LinkError as error:
+            link = error
+        except Exception:  # whatever it was, the node must not stay "connecting" for ever
+            log.exception("listening to %s failed", self._nodes[node].name)
+            link = LinkError("unreachable")
+        self._arrived.append((node, link))
+        self._wake()
+        if self.ended:
+            self._drop_all()
+
+    def _seat_arrivals(self) -> None:
+        while self._arrived:
+            node, link = self._arrived.popleft()
+            self._connecting.discard(node)
+            if isinstance(link, LinkError):
+                self._again[node] = self._clock() + RETRY
+            else:
+                self._links[node] = link
+                self._waiters.reached(node)
+
+    def _poll(self) -> set[int]:
+        """Wait for something to happen; returns the nodes that have something to say."""
+        if self._arrived:
+            return set()
+        poll = select.poll()
+        poll.register(self._waker[0], select.POLLIN)
+        nodes: dict[int, int] = {}
+        for node, link in list(self._links.items()):
+            with suppress(LinkError):
+                if link.fileno() >= 0:
+                    nodes[link.fileno()] = node
+                    poll.register(link.fileno(), select.POLLIN)
+        ready = {nodes[fd] for fd, _ in poll.poll(RETRY * 1000) if fd in nodes}
+        with suppress(OSError):
+            self._waker[0].recv(4096)
+        return ready
+
+    def _read_ready(self, ready: set[int]) -> None:
+        for node in ready:
+            try:
+                for name in self._links[node].read():
+                    self._waiters.hint(node, name)
+            except LinkError:
+                self._waiters.listening.discard(node)
+                self._links.pop(node).close()
+                self._again[node] = self._clock()
+
+    def _wake(self) -> None:
+        with suppress(OSError):
+            self._waker[1].send(b"!")
+
+    def _drop_all(self) -> None:
+        self._seat_arrivals_unheard()
+        self._waiters.listening.clear()
+        while self._links:
+            self._links.popitem()[1].close()
+        for end in self._waker:
+            end.close()
+
+    def _seat_arrivals_unheard(self) -> None:
+        with suppress(IndexError):
+            while True:
+                link = self._arrived.popleft()[1]
+                if not isinstance(link, LinkError):
+                    link.close()
+
+
+class AsyncHints:
+    """
+    The hints of an alias to the tasks of one event loop; a task for each node reads them.
+
+    Args:
+        nodes: The nodes, in the order of the settings.
+        needed: How many of them a quorum is.
+    """
+
+    def __init__(self, nodes: Sequence[Node], needed: int) -> None:
+        self.waiters: Waiters[asyncio.Event] = Waiters(needed, asyncio.Event)
+        self._nodes = nodes
+        self._tasks: list[asyncio.Task[None]] = []
+        self._end: asyncio.TimerHandle | None = None
+
+    async def wait(self, waiter: Waiter, seconds: float, told: float) -> None:
+        """Do what :meth:`Hints.wait` does without blocking."""
+        event = self.waiters.join(waiter)
+        self._listen()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(told if self.waiters.told else seconds):
+                await event.wait()
+
+    async def aclose(self) -> None:
+        """Drop the connections."""
+        tasks = self._stop()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._tasks:
+            self._tasks = [
+                loop.create_task(self._read(node), name="django_redlock hints") for node in range(len(self._nodes))
+            ]
+        if self._end:
+            self._end.cancel()
+        self._end = loop.call_later(LINGER, self._end_if_unused)
+
+    def _end_if_unused(self) -> None:
+        if len(self.waiters):
+            self._listen()
+        else:
+            self._stop()
+
+    def _stop(self) -> list[asyncio.Task[None]]:
+        if self._end:
+            self._end.cancel()
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def _read(self, node: int) -> None:
+        loop = asyncio.get_running_loop()
+
+        def hint(name: str) -> None:
+            self.waiters.hint(node, name)
+
+        while True:
+            try:
+                link = await self._nodes[node].alisten(
+                    self.waiters.process, CONNECT_TIMEOUT, lambda name: loop.call_soon_threadsafe(hint, name)
+                )
+            except LinkError:
+                await asyncio.sleep(RETRY)
+                continue
+            self.waiters.reached(node)
+            try:
+                while True:
+                    for name in await link.read():
+                        hint(name)
+            except LinkError:
+                pass
+            finally:
+                self.waiters.listening.discard(node)
+                link.close()

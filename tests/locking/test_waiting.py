@@ -1,0 +1,291 @@
+"""Who waits gets its turn: in order, told of it, and without asking for ever."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from django_redlock import LockTakenError
+from django_redlock.core import acquisition
+from django_redlock.core.messages import Kind
+from django_redlock.locks import Lock, LockManager, instant
+from django_redlock.nodes import Node
+from django_redlock.nodes.hints import Waiters
+from django_redlock.nodes.memory import MemoryNode
+from django_redlock.nodes.redis import RedisNode
+from django_redlock.testing import FaultProxy, Servers
+
+from .conftest import Asyncio, Blocking, Flavour, Manager, eventually, held_by, real_manager
+
+
+def waiting(manager: LockManager, name: str = "a") -> int:
+    """Return how many stand in line on most nodes; one that the holder does not have keeps no line."""
+    return sorted(in_line(node, f"{{{name}}}") for node in manager.nodes)[len(manager.nodes) // 2]
+
+
+def in_line(node: Node, slug: str) -> int:
+    if isinstance(node, MemoryNode):
+        return len(node.store.waiters(slug))
+    assert isinstance(node, RedisNode)
+    connection = node._new_connection(1.0)
+    connection.send_command("ZCARD", f"t:{slug}:q")
+    count = connection.read_response()
+    connection.disconnect()
+    return int(count)
+
+
+class Line:
+    """Lets contenders join one after the other, and notes in which order they were served."""
+
+    def __init__(self, flavour: Flavour, manager: LockManager, lock: Lock | None = None) -> None:
+        self.flavour, self.manager = flavour, manager
+        self.served: list[int] = []
+        self.lock = lock or manager.lock("a", wait=60)
+        self.threads = ThreadPoolExecutor(50)
+
+    async def serve(self, number: int) -> None:
+        lease = await self.flavour.acquire(self.lock)
+        self.served.append(number)
+        await self.flavour.release(lease)
+
+    async def join(self, number: int) -> "asyncio.Future[None]":
+        """Have one more wait, and return once it stands in line."""
+        before = waiting(self.manager)
+        if isinstance(self.flavour, Blocking):
+            loop = asyncio.get_running_loop()
+            task = loop.run_in_executor(self.threads, lambda: asyncio.run(self.serve(number)))
+        else:
+            task = asyncio.ensure_future(self.serve(number))
+        await eventually(lambda: waiting(self.manager) > before)
+        return task
+
+
+async def test_waiters_are_served_in_the_order_of_their_arrival(make: Manager, flavour: Flavour):
+    """P27, L48: first come, first served, on every kind of node."""
+    manager = make()
+    line = Line(flavour, manager)
+    holder = await flavour.acquire(manager.lock("a"))
+    tasks = [await line.join(number) for number in range(8)]
+
+    await flavour.release(holder)
+    await asyncio.gather(*tasks)
+
+    assert line.served == list(range(8))
+    assert waiting(manager) == 0
+
+
+async def test_order_is_kept_when_no_hint_arrives(make: Manager, flavour: Flavour, monkeypatch: Any):
+    """P27, L45: with all hint connections dead the line still drains in order, within the fallback's pauses."""
+    manager = make()
+    monkeypatch.setattr(Waiters, "reached", lambda self, node: None)
+    monkeypatch.setattr(Waiters, "hint", lambda self, node, name: None)
+    line = Line(flavour, manager)
+    holder = await flavour.acquire(manager.lock("a"))
+    tasks = [await line.join(number) for number in range(5)]
+
+    await flavour.release(holder)
+    await asyncio.gather(*tasks)
+
+    assert line.served == list(range(5))
+
+
+async def test_order_is_kept_when_hint_connections_are_killed(nodes: Servers, flavour: Flavour):
+    """P27, L46: the connections come back by themselves, and what was missed meanwhile is asked for."""
+    manager = real_manager(nodes.urls)
+    line = Line(flavour, manager)
+    holder = await flavour.acquire(manager.lock("a"))
+    tasks = [await line.join(number) for number in range(5)]
+    for node in nodes:
+        with node.client() as client:
+            client.client_kill_filter(_type="pubsub")
+
+    await flavour.release(holder)
+    await asyncio.gather(*tasks)
+
+    assert line.served == list(range(5))
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_free_lock_is_kept_for_the_first_in_line(make: Manager, flavour: Flavour):
+    """P27, L3: who does not wait is refused with "others wait", and may barge in if it says so."""
+    manager = make()
+    holder = await flavour.acquire(manager.lock("a"))
+    steps = manager.acquisition(manager.lock("a")._wanted, "elsewhere|1").steps(instant())
+    ballot = next(steps)
+    await manager.aask(ballot) if isinstance(flavour, Asyncio) else manager.ask(ballot)
+    assert {reply.kind for reply in ballot.replies.values()} == {Kind.BUSY}
+    await flavour.release(holder)
+
+    with pytest.raises(LockTakenError, match="others wait"):
+        await flavour.acquire(manager.lock("a", wait=0))
+    pushy = await flavour.acquire(manager.lock("a", wait=0, barge=True))
+
+    assert pushy.valid()
+    await flavour.release(pushy)
+
+
+async def test_waiter_that_gives_up_leaves_the_line_at_once(make: Manager, flavour: Flavour):
+    """L47, L49: nobody waits behind who has gone, and waiting ends with its time."""
+    manager = make()
+    holder = await flavour.acquire(manager.lock("a"))
+    start = time.monotonic()
+
+    with pytest.raises(LockTakenError):
+        await flavour.acquire(manager.lock("a", wait=0.3))
+
+    assert time.monotonic() - start >= 0.3
+    await eventually(lambda: waiting(manager) == 0)
+    await flavour.release(holder)
+
+
+async def test_cancelled_waiter_leaves_the_line(make: Manager):
+    """L11, L47, P33: cancellation while waiting takes the place in line back, too."""
+    manager = make()
+    holder = await manager.lock("a").aacquire()
+    waiter = asyncio.ensure_future(manager.lock("a").aacquire())
+    await eventually(lambda: waiting(manager) == 1)
+
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+
+    await eventually(lambda: waiting(manager) == 0)
+    assert await holder.arelease() == "released"
+
+
+async def test_waiter_that_was_killed_is_passed_when_its_place_has_lapsed(nodes: Servers):
+    """P27, L47: a dead first in line delays the next by no more than its enrolment."""
+    manager = real_manager(nodes.urls)
+    holder = manager.lock("a").acquire()
+    script = f"from tests.locking.conftest import real_manager\nreal_manager({nodes.urls!r}).lock('a').acquire()\n"
+    process = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", script])
+    await eventually(lambda: waiting(manager) == 1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    line = Line(Blocking(), manager)
+    task = await line.join(1)
+
+    holder.release()
+    await asyncio.wait_for(task, 20)
+
+    assert line.served == [1]
+    manager.close()
+
+
+async def test_waiter_wakes_by_a_hint_and_not_by_its_own_clock(make: Manager, flavour: Flavour, monkeypatch: Any):
+    """L45, P28: told of its turn, a waiter needs one more attempt, however long its pause would have been."""
+    manager = make()
+    monkeypatch.setattr(acquisition, "POLL", 30.0)
+    holder = await flavour.acquire(manager.lock("a", ttl=30.0))
+    line = Line(flavour, manager, manager.lock("a", wait=25))
+    task = await line.join(0)
+    hints = manager._hints if isinstance(flavour, Blocking) else manager._loop_side().hints
+    await eventually(lambda: hints.waiters.told)
+    start = time.monotonic()
+
+    await flavour.release(holder)
+    await task
+
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize("contenders", [20])
+async def test_requests_per_turn_do_not_grow_with_those_who_wait(nodes: Servers, flavour: Flavour, contenders: int):
+    """P28, L48: each turn costs its holder a few requests and wakes one other, not all."""
+    manager = real_manager(nodes.urls[:3], ttl=30.0)
+    line = Line(flavour, manager)
+    holder = await flavour.acquire(manager.lock("a"))
+    tasks = [await line.join(number) for number in range(contenders)]
+    hints = manager._hints if isinstance(flavour, Blocking) else manager._loop_side().hints
+    await eventually(lambda: hints.waiters.told)
+    await asyncio.sleep(0)
+    for node in nodes[:3]:
+        with node.client() as client:
+            client.config_resetstat()
+
+    await flavour.release(holder)
+    await asyncio.gather(*tasks)
+
+    calls = 0
+    for node in nodes[:3]:
+        with node.client() as client:
+            stats = client.info("commandstats")
+            calls += sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
+    # Twelve is what a turn costs: asked and refused, asked and granted, released, each on three nodes. Those that ask
+    # again after a second in line come on top, if the machine is that slow.
+    assert calls <= 14 * contenders, calls
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_release_lost_by_a_minority_wakes_the_waiter_all_the_same(nodes: Servers, flavour: Flavour):
+    """P27: hints from a quorum are enough; a node that is away tells nobody."""
+    manager = real_manager(nodes.urls)
+    holder = await flavour.acquire(manager.lock("a"))
+    line = Line(flavour, manager)
+    task = await line.join(0)
+    nodes[0].kill()
+    nodes[1].kill()
+
+    await flavour.release(holder)
+    await asyncio.wait_for(task, 20)
+
+    assert line.served == [0]
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_several_names_are_waited_for_together(make: Manager, flavour: Flavour):
+    """P27, L56: who waits for two names gets both, when the last of them is free."""
+    manager = make()
+    first, second = await flavour.acquire(manager.lock("a")), await flavour.acquire(manager.lock("b"))
+    line = Line(flavour, manager, manager.lock(["a", "b"], wait=30))
+    task = await line.join(0)
+
+    await flavour.release(first)
+    assert line.served == []
+    await flavour.release(second)
+    await task
+
+    assert line.served == [0]
+    assert held_by(manager, "{a}")
+    assert held_by(manager, "{b}")
+
+
+async def test_slow_node_does_not_hold_up_the_line(nodes: Servers, flavour: Flavour):
+    """P25, P27: hints of the quick nodes are a quorum."""
+    with FaultProxy(nodes[0].url) as proxy:
+        proxy.delay(0.1)
+        manager = real_manager([proxy.url, *nodes.urls[1:]])
+        holder = await flavour.acquire(manager.lock("a"))
+        line = Line(flavour, manager)
+        task = await line.join(0)
+        await flavour.release(holder)
+        await asyncio.wait_for(task, 20)
+        await flavour.close(manager)
+        manager.close()
+
+
+async def test_hints_end_with_the_manager(nodes: Servers):
+    """L40: no thread and no connection is left when the last lease is released and the manager is closed."""
+    before = set(threading.enumerate())
+    manager = real_manager(nodes.urls)
+    holder = manager.lock("a").acquire()
+    with pytest.raises(LockTakenError):
+        manager.lock("a", wait=0.2).acquire()
+    holder.release()
+
+    manager.close()
+
+    assert set(threading.enumerate()) <= before
+    for node in nodes:
+        with node.client() as client:
+            await eventually(lambda client=client: client.pubsub_channels("t:w:*") == [])
