@@ -838,7 +838,9 @@ class LockManager:
         name = ", ".join(wanted.names)
         said = {node.name: str(outcome.replies.get(place, "not waited for")) for place, node in enumerate(self.nodes)}
         if not outcome.taken:
-            return QuorumUnavailableError(name, outcome.waited, outcome.attempts, said, self.rules.needed)
+            return QuorumUnavailableError(
+                name, outcome.waited, outcome.attempts, said, self.rules.needed, outcome.misconfigured
+            )
         holder = decode(outcome.holder)
         return LockTakenError(
             name, outcome.waited, outcome.attempts, said, outcome.retry_after, asdict(holder) if holder else None
