@@ -396,7 +396,7 @@ class Acquisition:
 
     def _cut_off(self) -> bool:
         """Tell whether too few nodes answered: who cannot win must not be first in line on those it reaches."""
-        return len(self._replies) - silent(self._replies) < self._rules.needed
+        return silent(self._replies) > self._rules.spare
 
     def _pause(self, left: float | None) -> Pause:
         """

@@ -1,0 +1,391 @@
+"""
+Every schedule of the token core for a few nodes and two clients, breadth first.
+
+The client is the production :class:`~django_redlock.core.acquisition.Acquisition`, run again from its beginning for
+every history of replies that it can have had; the nodes are the production node in memory. Time is left out: a key
+may have expired whenever a request finds it, a round may time out at any moment, any reply may be lost, and a request
+that is on its way may be executed however late, also after its client gave up. That includes everything that a
+release could do, so none is sent. Only the order and uniqueness of tokens are judged (P1, P2), nothing that needs a
+clock.
+
+Some reductions keep the number of states small and lose no behaviour: a reply is heard when it is given or never (what
+a client does upon it may still take any time to arrive, and its next attempt may begin any time later); whether a key
+expired, or a third client has one instead, is decided when a request finds it; a refusal is as good as silence, since
+a round may time out anyway; and states that differ by a renumbering of the nodes are one state.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+from django_redlock.core.acquisition import GRANTS, Acquisition, Floor, Pause, Wanted
+from django_redlock.core.messages import Instant, Kind, Raise, Reply, Request
+from django_redlock.core.names import slug
+from django_redlock.core.owner import NONCE_SIZE, Owner
+from django_redlock.core.rules import Rules
+from django_redlock.nodes.memory import MemoryStore
+
+NAME = "a"
+SLUG = slug(NAME)
+TTL = 10.0
+START = 1_000.0  # what all clocks show, all the time
+TIMEOUT = "timeout"
+STRANGER = "s" * NONCE_SIZE
+
+History = tuple[Any, ...]
+
+
+class Cell(NamedTuple):
+    """One node: who holds it, the highest number it accepted (or its counter)."""
+
+    holder: str = ""
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """
+    Where a client is.
+
+    Args:
+        key: Equal for phases with equal futures, but for what each node said.
+        asks: What it has asked in the present round, of which node.
+        said: What each node granted in the present round; that one refused is as good as that it said nothing.
+        floor: The highest number it has seen.
+        token: The token it got, if it is done and got one.
+        done: Whether it is done.
+    """
+
+    key: Hashable = None
+    asks: dict[int, Any] = field(default_factory=dict)
+    said: dict[int, Hashable] = field(default_factory=dict)
+    floor: int = 0
+    token: int | None = None
+    done: bool = False
+
+
+IDLE = Phase()
+
+
+def nonce(client: int, attempt: int) -> str:
+    """Return the nonce of an attempt."""
+    return f"{client}{attempt}".rjust(NONCE_SIZE, "x")
+
+
+class Protocol:
+    """A protocol to search: how a client goes on after a history, and what a node answers."""
+
+    nodes = 3
+
+    def phase(self, client: int, attempt: int, floor: int, history: History) -> Phase:
+        """Return where a client is in an attempt that began with the highest number *floor* seen, after *history*."""
+        raise NotImplementedError
+
+    def execute(self, cell: Cell, request: Any) -> tuple[Any, Cell]:
+        """Return a node's reply, and what it is afterwards."""
+        raise NotImplementedError
+
+    def nonce_of(self, request: Any) -> str:
+        """Return whose key a request needs to find, if it needs one."""
+        return ""
+
+    def show(self, reply: Any) -> str:
+        """Return a reply for people."""
+        return str(reply)
+
+
+class Production(Protocol):
+    """
+    The protocol of this package. Requests and replies are numbers in a list, so that states are quick to compare.
+
+    Args:
+        nodes: How many nodes there are.
+        quorum: How many must agree.
+        walls: What each client's wall clock shows, in microseconds.
+    """
+
+    def __init__(self, nodes: int = 3, quorum: int | None = None, walls: tuple[int, ...] = (2, 2)) -> None:
+        self.nodes = nodes
+        self.rules = Rules(nodes, quorum, ttl=TTL, max_ttl=TTL)
+        self.walls = walls
+        self.phase = cache(self._phase)  # type: ignore[method-assign]
+        self.execute = cache(self._execute)  # type: ignore[method-assign]
+        self._messages: list[Request | Reply] = []
+        self._numbers: dict[Request | Reply, int] = {}
+
+    def nonce_of(self, request: Any) -> str:
+        message = self._messages[request]
+        return message.nonce if isinstance(message, Raise) else ""
+
+    def show(self, reply: Any) -> str:
+        said = self._messages[reply]
+        assert isinstance(said, Reply)
+        return f"{said.kind.value} ({said.fence})"
+
+    def _number(self, message: Request | Reply) -> int:
+        if message not in self._numbers:
+            self._numbers[message] = len(self._messages)
+            self._messages.append(message)
+        return self._numbers[message]
+
+    def _phase(self, client: int, attempt: int, floor: int, history: History) -> Phase:
+        highest = Floor()
+        highest.lift([SLUG], floor)
+        wanted = Wanted((NAME,), TTL, 0.0, Owner())
+        acquisition = Acquisition(wanted, self.rules, highest, lambda: nonce(client, attempt), lambda: 0.5)
+        at = Instant(START, self.walls[client])
+        steps = acquisition.steps(at)
+        step: Any = next(steps)
+        rounds = 1
+        try:
+            for event in history:
+                if event == TIMEOUT:
+                    for node in step.requests.keys() - step.replies.keys():
+                        step.receive(node, Reply(Kind.UNKNOWN))
+                else:
+                    step.receive(event[0], self._messages[event[1]])
+                if step.closed:
+                    rounds += 1
+                    step = steps.send(at)
+                    if isinstance(step, Pause) or step.farewell:  # this attempt failed
+                        return Phase(floor=highest.of([SLUG]), done=True)
+        except StopIteration as stop:
+            return Phase(floor=highest.of([SLUG]), token=getattr(stop.value, "token", None), done=True)
+        asks = {node: self._number(request) for node, request in step.requests.items()}
+        said = {node: reply.kind.value for node, reply in step.replies.items() if reply.kind in GRANTS}
+        return Phase((rounds, min(asks.values())), asks, said, highest.of([SLUG]))
+
+    def _execute(self, cell: Cell, request: int) -> tuple[int, Cell]:
+        store = MemoryStore(lambda: START)
+        if cell.holder:
+            store.put(SLUG, cell.holder, TTL)
+        if cell.number:
+            store._write_fence((SLUG,), cell.number, None, START)
+        reply = store.execute(self._messages[request])  # type: ignore[arg-type]
+        after = Cell((store._holder(SLUG, START) or "")[:NONCE_SIZE], store._fence(SLUG, START))
+        return self._number(reply._replace(time=0, left=0.0)), after
+
+
+class Client(NamedTuple):
+    """A client: which attempt it makes, what it had seen before it, what it has heard in it; idle between attempts."""
+
+    attempt: int
+    floor: int
+    history: History = ()
+    after: int = 0  # the highest token that was complete when the attempt began
+    idle: bool = True
+
+
+class State(NamedTuple):
+    """Everything at one moment. ``wires[client][node]`` is the request that is on its way."""
+
+    cells: tuple[Cell, ...]
+    clients: tuple[Client, ...]
+    wires: tuple[tuple[Any, ...], ...]
+    late: frozenset[tuple[int, Any]]  # requests whose client gave up on them
+    tokens: tuple[int, ...]
+
+
+Step = tuple[str, State, str]
+
+
+class Search:
+    """
+    Search all states of a protocol.
+
+    Args:
+        protocol: The protocol.
+        attempts: How many attempts each client makes.
+        numbers: The highest number that each node has accepted before, in attempts that failed; None is none.
+        limit: States after which to stop.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        attempts: tuple[int, ...] = (1, 1),
+        numbers: tuple[int, ...] | None = None,
+        limit: int = 300_000,
+    ) -> None:
+        self.protocol = protocol
+        self.attempts = attempts
+        self.numbers = numbers or (0,) * protocol.nodes
+        self.states = 0
+        self.won = 0
+        self._limit = limit
+
+    def run(self) -> list[str]:
+        """Return the shortest way to a violation, step by step; nothing if there is none."""
+        nodes, clients = self.protocol.nodes, len(self.attempts)
+        cells = tuple(Cell(number=number) for number in self.numbers)
+        first = State(cells, (Client(0, 0),) * clients, ((None,) * nodes,) * clients, frozenset(), ())
+        parents: dict[Hashable, tuple[Hashable, str] | None] = {self._key(first): None}
+        queue = deque([(self._key(first), first)])
+        while queue:
+            key, state = queue.popleft()
+            for what, after, wrong in self._steps(state):
+                if wrong:
+                    return [*way(parents, key), what, wrong]
+                known = self._key(after)
+                if known not in parents:
+                    parents[known] = (key, what)
+                    queue.append((known, after))
+            if len(parents) > self._limit:
+                raise OverflowError(f"more than {self._limit} states")
+        self.states = len(parents)
+        return []
+
+    def _steps(self, state: State) -> Iterator[Step]:
+        """Yield what can happen next: what, the state afterwards, and what is wrong with it."""
+        left = [allowed - me.attempt for allowed, me in zip(self.attempts, state.clients, strict=True)]
+        if not any(left) or len(state.tokens) + sum(left) < 2:
+            return  # nobody can get a token any more that would disagree with another
+        for node, request in state.late:
+            for _, cell in self._executions(state.cells[node], request):
+                after = state._replace(cells=put(state.cells, node, cell), late=state.late - {(node, request)})
+                yield f"node {node} executes a late request", after, ""
+        for client, me in enumerate(state.clients):
+            if not me.idle:
+                yield from self._steps_of(state, client)
+            elif me.attempt < self.attempts[client]:
+                yield f"client {client} begins", self._begins(state, client), ""
+
+    def _steps_of(self, state: State, client: int) -> Iterator[Step]:
+        wires = state.wires[client]
+        for node, request in enumerate(wires):
+            if request is None:
+                continue
+            for reply, cell in self._executions(state.cells[node], request):
+                after = state._replace(
+                    cells=put(state.cells, node, cell), wires=put(state.wires, client, put(wires, node, None))
+                )
+                what = f"node {node} tells client {client} {self.protocol.show(reply)}"
+                yield what, *self._hears(after, client, (node, reply))
+                yield f"{what}, which is lost", after, ""
+        yield f"client {client} waits no longer", *self._hears(state, client, TIMEOUT)
+
+    def _executions(self, cell: Cell, request: Any) -> set[tuple[Any, Cell]]:
+        """Return what can come of a request: the key that it finds may have expired, and somebody else have come."""
+        return {self.protocol.execute(cell._replace(holder=holder), request) for holder in (cell.holder, "", STRANGER)}
+
+    def _begins(self, state: State, client: int) -> State:
+        me = state.clients[client]._replace(idle=False, after=max(state.tokens, default=0))
+        return self._ask(state._replace(clients=put(state.clients, client, me)), client)
+
+    def _phase(self, state: State, client: int) -> Phase:
+        me = state.clients[client]
+        return IDLE if me.idle else self.protocol.phase(client, me.attempt, me.floor, me.history)
+
+    def _ask(self, state: State, client: int) -> State:
+        """Put the requests of a client's present round on their way; whatever it still waited for is late."""
+        late = state.late | {(node, old) for node, old in enumerate(state.wires[client]) if old is not None}
+        asks = self._phase(state, client).asks
+        wires = tuple(asks.get(node) for node in range(self.protocol.nodes))
+        return state._replace(wires=put(state.wires, client, wires), late=late)
+
+    def _hears(self, state: State, client: int, event: Any) -> tuple[State, str]:
+        """Return the state after something happened to a client, and what is wrong with it."""
+        asked = self._phase(state, client).asks
+        me = state.clients[client]
+        me = me._replace(history=(*me.history, event))
+        state = state._replace(clients=put(state.clients, client, me))
+        phase = self._phase(state, client)
+        if not phase.done:
+            return (state if phase.asks == asked else self._ask(state, client)), ""
+        wrong = ""
+        if phase.token is not None:
+            self.won += 1
+            wrong = objection(state.tokens, me, phase.token)
+            state = state._replace(tokens=tuple(sorted((*state.tokens, phase.token))))
+        idle = Client(me.attempt + 1, phase.floor)
+        return self._ask(state._replace(clients=put(state.clients, client, idle)), client), wrong
+
+    def _key(self, state: State) -> Hashable:
+        """Return what is equal for states with equal futures."""
+        phases = [self._phase(state, client) for client in range(len(state.clients))]
+        clients = tuple(
+            me.attempt == allowed or (me.attempt, me.idle, me.after, me.floor if me.idle else phase.floor, phase.key)
+            for me, phase, allowed in zip(state.clients, phases, self.attempts, strict=True)
+        )
+        columns = []
+        for node, cell in enumerate(state.cells):
+            late = frozenset(request for place, request in state.late if place == node)
+            asked = [wires[node] for wires in state.wires]
+            said = [phase.said.get(node) for phase in phases]
+            # A key makes a difference only to its holder, and only if he may still come back to it.
+            back = {self.protocol.nonce_of(request) for request in (*asked, *late) if request is not None}
+            back |= {nonce(client, me.attempt) for client, me in enumerate(state.clients) if said[client] is not None}
+            holder = cell.holder if cell.holder in back else ""
+            columns.append((holder, cell.number, tuple(asked), tuple(said), late))
+        return clients, state.tokens, tuple(sorted(columns, key=hash))
+
+
+def objection(tokens: tuple[int, ...], client: Client, token: int) -> str:
+    """Return what is wrong with a token, or nothing."""
+    if token in tokens:
+        return f"P1: token {token} was given before"
+    return f"P2: token {token} after {client.after}" if token <= client.after else ""
+
+
+def way(parents: dict[Hashable, tuple[Hashable, str] | None], key: Hashable) -> list[str]:
+    """Return the steps that lead to a state."""
+    steps: list[str] = []
+    while (step := parents[key]) is not None:
+        key, what = step
+        steps.append(what)
+    return steps[::-1]
+
+
+def put(items: tuple[Any, ...], place: int, item: Any) -> tuple[Any, ...]:
+    """Return *items* with one of them replaced."""
+    return (*items[:place], item, *items[place + 1 :])
+
+
+# The designs that do not work
+
+
+class Naive(Protocol):
+    """
+    Every node counts the locks it grants; the token is computed from the counters of a quorum.
+
+    Args:
+        combine: Computes it.
+        write_back: Whether it is then written to a quorum, where a counter that is as high already agrees.
+    """
+
+    def __init__(self, combine: Callable[[list[int]], int], write_back: bool = False) -> None:
+        self.combine = combine
+        self.write_back = write_back
+
+    def phase(self, client: int, attempt: int, floor: int, history: History) -> Phase:
+        needed = self.nodes // 2 + 1
+        counters: dict[int, int] = {}
+        agreed: set[int] = set()
+        said: dict[int, Hashable] = {}
+        for event in history:
+            if event == TIMEOUT:
+                return Phase(done=True)
+            node, reply = event
+            said[node] = reply
+            if len(counters) >= needed:
+                agreed.add(node)
+            elif reply:
+                counters[node] = reply
+        if len(counters) < needed:
+            return Phase(1, dict.fromkeys(range(self.nodes), ("count", nonce(client, attempt))), said)
+        token = self.combine(list(counters.values()))
+        agreed |= {node for node, counter in counters.items() if counter == token}
+        if not self.write_back or len(agreed) >= needed:
+            return Phase(token=token, done=True)
+        return Phase(("write", token), dict.fromkeys(counters.keys() - agreed, ("write", token)), said)
+
+    def execute(self, cell: Cell, request: Any) -> tuple[Any, Cell]:
+        what, value = request
+        if what == "write":
+            number = max(cell.number, value)
+            return value, cell._replace(number=number)
+        if cell.holder not in ("", value):
+            return 0, cell
+        return cell.number + 1, Cell(value, cell.number + 1)

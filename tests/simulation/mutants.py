@@ -1,0 +1,392 @@
+"""
+Deliberately wrong protocols. An oracle that never fails proves nothing, so each of these has to be caught.
+
+A mutant replaces one function of the production core, of the node in memory, or of the fenced transaction, for as
+long as its context lasts; the hunt runs schedules of the profiles named with it until an oracle objects.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from django_redlock.core.acquisition import GRANTS, Acquisition
+from django_redlock.core.admission import Admission
+from django_redlock.core.messages import Ballot, Kind, Reply
+from django_redlock.core.owner import nonce_of
+from django_redlock.core.rules import Rules, majority
+from django_redlock.core.tenure import Tenure
+from django_redlock.nodes.memory import MemoryStore
+
+from . import database, schedule
+from .driver import Process
+from .profiles import PROFILES
+from .scenarios import SCENARIOS
+
+ENOUGH = 150  # schedules after which a mutant counts as alive
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """
+    One wrong protocol.
+
+    Args:
+        name: What is wrong with it.
+        change: Makes it wrong for as long as its context lasts.
+        haunts: Profiles and scenarios in which it must show.
+    """
+
+    name: str
+    change: Callable[[], Any]
+    haunts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """How a mutant was caught: by which oracle, after how many schedules; None is not at all."""
+
+    mutant: Mutant
+    oracle: str | None
+    schedules: int
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(*haunts: str) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
+    """Register a mutant; its name is its docstring."""
+
+    def register(change: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+        MUTANTS.append(Mutant(str(change.__doc__).strip(), contextmanager(change), haunts))
+        return change
+
+    return register
+
+
+def hunt(prey: Mutant) -> Kill:
+    """Run schedules until an oracle objects to a mutant, or until there have been enough."""
+    with prey.change():
+        for seed in range(ENOUGH):
+            for haunt in prey.haunts:
+                violations = (
+                    schedule.Schedule(PROFILES[haunt], seed).run().failures
+                    if haunt in PROFILES
+                    else SCENARIOS[haunt](seed)
+                )
+                if violations:
+                    return Kill(prey, violations[0][1], seed + 1)
+    return Kill(prey, None, ENOUGH)
+
+
+def score(kills: list[Kill]) -> str:
+    """Return what to print of a hunt."""
+    lines = [f"{kill.schedules:4}  {kill.mutant.name}  <- {kill.oracle or 'ALIVE'}" for kill in kills]
+    killed = sum(kill.oracle is not None for kill in kills)
+    return "\n".join([*lines, f"killed {killed} of {len(kills)} mutants"])
+
+
+# The node
+
+
+def holder_of(store: MemoryStore, slug: str) -> str:
+    """Return the nonce under which a node holds a lock, or nothing."""
+    return nonce_of(store._holder(slug, store._now()) or "")
+
+
+@mutant("skew", "same microsecond")
+def ties() -> Iterator[None]:
+    """a node accepts a number that it has accepted before"""
+    high = MemoryStore._high
+    with patch.object(MemoryStore, "_high", lambda *args: max(0, high(*args) - 1)):
+        yield
+
+
+@mutant("calm")
+def overwriting() -> Iterator[None]:
+    """a node grants what somebody else holds"""
+    acquire = MemoryStore._acquire
+
+    def granted(self: MemoryStore, request: Any, now: float) -> Reply:
+        return acquire(self, request._replace(adopt=holder_of(self, request.slugs[0])), now)
+
+    with patch.object(MemoryStore, "_acquire", granted):
+        yield
+
+
+@mutant("calm", "net")
+def release_of_anybody() -> Iterator[None]:
+    """a release does not look at the owner"""
+    release = MemoryStore._release
+
+    def released(self: MemoryStore, request: Any, now: float) -> Reply:
+        return release(self, request._replace(nonce=holder_of(self, request.slugs[0]) or request.nonce), now)
+
+    with patch.object(MemoryStore, "_release", released):
+        yield
+
+
+@mutant("keeps data and clocks", "net", "pause")
+def extension_of_anybody() -> Iterator[None]:
+    """an extension does not look at the owner"""
+    extend = MemoryStore._extend_one
+
+    def extended(self: MemoryStore, term: Any, keep: float | None, now: float) -> Any:
+        return extend(self, term._replace(nonce=holder_of(self, term.slugs[0]) or term.nonce), keep, now)
+
+    with patch.object(MemoryStore, "_extend_one", extended):
+        yield
+
+
+@mutant("keeps data and clocks", "net", "pause")
+def healing_past_a_newer_token() -> Iterator[None]:
+    """a node takes a holder back although it has accepted a later token"""
+    extend = MemoryStore._extend_one
+
+    def extended(self: MemoryStore, term: Any, keep: float | None, now: float) -> Any:
+        with patch.object(MemoryStore, "_fence", lambda *args: 0):
+            return extend(self, term, keep, now)
+
+    with patch.object(MemoryStore, "_extend_one", extended):
+        yield
+
+
+@mutant("everything", "skew")
+def raising_without_holding() -> Iterator[None]:
+    """a node raises the token of one who does not hold it"""
+    raise_ = MemoryStore._raise
+
+    def raised(self: MemoryStore, request: Any, now: float) -> Reply:
+        return raise_(self, request._replace(nonce=holder_of(self, request.slugs[0])), now)
+
+    with patch.object(MemoryStore, "_raise", raised):
+        yield
+
+
+@mutant("net")
+def no_cancel_marker() -> Iterator[None]:
+    """a release leaves no marker against late requests"""
+    release = MemoryStore._release
+
+    def released(self: MemoryStore, request: Any, now: float) -> Reply:
+        return release(self, request._replace(bury=0.0), now)
+
+    with patch.object(MemoryStore, "_release", released):
+        yield
+
+
+@mutant("calm")
+def no_expiry() -> Iterator[None]:
+    """a node writes keys without expiry"""
+
+    def write(self: MemoryStore, slug: str, value: str, ttl: float, now: float) -> None:
+        self._holders[slug] = (value, None)
+        self._index[slug] = now
+
+    with patch.object(MemoryStore, "_write", write):
+        yield
+
+
+# The rounds
+
+
+@mutant("calm", "net")
+def minority() -> Iterator[None]:
+    """one vote less than a majority is enough"""
+    with patch.object(Rules, "needed", property(lambda self: max(1, majority(self.nodes) - 1))):
+        yield
+
+
+@mutant("skew")
+def grants_counted_as_accepts() -> Iterator[None]:
+    """votes for the lock count as votes for its token"""
+    count = Ballot.count
+
+    def counted(self: Ballot, *kinds: Kind) -> int:
+        return count(self, *(GRANTS if kinds == (Kind.ACCEPTED,) else kinds))
+
+    with patch.object(Ballot, "count", counted):
+        yield
+
+
+@mutant("skew", "everything")
+def mixed_rounds() -> Iterator[None]:
+    """accepts of the first number count for the second"""
+    raise_token = Acquisition._raise_token
+
+    def mixed(self: Acquisition, first: Ballot, number: int) -> Generator[Any, Any, Ballot]:
+        steps = raise_token(self, first, number)
+        second = next(steps)
+        second.replies.update({node: reply for node, reply in first.replies.items() if reply.kind is Kind.ACCEPTED})
+        at = yield second
+        try:
+            steps.send(at)
+        except StopIteration as stop:
+            return stop.value
+        raise AssertionError("more than one ballot")
+
+    with patch.object(Acquisition, "_raise_token", mixed):
+        yield
+
+
+@mutant("net", "loses data")
+def one_nonce() -> Iterator[None]:
+    """all attempts of an acquisition share a nonce"""
+    init = Acquisition.__init__
+
+    def remembering(self: Acquisition, wanted: Any, rules: Any, floor: Any, fresh_nonce: Any, *more: Any) -> None:
+        nonce = fresh_nonce()
+        init(self, wanted, rules, floor, lambda: nonce, *more)
+
+    with patch.object(Acquisition, "__init__", remembering):
+        yield
+
+
+@mutant("pause")
+def late_quorum() -> Iterator[None]:
+    """a quorum whose time is over is a lock"""
+    with patch.object(Rules, "least_validity", lambda *args: -1e9):
+        yield
+
+
+@mutant("lost replies")
+def release_to_yes_voters() -> Iterator[None]:
+    """a failed attempt is released only where it was granted"""
+    withdrawal = Acquisition._withdrawal
+
+    def withdrawn(self: Acquisition, **options: Any) -> Ballot:
+        ballot = withdrawal(self, **options)
+        yes = {node for old in self._ballots for node, reply in old.replies.items() if reply.kind in GRANTS}
+        ballot.requests = {node: request for node, request in ballot.requests.items() if node in yes}
+        return ballot
+
+    with patch.object(Acquisition, "_withdrawal", withdrawn):
+        yield
+
+
+@mutant("lost replies", "net")
+def no_release_of_failures() -> Iterator[None]:
+    """a failed attempt is not released at all"""
+    withdrawal = Acquisition._withdrawal
+
+    def withdrawn(self: Acquisition, **options: Any) -> Ballot:
+        ballot = withdrawal(self, **options)
+        ballot.requests = {}
+        return ballot
+
+    with patch.object(Acquisition, "_withdrawal", withdrawn):
+        yield
+
+
+# Time
+
+
+@mutant("pause")
+def validity_from_the_reply() -> Iterator[None]:
+    """validity counts from the last reply"""
+    attempt = Acquisition._attempt
+
+    def later(self: Acquisition, slugs: tuple[str, ...]) -> Generator[Any, Any, Any]:
+        granted = yield from attempt(self, slugs)
+        return granted and replace(granted, deadline=self._rules.deadline(self._at.now, self.wanted.ttl))
+
+    with patch.object(Acquisition, "_attempt", later):
+        yield
+
+
+@mutant("skew")
+def no_drift() -> Iterator[None]:
+    """clocks are trusted to the last microsecond"""
+    with patch.object(Rules, "drift", lambda *args: 0.0):
+        yield
+
+
+@mutant("clock steps")
+def wall_clock() -> Iterator[None]:
+    """leases are measured with the wall clock"""
+    with patch.object(Process, "clock", lambda self: self.wall()):
+        yield
+
+
+@mutant("pause", "net")
+def extension_from_the_reply() -> Iterator[None]:
+    """an extension counts from its last reply"""
+    extended = Tenure.extended
+
+    def later(self: Tenure, ballot: Ballot, number: int, start: float, now: float) -> bool:
+        return extended(self, ballot, number, now, now)
+
+    with patch.object(Tenure, "extended", later):
+        yield
+
+
+@mutant("pause", "net")
+def extension_after_the_deadline() -> Iterator[None]:
+    """an extension that completes after the deadline counts"""
+    with patch.object(Tenure, "check", lambda self, now: not self.ended):
+        yield
+
+
+# Admission
+
+
+@mutant("crash without data", "loses data")
+def no_restart_guard() -> Iterator[None]:
+    """a node that has just restarted votes"""
+    with patch.object(Rules, "guards_restarts", False):
+        yield
+
+
+@mutant("crash without data", "loses data")
+def everybody_votes() -> Iterator[None]:
+    """objections to a node are not looked at"""
+    with patch.object(Admission, "judge", lambda self, node, reply, *args: reply):
+        yield
+
+
+@mutant("stepping node")
+def no_clock_guard() -> Iterator[None]:
+    """a node whose clock ran forward votes for those who know it"""
+    with patch.object(Rules, "guards_clocks", False), patch.object(Rules, "compares_clocks", False):
+        yield
+
+
+@mutant("stepping node")
+def no_comparison_of_clocks() -> Iterator[None]:
+    """a node whose clock is far from the others' votes for those who have just started"""
+    with patch.object(Rules, "compares_clocks", False):
+        yield
+
+
+# The fenced transaction
+
+
+@mutant("no lock")
+def claim_of_equals() -> Iterator[None]:
+    """a claim does not look at the owner of an equal token"""
+    with patch.object(database, "holds", lambda row, token, owner: row.token <= token):
+        yield
+
+
+@mutant("no lock")
+def claim_of_anybody() -> Iterator[None]:
+    """a claim does not look at the token"""
+    with patch.object(database, "holds", lambda *args: True):
+        yield
+
+
+@mutant("no lock", "pause")
+def read_before_claim() -> Iterator[None]:
+    """the value is read before the row is claimed"""
+
+    def backwards(store: database.Database, client: Any, name: str, token: int, owner: str) -> Any:
+        with database.transaction(client, name) as session:
+            value = yield from store.read(name, database.CLAIMED)
+            yield from client.breathe()
+            if not (yield from store.claim(session, name, token, owner)):
+                return False
+            return (yield from store.commit(session, name, value + 1, token, owner))
+
+    with patch.object(database, "increment_claimed", backwards):
+        yield

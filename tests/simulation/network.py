@@ -1,0 +1,208 @@
+"""Nodes that crash, stop and have clocks of their own, and connections to them that fail in every way."""
+
+from collections.abc import Callable
+from math import exp
+from typing import TYPE_CHECKING
+
+from django_redlock.core.admission import Greeting
+from django_redlock.core.messages import Acquire, Extend, Raise, Release, Reply, Request
+from django_redlock.nodes.memory import MemoryStore
+
+from .profiles import TTL, Profile
+from .world import EPOCH, Clock, Computer, World
+
+if TYPE_CHECKING:
+    from .oracles import Oracles
+
+MOMENT = 0.0004  # seconds that a message takes as a rule
+
+
+class Machine:
+    """
+    One node: the production node in memory on a machine that can fail.
+
+    Args:
+        world: Where it is.
+        number: Its place in the settings.
+        oracles: Told of everything that it executes.
+    """
+
+    def __init__(self, world: World, number: int, oracles: "Oracles") -> None:
+        self.world = world
+        self.number = number
+        self.clock = Clock(world, EPOCH)
+        self.store = MemoryStore(self.clock)
+        self.up = True
+        self.boot = 0  # how often it started
+        self.booted = -1e9  # when, in true time; nodes have been up for long when a schedule begins
+        self.at_end: list[Callable[[], None]] = []  # connections that end with it
+        self.wrong = False  # whether its clock has stepped away
+        self.stepped = -1e9  # when its clock last stepped, in true time
+        self._booted_wall = EPOCH - 1e6
+        self._stopped_until = 0.0
+        self._oracles = oracles
+
+    @property
+    def name(self) -> str:
+        return f"node {self.number}"
+
+    def greeting(self) -> Greeting:
+        """Return what ``INFO`` says: the uptime is in whole seconds of the node's wall clock."""
+        return Greeting(run_id=f"{self.number}/{self.boot}", uptime=float(int(self.clock() - self._booted_wall)))
+
+    def crash(self, forget: bool) -> None:
+        """End, at once; *forget* loses its data."""
+        self.world.log(self.name, "crashes", "and forgets" if forget else "")
+        self.up = False
+        self.boot += 1
+        self.store.listeners.clear()
+        while self.at_end:
+            self.at_end.pop()()
+        if forget:
+            self.store.reset()
+            self._oracles.forgot(self)
+
+    def start(self) -> None:
+        """Come back."""
+        if not self.up:
+            self.world.log(self.name, "starts")
+            self.up = True
+            self.booted = self.world.now
+            self._booted_wall = self.clock()
+
+    def stop(self, seconds: float) -> None:
+        """Do nothing for so long."""
+        self.world.log(self.name, "stops", f"for {seconds:.3f}")
+        self._stopped_until = self.world.now + seconds
+
+    def set_clock(self, seconds: float) -> None:
+        """Step its clock away, or back."""
+        self.world.log(self.name, "clock steps", f"{seconds:+g}")
+        self.wrong, self.stepped = not self.wrong, self.world.now
+        self.clock.step(seconds)
+
+    def whenever_it_runs(self, call: Callable[[], None]) -> None:
+        """Have *call* happen now, or when the node goes on."""
+        if self.world.now < self._stopped_until:
+            self.world.at(self._stopped_until, lambda: self.whenever_it_runs(call))
+        else:
+            call()
+
+    def execute(self, request: Request, repeated: bool) -> Reply:
+        """Carry out a request in one atomic step."""
+        missing = self._oracles.before(self, request)
+        reply = self.store.execute(request)
+        if self.world.trace is not None:
+            self.world.log(self.name, describe(request), "->", reply.kind.name)
+        self._oracles.executed(self, request, reply, missing, repeated)
+        return reply
+
+
+def describe(request: Request) -> str:
+    """Return what the trace shows of a request."""
+    match request:
+        case Extend():
+            return "Extend " + ", ".join(f"{term.nonce[:4]} #{term.token % 10**9}" for term in request.terms)
+        case Acquire():
+            names = "".join(request.slugs)
+            return f"Acquire {request.nonce[:4]} {names} #{request.number % 10**9} {request.waiter}".rstrip()
+        case Raise():
+            return f"Raise {request.nonce[:4]} #{request.number % 10**9}"
+        case Release():
+            bury = "bury" if request.bury else ""
+            return f"Release {request.nonce[:4]} {bury} {request.leaving}".rstrip()
+    return ""
+
+
+class Wire:
+    """
+    One connection from a client to a node: in order in both directions, until it fails.
+
+    Args:
+        client: The process that made it.
+        machine: The node.
+        profile: The hazards.
+    """
+
+    def __init__(self, client: Computer, machine: Machine, profile: Profile, faults: "Faults") -> None:
+        self.client = client
+        self.machine = machine
+        self.broken = False
+        self._world = client.world
+        self._profile = profile
+        self._faults = faults
+        self.boot = machine.boot
+        self._last_out = self._last_in = 0.0
+        self.deaf = False  # whether requests no longer arrive
+        self.mute = False  # whether replies no longer come
+        self.doomed = False  # whether the next request, once executed, is answered by a reset
+
+    def send(self, request: Request, on_reply: Callable[[Reply], None], on_end: Callable[[], None]) -> None:
+        """Send a request; *on_reply* gets the reply, unless the connection fails; *on_end* tells of a reset."""
+        random, profile, world = self._world.random, self._profile, self._world
+        if self._faults.on:
+            if random.random() < profile.cut:
+                self.deaf, self.mute = (True, self.mute) if random.random() < 0.5 else (self.deaf, True)
+                world.log(self.client.name, "cut off from", self.machine.name, "deaf" if self.deaf else "mute")
+            if random.random() < profile.reset:
+                self.client.arrive(world.now + random.uniform(0, 0.05), self._reset, on_end)
+        if self.deaf:
+            return
+        self._last_out = max(self._last_out, self._faults.arrival(self))
+        world.at(self._last_out, self.machine.whenever_it_runs, lambda: self._execute(request, on_reply, on_end))
+        if self._faults.on and random.random() < profile.repeat:
+            late = self._last_out + random.expovariate(1 / TTL)
+            world.at(late, self.machine.whenever_it_runs, lambda: self._execute(request, None, on_end))
+
+    def _execute(self, request: Request, on_reply: Callable[[Reply], None] | None, on_end: Callable[[], None]) -> None:
+        world, machine = self._world, self.machine
+        if not machine.up or machine.boot != self.boot:
+            if on_reply:
+                self.client.arrive(world.now + MOMENT, self._reset, on_end)
+            return
+        reply = machine.execute(request, repeated=on_reply is None)
+        if self.doomed:
+            self.client.arrive(world.now + MOMENT, self._reset, on_end)
+        elif on_reply and not self.mute:
+            self._last_in = max(self._last_in, self._faults.arrival(self))
+            self.client.arrive(self._last_in, self._deliver, reply, on_reply)
+
+    def _deliver(self, reply: Reply, on_reply: Callable[[Reply], None]) -> None:
+        if not self.broken:
+            on_reply(reply)
+
+    def _reset(self, on_end: Callable[[], None]) -> None:
+        if not self.broken:
+            self.broken = True
+            on_end()
+
+
+class Faults:
+    """How long messages take, and whether anything still goes wrong."""
+
+    def __init__(self, world: World, profile: Profile) -> None:
+        self.on = True
+        self._world = world
+        self._profile = profile
+        self._blocked: dict[tuple[str, int], float] = {}
+
+    def block(self, client: Computer, machine: Machine, seconds: float) -> None:
+        """Hold all messages between a client and a node back for so long."""
+        self._world.log(client.name, "is blocked from", machine.name, f"for {seconds:.3f}")
+        self._blocked[client.name, machine.number] = self._world.now + seconds
+
+    def loses_hint(self) -> bool:
+        """Return whether a hint is lost."""
+        return self.on and self._world.random.random() < self._profile.hush
+
+    def arrival(self, wire: Wire) -> float:
+        """Return when a message that is sent now arrives."""
+        return self.passes(wire.client, wire.machine)
+
+    def passes(self, client: Computer, machine: Machine) -> float:
+        """Return when what a client and a node have to say to each other now arrives."""
+        random, now = self._world.random, self._world.now
+        takes = MOMENT * (0.5 + random.random())
+        if self.on and random.random() < self._profile.spike:
+            takes += 0.01 * exp(random.uniform(0, 5.7))  # up to three leases
+        return max(now, self._blocked.get((client.name, machine.number), now)) + takes

@@ -1,0 +1,258 @@
+"""
+The oracles: what must hold in every schedule, judged from what the nodes really executed and from true time.
+
+None of them asks the code under test whether it was right. The numbers are those of ``docs/properties.md``.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from django_redlock.core.acquisition import Granted
+from django_redlock.core.messages import Acquire, Ballot, Extend, Kind, Raise, Release, Reply, Request, Survey, Term
+
+from .profiles import TTL
+from .world import World
+
+if TYPE_CHECKING:
+    from .database import Database
+    from .driver import Lease
+    from .network import Machine
+
+DRIFT = TTL * 0.01 + 0.002
+GUARD = TTL + DRIFT
+ROUNDING = 1e-6
+
+
+@dataclass(slots=True)
+class Figures:
+    """What is counted over schedules."""
+
+    schedules: int = 0
+    acquisitions: int = 0
+    one_round: int = 0
+    extensions: int = 0
+    committed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    lost: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    violations: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, other: "Figures") -> None:
+        """Add the figures of other schedules."""
+        self.schedules += other.schedules
+        self.acquisitions += other.acquisitions
+        self.one_round += other.one_round
+        self.extensions += other.extensions
+        for mine, theirs in (
+            (self.committed, other.committed),
+            (self.lost, other.lost),
+            (self.violations, other.violations),
+        ):
+            for key, number in theirs.items():
+                mine[key] += number
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """A number that a node accepted for a nonce, and when that node had last started."""
+
+    number: int
+    booted: float
+
+
+class Oracles:
+    """
+    Judge one schedule.
+
+    Args:
+        world: Whose schedule it is.
+        quorum: Votes that make a lock.
+        nodes: How many nodes there are.
+        guarded: Whether restarted nodes must give no vote.
+    """
+
+    def __init__(self, world: World, nodes: int, quorum: int, guarded: bool) -> None:
+        self.figures = Figures(schedules=1)
+        self.violations: list[tuple[str, str]] = []
+        self.commands = 0  # that nodes executed
+        self._world = world
+        self._nodes = nodes
+        self._quorum = quorum
+        self.guarded = guarded
+        self._held: dict[str, list[Lease]] = defaultdict(list)
+        self._ended: list[Lease] = []
+        self._completed: dict[str, list[float]] = defaultdict(list)
+        self._highest: dict[str, list[int]] = defaultdict(list)
+        self._tokens: dict[str, set[int]] = defaultdict(set)
+        self._accepted: dict[tuple[int, str], int] = {}
+        self._votes: dict[tuple[int, str], list[Vote]] = defaultdict(list)
+        self._released: dict[int, dict[str, float]] = defaultdict(dict)
+        self._first_bytes: dict[Ballot, float] = {}
+
+    def violated(self, oracle: str, what: str) -> None:
+        """Note a violation."""
+        self._world.log("ORACLE", f"{oracle}: {what}")
+        self.violations.append((oracle, what))
+        self.figures.violations[oracle] += 1
+
+    # What the nodes did
+
+    def forgot(self, machine: "Machine") -> None:
+        """A node lost its data."""
+        for node, slug in list(self._accepted):
+            if node == machine.number:
+                del self._accepted[node, slug]
+        self._released.pop(machine.number, None)
+
+    def before(self, machine: "Machine", request: Request) -> set[str]:
+        """Return the names that a request to extend finds without a holder."""
+        if not isinstance(request, Extend):
+            return set()
+        slugs = tuple(slug for term in request.terms for slug in term.slugs)
+        return {row.slug for row in machine.store.execute(Survey(slugs)).rows if not row.value}
+
+    def executed(self, machine: "Machine", request: Request, reply: Reply, missing: set[str], repeated: bool) -> None:
+        """A node executed a request, which found no holder for *missing*."""
+        self.commands += 1
+        match request:
+            case Acquire() | Raise():
+                if reply.kind is Kind.ACCEPTED:
+                    self._accepts(machine, request)
+                if reply.kind in (Kind.ACCEPTED, Kind.GRANTED) and isinstance(request, Acquire) and not repeated:
+                    self._comes_back(machine, request.nonce)
+            case Extend():
+                for term, (kind, _) in zip(request.terms, reply.terms, strict=True):
+                    if kind is Kind.HELD:
+                        self._heals(machine, term, missing)
+                    if kind is Kind.HELD and not repeated:
+                        self._comes_back(machine, term.nonce)
+            case Release():
+                self._released[machine.number][request.nonce] = self._world.now
+
+    def _accepts(self, machine: "Machine", request: Acquire | Raise) -> None:
+        """P3: numbers strictly increase, and only the holder has one accepted."""
+        node = machine.number
+        for slug in request.slugs:
+            if request.number <= self._accepted.get((node, slug), 0):
+                self.violated("node", f"P3: node {node} accepted {request.number} for {slug} after a greater one")
+            self._accepted[node, slug] = max(request.number, self._accepted.get((node, slug), 0))
+        rows = machine.store.execute(Survey(request.slugs)).rows
+        if any(row.value[:32] != request.nonce for row in rows):
+            self.violated("node", f"P3: node {node} accepted a number of one who does not hold it")
+        self._votes[node, request.nonce].append(Vote(request.number, machine.booted))
+
+    def _heals(self, machine: "Machine", term: Term, missing: set[str]) -> None:
+        """P19: a node without a holder takes the old one back only if it has accepted no greater number."""
+        for slug in missing & set(term.slugs):
+            highest = self._accepted.get((machine.number, slug), 0)
+            if highest > term.token:
+                self.violated("heal", f"P19: node {machine.number} took {term.token} back after {highest}")
+            self._accepted[machine.number, slug] = max(highest, term.token)
+
+    def _comes_back(self, machine: "Machine", nonce: str) -> None:
+        """P24: what was released on a node is not granted there by an own late request, for one ttl."""
+        if self._world.now < self._released[machine.number].get(nonce, -TTL) + 0.98 * TTL:
+            self.violated("ghost", f"P24: node {machine.number} granted {nonce[:4]} after its release")
+
+    # What the clients believe
+
+    def first_byte(self, ballot: Ballot, now: float) -> None:
+        """The first byte of a round is about to be sent, at *now* on the client's steady clock."""
+        self._first_bytes[ballot] = now
+
+    def granted(self, lease: "Lease", outcome: Granted, began: float) -> None:
+        """An attempt that began at *began*, in true time, won."""
+        self.figures.acquisitions += 1
+        self.figures.one_round += len(outcome.ballots) == 1
+        if len(outcome.ballots) > 2 or len(outcome.ballots[0].requests) != self._nodes:
+            self.violated("cost", f"P26: {len(outcome.ballots)} rounds")
+        self._check_votes(outcome)
+        latest = self._first_bytes[outcome.ballots[0]] + TTL - DRIFT
+        if lease.tenure.deadline > latest + ROUNDING:
+            self.violated("validity", f"P17: a lease ends {lease.tenure.deadline - latest:.6f} s too late")
+        if not lease.believed():
+            self.violated("validity", "P17: a lock was granted with no validity left")
+        for name in lease.tenure.names:
+            self._check_token(name, outcome.token, began)
+            self._check_alone(name, lease)
+
+    def _check_votes(self, outcome: Granted) -> None:
+        """P4, P20: one number, one attempt, a quorum of distinct nodes that may vote."""
+        best = 0
+        for ballot in outcome.ballots:
+            replies = ballot.replies.items()
+            voters = [node for node, reply in replies if reply.kind is Kind.ACCEPTED and reply.fence == outcome.token]
+            best = max(best, sum(self._voted(node, outcome) for node in voters))
+        if best < self._quorum:
+            self.violated("votes", f"P4: {best} votes for {outcome.token} where {self._quorum} are needed")
+
+    def _voted(self, node: int, outcome: Granted) -> bool:
+        """Tell whether a node accepted the token for this attempt, and had been up for long enough when it counted."""
+        since = self._world.now - (0.98 * GUARD if self.guarded else 0.0)
+        votes = self._votes.get((node, outcome.nonce), ())
+        return any(vote.number == outcome.token and vote.booted <= since for vote in votes)
+
+    def _check_token(self, name: str, token: int, began: float) -> None:
+        """P1, P2: unique, and above every token that was complete when the attempt began."""
+        if token in self._tokens[name]:
+            self.violated("token", f"P1: {token} was given twice for {name}")
+        before = bisect_left(self._completed[name], began)
+        if before and self._highest[name][before - 1] >= token:
+            self.violated("token", f"P2: {token} for {name} after {self._highest[name][before - 1]}")
+        self._tokens[name].add(token)
+        self._completed[name].append(self._world.now)
+        self._highest[name].append(max(token, self._highest[name][-1] if self._highest[name] else 0))
+
+    def _check_alone(self, name: str, lease: "Lease") -> None:
+        """P16: nobody else believes to hold it, by his own clock."""
+        others = self._held[name]
+        for other in list(others):
+            if other.believed():
+                self.violated("overlap", f"P16: {lease.process.name} and {other.process.name} both hold {name}")
+            else:
+                others.remove(other)
+                self._ended.append(other)
+        others.append(lease)
+
+    def extended(self, lease: "Lease", ballot: Ballot, asked: float, longer: bool, late: bool) -> None:
+        """A round of extension that was asked at *asked*, in true time, ended; *late* is after the deadline."""
+        tenure = lease.tenure
+        if not longer:
+            return
+        self.figures.extensions += 1
+        if late:
+            self.violated("validity", "P18: an extension counted after the deadline")
+        if tenure.deadline > self._first_bytes[ballot] + TTL - DRIFT + ROUNDING:
+            self.violated("validity", "P17: an extension lasts longer than from before its first byte")
+        for name in tenure.names:
+            before = bisect_left(self._completed[name], asked)
+            if before and self._highest[name][before - 1] > tenure.token:
+                self.violated("heal", f"P19: {tenure.token} of {name} was extended after a later token was complete")
+
+    # At the end
+
+    def finish(self, machines: list["Machine"], database: "Database") -> None:
+        """Judge what is left when the schedule is over."""
+        if any(lease.believed() for lease in self._ended):
+            self.violated("validity", "P18: a lease that had ended became valid again")
+        for machine in machines:
+            for row in machine.store.execute(Survey(size=100)).rows:
+                if row.value and row.left is None:
+                    self.violated("expiry", f"P29: {row.slug} on node {machine.number} has no expiry")
+        for name, row in database.rows.items():
+            for guard, number in row.committed.items():
+                self.figures.committed[guard] += number
+                self.figures.lost[guard] += row.lost(guard)
+            self._check_history(name, row.history)
+            if row.lost("claimed before reading"):
+                self.violated("update", f"P9: {row.lost('claimed before reading')} increments of {name} were lost")
+
+    def _check_history(self, name: str, history: list[tuple[int, str]]) -> None:
+        """P10, P11: the commits of one token and owner are contiguous, and tokens only grow."""
+        blocks = [pair for place, pair in enumerate(history) if place == 0 or history[place - 1] != pair]
+        if len(set(blocks)) < len(blocks):
+            self.violated("update", f"P10: commits of one holder of {name} are not contiguous")
+        tokens = [token for token, _ in blocks]
+        if any(later <= earlier for earlier, later in pairwise(tokens)):
+            self.violated("update", f"P10, P11: tokens of {name} do not increase from holder to holder")

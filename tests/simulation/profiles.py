@@ -1,0 +1,120 @@
+"""What can go wrong in a schedule, and which oracles have to hold in spite of it."""
+
+from dataclasses import dataclass, replace
+
+TTL = 1.0  # seconds; node_timeout is then 0.05 s and the guard time 1.012 s
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """
+    The hazards of a schedule; chances are per message, rates per second.
+
+    Args:
+        name: What to call it.
+        what: What it does, for people.
+        sizes: Numbers of nodes and quorums (None: the majority) to draw from.
+        cut: Chance that a connection goes silent, in one direction, for good.
+        reset: Chance that a connection is reset.
+        spike: Chance that a message, and all behind it, is late: up to several leases.
+        repeat: Chance that a request is executed once more, later.
+        hush: Chance that a hint is lost.
+        block: Rate at which one client is cut off from one node for a while.
+        stall: Chance that a client stops between two steps; up to three leases.
+        freeze: Rate at which a node stops for a while.
+        skew: How far the clocks of clients are off at most, in seconds; those of nodes up to 0.2.
+        rate: How much faster or slower a clock may run.
+        crash: Rate of node crashes.
+        forget: Chance that a crashed node comes back empty.
+        step: Rate at which a node's clock steps away; it comes back within two leases.
+        together: How many clocks may be wrong, or have just been, at one time.
+        wall_step: Rate at which a client's wall clock steps.
+        die: Rate at which clients are killed.
+        slow: Chance that a step of the database takes up to several leases.
+        tolerated: Oracles whose violations are counted, but no failure: assumptions do not hold here.
+    """
+
+    name: str
+    what: str
+    sizes: tuple[tuple[int, int | None], ...] = ((3, None), (3, None), (3, None), (5, None))
+    cut: float = 0.0
+    reset: float = 0.0
+    spike: float = 0.0
+    repeat: float = 0.0
+    hush: float = 0.0
+    block: float = 0.0
+    stall: float = 0.0
+    freeze: float = 0.0
+    skew: float = 0.0
+    rate: float = 0.0
+    crash: float = 0.0
+    forget: float = 0.0
+    step: float = 0.0
+    together: tuple[int, ...] = (1,)
+    wall_step: float = 0.0
+    die: float = 0.0
+    slow: float = 0.0
+    tolerated: frozenset[str] = frozenset()
+
+
+ANY_SIZE: tuple[tuple[int, int | None], ...] = (
+    (1, None),
+    (2, None),
+    (3, None),
+    (3, None),
+    (4, None),
+    (5, None),
+    (5, 4),
+)
+GUARDED: tuple[tuple[int, int | None], ...] = ((3, None), (3, None), (4, None), (5, None), (5, 4))
+
+CALM = Profile("calm", "contention only", ANY_SIZE)
+NET = Profile(
+    "net",
+    "silent, reset, late, repeated, cut off",
+    ANY_SIZE,
+    cut=0.01,
+    reset=0.01,
+    spike=0.03,
+    repeat=0.02,
+    hush=0.2,
+    block=0.3,
+    freeze=0.2,
+)
+PAUSE = Profile("pause", "clients stop anywhere and die", ANY_SIZE, stall=0.03, die=0.1, spike=0.005)
+SKEW = Profile("skew", "clocks that are off and run at different rates", ANY_SIZE, skew=0.2, rate=0.003)
+SLOW = Profile("slow database", "steps of a transaction take seconds", slow=0.1)
+CRASH = Profile("crash with data", "nodes restart with their data", ANY_SIZE, crash=0.3, cut=0.005)
+LOSS = Profile("crash without data", "nodes restart empty", GUARDED, crash=0.3, forget=1.0, cut=0.005)
+KEEPING = replace(
+    NET,
+    name="keeps data and clocks",
+    what="net, pause, skew, slow database and crash with data",
+    stall=0.02,
+    die=0.05,
+    skew=0.2,
+    rate=0.003,
+    slow=0.03,
+    crash=0.15,
+)
+WITHIN = replace(
+    KEEPING, name="loses data", what="the same with nodes that restart empty, clocks within the guard", sizes=GUARDED,
+    forget=0.5, skew=0.1,
+)  # fmt: skip
+STEPS = Profile(
+    "clock steps", "node clocks step, one at a time", GUARDED, cut=0.02, step=0.3, wall_step=0.2,
+)  # fmt: skip
+EVERYTHING = replace(
+    WITHIN,
+    name="everything",
+    what="all of that, wrong clocks and clocks that step",
+    skew=2.0,
+    step=0.1,
+    together=(1, 1, 2),
+    wall_step=0.1,
+    tolerated=frozenset({"overlap", "token", "votes", "heal", "ghost"}),
+)
+
+PROFILES = {
+    profile.name: profile for profile in (CALM, NET, PAUSE, SKEW, SLOW, CRASH, LOSS, KEEPING, WITHIN, STEPS, EVERYTHING)
+}

@@ -1,0 +1,175 @@
+"""
+Situations that chance seldom makes, each with chance in everything else.
+
+A scenario takes a seed and returns the violations that the oracles saw.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from django_redlock.core.acquisition import GaveUp
+
+from .database import CLAIMED, increment
+from .driver import Lease
+from .profiles import CALM, LOSS, SLOW, TTL, WITHIN, Profile
+from .schedule import Client, Schedule
+from .world import EPOCH, Routine, Sleep
+
+Violations = list[tuple[str, str]]
+
+THREE = replace(CALM, name="three nodes", sizes=((3, None),))
+
+
+def same_microsecond(seed: int) -> Violations:
+    """P1, P2: the wall clocks of all clients stand still, so that all propose the same number."""
+
+    class Still(Schedule):
+        def start_client(self, idle: bool = False) -> Client:
+            client = super().start_client(idle)
+            client.wall.rate, client.wall.base = 0.0, EPOCH
+            return client
+
+    return Still(CALM, seed).run().violations
+
+
+def lost_replies(seed: int) -> Violations:
+    """P24: an attempt whose replies were all lost blocks the lock no longer than one node timeout."""
+    return _failed_attempt(seed, _mute)
+
+
+def reset_connections(seed: int) -> Violations:
+    """P24: the same where the connections are reset after the nodes executed the request."""
+    return _failed_attempt(seed, _reset)
+
+
+def stepping_node(seed: int) -> Violations:
+    """
+    P21: a bare quorum holds, and one of its nodes drops the key because its clock steps.
+
+    Two others try then: one who knows the nodes, and one who has just started.
+    """
+    schedule = Schedule(THREE, seed)
+    machines, oracles = schedule.machines, schedule.oracles
+    holder, warm, cold = (_bystander(schedule) for _ in range(3))
+
+    def story() -> Routine:
+        warm.spawn(visit(warm))
+        yield from visit(holder)
+        yield Sleep(0.3)
+        for bundle in holder._bundles:
+            bundle.seats[2].wire.deaf = True
+        lease = yield from holder.acquire(("a",), 0.0)
+        machines[0].set_clock(60.0)
+        yield Sleep(0.3)
+        for client in (warm, cold):
+            client.spawn(attempt(client))
+        yield Sleep(0.3)
+        if not lease.believed():
+            oracles.violated("stuck", "P21: the holder lost the lock")
+
+    def visit(client: Client) -> Routine:
+        lease = yield from client.acquire((client.name,), 0.0)
+        yield from client.release(lease)
+
+    def attempt(client: Client) -> Routine:
+        yield from client.acquire(("a",), 0.0)
+
+    holder.spawn(story())
+    schedule.world.run(3.0)
+    return oracles.violations
+
+
+def no_lock(seed: int) -> Violations:
+    """P9, P10, P11: without any lock, with tokens that are repeated and out of order, no claimed increment is lost."""
+    schedule = Schedule(replace(SLOW, stall=0.05), seed)
+    random = schedule.world.random
+
+    def work(client: Client) -> Routine:
+        for _ in range(20):
+            token, owner = random.randrange(1, 40), f"{random.getrandbits(64):016x}"
+            for _ in range(random.randrange(1, 4)):
+                yield from increment(schedule.database, client, "a", token, owner, CLAIMED)
+
+    for _ in range(4):
+        client = _bystander(schedule)
+        client.spawn(work(client))
+    schedule.world.run(120.0)
+    schedule.oracles.finish([], schedule.database)
+    return schedule.oracles.violations
+
+
+def amnesia(nodes: int, quorum: int, forgetful: int, **hazards: float) -> Callable[[int], Violations]:
+    """Return the scenario in which the first *forgetful* nodes lose their data again and again, unguarded."""
+    profile = replace(LOSS, name="amnesia", sizes=((nodes, quorum),), crash=1.0, **hazards)
+
+    def scenario(seed: int) -> Violations:
+        schedule = Schedule(profile, seed, restart_guard=False)
+        schedule.oracles.guarded = False
+        schedule.crashing = schedule.machines[:forgetful]
+        return schedule.run().violations
+
+    return scenario
+
+
+def lagging(lag: float) -> Callable[[int], Violations]:
+    """Return the scenario in which nodes lose their data and the wall clocks of clients lag by up to *lag* seconds."""
+    profile = replace(WITHIN, name="lagging", skew=0.0, rate=0.0, crash=0.6, forget=1.0)
+
+    class Lagging(Schedule):
+        def start_client(self, idle: bool = False) -> Client:
+            client = super().start_client(idle)
+            client.wall.base = EPOCH - self.world.random.choice((0.0, lag * 0.95))
+            return client
+
+    return lambda seed: Lagging(profile, seed).run().violations
+
+
+def _failed_attempt(seed: int, fail: Callable[[Client], None], profile: Profile = THREE) -> Violations:
+    schedule = Schedule(profile, seed)
+    world, oracles = schedule.world, schedule.oracles
+    first, second = _bystander(schedule), _bystander(schedule)
+
+    def attempt() -> Routine:
+        lease = yield from first.acquire(("warm",), 0.0)
+        yield from first.release(lease)
+        fail(first)
+        outcome = yield from first.acquire(("a",), 0.0)
+        if not isinstance(outcome, GaveUp):
+            oracles.violated("votes", "P23: an attempt without replies was granted")
+        second.spawn(follow())
+
+    def follow() -> Routine:
+        yield Sleep(second.rules.timeout(TTL))
+        outcome = yield from second.acquire(("a",), 0.0)
+        if not isinstance(outcome, Lease):
+            oracles.violated("stuck", "P24: a failed attempt blocks the lock for longer than one node timeout")
+
+    first.spawn(attempt())
+    world.run(3.0)
+    return oracles.violations
+
+
+def _bystander(schedule: Schedule) -> Client:
+    """Start a client that does nothing of its own accord."""
+    return schedule.start_client(idle=True)
+
+
+def _mute(client: Client) -> None:
+    for bundle in client._bundles:
+        for seat in bundle.seats.values():
+            seat.wire.mute = True
+
+
+def _reset(client: Client) -> None:
+    for bundle in client._bundles:
+        for seat in bundle.seats.values():
+            seat.wire.doomed = True
+
+
+SCENARIOS: dict[str, Callable[[int], Violations]] = {
+    "same microsecond": same_microsecond,
+    "lost replies": lost_replies,
+    "stepping node": stepping_node,
+    "connections reset": reset_connections,
+    "no lock": no_lock,
+}

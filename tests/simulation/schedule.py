@@ -1,0 +1,219 @@
+"""One schedule: nodes, clients that increment counters under a lock, and what goes wrong meanwhile."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from django_redlock.core.acquisition import GaveUp
+from django_redlock.core.rules import Rules, majority
+
+from .database import GUARDS, Database, increment
+from .driver import Lease, Process
+from .network import Faults, Machine
+from .oracles import Figures, Oracles
+from .profiles import TTL, Profile
+from .world import EPOCH, Clock, Routine, Sleep, World
+
+BUSY = 5.0  # seconds of hazards
+QUIET = 20.0  # seconds without, in which every client has to get the lock once more
+NODE_SKEW = 0.2  # seconds by which the clocks of nodes are off at most: beyond a second they would not vote
+EXCERPT = 80  # lines of the trace to show before the first violation
+NAMES = (("a",), ("a",), ("a",), ("b",), ("a", "b"))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came out of one schedule."""
+
+    seed: int
+    profile: Profile
+    figures: Figures
+    violations: list[tuple[str, str]]
+    trace: list[str]
+
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        """Violations that the profile's assumptions do not excuse."""
+        return [violation for violation in self.violations if violation[0] not in self.profile.tolerated]
+
+    def __str__(self) -> str:
+        lines = [f"seed {self.seed}, profile {self.profile.name}"]
+        lines += [f"{oracle}: {what}" for oracle, what in self.violations]
+        lines.append(
+            f"all of it: python -m tests.simulation --profile '{self.profile.name}' --seed {self.seed} --trace"
+        )
+        first = next((place for place, line in enumerate(self.trace) if " ORACLE " in line), len(self.trace))
+        return "\n".join([*lines, *self.trace[max(0, first - EXCERPT) : first + 1]])
+
+
+class Client(Process):
+    """A process that works: takes locks, increments under them, and dies now and then."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.sessions: list[tuple[object, str]] = []
+        self.quiet = False
+        self.satisfied = False
+
+    def work(self, database: Database) -> Routine:
+        """Take locks and increment counters until hazards are over; then once more."""
+        random = self.world.random
+        while not self.quiet:
+            yield Sleep(random.expovariate(10))
+            lease = yield from self.acquire(random.choice(NAMES), random.choice((0.0, 0.3, 2.0, None)))
+            if isinstance(lease, Lease):
+                yield from self.section(database, lease)
+        lease = yield from self.acquire(("a",), None)
+        if not isinstance(lease, GaveUp):
+            yield from self.release(lease)
+            self.satisfied = True
+
+    def section(self, database: Database, lease: Lease) -> Routine:
+        """Increment under a lock, and give it up unless it is left to expire."""
+        random, tenure = self.world.random, lease.tenure
+        if random.random() < 0.6:
+            self.renew(lease)
+        for guard in random.sample(GUARDS, 3):
+            if not lease.ensure():
+                break
+            yield from self.breathe()
+            yield from increment(database, self, random.choice(tenure.names), tenure.token, tenure.nonce, guard)
+        if random.random() < 0.2:
+            yield Sleep(random.uniform(0, 1.5 * TTL))
+        if self.quiet or random.random() < 0.9:
+            yield from self.release(lease)
+        else:
+            tenure.end("dropped", self.clock())  # nobody renews it, nobody releases it
+
+
+class Schedule:
+    """
+    Everything in one schedule.
+
+    Args:
+        profile: What goes wrong.
+        seed: What all chance is drawn from.
+        traced: Whether to keep a trace.
+        options: More for :class:`django_redlock.core.rules.Rules`.
+    """
+
+    def __init__(self, profile: Profile, seed: int, traced: bool = False, **options: object) -> None:
+        self.profile = profile
+        self.seed = seed
+        self.world = world = World(seed, traced)
+        nodes, quorum = world.random.choice(profile.sizes)
+        self.rules = Rules(nodes, quorum, ttl=TTL, max_ttl=TTL, **options)  # type: ignore[arg-type]
+        self.oracles = Oracles(world, nodes, quorum or majority(nodes), nodes > 2)
+        self.faults = Faults(world, profile)
+        self.machines = [Machine(world, number, self.oracles) for number in range(nodes)]
+        self.database = Database(world, profile, self.faults)
+        self.crashing = self.machines
+        self.clients: list[Client] = []
+        self._born = 0
+        world.log("world", f"{nodes} nodes, quorum {self.rules.needed}")
+
+    def run(self) -> Outcome:
+        """Let it happen and judge it."""
+        world, random = self.world, self.world.random
+        for machine in self.machines:
+            self._set(machine.clock, min(self.profile.skew, NODE_SKEW))
+        for _ in range(random.choice((2, 3, 3, 4))):
+            self.start_client()
+        profile = self.profile
+        self._often(profile.crash, self._crash)
+        self._often(profile.step, self._step)
+        self._often(profile.wall_step, self._step_wall)
+        self._often(profile.freeze, lambda: random.choice(self.machines).stop(random.expovariate(5 / TTL)))
+        self._often(profile.die, self._die)
+        self._often(profile.block, self._block)
+        world.run(BUSY)
+        self._calm_down()
+        end = world.now + QUIET
+        while world.now < end and not all(client.satisfied or client.dead for client in self.clients):
+            world.run(world.now + 0.1)
+        if world.now >= end:
+            self.oracles.violated("stuck", f"P24: not everybody got the lock within {QUIET:g} s of quiet")
+        self.oracles.finish(self.machines, self.database)
+        return Outcome(
+            self.seed, self.profile, self.oracles.figures, self.oracles.violations, self.world.trace or []
+        )  # fmt: skip
+
+    def start_client(self, idle: bool = False) -> Client:
+        """Start a process with cold memory; an *idle* one does nothing of its own accord."""
+        self._born += 1
+        client = Client(
+            self.world, f"client {self._born}", self.machines, self.rules, self.profile, self.faults, self.oracles
+        )
+        self._set(client.wall, self.profile.skew)
+        client.steady.rate = client.wall.rate
+        self.clients.append(client)
+        for _ in range(0 if idle else self.world.random.choice((1, 1, 2))):
+            client.spawn(client.work(self.database))
+        return client
+
+    def _set(self, clock: Clock, skew: float) -> None:
+        random, rate = self.world.random, self.profile.rate
+        if skew:
+            clock.base = EPOCH + random.uniform(-skew, skew)
+        if rate:
+            clock.rate = 1 + random.uniform(-rate, rate)
+
+    def _often(self, rate: float, happen: Callable[[], None]) -> None:
+        """Let something happen at random moments."""
+        if rate:
+            time = self.world.random.expovariate(rate)
+            while time < BUSY:
+                self.world.at(time, happen)
+                time += self.world.random.expovariate(rate)
+
+    def _crash(self) -> None:
+        random = self.world.random
+        machine = random.choice(self.crashing)
+        if machine.up:
+            machine.crash(random.random() < self.profile.forget)
+            self.world.at(self.world.now + random.expovariate(2 / TTL), machine.start)
+
+    def _step(self) -> None:
+        """Step clocks away and later back, no more of them within a while than the profile says."""
+        random, now = self.world.random, self.world.now
+        right = [machine for machine in self.machines if not machine.wrong and now - machine.stepped > 3 * TTL]
+        may = random.choice(self.profile.together) - (len(self.machines) - len(right))
+        for machine in random.sample(right, max(may, 0)):
+            seconds = random.choice((0.3, 2.0, 6.0)) * random.choice((1, 1, -1))
+            machine.set_clock(seconds)
+            self.world.at(now + random.uniform(0.1, 2 * TTL), machine.set_clock, -seconds)
+
+    def _step_wall(self) -> None:
+        client = self.world.random.choice(self.clients)
+        seconds = self.world.random.choice((3600.0, 1.0, -1.0, -3600.0))
+        self.world.log(client.name, "wall clock steps", seconds)
+        client.wall.step(seconds)
+
+    def _die(self) -> None:
+        client = self.world.random.choice(self.clients)
+        if not client.dead:
+            client.kill()
+            for session, name in client.sessions:
+                # The server notices the end of the connection a little later.
+                self.world.at(self.world.now + 0.2, self.database.end, session, name)
+            self.start_client()
+
+    def _block(self) -> None:
+        random = self.world.random
+        self.faults.block(random.choice(self.clients), random.choice(self.machines), random.expovariate(2 / TTL))
+
+    def _calm_down(self) -> None:
+        """End all hazards: nodes run, with the right time, and messages arrive."""
+        self.world.log("world", "is quiet from now on")
+        self.faults.on = False
+        for machine in self.machines:
+            machine.start()
+        for client in self.clients:
+            client.quiet = True
+
+
+def run(profile: Profile, seed: int, traced: bool = False, **options: object) -> Outcome:
+    """Run one schedule; one that fails is run again with its trace."""
+    outcome = Schedule(profile, seed, traced, **options).run()
+    if outcome.failures and not traced:
+        return Schedule(profile, seed, True, **options).run()
+    return outcome

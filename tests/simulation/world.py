@@ -1,0 +1,202 @@
+"""
+Virtual time: an event heap, tasks that are generators, and processes that can be stopped anywhere.
+
+Nothing here sleeps, starts a thread or reads a real clock, and all chance comes from one seeded generator, so one
+seed is one schedule.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from random import Random
+from typing import Any
+
+EPOCH = 1_795_000_000.0  # where wall clocks begin, in seconds: a number of microseconds with all its digits
+
+
+@dataclass(slots=True)
+class Sleep:
+    """Resume the task after so many seconds of its process's steady clock."""
+
+    seconds: float
+
+
+@dataclass(slots=True)
+class Wait:
+    """Resume the task when something calls :meth:`Task.wake`, or after so many seconds of the steady clock."""
+
+    seconds: float
+
+
+@dataclass(slots=True)
+class Call:
+    """Ask a server: *begin* starts there with a function to answer with; the task resumes with the answer."""
+
+    begin: Callable[[Callable[[Any], None]], None]
+
+
+Command = Sleep | Wait | Call
+Routine = Generator[Command, Any, Any]
+
+
+class World:
+    """
+    Everything that happens in one schedule, in order of time.
+
+    Args:
+        seed: What all chance is drawn from.
+        traced: Whether to keep a trace of what happened.
+    """
+
+    def __init__(self, seed: int, traced: bool = False) -> None:
+        self.random = Random(seed)
+        self.now = 0.0
+        self.trace: list[str] | None = [] if traced else None
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+
+    def at(self, time: float, call: Callable[..., None], *args: Any) -> None:
+        """Have *call* happen at *time*."""
+        self._count += 1
+        heappush(self._heap, (max(time, self.now), self._count, call, args))
+
+    def run(self, until: float) -> None:
+        """Let everything happen that is due by *until*."""
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            self.now, _, call, args = heappop(heap)
+            call(*args)
+        self.now = max(self.now, until)
+
+    def log(self, who: str, what: str, *details: object) -> None:
+        """Add a line to the trace."""
+        if self.trace is not None:
+            self.trace.append(f"{self.now:9.6f} {who:<8} {what} {' '.join(map(str, details))}".rstrip())
+
+
+class Clock:
+    """
+    A clock with a rate of its own, which can step.
+
+    Args:
+        world: Whose time it shows.
+        base: What it showed at the beginning.
+        rate: Seconds that it counts per second.
+    """
+
+    def __init__(self, world: World, base: float, rate: float = 1.0) -> None:
+        self._world = world
+        self.base = base
+        self.rate = rate
+
+    def __call__(self) -> float:
+        return self.base + self._world.now * self.rate
+
+    def step(self, seconds: float) -> None:
+        """Set it forward, or back."""
+        self.base += seconds
+
+
+class Task:
+    """One thread or asyncio task of a process: a generator that yields commands."""
+
+    __slots__ = ("_process", "_routine", "_ticket", "waiting")
+
+    def __init__(self, process: "Computer", routine: Routine) -> None:
+        self._process = process
+        self._routine = routine
+        self._ticket = 0
+        self.waiting = False
+
+    def wake(self) -> None:
+        """Resume it soon if it waits."""
+        if self.waiting:
+            self.waiting = False
+            self._ticket += 1
+            self._process.after(self._process.lag(), self.resume, self._ticket)
+
+    def resume(self, ticket: int, value: Any = None) -> None:
+        """Let it run to its next command."""
+        if ticket != self._ticket:
+            return
+        self._ticket += 1
+        self.waiting = False
+        process = self._process
+        process.current = self
+        try:
+            command = self._routine.send(value)
+        except StopIteration:
+            return
+        ticket = self._ticket
+        match command:
+            case Sleep(seconds):
+                process.after(process.lag() + seconds / process.steady.rate, self.resume, ticket)
+            case Wait(seconds):
+                self.waiting = True
+                process.after(process.lag() + seconds / process.steady.rate, self.resume, ticket)
+            case Call(begin):
+                begin(lambda answer: process.after(0.0, self.resume, ticket, answer))
+
+
+class Computer:
+    """
+    A process: its clocks, its tasks, and the moments at which it does not run.
+
+    Args:
+        world: Where it runs.
+        name: What the trace calls it.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.dead = False
+        self.steady = Clock(world, world.random.uniform(10, 10_000))
+        self.wall = Clock(world, EPOCH)
+        self.current: Task | None = None
+        self._stopped_until = 0.0
+        self._missed: list[tuple[bool, Callable[..., None], tuple[Any, ...]]] = []
+
+    def lag(self) -> float:
+        """Return how long the scheduler takes to run something that is ready."""
+        return self.world.random.random() * 2e-5
+
+    def spawn(self, routine: Routine) -> Task:
+        """Start a task."""
+        task = Task(self, routine)
+        self.after(0.0, task.resume, 0)
+        return task
+
+    def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
+        """Have *call* happen in this process, once it runs and unless it died."""
+        self.world.at(self.world.now + delay, self._enter, False, call, args)
+
+    def arrive(self, time: float, call: Callable[..., None], *args: Any) -> None:
+        """Do the same for something from the network: a process that wakes up reads it before it looks at timers."""
+        self.world.at(time, self._enter, True, call, args)
+
+    def stop(self, seconds: float) -> None:
+        """Do not run for so long, in the middle of whatever it does."""
+        if not self.dead and self.world.now >= self._stopped_until:
+            self._stopped_until = self.world.now + seconds
+            self.world.log(self.name, "stops", f"for {seconds:.3f}")
+            self.world.at(self._stopped_until, self._go_on)
+
+    def kill(self) -> None:
+        """End for good."""
+        self.dead = True
+        self._missed.clear()
+        self.world.log(self.name, "dies")
+
+    def _enter(self, network: bool, call: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if self.dead:
+            return
+        if self.world.now < self._stopped_until:
+            self._missed.append((network, call, args))
+        else:
+            call(*args)
+
+    def _go_on(self) -> None:
+        missed, self._missed = self._missed, []
+        for network, call, args in sorted(missed, key=lambda item: not item[0]):
+            self._enter(network, call, args)
