@@ -40,6 +40,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
         return
     yield from _memory_outside_debug(config)
     yield from _node_count(config)
+    yield from _failovers(config)
     yield from _cache_entries(alias)
 
 
@@ -68,6 +69,18 @@ def _node_count(config: AliasConfig) -> Iterator[CheckMessage]:
             "node that forgot its data.",
             id="redlock.W002",
         )
+
+
+def _failovers(config: AliasConfig) -> Iterator[CheckMessage]:
+    for node in config.nodes:
+        if node.fails_over:
+            yield Warning(
+                f"REDLOCK[{config.alias!r}] has the node {node.name!r}, which Redis Sentinel looks after: a failover "
+                "can lose the locks that the replica did not have yet, and with them a vote.",
+                hint="Use a master without replicas, or silence this check: it gives no vote for max_ttl seconds "
+                "after a failover, and the other nodes decide meanwhile.",
+                id="redlock.W004",
+            )
 
 
 def _cache_entries(alias: str) -> Iterator[CheckMessage]:

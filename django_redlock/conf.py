@@ -20,6 +20,8 @@ from .nodes import KINDS, Node, NodeSpec, open_node
 DEFAULT_ALIAS = "default"
 ALIAS_KEYS = ("NODES", "KEY_PREFIX", "OPTIONS")
 NODE_KEYS = ("URL", "NAME", "OPTIONS")
+SENTINEL_KEYS = ("SENTINELS", "SERVICE_NAME", "NAME", "OPTIONS")
+SENTINEL_EXAMPLE = "{'SENTINELS': [('sentinel-1', 26379), ('sentinel-2', 26379)], 'SERVICE_NAME': 'mymaster'}"
 OPTION_KEYS = tuple(field.name for field in fields(Rules) if field.name != "nodes")
 EXAMPLE = """\
 REDLOCK = {
@@ -91,7 +93,7 @@ def read_alias(alias: str) -> AliasConfig:
 def caches_of(alias: str) -> list[str]:
     """Return the ``CACHES`` aliases that an alias, known to be well formed, uses as nodes."""
     nodes = _node_list(alias, _setting()[alias]["NODES"])
-    urls = [node if isinstance(node, str) else node["URL"] for node in nodes]
+    urls = [node if isinstance(node, str) else node.get("URL", "") for node in nodes]
     return [url.removeprefix("cache:") for url in urls if url.startswith("cache:")]
 
 
@@ -158,6 +160,8 @@ def _node_list(where: str, nodes: Any) -> list[Any]:
 
 def _node_spec(where: str, node: Any) -> NodeSpec:
     entry: Mapping[str, Any] = {"URL": node} if isinstance(node, str) else node
+    if isinstance(entry, Mapping) and "URL" not in entry and {"SENTINELS", "SERVICE_NAME"} & entry.keys():
+        return _sentinel_spec(where, entry)
     if not isinstance(entry, Mapping) or not isinstance(entry.get("URL"), str):
         raise InvalidRedlockError(
             f"{where} must be a URL such as 'redis://lock-1:6379', or a dict with a 'URL', not {type(node).__name__}.",
@@ -178,6 +182,32 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
             "redlock.E003",
         )
     return NodeSpec(url, entry.get("NAME", ""), dict(entry.get("OPTIONS", {})))
+
+
+def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
+    """Return the master of a service that Redis Sentinel looks after."""
+    _known_keys(where, entry, SENTINEL_KEYS)
+    service, sentinels = entry.get("SERVICE_NAME"), entry.get("SENTINELS")
+    urls = [_sentinel_url(place) for place in sentinels] if isinstance(sentinels, (list, tuple)) else []
+    if not isinstance(service, str) or not re.fullmatch(r"[\w.-]+", service) or not urls or None in urls:
+        raise InvalidRedlockError(
+            f"{where} needs SENTINELS, a list of (host, port) or of URLs such as 'redis://sentinel-1:26379', and the "
+            f"SERVICE_NAME that they know the master by; write, for example, {SENTINEL_EXAMPLE}.",
+            "redlock.E003",
+        )
+    options = dict(entry.get("OPTIONS", {}))
+    scheme = "rediss" if any(key.startswith("ssl_") for key in options) else "redis"
+    return NodeSpec(f"{scheme}://{service}", entry.get("NAME", ""), options, tuple(filter(None, urls)))
+
+
+def _sentinel_url(place: Any) -> str | None:
+    """Return the URL of a sentinel, or None if it cannot be one."""
+    match place:
+        case str():
+            return place if re.match("(redis|valkey)s?://", place) else None
+        case [str(host), int(port)]:
+            return f"redis://[{host}]:{port}" if ":" in host else f"redis://{host}:{port}"
+    return None
 
 
 def _cache_spec(where: str, alias: str, name: str) -> NodeSpec:
@@ -267,6 +297,13 @@ def _rules(alias: str, options: Any, nodes: tuple[Node, ...]) -> Rules:
                     f"{', '.join(known)}.",
                     "redlock.E007",
                 )
+    for node in nodes:
+        if node.fails_over and node.name in names.get("durable", ()):
+            raise InvalidRedlockError(
+                f"{where}['durable'] names {node.name!r}, whose master Redis Sentinel may replace by a replica that "
+                "does not have the last locks: it is never durable. Take it off the list.",
+                "redlock.E010",
+            )
     try:
         return Rules(nodes=len(nodes), **{**options, **names})
     except ValueError as error:

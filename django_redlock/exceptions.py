@@ -80,6 +80,7 @@ class QuorumUnavailableError(_AttemptError):
         attempts: How often the nodes were asked.
         nodes: What each node said, by the node's display name.
         needed: How many votes a quorum takes.
+        misconfigured: Whether no quorum is possible until servers or settings are changed; then nobody waits for one.
     """
 
     def __init__(
@@ -89,14 +90,20 @@ class QuorumUnavailableError(_AttemptError):
         attempts: int = 1,
         nodes: Mapping[str, str] | None = None,
         needed: int = 0,
+        misconfigured: bool = False,
     ) -> None:
         super().__init__(name, waited, attempts, nodes)
         self.needed = needed
-        self.args = (name, waited, attempts, self.nodes, needed)
+        self.misconfigured = misconfigured
+        self.args = (name, waited, attempts, self.nodes, needed, misconfigured)
 
     def __str__(self) -> str:
         needed = f"{self.needed} of {len(self.nodes)} nodes" if self.needed else "a majority of the nodes"
-        return f"Lock {self.name!r}: {needed} must answer in time, and too few did ({self._effort()})."
+        if self.misconfigured:
+            why = "must vote, and too few can until their configuration or the REDLOCK setting is changed"
+        else:
+            why = "must answer in time, and too few did"
+        return f"Lock {self.name!r}: {needed} {why} ({self._effort()})."
 
 
 class LockLostError(RedlockError):

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
 from .core.admission import Admission
-from .core.messages import Ballot, Instant, Release, Reply, Survey
+from .core.messages import Ballot, Instant, Release, Reply, Request, Survey
 from .core.names import check_names, slug
 from .core.owner import Owner, decode
 from .core.rules import MIN_TTL, Rules, number, seconds
@@ -42,6 +42,8 @@ log = logging.getLogger("django_redlock")
 _HOST = socket.gethostname()
 
 MAX_LIMIT = 1000
+MAX_STRAGGLERS = 1000
+FIRST_REPEAT = 0.5  # seconds after which a node that missed a release is told again; then twice as many each time
 
 
 def fresh_nonce() -> str:
@@ -56,6 +58,63 @@ def instant() -> Instant:
 
 def silent(event: str, **about: Any) -> None:
     """Notify nobody."""
+
+
+class Straggler:
+    """
+    A release that some nodes may have missed; the watchdog sends it again until they have it or need it no more.
+
+    Args:
+        manager: Whose nodes they are.
+        requests: What to send to which node.
+        until: When the lease would have ended, on the steady clock.
+    """
+
+    renewed = True
+
+    def __init__(self, manager: "LockManager", requests: dict[int, Request], until: float) -> None:
+        self._manager = manager
+        self._requests = requests
+        self._until = until
+        self._pause = FIRST_REPEAT
+        self._due = steady() + self._pause
+
+    @property
+    def keeper(self) -> "Straggler":
+        """Who sends it: itself."""
+        return self
+
+    def due(self) -> float:
+        """Return when to send it again; infinity when that is of no use any more."""
+        return self._due if self._requests and self._due < self._until else float("inf")
+
+    def valid(self) -> bool:
+        """Return whether it is still to be sent."""
+        return self.due() < float("inf")
+
+    def extend(self, stragglers: Any) -> int:
+        """Send it again; blocks for at most one node timeout."""
+        ballot = self._again()
+        self._manager.ask(ballot)
+        return self._noted(ballot)
+
+    async def aextend(self, stragglers: Any) -> int:
+        """Do what :meth:`extend` does without blocking."""
+        ballot = self._again()
+        await self._manager.aask(ballot)
+        return self._noted(ballot)
+
+    def _again(self) -> Ballot:
+        rules = self._manager.rules
+        return Ballot(self._requests, lambda replies: False, rules.timeout(rules.ttl), farewell=True)
+
+    def _noted(self, ballot: Ballot) -> int:
+        self._pause *= 2
+        self._due = steady() + self._pause
+        self._requests = {node: request for node, request in self._requests.items() if node in ballot.lost()}
+        if not self.valid():
+            self._manager.stragglers.discard(self)
+        return 0
 
 
 class Lease:
@@ -189,32 +248,40 @@ class Lease:
         """Do what :meth:`extend` does without blocking."""
         return await self._manager.aextend([self], self._checked(ttl)) == 1
 
-    def release(self) -> str:
+    def release(self, wait: bool = True) -> str:
         """
         Give the lock up; returns what the nodes say of it.
 
         ``released``: it was ours until now. ``expired``: it had ended. ``taken``: somebody else has it.
         ``unknown``: too few nodes answered within the node timeout; it ends with its ttl at the latest. ``held``: it
         was entered more than once, and is still held. Never raises for a lock that is gone, and may be called twice.
+        A node that misses the release is told again in the background until the lease would have ended.
+
+        Args:
+            wait: Whether to wait for the nodes' answers; if not, the release is sent, and the outcome is ``unknown``.
         """
         if self._still_entered():
             return "held" if self.valid() else "expired"
-        ballot = self._end()
+        ballot = self._end(wait)
         if ballot is None:
             return "expired" if not self._forked() else "unknown"
         watchdog.forget(self)
         self._manager.ask(ballot)
+        if straggler := self._straggler(ballot):
+            watchdog.watch(straggler)
         return self._ended(ballot)
 
-    async def arelease(self) -> str:
+    async def arelease(self, wait: bool = True) -> str:
         """Do what :meth:`release` does without blocking; a cancelled call has sent the release all the same."""
         if self._still_entered():
             return "held" if self.valid() else "expired"
-        ballot = self._end()
+        ballot = self._end(wait)
         if ballot is None:
             return "expired" if not self._forked() else "unknown"
         loop_watchdog().forget(self)
         await self._manager.aask(ballot)
+        if straggler := self._straggler(ballot):
+            loop_watchdog().watch(straggler)
         return self._ended(ballot)
 
     # What the watchdog asks
@@ -252,7 +319,18 @@ class Lease:
             self._manager.notify("lock_extended", lease=self)
         return longer
 
-    def _end(self) -> Ballot | None:
+    def _straggler(self, ballot: Ballot) -> Straggler | None:
+        """Return what goes on telling the nodes that may have missed the release, if there are any."""
+        lost = ballot.lost()
+        stragglers = self._manager.stragglers
+        if not lost or len(stragglers) >= MAX_STRAGGLERS:
+            return None
+        requests = {node: ballot.requests[node] for node in lost}
+        straggler = Straggler(self._manager, requests, self._tenure.deadline)
+        stragglers.add(straggler)
+        return straggler
+
+    def _end(self, wait: bool) -> Ballot | None:
         """Mark it ended, before the first byte of the release is sent; returns the round to carry out."""
         if self._forked() or self._tenure.ended == "released":
             return None
@@ -260,7 +338,7 @@ class Lease:
             self._tenure.end("released", steady())
         else:
             self._tell_loss()
-        return self._tenure.release(self._manager.rules.timeout(self._tenure.ttl))
+        return self._tenure.release(self._manager.rules.timeout(self._tenure.ttl) if wait else 0.0)
 
     def _ended(self, ballot: Ballot) -> str:
         outcome = release_outcome(ballot, self._manager.rules)
@@ -503,6 +581,7 @@ class LockManager:
         self.notify = notify
         self._sleep = sleep
         self._asleep = asleep
+        self.stragglers: set[Straggler] = set()
         self.entered: WeakValueDictionary[tuple[Any, ...], Lease] = WeakValueDictionary()
         self._floor = Floor()
         self.admission = Admission(rules, tuple(node.name for node in self.nodes), steady, time.time)
@@ -597,6 +676,7 @@ class LockManager:
 
     def close(self) -> None:
         """Close all idle connections; the manager can be used again and then connects anew."""
+        self.stragglers.clear()
         self._hints.close()
         self._gather.close()
         watchdog.rest()
@@ -758,7 +838,9 @@ class LockManager:
         name = ", ".join(wanted.names)
         said = {node.name: str(outcome.replies.get(place, "not waited for")) for place, node in enumerate(self.nodes)}
         if not outcome.taken:
-            return QuorumUnavailableError(name, outcome.waited, outcome.attempts, said, self.rules.needed)
+            return QuorumUnavailableError(
+                name, outcome.waited, outcome.attempts, said, self.rules.needed, outcome.misconfigured
+            )
         holder = decode(outcome.holder)
         return LockTakenError(
             name, outcome.waited, outcome.attempts, said, outcome.retry_after, asdict(holder) if holder else None
@@ -780,6 +862,7 @@ class LockManager:
         """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
+            self.stragglers.clear()
             self._hints.forked()
             self._hints = Hints(self.nodes, self.rules.needed)
             self._gather.close()

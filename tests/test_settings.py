@@ -119,7 +119,10 @@ def test_missing_setting_is_reported():
         (THREE, ["lock-1:6379", "lock-2:6379", "lock-3:6379"]),
         ("redis://a, redis://b:1 ,valkey://c", ["a:6379", "b:1", "c:6379"]),
         (["rediss://u:p%2Cw@a", "valkeys://b", "unix:///run/s.sock?db=2"], ["a:6379", "b:6379", "/run/s.sock"]),
-        ([{"URL": "redis://a", "NAME": "north", "OPTIONS": {"username": "u"}}, "redis://[::1]:7"], ["north", "::1:7"]),
+        (
+            [{"URL": "redis://a", "NAME": "north", "OPTIONS": {"username": "u"}}, "redis://[::1]:7"],
+            ["north", "[::1]:7"],
+        ),
         (["cache:sessions", "cache:replicated"], ["cache-1:6379"]),
     ],
     ids=str,
@@ -296,3 +299,50 @@ def test_node_that_is_down_at_start_is_named_in_the_error():
                 lock("a", wait=0).acquire()
             locks.reset()
     assert SECRET not in str(caught.value)
+
+
+SENTINELS = {"SENTINELS": [("s1", 26379), ("::1", 26379), f"redis://:{SECRET}@s2:26379"], "SERVICE_NAME": "mymaster"}
+
+
+def test_node_that_sentinels_look_after_is_a_warning():
+    """P22: a failover can lose a vote; the node is known by its service, and never by a URL."""
+    nodes = [
+        {**SENTINELS, "OPTIONS": {"password": SECRET, "db": 2}},
+        {**SENTINELS, "SERVICE_NAME": "b", "NAME": "other"},
+    ]
+    with configured(NODES=[*nodes, THREE[0]]):
+        assert [message.id for message in check_settings()] == ["redlock.W004"] * 2
+        manager = locks["default"]
+        assert [node.name for node in manager.nodes] == ["mymaster", "other", "lock-1:6379"]
+        assert manager.nodes[0].address == "mymaster of [::1]:26379, s1:26379, s2:26379"
+        assert SECRET not in repr(manager.nodes)
+
+
+@pytest.mark.parametrize(
+    ("entry", "code", "message"),
+    [
+        ({"SERVICE_NAME": ""}, "E003", r"needs SENTINELS, a list of .* write, for example, {'SENTINELS': "),
+        ({"SENTINELS": []}, "E003", "needs SENTINELS"),
+        ({"SENTINELS": "s1:26379"}, "E003", "needs SENTINELS"),
+        ({"SENTINELS": [("s1", "26379")]}, "E003", "needs SENTINELS"),
+        ({"SENTINELS": ["s1:26379"]}, "E003", "needs SENTINELS"),
+        ({"SERVICE": "mymaster"}, "E007", "unknown key 'SERVICE'; did you mean 'SERVICE_NAME'"),
+        ({"OPTIONS": {"tls": True}}, "E003", "no option 'tls'"),
+    ],
+)
+def test_mistakes_about_sentinels(entry: dict[str, Any], code: str, message: str):
+    """What is missing or misspelt is named, with what to write."""
+    with configured(NODES=[{**SENTINELS, **entry}, *THREE[1:]]):
+        (found,) = check_settings()
+        assert found.id == f"redlock.{code}"
+        with pytest.raises(InvalidRedlockError, match=message) as caught:
+            locks["default"]
+    assert SECRET not in str(caught.value)
+
+
+def test_node_that_sentinels_look_after_is_never_durable():
+    """P20: appendfsync always does not help when another server takes over."""
+    with configured(NODES=[SENTINELS, *THREE[1:]], OPTIONS={"durable": ["mymaster"]}):
+        (found,) = check_settings()
+    assert found.id == "redlock.E010"
+    assert "it is never durable" in found.msg

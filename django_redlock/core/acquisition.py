@@ -156,9 +156,14 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """The lock was not to be had. ``taken`` tells a held lock from nodes that could not tell."""
+    """
+    The lock was not to be had.
+
+    ``taken`` tells a held lock from nodes that could not tell, ``misconfigured`` that they never will.
+    """
 
     taken: bool
+    misconfigured: bool
     waited: float
     attempts: int
     replies: Mapping[int, Reply]
@@ -222,7 +227,7 @@ class Acquisition:
             if granted is not None:
                 return granted
             left = self._time_left(began)
-            over = left is not None and left <= 0
+            over = self._misconfigured() or (left is not None and left <= 0)
             yield from self._withdraw(leaving=over or self._cut_off())
             if over:
                 return self._gave_up(self._at.now - began)
@@ -353,7 +358,7 @@ class Acquisition:
         Tell whether nothing that is still to come could change what to do.
 
         A failure is called early only when its reason is certain as well: one holder has a quorum, or more nodes
-        are silent than may be missing.
+        are silent than may be missing, and it is known whether for so many of them waiting is in vain.
         """
         rules = self._rules
         accepted, granted = count(replies, Kind.ACCEPTED), count(replies, *GRANTS)
@@ -362,8 +367,10 @@ class Acquisition:
         pending = rules.nodes - len(replies)
         if granted >= rules.needed and accepted + pending < rules.needed:
             return True
+        hopeless = misconfigured(replies)
+        explained = hopeless > rules.spare or hopeless + pending <= rules.spare
         in_the_way = most_held(replies) + count(replies, Kind.QUEUED)
-        return silent(replies) > rules.spare or in_the_way > rules.spare
+        return (silent(replies) > rules.spare and explained) or in_the_way > rules.spare
 
     def _second_round_decided(self, replies: Mapping[int, Reply]) -> bool:
         return count(replies, Kind.ACCEPTED) >= self._rules.needed
@@ -429,11 +436,17 @@ class Acquisition:
         silent = {node: reply for node, reply in self._replies.items() if reply.kind not in ANSWERS}
         return silent if len(silent) > self._rules.spare else {}
 
+    def _misconfigured(self) -> bool:
+        """Tell whether no quorum is possible until servers or settings are changed, so that waiting is in vain."""
+        return misconfigured(self._replies) > self._rules.spare
+
     def _gave_up(self, waited: float) -> GaveUp:
         refused = [reply for reply in self._replies.values() if reply.kind in REFUSALS]
         holders = [reply.detail for reply in refused if reply.detail]
+        hopeless = self._misconfigured()
         return GaveUp(
-            taken=len(refused) > self._rules.spare or (bool(refused) and not self._cut_off()),
+            taken=not hopeless and (len(refused) > self._rules.spare or (bool(refused) and not self._cut_off())),
+            misconfigured=hopeless,
             waited=waited,
             attempts=self._attempts,
             replies=self._replies,
@@ -445,6 +458,11 @@ class Acquisition:
 def silent(replies: Mapping[int, Reply]) -> int:
     """Return how many replies say nothing of the lock."""
     return sum(reply.kind not in ANSWERS for reply in replies.values())
+
+
+def misconfigured(replies: Mapping[int, Reply]) -> int:
+    """Return how many nodes will not vote until they or the settings are changed."""
+    return sum(reply.misconfigured for reply in replies.values())
 
 
 def most_held(replies: Mapping[int, Reply]) -> int:

@@ -16,7 +16,7 @@ one that is far from most of the others gives no vote while that is so.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .messages import POSITIVE, Reply, no_vote
+from .messages import POSITIVE, Kind, Reply, no_vote
 from .rules import Rules
 
 MAX_SKEW = 1.0  # seconds by which the clocks of nodes may disagree for a client that has just started
@@ -36,6 +36,8 @@ class Greeting:
         role: ``master`` or something that does not vote.
         mode: ``standalone`` or something that does not vote.
         evicts: Whether it may drop keys when its memory is full.
+        promoted: Whether it was a replica before; then ``uptime`` counts from then on at the latest, if that is known.
+        refused: Why it says nothing of itself, such as ``NOPERM``.
     """
 
     run_id: str = ""
@@ -43,6 +45,8 @@ class Greeting:
     role: str = "master"
     mode: str = "standalone"
     evicts: bool = False
+    promoted: bool = False
+    refused: str = ""
 
 
 class Admission:
@@ -80,7 +84,7 @@ class Admission:
     def greet(self, node: int, greeting: Greeting) -> None:
         """Take what a node says of itself on a new connection."""
         self._excluded[node] = self._exclusion(node, greeting)
-        if self._rules.guards_restarts and self._names[node] not in self._rules.durable:
+        if self._rules.guards_restarts and self._names[node] not in self._rules.durable and not greeting.refused:
             self._quarantine(node, greeting)
         if greeting.run_id:
             self._run_ids[node] = greeting.run_id
@@ -94,7 +98,8 @@ class Admission:
             return reply
         why = self.objection(node, now)
         if why:
-            return no_vote(reply, why)
+            lasting = why == self._excluded.get(node)
+            return no_vote(reply, why, Kind.EXCLUDED if lasting else Kind.NO_VOTE)
         self._last_reply[node] = now
         return reply
 
@@ -142,6 +147,8 @@ class Admission:
         }
 
     def _exclusion(self, node: int, greeting: Greeting) -> str:
+        if greeting.refused and self._rules.guards_restarts:
+            return f"refuses INFO ({greeting.refused})"
         if greeting.role != "master":
             return f"is a {greeting.role}, not a master"
         if greeting.mode != "standalone":

@@ -138,7 +138,7 @@ QUEUE_CAP = 1000
 
 
 class Kind(Enum):
-    """What a node's reply means. The last three are said by the client, about a node."""
+    """What a node's reply means. The last four are said by the client, about a node."""
 
     ACCEPTED = "accepted"  # lock and token granted
     GRANTED = "granted"  # lock granted, token too low
@@ -151,7 +151,8 @@ class Kind(Enum):
     RELEASED = "released"
     GONE = "gone"  # nothing there to release
     LISTED = "listed"
-    NO_VOTE = "no vote"  # granted by a node that may not vote
+    NO_VOTE = "no vote"  # granted by a node that may not vote yet
+    EXCLUDED = "excluded"  # granted by a node that may not vote as it is set up
     FAILED = "failed"  # no vote, and certainly not applied
     UNKNOWN = "unknown"  # no vote, perhaps applied: the reply did not come
 
@@ -163,6 +164,14 @@ ANSWERS = frozenset(
     {Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.QUEUED, Kind.HELD, Kind.MIXED, Kind.REFUSED, Kind.RELEASED, Kind.GONE}
 )
 """Replies of a node that knows; the others are silence."""
+
+
+MISCONFIGURED = (
+    *("NOPERM", "NOAUTH", "WRONGPASS", "has no password", "no such database", "READONLY", "MASTERDOWN"),
+    *("CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK", "runs in", "is a replica", "is unknown"),
+    *("certificate refused", "has a certificate for another host", "wants a client certificate"),
+)
+"""How the details begin that stay the same until the server or the settings are changed."""
 
 
 LEAVING_TRACES = frozenset(Kind) - {Kind.BUSY, Kind.QUEUED, Kind.CANCELLED, Kind.REFUSED, Kind.FAILED}
@@ -209,13 +218,19 @@ class Reply(NamedTuple):
     total: int = 0
 
     def __str__(self) -> str:
-        silent = self.kind in (Kind.NO_VOTE, Kind.FAILED, Kind.UNKNOWN)
+        silent = self.kind in (Kind.NO_VOTE, Kind.EXCLUDED, Kind.FAILED, Kind.UNKNOWN)
         return self.detail if silent and self.detail else self.kind.value
 
+    @property
+    def misconfigured(self) -> bool:
+        """Whether there will be no vote until the server or the settings are changed, however long one waits."""
+        failed = self.kind in (Kind.FAILED, Kind.UNKNOWN)
+        return self.kind is Kind.EXCLUDED or (failed and self.detail.startswith(MISCONFIGURED))
 
-def no_vote(reply: Reply, why: str) -> Reply:
+
+def no_vote(reply: Reply, why: str, kind: Kind = Kind.NO_VOTE) -> Reply:
     """Return *reply* as that of a node that may not vote."""
-    return reply._replace(kind=Kind.NO_VOTE, detail=why, terms=())
+    return reply._replace(kind=kind, detail=why, terms=())
 
 
 @dataclass(eq=False, slots=True)
@@ -291,6 +306,10 @@ class Ballot:
         """Return the nodes that may still execute, or have executed, a request without our knowing."""
         known = self.replies | self.late
         return {node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN}
+
+    def lost(self) -> set[int]:
+        """Return the nodes that were asked and of whose answer nothing will be heard any more."""
+        return {node for node, reply in (self.replies | self.late).items() if reply.kind is Kind.UNKNOWN}
 
     def enrolled(self) -> set[int]:
         """Return the nodes that have put the waiter in line, be it that they said so too late."""

@@ -30,6 +30,6 @@ def open_node(spec: NodeSpec, prefix: str) -> Node:
     Raises:
         ValueError: Its URL or options cannot work.
     """
-    scheme = urlsplit(spec.url).scheme
-    node: Node = import_module(KINDS[scheme], __package__).open_node(spec, prefix)
+    module = ".sentinel" if spec.sentinels else KINDS[urlsplit(spec.url).scheme]
+    node: Node = import_module(module, __package__).open_node(spec, prefix)
     return node

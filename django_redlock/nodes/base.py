@@ -35,11 +35,13 @@ class NodeSpec:
         url: Its URL; it may hold a password, so it is never shown.
         name: What to call it in messages and pages; empty derives it from the address.
         options: Arguments for the connection that a URL cannot carry.
+        sentinels: URLs of the sentinels to ask where it is; then the host of ``url`` is the service's name.
     """
 
     url: str = field(repr=False)
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    sentinels: tuple[str, ...] = field(default=(), repr=False)
 
 
 class Link(Protocol):
@@ -148,6 +150,9 @@ class Node(Protocol):
 
     instant: bool
     """Whether it connects and answers without waiting for anything."""
+
+    fails_over: bool
+    """Whether another server may take its place, one that does not know all it knew."""
 
     def connect(self, timeout: float) -> Link:
         """

@@ -341,6 +341,7 @@ class MemoryNode:
     """
 
     instant = True
+    fails_over = False
 
     def __init__(self, name: str, store: MemoryStore | None = None) -> None:
         self.name = name

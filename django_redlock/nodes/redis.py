@@ -6,12 +6,16 @@ retries, no pool. A silent node costs a client built with redis-py 8.1's default
 """
 
 import asyncio
+import errno
 import hashlib
+import inspect
+import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from redis import exceptions
@@ -30,22 +34,47 @@ ALIASES = {"valkey": "redis", "valkeys": "rediss"}
 
 # Ours to decide, whatever the URL and redis-py's defaults say.
 FIXED: dict[str, Any] = {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
+# redis-py would tell the server its name and version, which takes a right of its own. The argument changed in 7.
+if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters:
+    FIXED |= {"driver_info": None}
+else:
+    FIXED |= {"lib_name": None, "lib_version": None}
 
-# redis-py drops the first word of an error that has a class of its own.
+# redis-py drops the first word of an error that has a class of its own; which have one depends on its version.
 ERROR_CLASSES: tuple[tuple[type[Exception], str], ...] = (
     (exceptions.BusyLoadingError, "LOADING"),
     (exceptions.ReadOnlyError, "READONLY"),
     (exceptions.NoPermissionError, "NOPERM"),
-    (exceptions.AuthenticationError, "NOAUTH"),
     (exceptions.OutOfMemoryError, "OOM"),
+    (exceptions.MasterDownError, "MASTERDOWN"),  # before its base class, as MOVED
+    (exceptions.ClusterDownError, "CLUSTERDOWN"),
+    (exceptions.ClusterCrossSlotError, "CROSSSLOT"),
+    (exceptions.TryAgainError, "TRYAGAIN"),
+    (exceptions.MovedError, "MOVED"),
+    (exceptions.AskError, "ASK"),
 )
-ERROR_WORDS = (
-    "WRONGTYPE", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK", "BUSY"
-)  # fmt: skip
+ERROR_WORDS = frozenset({
+    "LOADING", "READONLY", "NOPERM", "OOM", "MASTERDOWN", "CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK",
+    "BUSY", "MISCONF", "NOAUTH", "NOREPLICAS", "WRONGPASS", "WRONGTYPE",
+})  # fmt: skip
+# Errors that have no word, or lose it in every version of redis-py.
+ERROR_PHRASES = (
+    ("Authentication required", "NOAUTH"),
+    ("invalid username-password pair", "WRONGPASS"),
+    ("without any password configured", "has no password"),
+    ("max number of clients", "max clients"),
+    ("DB index is out of range", "no such database"),
+)
+# How the servers refuse a command inside a script, each version in its own words.
+SCRIPT_PHRASES = ("ACL failure in script", "The user executing the script can't")
 
-
-# redis-py raises some error replies as connection errors.
+# What redis-py raises for error replies; the last two are connection errors to it.
 ERROR_REPLIES = (exceptions.ResponseError, exceptions.BusyLoadingError, exceptions.AuthenticationError)
+# What ends a connection; redis-py makes a ValueError of a length or number that is none.
+BROKEN = (exceptions.RedisError, OSError, ValueError)
+
+# How OpenSSL says that a certificate is good, but not for this host name or address.
+WRONG_NAME = (62, 64)
 
 # What redis-py's own lock raises, for django_redlock.compat.
 RedisLockError = exceptions.LockError
@@ -62,9 +91,25 @@ class Script:
 
 SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey)}
 
-# Sent with every new connection: who are you, and learn our scripts, so that a request seldom has to be repeated in
-# full. An ACL may forbid either.
-HELLO = [("INFO",), *(("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())]
+
+Said = TypeVar("Said")
+
+
+class Introductions:
+    """
+    Which scripts a connection has sent with their text, so that its server knows them by their digest.
+
+    A script is sent in full the first time rather than loaded: that takes no command, and no right, of its own.
+    """
+
+    def __init__(self) -> None:
+        self._sent: set[type[Request]] = set()
+
+    def is_new(self, request: Request) -> bool:
+        """Return whether the script of *request* has not been sent yet; from now on it has."""
+        new = type(request) not in self._sent
+        self._sent.add(type(request))
+        return new
 
 
 def ms(seconds: float | None) -> str:
@@ -145,6 +190,23 @@ class Wording:
         return keys + [f"{self._prefix}{slug}:r" for slug in slugs] if shared else keys
 
 
+def parse_answer(raw: Any, demoted: str) -> Reply | None:
+    """
+    Return the meaning of what a node answered to a request; None if it does not know the script.
+
+    Raises:
+        LinkError: It is no master any more; a new connection tells when it is one again. *demoted* is what to say.
+    """
+    if isinstance(raw, exceptions.NoScriptError):
+        return None
+    if not isinstance(raw, exceptions.RedisError):
+        return parse_reply(raw)
+    reply = parse_error(raw)
+    if reply.detail in ("READONLY", "MASTERDOWN"):
+        raise LinkError(demoted or reply.detail)
+    return reply
+
+
 def parse_reply(raw: Any) -> Reply:
     """Return the meaning of a script's reply; anything but a well-formed one is no vote."""
     try:
@@ -184,57 +246,143 @@ def parse_error(error: exceptions.RedisError) -> Reply:
     """
     Return what an error reply means: no vote, and which error.
 
-    The scripts read every key before they write, so these errors come before anything was written. Only a known
-    word of the error is kept; the rest may name keys and users.
+    The scripts read every key before they write, so nothing was written when a known error came; except that a
+    command inside a script is refused only when its turn comes.
     """
+    if any(phrase in str(error) for phrase in SCRIPT_PHRASES):
+        return Reply(Kind.UNKNOWN, detail="NOPERM")
+    word = error_word(error)
+    return Reply(Kind.FAILED, detail=word) if word else Reply(Kind.UNKNOWN, detail="error reply")
+
+
+def error_word(error: Exception) -> str:
+    """Return the word that tells an error reply, or nothing; the rest of it may name keys and users."""
     for kind, word in ERROR_CLASSES:
         if isinstance(error, kind):
-            return Reply(Kind.FAILED, detail=word)
-    # Redis 6.2 puts the error of a command inside a script behind "ERR Error running script ...".
-    words = str(error).replace(":", " ").split()
-    known = next((word for word in words if word in ERROR_WORDS), "")
-    return Reply(Kind.FAILED, detail=known) if known else Reply(Kind.UNKNOWN, detail="error reply")
+            return word
+    text = str(error)
+    for phrase, word in ERROR_PHRASES:
+        if phrase in text:
+            return word
+    if not isinstance(error, ERROR_REPLIES):
+        return ""
+    # Redis 6.2 puts the error of a command inside a script behind "ERR Error running script ...: -".
+    words = (word.lstrip("-") for word in text.replace(":", " ").split())
+    return next((word for word in words if word in ERROR_WORDS), "")
 
 
 def read(connection: AbstractConnection) -> Any:
-    """Read one reply; an error reply is returned, not raised."""
+    """
+    Read one reply; an error reply is returned, not raised.
+
+    Raises:
+        LinkError: There is none, or it is not one, or it is an error after which redis-py hangs up.
+    """
     try:
         return connection.read_response(disable_decoding=True)
-    except ERROR_REPLIES as error:
+    except exceptions.ResponseError as error:
         return error
+    except BROKEN as error:
+        raise LinkError(describe(error)) from None
 
 
 async def aread(connection: aioconnection.AbstractConnection) -> Any:
     """Do what :func:`read` does without blocking."""
     try:
         return await connection.read_response(disable_decoding=True)
-    except ERROR_REPLIES as error:
+    except exceptions.ResponseError as error:
         return error
+    except BROKEN as error:
+        raise LinkError(describe(error)) from None
 
 
-def parse_greeting(replies: list[Any]) -> Greeting:
-    """Return what a node's INFO says that matters to a vote; nothing if it was refused."""
-    if not isinstance(replies[0], bytes):
-        return Greeting()
-    lines = replies[0].decode("utf-8", "replace").splitlines()
+def parse_greeting(raw: Any) -> Greeting:
+    """
+    Return what a node's INFO says that matters to a vote.
+
+    Raises:
+        LinkError: It cannot be used, now or at all.
+    """
+    if isinstance(raw, exceptions.NoPermissionError):
+        return Greeting(refused="NOPERM")
+    if isinstance(raw, exceptions.RedisError):
+        raise LinkError(parse_error(raw).detail)
+    if not isinstance(raw, bytes) or b"run_id:" not in raw:
+        raise LinkError("malformed reply")
+    lines = raw.decode("utf-8", "replace").splitlines()
     info = dict(line.split(":", 1) for line in lines if ":" in line)
+    mode = info.get("redis_mode", info.get("server_mode", "standalone"))
+    if mode != "standalone":
+        raise LinkError(f"runs in {mode} mode")
+    if info.get("role") == "slave":
+        raise LinkError("is a replica")
     evicts = info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy", "noeviction") != "noeviction"
     return Greeting(
-        run_id=info.get("run_id", ""),
+        run_id=info["run_id"],
         uptime=float(info["uptime_in_seconds"]) if "uptime_in_seconds" in info else None,
-        role="replica" if info.get("role") == "slave" else info.get("role", "master"),
-        mode=info.get("redis_mode", info.get("server_mode", "standalone")),
         evicts=evicts,
+        promoted=info.get("second_repl_offset", "-1") != "-1",
     )
 
 
-def describe(error: Exception) -> str:
-    """Return one or two words for a failure to connect, send or receive."""
+def check_subscription(raw: Any) -> None:
+    """
+    Check that a channel has been subscribed to.
+
+    Raises:
+        LinkError: It has not; an ACL may forbid it.
+    """
+    if not isinstance(raw, list):
+        raise LinkError(describe(raw) if isinstance(raw, exceptions.RedisError) else "malformed reply")
+
+
+def describe(error: BaseException) -> str:
+    """Return a few words for a failure to connect, send or receive; never what the error quotes."""
+    if isinstance(error, LinkError):
+        return error.detail
     if isinstance(error, (exceptions.TimeoutError, TimeoutError)):
         return "timeout"
-    if isinstance(error, ERROR_REPLIES):
-        return parse_error(error).detail
-    return next((word for word in ("refused", "reset") if word in str(error)), "unreachable")
+    if isinstance(error, exceptions.RedisError) and (word := error_word(error)):
+        return word
+    # redis-py raises an error of its own in place of the one that tells what happened.
+    causes = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    known = next(filter(None, map(describe_cause, causes)), "")
+    return known or ("closed" if "closed" in str(error).lower() else "unreachable")
+
+
+def verification(
+    ssl_cert_reqs: ssl.VerifyMode | str | None = "required", ssl_check_hostname: bool | None = None, **others: Any
+) -> dict[str, Any]:
+    """Return how certificates are verified, with the host name unless told otherwise, for every version of redis-py."""
+    # Before version 6, redis-py took a good certificate of any host; some versions know the words only.
+    how = "none" if ssl_cert_reqs is None else ssl_cert_reqs
+    how = how.name.removeprefix("CERT_").lower() if isinstance(how, ssl.VerifyMode) else how
+    check = ssl_check_hostname is not False and how != "none"
+    return {"ssl_cert_reqs": how, "ssl_check_hostname": check}
+
+
+def describe_cause(error: BaseException) -> str:
+    """Return a few words for an error of the operating system or of TLS, or nothing."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            name = error.verify_code in WRONG_NAME
+            return "has a certificate for another host" if name else f"certificate refused, {error.verify_message}"
+        case ssl.SSLError():
+            wanted = "CERTIFICATE_REQUIRED" in (error.reason or "")
+            return "wants a client certificate" if wanted else "TLS failed"
+        case socket.gaierror():
+            return "unknown host"
+        case FileNotFoundError():
+            return "no such file"
+        case ConnectionRefusedError():
+            return "refused"
+        case ConnectionError():
+            return "reset"
+        case ValueError() | exceptions.InvalidResponse():
+            return "malformed reply"
+    return "refused" if f"Errno {errno.ECONNREFUSED}" in str(error) else ""
 
 
 class RedisNode:
@@ -250,6 +398,7 @@ class RedisNode:
     """
 
     instant = False
+    fails_over = False
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         scheme, rest = spec.url.split(":", 1)
@@ -260,6 +409,8 @@ class RedisNode:
             raise ValueError("its address, port or database number cannot be read") from None
         self._class: type[AbstractConnection] = arguments.pop("connection_class", Connection)
         self._arguments = arguments | dict(spec.options)
+        if issubclass(self._class, SSLConnection):
+            self._arguments |= verification(**self._arguments)
         self._wording = Wording(prefix)
         self.address = self._address()
         self.name = spec.name or self.address
@@ -271,15 +422,16 @@ class RedisNode:
     def _address(self) -> str:
         if self._class is UnixDomainSocketConnection:
             return str(self._arguments.get("path", ""))
-        return f"{self._arguments.get('host', 'localhost')}:{self._arguments.get('port', 6379)}"
+        host = self._arguments.get("host", "localhost")
+        return f"{f'[{host}]' if ':' in host else host}:{self._arguments.get('port', 6379)}"
 
-    def _new_connection(self, timeout: float) -> AbstractConnection:
+    def _new_connection(self, timeout: float, **where: Any) -> AbstractConnection:
         timeouts = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
         fixed: dict[str, Any] = FIXED | timeouts | {"retry": Retry(NoBackoff(), 0)}
         if self._class is not UnixDomainSocketConnection:
             fixed["socket_keepalive"] = True
         try:
-            return self._class(**(self._arguments | fixed))
+            return self._class(**(self._arguments | fixed | where))
         except TypeError as error:
             unknown = str(error).rpartition("argument ")[2]
             raise ValueError(f"redis-py's connection has no option {unknown}") from None
@@ -288,37 +440,40 @@ class RedisNode:
 
     def connect(self, timeout: float) -> "RedisLink":
         """Open a link; see :class:`~django_redlock.nodes.base.Node`."""
-        connection, replies = self._open(timeout, HELLO)
-        return RedisLink(connection, self._wording, parse_greeting(replies))
+        return self._connect(self._new_connection(timeout))
 
     def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "RedisHintLink":
         """Open a link for hints; see :class:`~django_redlock.nodes.base.Node`."""
-        connection, replies = self._open(timeout, [("SUBSCRIBE", self._wording.channel(process))])
-        return RedisHintLink(connection, replies)
-
-    def _open(self, timeout: float, commands: list[Any]) -> tuple[AbstractConnection, list[Any]]:
-        """Connect and send the first commands; returns the connection and their replies."""
         connection = self._new_connection(timeout)
+        self._open(connection, ("SUBSCRIBE", self._wording.channel(process)), check_subscription)
+        return RedisHintLink(connection)
+
+    def _connect(self, connection: AbstractConnection) -> "RedisLink":
+        return RedisLink(connection, self._wording, self._open(connection, ("INFO",), parse_greeting))
+
+    def _open(
+        self, connection: AbstractConnection, command: tuple[str, ...], understand: Callable[[Any], Said]
+    ) -> Said:
+        """Connect and send the first command; returns what *understand* makes of the reply."""
         try:
             connection.connect()
-            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-            return connection, [read(connection) for _ in commands]
-        except (exceptions.RedisError, OSError) as error:
+            connection.send_command(*command, check_health=False)
+            return understand(read(connection))
+        except (LinkError, *BROKEN) as error:
             connection.disconnect()
             raise LinkError(describe(error)) from None
 
     async def aconnect(self, timeout: float) -> "AsyncRedisLink":
         """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
-        connection, replies = await self._aopen(timeout, HELLO)
-        return AsyncRedisLink(connection, self._wording, parse_greeting(replies))
+        return await self._aconnect(self._new_async_connection(timeout), timeout)
 
     async def alisten(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "AsyncRedisHintLink":
         """Open a link for hints; see :class:`~django_redlock.nodes.base.Node`."""
-        connection, replies = await self._aopen(timeout, [("SUBSCRIBE", self._wording.channel(process))])
-        return AsyncRedisHintLink(connection, replies)
+        connection = self._new_async_connection(timeout)
+        await self._aopen(connection, timeout, ("SUBSCRIBE", self._wording.channel(process)), check_subscription)
+        return AsyncRedisHintLink(connection)
 
-    async def _aopen(self, timeout: float, commands: list[Any]) -> tuple[aioconnection.AbstractConnection, list[Any]]:
-        """Do what :meth:`_open` does without blocking."""
+    def _new_async_connection(self, timeout: float, **where: Any) -> aioconnection.AbstractConnection:
         classes = {
             Connection: aioconnection.Connection,
             SSLConnection: aioconnection.SSLConnection,
@@ -327,15 +482,31 @@ class RedisNode:
         # No read timeout: one task reads for as long as the link lives, and rounds have timeouts of their own.
         timeouts = {"socket_timeout": None, "socket_connect_timeout": timeout}
         fixed: dict[str, Any] = FIXED | timeouts | {"retry": AsyncRetry(NoBackoff(), 0)}
-        connection = classes[self._class](**(self._arguments | fixed))
+        connection: aioconnection.AbstractConnection = classes[self._class](**(self._arguments | fixed | where))
+        return connection
+
+    async def _aconnect(self, connection: aioconnection.AbstractConnection, timeout: float) -> "AsyncRedisLink":
+        greeting = await self._aopen(connection, timeout, ("INFO",), parse_greeting)
+        return AsyncRedisLink(connection, self._wording, greeting)
+
+    async def _aopen(
+        self,
+        connection: aioconnection.AbstractConnection,
+        timeout: float,
+        command: tuple[str, ...],
+        understand: Callable[[Any], Said],
+    ) -> Said:
+        """Do what :meth:`_open` does without blocking."""
         try:
             async with asyncio.timeout(timeout):
                 await connection.connect()
-                await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-                return connection, [await aread(connection) for _ in commands]
-        except (exceptions.RedisError, OSError) as error:
+                await connection.send_command(*command, check_health=False)
+                return understand(await aread(connection))
+        except BaseException as error:
             await connection.disconnect(nowait=True)
-            raise LinkError(describe(error)) from None
+            if isinstance(error, (LinkError, *BROKEN)):
+                raise LinkError(describe(error)) from None
+            raise  # cancelled
 
 
 class Assembly:
@@ -359,16 +530,21 @@ class Assembly:
 class RedisLink:
     """One connection of redis-py's, used without its client: what is sent is sent once."""
 
+    demoted = ""
+    """What to say when the server is no master any more; empty is what it says itself."""
+
     def __init__(self, connection: AbstractConnection, wording: Wording, greeting: Greeting) -> None:
         self.greeting = greeting
         self._connection = connection
         self._wording = wording
+        self._scripts = Introductions()
         self._assembly = Assembly()
 
     def fileno(self) -> int:
         return fileno(self._connection)
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+        in_full = in_full or self._scripts.is_new(request)
         data = pack(self._connection, self._wording, request, packed, in_full)
         if self._connection._sock is None:  # send_packed_command would connect again
             raise LinkError("closed")
@@ -380,15 +556,7 @@ class RedisLink:
     def receive(self, request: Request) -> Reply | None:
         if self._connection._sock is None:  # looking whether it is readable may have closed it
             raise LinkError("reset")
-        try:
-            reply: Reply | None = parse_reply(self._connection.read_response(disable_decoding=True))
-        except exceptions.NoScriptError:
-            reply = None
-        except ERROR_REPLIES as error:
-            reply = parse_error(error)
-        except (exceptions.RedisError, OSError) as error:
-            raise LinkError(describe(error)) from None
-        return self._assembly.add(request, reply)
+        return self._assembly.add(request, parse_answer(read(self._connection), self.demoted))
 
     def readable(self) -> bool:
         return readable(self._connection)
@@ -400,11 +568,8 @@ class RedisLink:
 class RedisHintLink:
     """A connection that has subscribed to the channel of a process."""
 
-    def __init__(self, connection: AbstractConnection, replies: list[Any]) -> None:
+    def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
-        if not isinstance(replies[0], list):  # an ACL may forbid it
-            connection.disconnect()
-            raise LinkError(describe(replies[0]))
 
     def fileno(self) -> int:
         return fileno(self._connection)
@@ -414,7 +579,7 @@ class RedisHintLink:
         try:
             while readable(self._connection):
                 told.append(hinted(self._connection.read_response(disable_decoding=True)))
-        except (exceptions.RedisError, OSError) as error:
+        except BROKEN as error:
             raise LinkError(describe(error)) from None
         return told
 
@@ -425,16 +590,13 @@ class RedisHintLink:
 class AsyncRedisHintLink:
     """The same for an event loop."""
 
-    def __init__(self, connection: aioconnection.AbstractConnection, replies: list[Any]) -> None:
+    def __init__(self, connection: aioconnection.AbstractConnection) -> None:
         self._connection = connection
-        if not isinstance(replies[0], list):
-            drop(connection)
-            raise LinkError(describe(replies[0]))
 
     async def read(self) -> list[str]:
         try:
             return [hinted(await self._connection.read_response(disable_decoding=True))]
-        except (exceptions.RedisError, OSError) as error:
+        except BROKEN as error:
             raise LinkError(describe(error)) from None
 
     def close(self) -> None:
@@ -496,10 +658,13 @@ class AsyncRedisLink:
     because its own ``send_packed_command`` waits, and a request must be either sent or not.
     """
 
+    demoted = ""
+
     def __init__(self, connection: aioconnection.AbstractConnection, wording: Wording, greeting: Greeting) -> None:
         self.greeting = greeting
         self._connection = connection
         self._wording = wording
+        self._scripts = Introductions()
         self._waiting: deque[tuple[Request, Callable[[Reply | None], bool]]] = deque()
         self._assembly = Assembly()
         self._reader = asyncio.get_running_loop().create_task(self._read(), name="django_redlock reader")
@@ -516,6 +681,7 @@ class AsyncRedisLink:
         writer = self._connection._writer
         if self.broken or writer is None or writer.is_closing():
             raise LinkError("closed")
+        in_full = in_full or self._scripts.is_new(request)
         writer.write(pack(self._connection, self._wording, request, packed, in_full))
         self._waiting.append((request, on_reply))
 
@@ -523,15 +689,11 @@ class AsyncRedisLink:
         detail = "closed"
         try:
             while True:
-                try:
-                    reply: Reply | None = parse_reply(await self._connection.read_response(disable_decoding=True))
-                except exceptions.NoScriptError:
-                    reply = None
-                except ERROR_REPLIES as error:
-                    reply = parse_error(error)
-                self._take(reply)
-        except (exceptions.RedisError, OSError, IndexError) as error:
-            detail = describe(error)
+                self._take(parse_answer(await aread(self._connection), self.demoted))
+        except LinkError as error:
+            detail = error.detail
+        except IndexError:  # a reply that nobody asked for
+            detail = "malformed reply"
         finally:
             self.broken = True
             drop(self._connection)

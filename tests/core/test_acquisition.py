@@ -376,3 +376,37 @@ def test_floor_is_bounded():
         floor.lift([name], number)
 
     assert (floor.of("a"), floor.of("b"), floor.of("c")) == (0, 2, 3)
+
+
+NOAUTH = Reply(Kind.FAILED, detail="NOAUTH")
+REFUSED = Reply(Kind.FAILED, detail="refused")
+CLUSTER = Reply(Kind.EXCLUDED, detail="runs in cluster mode")
+
+
+@pytest.mark.parametrize(
+    ("replies", "closed", "misconfigured"),
+    [
+        ([NOAUTH, CLUSTER, NOAUTH], True, True),
+        ([REFUSED, NOAUTH, REFUSED], False, False),  # the other two may be set up as badly
+        ([REFUSED, NOAUTH, REFUSED, NOAUTH, NOAUTH], True, True),
+        ([REFUSED, REFUSED, REFUSED], True, False),  # at most two can be
+        ([REFUSED, NOAUTH, NOAUTH, REFUSED, REFUSED], True, False),
+    ],
+)
+def test_nobody_waits_for_a_quorum_that_the_configuration_forbids(
+    replies: list[Reply], closed: bool, misconfigured: bool
+):
+    """P23, L65: more nodes than may be missing will never vote as they are set up; anything else may pass."""
+    attempt = Attempt(wait=None)
+    for node, reply in enumerate(replies):
+        attempt.step.receive(node, reply)
+    assert attempt.step.closed is closed
+
+    outcome = attempt.go_on()
+    while isinstance(outcome, Ballot):
+        assert {type(request) for request in outcome.requests.values()} == {Release}
+        outcome = attempt.go_on()
+
+    assert isinstance(outcome, GaveUp if misconfigured else Pause)
+    if misconfigured:
+        assert (outcome.taken, outcome.misconfigured) == (False, True)

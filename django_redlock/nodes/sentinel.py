@@ -1,0 +1,139 @@
+"""
+A master that Redis Sentinel looks after, as a node.
+
+Each new connection asks the sentinels where the master is now. A replica that takes its place may not have the last
+locks, and votes like a server that has just restarted: the sentinel knows for how long it has been the master.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from redis.exceptions import RedisError
+
+from .base import LinkError, NodeSpec
+from .redis import BROKEN, AsyncRedisLink, RedisLink, RedisNode, aread, describe, parse_error, read
+
+SomeLink = TypeVar("SomeLink", RedisLink, AsyncRedisLink)
+
+FAILING_OVER = "no master at present"
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """Where a sentinel says the master is, and for how many seconds at least it has been one."""
+
+    host: str
+    port: int
+    age: float
+
+
+def parse_master(raw: Any) -> Master:
+    """
+    Return what a sentinel says of a master: names and values in turn.
+
+    Raises:
+        LinkError: It knows no such service, or said something else.
+    """
+    if isinstance(raw, RedisError):
+        unknown = "No such master" in str(raw)
+        raise LinkError("is unknown to the sentinel" if unknown else f"sentinel: {parse_error(raw).detail}")
+    try:
+        words = [word.decode() for word in raw]
+        fields = dict(zip(words[::2], words[1::2], strict=True))
+        return Master(fields["ip"], int(fields["port"]), int(fields["role-reported-time"]) / 1000)
+    except (TypeError, ValueError, KeyError, AttributeError):
+        raise LinkError("sentinel: malformed reply") from None
+
+
+class SentinelNode(RedisNode):
+    """
+    The master of one service of Redis Sentinel.
+
+    Args:
+        spec: The service's name as the host of its URL, the options for the master, and the sentinels' URLs.
+        prefix: What every key begins with.
+
+    Raises:
+        ValueError: redis-py cannot make connections of the URLs and options.
+    """
+
+    fails_over = True
+
+    def __init__(self, spec: NodeSpec, prefix: str) -> None:
+        tls = {key: value for key, value in spec.options.items() if key.startswith("ssl_")}
+        options = [tls if urlsplit(url).scheme in ("rediss", "valkeys") else {} for url in spec.sentinels]
+        self._sentinels = [
+            RedisNode(NodeSpec(url, options=own), prefix) for url, own in zip(spec.sentinels, options, strict=True)
+        ]
+        self._service = urlsplit(spec.url).netloc
+        super().__init__(spec, prefix)
+        self.name = spec.name or self._service
+
+    def _address(self) -> str:
+        return f"{self._service} of {', '.join(sorted(sentinel.address for sentinel in self._sentinels))}"
+
+    def connect(self, timeout: float) -> RedisLink:
+        """Open a link to the present master; see :class:`~django_redlock.nodes.base.Node`."""
+        failure = LinkError("unreachable")
+        for sentinel in self._sentinels:
+            try:
+                master = parse_master(self._ask(sentinel, timeout))
+                link = self._connect(self._new_connection(timeout, host=master.host, port=master.port))
+                return self._follow(link, master)
+            except LinkError as error:
+                failure = error
+        raise without_blame(failure)
+
+    async def aconnect(self, timeout: float) -> AsyncRedisLink:
+        """Do what :meth:`connect` does without blocking."""
+        failure = LinkError("unreachable")
+        for sentinel in self._sentinels:
+            try:
+                master = parse_master(await self._aask(sentinel, timeout))
+                connection = self._new_async_connection(timeout, host=master.host, port=master.port)
+                return self._follow(await self._aconnect(connection, timeout), master)
+            except LinkError as error:
+                failure = error
+        raise without_blame(failure)
+
+    def _follow(self, link: SomeLink, master: Master) -> SomeLink:
+        """Return *link* with what the sentinel knows of its server, to which hints are listened to from now on."""
+        self._arguments = self._arguments | {"host": master.host, "port": master.port}
+        link.demoted = FAILING_OVER
+        if link.greeting.promoted:
+            uptime = link.greeting.uptime
+            link.greeting = replace(link.greeting, uptime=master.age if uptime is None else min(uptime, master.age))
+        return link
+
+    def _ask(self, sentinel: RedisNode, timeout: float) -> Any:
+        connection = sentinel._new_connection(timeout)
+        try:
+            connection.connect()
+            connection.send_command("SENTINEL", "MASTER", self._service, check_health=False)
+            return read(connection)
+        except (LinkError, *BROKEN) as error:
+            raise LinkError(f"sentinel: {describe(error)}") from None
+        finally:
+            connection.disconnect()
+
+    async def _aask(self, sentinel: RedisNode, timeout: float) -> Any:
+        connection = sentinel._new_async_connection(timeout, socket_timeout=timeout)
+        try:
+            await connection.connect()
+            await connection.send_command("SENTINEL", "MASTER", self._service, check_health=False)
+            return await aread(connection)
+        except (LinkError, *BROKEN) as error:
+            raise LinkError(f"sentinel: {describe(error)}") from None
+        finally:
+            await connection.disconnect(nowait=True)
+
+
+def without_blame(failure: LinkError) -> LinkError:
+    """Return *failure*; that the master is a replica is a mistake in the settings elsewhere, but will pass here."""
+    return LinkError(FAILING_OVER) if failure.detail == "is a replica" else failure
+
+
+def open_node(spec: NodeSpec, prefix: str) -> SentinelNode:
+    """Return the node of a service that sentinels look after."""
+    return SentinelNode(spec, prefix)
