@@ -10,12 +10,21 @@ from pathlib import Path
 
 from django_redlock.testing import start_servers
 
-from . import free
+from . import aio, faults, free, listing, names, pages, plots, publishing, renewal, startup, syscalls, waiting
 from .bench import Bench, set_up
 from .report import Section, dump, lines, load
 
 GROUPS: dict[str, Callable[[Bench], Iterator[Section]]] = {
     "free": free.run,
+    "asyncio": aio.run,
+    "faults": faults.run,
+    "renewal": renewal.run,
+    "waiting": waiting.run,
+    "names": names.run,
+    "syscalls": syscalls.run,
+    "listing": listing.run,
+    "startup": startup.run,
+    "publishing": publishing.run,
 }
 """What ``--only`` can name, in the order in which it is run."""
 
@@ -27,7 +36,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(GROUPS), help=f"groups of rows, from {', '.join(GROUPS)}")
     parser.add_argument("--seconds", type=float, help="how long renewal is watched; 120 by default, 30 with --quick")
     parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the figures go")
-    parser.add_argument("--rendered", type=Path, help="measure nothing; take the figures from this JSON")
+    parser.add_argument("--rendered", type=Path, metavar="JSON", help="measure nothing: plots and docs from this run")
     parser.add_argument("--plots", action="store_true", help="draw docs/images/bench-*.svg")
     parser.add_argument("--write-docs", action="store_true", help="put the figures into docs/benchmarks.md")
     options = parser.parse_args(argv)
@@ -49,17 +58,32 @@ def measure(options: argparse.Namespace) -> list[Section]:
     return sections
 
 
+def summary(sections: Sequence[Section], seconds: float) -> str:
+    """Return the last line of a run."""
+    targets = [target for section in sections for target in section.targets]
+    kept = sum(target.kept for target in targets)
+    return f"\n{kept} of {len(targets)} targets kept, in {seconds:.0f} s."
+
+
+def publish(options: argparse.Namespace) -> None:
+    """Write the plots and the page, as far as asked, from the figures in the JSON."""
+    sections, run = load(options.rendered or options.json)
+    if options.plots:
+        plots.draw_all(sections, pages.IMAGES)
+    if options.write_docs:
+        pages.PAGE.write_text(pages.render(pages.PAGE.read_text("utf-8"), sections, run), "utf-8")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit status says nothing of speed."""
     options = arguments(argv)
-    set_up()
-    began = time.monotonic()
-    sections = load(options.rendered)[0] if options.rendered else measure(options)
     if not options.rendered:
+        set_up()
+        began = time.monotonic()
+        sections = measure(options)
         dump(sections, "python -m tests.benchmarks " + " ".join(sys.argv[1:]), options.json)
-        targets = [target for section in sections for target in section.targets]
-        kept = sum(target.kept for target in targets)
-        print(f"\n{kept} of {len(targets)} targets kept, in {time.monotonic() - began:.0f} s; written to {options.json}")
+        print(summary(sections, time.monotonic() - began), f"The figures are in {options.json}.")
+    publish(options)
     return 0
 
 

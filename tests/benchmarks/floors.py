@@ -10,11 +10,11 @@ import hashlib
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from urllib.parse import urlsplit
 
-from .bench import ours
+from .bench import manager_of, ours
 from .measure import AsyncContender, Contender
 
 COMPARE_AND_DELETE = b"if redis.call('GET',KEYS[1])==ARGV[1] then return redis.call('DEL',KEYS[1]) end return 0"
@@ -52,9 +52,10 @@ def plain(key: str) -> Pair:
     return lambda: acquire, pack("EVALSHA", sha, "1", key, token)
 
 
-def same(url: str) -> Pair:
+def same(urls: list[str]) -> Pair:
     """Return the requests that this library sends, with a fencing token of its own each time."""
-    with Tap(url) as tap:
+    manager_of(urls).lock("floor", wait=0).acquire().release()  # now all of them know the scripts
+    with Tap(urls[0]) as tap:
         manager = ours(f"floor-{address(tap.url)[1]}", [tap.url])
         manager.lock("floor", wait=0).acquire().release()
         tap.taken()
@@ -133,24 +134,26 @@ def _length(said: bytes, at: int) -> tuple[int, int]:
     return int(said[at + 1 : end]), end + 2
 
 
-def blocking(name: str, urls: list[str], pair: Pair) -> Contender:
-    """Return the floor of blocking code: write to all, read from all."""
-    sockets = [connect(url) for url in urls]
+@contextmanager
+def blocking(name: str, urls: list[str], pair: Pair) -> Iterator[Contender]:
+    """Give the floor of blocking code: write to all, read from all."""
     acquire, release = pair
-    for sock in sockets:
-        _teach(sock)
-
-    def exchange(request: bytes) -> None:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(connect(url)) for url in urls]
         for sock in sockets:
-            sock.send(request)
-        for sock in sockets:
-            check(sock.recv(4096))
+            _teach(sock)
 
-    def once() -> None:
-        exchange(acquire())
-        exchange(release)
+        def exchange(request: bytes) -> None:
+            for sock in sockets:
+                sock.send(request)
+            for sock in sockets:
+                check(sock.recv(4096))
 
-    return Contender(name, once)
+        def once() -> None:
+            exchange(acquire())
+            exchange(release)
+
+        yield Contender(name, once)
 
 
 def _teach(sock: socket.socket) -> None:
@@ -206,14 +209,16 @@ class _Round:
         await self._done
 
 
-async def without_blocking(name: str, urls: list[str], pair: Pair) -> AsyncContender:
-    """Return the floor of an event loop: a protocol per node and one future per exchange."""
+@asynccontextmanager
+async def without_blocking(name: str, urls: list[str], pair: Pair) -> AsyncIterator[AsyncContender]:
+    """Give the floor of an event loop: a protocol per node and one future per exchange."""
     acquire, release = pair
-    reply_lines = _reply_lines(urls[0], acquire(), release)
-    loop, around = asyncio.get_running_loop(), _Round()
     for url in urls:
         with connect(url) as sock:
             _teach(sock)
+    reply_lines = _reply_lines(urls[0], acquire(), release)
+    loop, around = asyncio.get_running_loop(), _Round()
+    for url in urls:
         _, node = await loop.create_connection(lambda: _Counter(around.replied), *address(url))
         around.nodes.append(node)
 
@@ -221,12 +226,14 @@ async def without_blocking(name: str, urls: list[str], pair: Pair) -> AsyncConte
         await around.exchange(acquire(), reply_lines[0])
         await around.exchange(release, reply_lines[1])
 
-    return AsyncContender(name, once)
+    yield AsyncContender(name, once)
+    for node in around.nodes:
+        node.transport.abort()
+    await asyncio.sleep(0)  # let the aborted transports close their sockets
 
 
 def _reply_lines(url: str, *requests: bytes) -> list[int]:
     with connect(url) as sock:
-        _teach(sock)
         counts = []
         for request in requests:
             sock.send(request)

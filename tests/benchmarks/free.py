@@ -24,19 +24,17 @@ def run(bench: Bench) -> Iterator[Section]:
 
 def _on(bench: Bench, nodes: int) -> Section:
     section = Section(f"free-n{nodes}", f"acquire + release of a free lock, N = {nodes}, blocking")
-    contenders = _contenders(section, bench.urls(nodes), nodes)
-    times = interleave(contenders, bench.rounds(200, 40))
+    urls = bench.urls(nodes)
+    plain, same = floors.plain("floor"), floors.same(urls)
+    with floors.blocking(floors.PLAIN, urls, plain) as first, floors.blocking(floors.SAME, urls, same) as second:
+        times = interleave([first, second, *_contenders(section, urls, nodes)], bench.rounds(200, 40))
     section.figures = [figure(name, each) for name, each in times.items()]
     _judge(section, nodes, times)
     return section
 
 
 def _contenders(section: Section, urls: list[str], nodes: int) -> list[Contender]:
-    pair = floors.same(urls[0])
-    contenders = [
-        floors.blocking(floors.PLAIN, urls, floors.plain("floor")),
-        floors.blocking(floors.SAME, urls, pair),
-    ]
+    contenders = []
     for name in peers.BLOCKING:
         if name in peers.ON_ONE_NODE and nodes > 1 and name != "redis-py Lock":
             continue

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 BATCH = 10  # calls in a row, so that caches are as warm as in a loop of one's own
-WARM_UP = 5  # calls of each before the first that counts
+WARM_UP = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,9 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 
-def interleave(contenders: Sequence[Contender], rounds: int, batch: int = BATCH) -> dict[str, Times]:
+def interleave(
+    contenders: Sequence[Contender], rounds: int, batch: int = BATCH, warm_up: int = WARM_UP
+) -> dict[str, Times]:
     """
     Time the contenders A B C A B C and so on.
 
@@ -79,10 +81,11 @@ def interleave(contenders: Sequence[Contender], rounds: int, batch: int = BATCH)
         contenders: What to time.
         rounds: How often each gets its turn.
         batch: Calls per turn.
+        warm_up: Calls of each before the first that counts.
     """
     times = {contender.name: Times() for contender in contenders}
     for contender in contenders:
-        for _ in range(WARM_UP):
+        for _ in range(warm_up):
             contender.once()
     for turn in range(rounds):
         for contender in contenders:

@@ -9,11 +9,10 @@ work with this Python or redis-py, is left out by name.
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib import import_module
-from typing import Any
 
 import redis
 
-from .bench import TTL, ours
+from .bench import TTL, manager_of
 
 Taker = Callable[[str], Callable[[], object]]
 AsyncTaker = Callable[[str], Awaitable[Callable[[], Awaitable[object]]]]
@@ -21,8 +20,8 @@ AsyncTaker = Callable[[str], Awaitable[Callable[[], Awaitable[object]]]]
 LONG = 600.0  # seconds that a waiter waits at most
 
 
-def django_redlock(urls: list[str], **options: Any) -> Taker:
-    manager = ours(f"taker-{len(urls)}-{urls[0]}", urls, **options)
+def django_redlock(urls: list[str]) -> Taker:
+    manager = manager_of(urls)
 
     def take(name: str) -> Callable[[], object]:
         return manager.lock(name, wait=LONG).acquire().release
@@ -99,7 +98,7 @@ ON_ONE_NODE = {"redis-py Lock", "django-redis cache.lock", "python-redis-lock"}
 
 
 def adjango_redlock(urls: list[str]) -> AsyncTaker:
-    manager = ours(f"taker-{len(urls)}-{urls[0]}", urls)
+    manager = manager_of(urls)
 
     async def take(name: str) -> Callable[[], Awaitable[object]]:
         return (await manager.lock(name, wait=LONG).aacquire()).arelease
