@@ -5,6 +5,7 @@ Run the benchmark: ``python -m tests.benchmarks``, or ``tox run -e bench``.
 import argparse
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -47,15 +48,23 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> list[Section]:
-    """Run the groups, and print each section when it is there."""
+    """Run the groups, and print each section when it is there; one that fails does not take the others with it."""
     sections = []
     seconds = options.seconds or (30.0 if options.quick else 120.0)
     for name in options.only.split(","):
-        with start_servers(5) as servers:
-            for section in GROUPS[name](Bench(servers, options.quick, seconds)):
-                print("\n".join(lines(section)), flush=True)
-                sections.append(section)
+        for section in _group(name, options.quick, seconds):
+            print("\n".join(lines(section)), flush=True)
+            sections.append(section)
     return sections
+
+
+def _group(name: str, quick: bool, seconds: float) -> Iterator[Section]:
+    try:
+        with start_servers(5) as servers:
+            yield from GROUPS[name](Bench(servers, quick, seconds))
+    except Exception as error:
+        traceback.print_exc()
+        yield Section(name, "failed", left_out=[f"the rest of {name!r}: {type(error).__name__}: {error}"])
 
 
 def summary(sections: Sequence[Section], seconds: float) -> str:
@@ -75,16 +84,17 @@ def publish(options: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit status says nothing of speed."""
-    options = arguments(argv)
+    """Run the benchmark; the exit status says whether all of it ran, and nothing of speed."""
+    options, failed = arguments(argv), False
     if not options.rendered:
         set_up()
         began = time.monotonic()
         sections = measure(options)
         dump(sections, "python -m tests.benchmarks " + " ".join(sys.argv[1:]), options.json)
+        failed = any(section.question == "failed" for section in sections)
         print(summary(sections, time.monotonic() - began), f"The figures are in {options.json}.")
     publish(options)
-    return 0
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ def _figures(section: Section) -> Iterator[str]:
         ratio = number(figure.value / first.value) if first.value and figure.unit == first.unit else ""
         more = "".join(f"{number(figure.more[name]) if name in figure.more else ''} | " for name in extra)
         yield f"| {figure.name} | {number(figure.value)} {figure.unit} | {ratio} | {more}".rstrip()
+    if (IMAGES / f"bench-{section.key}.svg").exists():
+        yield f"\n![{section.question}](images/bench-{section.key}.svg)"
     for each in section.left_out:
         yield f"\nLeft out: {each}"
 
