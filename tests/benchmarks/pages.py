@@ -42,8 +42,8 @@ def _table(key: str, known: dict[str, Section], run: dict[str, Any]) -> Iterator
 def _figures(section: Section) -> Iterator[str]:
     extra = list(dict.fromkeys(name for figure in section.figures for name in figure.more))
     if section.figures:
-        yield "| | | × | " + "".join(f"{name} | " for name in extra)
-        yield "| --- | ---: | ---: | " + "---: | " * len(extra)
+        yield "| | | × |" + "".join(f" {name} |" for name in extra)
+        yield "| --- | ---: | ---: |" + " ---: |" * len(extra)
     for figure in section.figures:
         first = section.figures[0]
         ratio = number(figure.value / first.value) if first.value and figure.unit == first.unit else ""
