@@ -1,0 +1,101 @@
+"""
+Run the benchmark: ``python -m tests.benchmarks``, or ``tox run -e bench``.
+"""
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from django_redlock.testing import start_servers
+
+from . import aio, faults, free, listing, names, pages, plots, publishing, renewal, startup, syscalls, waiting
+from .bench import Bench, set_up
+from .report import Section, dump, lines, load
+
+GROUPS: dict[str, Callable[[Bench], Iterator[Section]]] = {
+    "free": free.run,
+    "asyncio": aio.run,
+    "faults": faults.run,
+    "renewal": renewal.run,
+    "waiting": waiting.run,
+    "names": names.run,
+    "syscalls": syscalls.run,
+    "listing": listing.run,
+    "startup": startup.run,
+    "publishing": publishing.run,
+}
+"""What ``--only`` can name, in the order in which it is run."""
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few repetitions: less than five minutes")
+    parser.add_argument("--only", default=",".join(GROUPS), help=f"groups of rows, from {', '.join(GROUPS)}")
+    parser.add_argument("--seconds", type=float, help="how long renewal is watched; 120 by default, 30 with --quick")
+    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the figures go")
+    parser.add_argument("--rendered", type=Path, metavar="JSON", help="measure nothing: plots and docs from this run")
+    parser.add_argument("--plots", action="store_true", help="draw docs/images/bench-*.svg")
+    parser.add_argument("--write-docs", action="store_true", help="put the figures into docs/benchmarks.md")
+    options = parser.parse_args(argv)
+    unknown = set(options.only.split(",")) - GROUPS.keys()
+    if unknown:
+        parser.error(f"--only: {', '.join(sorted(unknown))} is not one of {', '.join(GROUPS)}")
+    return options
+
+
+def measure(options: argparse.Namespace) -> list[Section]:
+    """Run the groups, and print each section when it is there; one that fails does not take the others with it."""
+    sections = []
+    seconds = options.seconds or (30.0 if options.quick else 120.0)
+    for name in options.only.split(","):
+        for section in _group(name, options.quick, seconds):
+            print("\n".join(lines(section)), flush=True)
+            sections.append(section)
+    return sections
+
+
+def _group(name: str, quick: bool, seconds: float) -> Iterator[Section]:
+    try:
+        with start_servers(5) as servers:
+            yield from GROUPS[name](Bench(servers, quick, seconds))
+    except Exception as error:
+        traceback.print_exc()
+        yield Section(name, "failed", left_out=[f"the rest of {name!r}: {type(error).__name__}: {error}"])
+
+
+def summary(sections: Sequence[Section], seconds: float) -> str:
+    """Return the last line of a run."""
+    targets = [target for section in sections for target in section.targets]
+    kept = sum(target.kept for target in targets)
+    return f"\n{kept} of {len(targets)} targets kept, in {seconds:.0f} s."
+
+
+def publish(options: argparse.Namespace) -> None:
+    """Write the plots and the page, as far as asked, from the figures in the JSON."""
+    sections, run = load(options.rendered or options.json)
+    if options.plots:
+        plots.draw_all(sections, pages.IMAGES)
+    if options.write_docs:
+        pages.PAGE.write_text(pages.render(pages.PAGE.read_text("utf-8"), sections, run), "utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit status says whether all of it ran, and nothing of speed."""
+    options, failed = arguments(argv), False
+    if not options.rendered:
+        set_up()
+        began = time.monotonic()
+        sections = measure(options)
+        dump(sections, "python -m tests.benchmarks " + " ".join(sys.argv[1:]), options.json)
+        failed = any(section.question == "failed" for section in sections)
+        print(summary(sections, time.monotonic() - began), f"The figures are in {options.json}.")
+    publish(options)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

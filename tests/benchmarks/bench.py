@@ -1,0 +1,95 @@
+"""
+What every group of rows works with: servers of its own, the locks over them, and how long to go on.
+"""
+
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Any, TypeVar
+
+import django
+from django.conf import settings
+
+from django_redlock import LockManager, locks
+from django_redlock.testing import Servers
+
+Result = TypeVar("Result")
+
+TTL = 30.0  # seconds, for every contender
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """
+    One run.
+
+    Args:
+        servers: Five servers that nobody else uses.
+        quick: Whether to be content with few repetitions.
+        seconds: How long to watch what takes long, such as renewal.
+    """
+
+    servers: Servers
+    quick: bool
+    seconds: float
+
+    def rounds(self, full: int, quick: int | None = None) -> int:
+        """Return how often to repeat something: *full*, or for a quick run a tenth of it or *quick*."""
+        if not self.quick:
+            return full
+        return max(3, full // 10) if quick is None else quick
+
+    def urls(self, nodes: int) -> list[str]:
+        """Return the addresses of so many servers."""
+        return self.servers.urls[:nodes]
+
+
+def ours(alias: str, urls: list[str], **options: Any) -> LockManager:
+    """
+    Return the locks of an alias of ``REDLOCK`` made of these servers, as a project would have them.
+
+    Servers that have just been started vote at once, because nothing was locked before.
+    """
+    if alias not in settings.REDLOCK:
+        settings.REDLOCK[alias] = {
+            "NODES": urls,
+            "KEY_PREFIX": alias,
+            "OPTIONS": {"ttl": TTL, "restart_guard": False, **options},
+        }
+    return locks[alias]
+
+
+def manager_of(urls: list[str], **options: Any) -> LockManager:
+    """Return our locks over these servers: always the same ones, so that they are told apart by the servers alone."""
+    return ours(f"on-{len(urls)}-{urls[0].rpartition(':')[2]}", urls, **options)
+
+
+def set_up() -> None:
+    """Make this process a Django project."""
+    if not settings.configured:
+        settings.configure(
+            SECRET_KEY="for benchmarks only",
+            USE_TZ=True,
+            INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_redlock"],
+            DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+            REDLOCK={},
+        )
+    django.setup()
+
+
+def children() -> BaseContext:
+    """
+    Return what starts processes that share nothing with this one.
+
+    They are forked from a process that has imported everything and opened nothing, so fifty start in no time.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.benchmarks.preload"])
+    return context
+
+
+def in_child(function: Callable[..., Result], *args: Any) -> Result:
+    """Return what *function* returns in a process of its own; it must be found by its name."""
+    with children().Pool(1) as pool:
+        return pool.apply(function, args)

@@ -1,0 +1,241 @@
+"""
+The floor: what the same exchange costs with raw sockets and bytes that are packed in advance.
+
+There are two. One does what a textbook lock does, SET NX PX and a script that compares and deletes. The other
+sends the very bytes that this library sends: they are recorded from it, so both stay in step.
+"""
+
+import asyncio
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from urllib.parse import urlsplit
+
+from .bench import manager_of, ours
+from .measure import AsyncContender, Contender
+
+COMPARE_AND_DELETE = b"if redis.call('GET',KEYS[1])==ARGV[1] then return redis.call('DEL',KEYS[1]) end return 0"
+PLAIN, SAME = "raw sockets, SET NX PX", "raw sockets, the same scripts"
+
+
+def pack(*words: bytes | str) -> bytes:
+    """Return a command as RESP."""
+    parts = [word.encode() if isinstance(word, str) else word for word in words]
+    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
+
+
+def address(url: str) -> tuple[str, int]:
+    """Return host and port of a server."""
+    parts = urlsplit(url)
+    return parts.hostname or "127.0.0.1", parts.port or 6379
+
+
+def connect(url: str) -> socket.socket:
+    """Return a connection as plain as can be."""
+    sock = socket.create_connection(address(url))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+Pair = tuple[Callable[[], bytes], bytes]
+"""What acquires, made anew each time because it holds a rising number, and what releases."""
+
+
+def plain(key: str) -> Pair:
+    """Return the textbook's requests."""
+    sha = hashlib.sha1(COMPARE_AND_DELETE).hexdigest()
+    token = "0123456789abcdef" * 2
+    acquire = pack("SET", key, token, "NX", "PX", "30000")
+    return lambda: acquire, pack("EVALSHA", sha, "1", key, token)
+
+
+def same(urls: list[str]) -> Pair:
+    """Return the requests that this library sends, with a fencing token of its own each time."""
+    manager_of(urls).lock("floor", wait=0).acquire().release()  # now all of them know the scripts
+    with Tap(urls[0]) as tap:
+        manager = ours(f"floor-{address(tap.url)[1]}", [tap.url])
+        manager.lock("floor", wait=0).acquire().release()
+        tap.taken()
+        lease = manager.lock("floor", wait=0).acquire()
+        acquire = tap.taken()
+        lease.release()
+        release = tap.taken()
+        manager.close()
+    head, found, tail = acquire.partition(str(lease.fencing_token).encode())
+    assert found, "the fencing token is no longer part of the request: see to tests/benchmarks/floors.py"
+    return lambda: b"%b%d%b" % (head, time.time_ns() // 1000, tail), release
+
+
+class Tap:
+    """A relay in front of a server that keeps the scripts its clients call."""
+
+    def __init__(self, target: str) -> None:
+        self._target = address(target)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets = [self._listener]
+        self._said = bytearray()
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+
+    def __enter__(self) -> "Tap":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for each in self._sockets:
+            with suppress(OSError):  # one that its other end closed
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def taken(self) -> bytes:
+        """Return the scripts called since the last time, as they were sent."""
+        said, self._said = bytes(self._said), bytearray()
+        calls = [each for each in commands(said) if b"EVAL" in each[:20]]
+        return b"".join(calls)
+
+    def _accept(self) -> None:
+        while self._listener.fileno() >= 0:
+            try:
+                client = self._listener.accept()[0]
+            except OSError:
+                return
+            node = socket.create_connection(self._target)
+            self._sockets += [client, node]
+            threading.Thread(target=self._carry, args=(client, node, True), daemon=True).start()
+            threading.Thread(target=self._carry, args=(node, client, False), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, keep: bool) -> None:
+        try:
+            while data := source.recv(65536):
+                if keep:
+                    self._said += data
+                target.sendall(data)
+        except OSError:
+            pass  # closed at the end
+
+
+def commands(said: bytes) -> list[bytes]:
+    """Split a stream of requests into commands, each as it was sent."""
+    found = []
+    at = 0
+    while at < len(said):
+        start, (count, at) = at, _length(said, at)
+        for _ in range(count):
+            size, at = _length(said, at)
+            at += size + 2
+        found.append(said[start:at])
+    return found
+
+
+def _length(said: bytes, at: int) -> tuple[int, int]:
+    end = said.index(b"\r\n", at)
+    return int(said[at + 1 : end]), end + 2
+
+
+@contextmanager
+def blocking(name: str, urls: list[str], pair: Pair) -> Iterator[Contender]:
+    """Give the floor of blocking code: write to all, read from all."""
+    acquire, release = pair
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(connect(url)) for url in urls]
+        for sock in sockets:
+            _teach(sock)
+
+        def exchange(request: bytes) -> None:
+            for sock in sockets:
+                sock.send(request)
+            for sock in sockets:
+                check(sock.recv(4096))
+
+        def once() -> None:
+            exchange(acquire())
+            exchange(release)
+
+        yield Contender(name, once)
+
+
+def _teach(sock: socket.socket) -> None:
+    """Have a server learn the script of the textbook; it has learned ours from us."""
+    sock.send(pack("SCRIPT", "LOAD", COMPARE_AND_DELETE))
+    check(sock.recv(4096))
+
+
+def check(reply: bytes) -> None:
+    """Stop if a server refused: the times would mean nothing."""
+    if reply[:1] in (b"-", b"_", b"") or reply[:2] == b"$-" or b"BUSY" in reply:
+        raise RuntimeError(f"the server replied {reply!r}")
+
+
+class _Counter(asyncio.Protocol):
+    """Counts the replies of one node by their lines; no reply of ours has one in its text."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, replied: Callable[[], None]) -> None:
+        self._replied = replied
+        self.due = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        check(data)
+        self.due -= data.count(b"\n")
+        if self.due <= 0:
+            self._replied()
+
+
+class _Round:
+    """One exchange with all nodes of the asyncio floor."""
+
+    def __init__(self) -> None:
+        self.nodes: list[_Counter] = []
+        self._missing = 0
+        self._done: asyncio.Future[None] | None = None
+
+    def replied(self) -> None:
+        self._missing -= 1
+        if not self._missing and self._done:
+            self._done.set_result(None)
+
+    async def exchange(self, request: bytes, reply_lines: int) -> None:
+        self._done = asyncio.get_running_loop().create_future()
+        self._missing = len(self.nodes)
+        for node in self.nodes:
+            node.due = reply_lines
+            node.transport.write(request)
+        await self._done
+
+
+@asynccontextmanager
+async def without_blocking(name: str, urls: list[str], pair: Pair) -> AsyncIterator[AsyncContender]:
+    """Give the floor of an event loop: a protocol per node and one future per exchange."""
+    acquire, release = pair
+    for url in urls:
+        with connect(url) as sock:
+            _teach(sock)
+    reply_lines = _reply_lines(urls[0], acquire(), release)
+    loop, around = asyncio.get_running_loop(), _Round()
+    for url in urls:
+        _, node = await loop.create_connection(lambda: _Counter(around.replied), *address(url))
+        around.nodes.append(node)
+
+    async def once() -> None:
+        await around.exchange(acquire(), reply_lines[0])
+        await around.exchange(release, reply_lines[1])
+
+    yield AsyncContender(name, once)
+    for node in around.nodes:
+        node.transport.abort()
+    await asyncio.sleep(0)  # let the aborted transports close their sockets
+
+
+def _reply_lines(url: str, *requests: bytes) -> list[int]:
+    with connect(url) as sock:
+        counts = []
+        for request in requests:
+            sock.send(request)
+            counts.append(sock.recv(4096).count(b"\n"))
+        return counts

@@ -1,0 +1,105 @@
+"""
+A free lock: acquire and release, blocking, beside the floor and the field.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+
+from . import floors, peers
+from .bench import Bench
+from .measure import Contender, Times, interleave
+from .report import OURS, Figure, Section, Target
+
+SHARES = {"pottery Redlock": 0.2}  # of the rounds: it takes milliseconds
+THREADS = 16
+
+
+def run(bench: Bench) -> Iterator[Section]:
+    """Measure 1, 3 and 5 nodes, and many threads on five."""
+    for nodes in (1, 3, 5):
+        yield _on(bench, nodes)
+    yield _threads(bench)
+
+
+def _on(bench: Bench, nodes: int) -> Section:
+    section = Section(f"free-n{nodes}", f"acquire + release of a free lock, N = {nodes}, blocking")
+    urls = bench.urls(nodes)
+    plain, same = floors.plain("floor"), floors.same(urls)
+    with floors.blocking(floors.PLAIN, urls, plain) as first, floors.blocking(floors.SAME, urls, same) as second:
+        times = interleave([first, second, *_contenders(section, urls, nodes)], bench.rounds(200, 40))
+    section.figures = [figure(name, each) for name, each in times.items()]
+    _judge(section, nodes, times)
+    return section
+
+
+def _contenders(section: Section, urls: list[str], nodes: int) -> list[Contender]:
+    contenders = []
+    for name in peers.BLOCKING:
+        if name in peers.ON_ONE_NODE and nodes > 1 and name != "redis-py Lock":
+            continue
+        take = peers.try_blocking(name, urls)
+        if isinstance(take, str):
+            section.left_out.append(take)
+        else:
+            shown = f"{name}, on one node" if name in peers.ON_ONE_NODE and nodes > 1 else name
+            contenders.append(_contender(shown, take, SHARES.get(name, 1.0)))
+    return contenders
+
+
+def _contender(name: str, take: peers.Taker, share: float) -> Contender:
+    def once() -> None:
+        take(f"free:{name}")()
+
+    return Contender(name, once, share)
+
+
+def figure(name: str, times: Times) -> Figure:
+    """Return a contender's median with its CPU time, in microseconds."""
+    return Figure(name, times.median * 1e6, "µs", {"p95": times.percentile(95) * 1e6, "CPU": times.cpu * 1e6})
+
+
+def _judge(section: Section, nodes: int, times: dict[str, Times]) -> None:
+    same, ours = times[floors.SAME], times[OURS]
+    section.compare("against raw sockets with the same scripts", floors.SAME, {1: 2.0, 3: 1.6, 5: 1.35}[nodes])
+    if nodes == 1:
+        section.compare("against redis-py's Lock", "redis-py Lock", 0.45)
+        section.compare("against python-redis-lock", "python-redis-lock", 1.0)
+    if nodes == 5:
+        section.compare("against redis-py's Lock on one node", "redis-py Lock, on one node", 1.2)
+        section.compare("against redlock-py", "redlock-py", 3.5, faster=True)
+        section.compare("against pottery", "pottery Redlock", 10, faster=True)
+        section.targets.append(Target("CPU of the client, against the floor", ours.cpu / same.cpu, 2.0))
+
+
+def _threads(bench: Bench) -> Section:
+    section = Section("threads", f"free locks per second, N = 5, {THREADS} threads with a name each")
+    for name in (OURS, "redlock-py"):
+        take = peers.try_blocking(name, bench.urls(5))
+        if isinstance(take, str):
+            section.left_out.append(take)
+        else:
+            section.figures.append(Figure(name, _per_second(take, bench.rounds(200, 40)), "/s"))
+    mine, theirs = section.value(OURS), section.value("redlock-py")
+    if mine and theirs:
+        section.targets.append(Target("against redlock-py", mine / theirs, 5, "× as many", least=True))
+    return section
+
+
+def _per_second(take: peers.Taker, times: int) -> float:
+    ready = threading.Barrier(THREADS + 1)
+
+    def work(number: int) -> None:
+        take(f"thread:{number}")()
+        ready.wait()
+        for _ in range(times):
+            take(f"thread:{number}")()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    start = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    return THREADS * times / (time.perf_counter() - start)

@@ -1,0 +1,107 @@
+"""
+Publishing a task of which one runs at a time, and answering a duplicate, beside the packages that do the same.
+"""
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import count
+from typing import Any
+
+import redis
+from celery import Celery
+
+from django_redlock.celery import singleton_task
+from django_redlock.testing import Server
+
+from .bench import Bench, ours
+from .free import figure
+from .measure import Contender, interleave
+from .report import Section, Target
+
+PLAIN, SET = "plain publish", "plain publish after a SET NX PX"
+SINGLETON, ONCE = "celery-singleton", "celery-once"
+OURS_ONE, OURS_FIVE = "@singleton_task, N = 1", "@singleton_task, N = 5"
+
+Send = Callable[[int], object]
+"""Publishes a task with this argument."""
+
+
+def run(bench: Bench) -> Iterator[Section]:
+    """Measure first messages, whose lock is free, then duplicates."""
+    with Server() as broker:
+        first = Section("publishing", "publishing a task whose lock is free, to a Redis broker")
+        senders = _senders(first, bench, broker.url)
+        numbers = count()
+        times = interleave([_first(name, send, numbers) for name, send in senders.items()], bench.rounds(100, 20))
+        first.figures = [figure(name, each) for name, each in times.items()]
+        first.compare("N = 1, against celery-singleton", SINGLETON, 1.0, ours=OURS_ONE)
+        first.compare("N = 5, against celery-singleton", SINGLETON, 1.3, ours=OURS_FIVE)
+        if (mine := first.value(OURS_ONE)) and (plain := first.value(PLAIN)):
+            first.targets.append(Target("N = 1, added to a plain publish", mine - plain, 110, "µs"))
+        yield first
+        again = Section("duplicates", "answering a duplicate of a task that waits")
+        known = {name: send for name, send in senders.items() if name not in (PLAIN, SET)}
+        times = interleave([_duplicate(name, send) for name, send in known.items()], bench.rounds(100, 20))
+        again.figures = [figure(name, each) for name, each in times.items()]
+        again.compare("N = 5, against celery-singleton", SINGLETON, 1.5, ours=OURS_FIVE)
+        yield again
+
+
+def _first(name: str, send: Send, numbers: Iterator[int]) -> Contender:
+    return Contender(name, lambda: send(next(numbers)))
+
+
+def _duplicate(name: str, send: Send) -> Contender:
+    return Contender(name, lambda: send(-1))
+
+
+def _senders(section: Section, bench: Bench, broker: str) -> dict[str, Send]:
+    """Return what publishes, one per contender, each with a task of its own in one app."""
+    for nodes in (1, 5):
+        ours(f"publish-{nodes}", bench.urls(nodes))
+    app = Celery("benchmark", broker=broker, set_as_current=True)
+    app.conf.update(
+        broker_transport_options={"visibility_timeout": 3600},
+        singleton_backend_url=bench.urls(1)[0],
+        ONCE={
+            "backend": "celery_once.backends.Redis",
+            "settings": {"url": bench.urls(1)[0], "default_timeout": 3600},
+        },
+    )
+    one = singleton_task(name="one", using="publish-1", ignore_result=True)(_body)
+    five = singleton_task(name="five", using="publish-5", ignore_result=True)(_body)
+    plain = app.task(name="plain", ignore_result=True)(_body)
+    senders: dict[str, Send] = {PLAIN: plain.delay, SET: _after_a_set(plain, bench.urls(1)[0])}
+    senders |= {OURS_ONE: one.delay, OURS_FIVE: five.delay}
+    for name, options in _others(section).items():
+        senders[name] = app.task(name=name, ignore_result=True, **options)(_body).delay
+    app.finalize()
+    return senders
+
+
+def _body(number: int) -> None:
+    """Do nothing; nobody runs it."""
+
+
+def _after_a_set(plain: Any, url: str) -> Send:
+    client = redis.Redis.from_url(url)
+
+    def send(number: int) -> None:
+        client.set(f"publishing:{number}", "token", nx=True, px=3_600_000)
+        plain.delay(number)
+
+    return send
+
+
+def _others(section: Section) -> dict[str, dict[str, Any]]:
+    """Return the base classes of the packages that are installed."""
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        found[SINGLETON] = {"base": import_module("celery_singleton").Singleton, "lock_expiry": 3600}
+    except ImportError as error:
+        section.left_out.append(f"{SINGLETON}: {error}")
+    try:
+        found[ONCE] = {"base": import_module("celery_once").QueueOnce, "once": {"graceful": True}}
+    except ImportError as error:
+        section.left_out.append(f"{ONCE}: {error}")
+    return found

@@ -1,0 +1,65 @@
+"""
+What importing the package costs, and the first lock of a process.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from .bench import Bench
+from .report import Figure, Section, Target
+
+BASE = "import django.conf, django.core.exceptions, django.core.signals, redis, asyncio"
+IMPORT = """
+import json, sys, time
+{before}
+start = time.perf_counter()
+import django_redlock
+took = time.perf_counter() - start
+print(json.dumps([took, [name for name in ("celery", "kombu", "redis", "asyncio") if name in sys.modules]]))
+"""
+FIRST = """
+import json, sys, time
+from tests.benchmarks.bench import ours, set_up
+set_up()
+manager = ours("first", sys.argv[1:])
+import redis
+start = time.perf_counter()
+lease = manager.lock("first", wait=0).acquire()
+print(json.dumps([time.perf_counter() - start, []]))
+lease.release()
+"""
+
+
+def run(bench: Bench) -> Iterator[Section]:
+    """Measure both in fresh processes."""
+    section = Section("startup", "importing the package, and the first lock of a process, N = 5")
+    times = bench.rounds(30, 8)
+    after, _ = _median(IMPORT.format(before=BASE), times)
+    alone, loaded = _median(IMPORT.format(before=""), times)
+    first, _ = _median(FIRST, times, *bench.urls(5))
+    section.figures = [
+        Figure("import, after Django and redis-py", after * 1e3, "ms"),
+        Figure("import, with all that it imports", alone * 1e3, "ms"),
+        Figure("first lock, with its connections", first * 1e3, "ms"),
+    ]
+    section.targets = [
+        Target("import, after Django and redis-py", after * 1e3, 30, "ms"),
+        Target("first lock, with its connections", first * 1e3, 2.5, "ms"),
+        Target("Celery imported by it", len({"celery", "kombu"} & set(loaded)), 0, ""),
+        Target("asyncio imported by it", int("asyncio" in loaded), 0, ""),
+    ]
+    yield section
+
+
+def _median(code: str, times: int, *args: str) -> tuple[float, list[str]]:
+    results = [_child(code, *args) for _ in range(times + 1)][1:]
+    return statistics.median(took for took, _ in results), results[-1][1]
+
+
+def _child(code: str, *args: str) -> tuple[float, list[str]]:
+    child = subprocess.run([sys.executable, "-c", code, *args], check=True, capture_output=True, text=True)
+    took, loaded = json.loads(child.stdout)
+    return took, loaded
