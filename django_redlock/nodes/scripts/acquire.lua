@@ -91,7 +91,7 @@ for i in pairs(seated) do
     local first = redis.call('ZRANGE', KEYS[i + 2], 0, 0)[1]
     if first then redis.call('PUBLISH', prefix .. 'w:' .. string.match(first, '^[^|]*'), first) end
   else
-    redis.call('ZADD', KEYS[i + 3], now_ms + tonumber(ARGV[11]), waiter)
+    redis.call('ZADD', KEYS[i + 3], now_ms + math.min(ttl, tonumber(ARGV[11])), waiter)
   end
 end
 -- Names whose holder died leave the index here, a few at a time; a key without expiry stays listed.
