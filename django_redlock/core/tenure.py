@@ -100,9 +100,10 @@ class Tenure:
         """
         number = next(self._numbers)
         self._preparing.add(number)  # before it is looked whether it ended: see release()
-        if not self.check(now) or not self._may_extend(now):
+        if not self.check(now) or not self._may_extend(now) or self._silent(now):
             self._preparing.discard(number)
-            self._renew_at = float("inf")  # or it would be due again at once, until its end
+            # Or it would be due again at once, until its end. Its work may still give a sign of life.
+            self._renew_at = now + self.ttl / 12 if self._may_extend(now) else float("inf")
             return None
         shorten = ttl is not None and now + ttl < self.deadline
         if ttl is not None:
@@ -172,7 +173,7 @@ class Tenure:
         return farewell(release, nodes, unsure, self.ttl, timeout, self._rules.needed)
 
     def _may_extend(self, when: float) -> bool:
-        return not self._used_up() and when - self.since < self._rules.max_hold and not self._silent(when)
+        return not self._used_up() and when - self.since < self._rules.max_hold
 
     def _silent(self, when: float) -> bool:
         return self._heartbeat is not None and when - self._beat >= self._heartbeat

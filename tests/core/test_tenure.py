@@ -265,6 +265,17 @@ def test_heartbeat_that_is_missing_ends_the_renewal():
     assert extension(tenure, START + 2.9) is not None
     assert extension(tenure, START + 3.0) is None
 
-    assert tenure.due(renewing=True) == tenure.deadline
     assert not tenure.check(tenure.deadline)
     assert tenure.ended == "heartbeat"
+
+
+def test_heartbeat_is_looked_for_when_the_extension_is_due():
+    """P34: whether the work will have given a sign of life by then, nobody knows before; a late one still counts."""
+    tenure = held(heartbeat=1.0)
+
+    assert tenure.due(renewing=True) == pytest.approx(START + TTL / 3)
+    assert extension(tenure, START + TTL / 3) is None
+    assert tenure.due(renewing=True) == pytest.approx(START + TTL / 3 + TTL / 12)
+
+    tenure.beat(START + 3.5)
+    assert extension(tenure, START + TTL / 3 + TTL / 12) is not None

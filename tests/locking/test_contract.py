@@ -13,7 +13,7 @@ import pytest
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
 from django_redlock.locks import Lease, LockManager
 
-from .conftest import Flavour, Manager, held_by, holders
+from .conftest import Flavour, Manager, eventually, held_by, holders
 
 
 async def test_free_lock_is_granted_for_its_ttl_less_the_drift(make: Manager, flavour: Flavour):
@@ -192,8 +192,7 @@ async def test_holder_is_told_when_its_lock_is_gone(make: Manager, flavour: Flav
     assert await flavour.lost(lease)
 
     assert lease.reason == "superseded"
-    await flavour.at_once(1, lambda _: asyncio.sleep(0))
-    assert told == [lease]
+    await eventually(lambda: told == [lease])
     await flavour.release(thief)
 
 

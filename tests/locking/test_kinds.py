@@ -1,7 +1,6 @@
 """Locks that several may hold, that are entered again, that watch over their work, and that have very many names."""
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
@@ -208,7 +207,7 @@ async def test_reentrant_lock_is_not_had_both_ways(make: Manager, flavour: Flavo
 
 async def test_lease_whose_work_gives_no_sign_of_life_is_not_extended(make: Manager, flavour: Flavour):
     """P34: a hung worker in a living process loses the lock, and the loss says why."""
-    manager = make(ttl=0.6, node_timeout=0.05)
+    manager = make(ttl=1.5, node_timeout=0.2)
     lease = await take(flavour, manager, "a", heartbeat=0.1)
 
     assert await flavour.lost(lease)
@@ -218,12 +217,11 @@ async def test_lease_whose_work_gives_no_sign_of_life_is_not_extended(make: Mana
 
 async def test_heartbeat_keeps_a_lease(make: Manager, flavour: Flavour):
     """P34: work that says that it goes on keeps the lock."""
-    manager = make(ttl=0.6, node_timeout=0.05)
-    beaten = threading.Event()
-    manager.notify = lambda event, **about: (event == "lock_extended" and about["lease"].extensions > 3, beaten.set())
+    manager = make(ttl=1.5, node_timeout=0.2)
     lease = await take(flavour, manager, "a", heartbeat=0.5)
 
-    while lease.extensions < 4:
+    while lease.extensions < 3:
+        assert lease.valid()
         lease.heartbeat()
         await asyncio.sleep(0.02)
 
@@ -233,7 +231,7 @@ async def test_heartbeat_keeps_a_lease(make: Manager, flavour: Flavour):
 
 async def test_body_is_cancelled_when_the_lock_is_lost(make: Manager):
     """L23, L24: an asyncio body need not ask; the block raises the loss in place of the cancellation."""
-    manager = make(ttl=0.6, node_timeout=0.05)
+    manager = make(ttl=1.5, node_timeout=0.2)
     ended = []
 
     async def work() -> None:
