@@ -41,8 +41,18 @@ Notify = Callable[..., None]
 
 log = logging.getLogger("django_redlock")
 _HOST = socket.gethostname()
+_pid = os.getpid()  # asking the system each time would be a third of a lock's system calls
 
 MAX_LIMIT = 1000
+
+
+def _note_process() -> None:
+    global _pid
+    _pid = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_process)
 
 
 def fresh_nonce() -> str:
@@ -81,7 +91,7 @@ class Lease:
         self._lost = lost
         self._callbacks: list[Callable[[Lease], object]] = []
         self._mutex = threading.Lock()
-        self._pid = os.getpid()
+        self._pid = _pid
         self._depth = 1  # how often its holder has entered it, for a reentrant lock
 
     def __repr__(self) -> str:
@@ -239,7 +249,7 @@ class Lease:
         return self._tenure.due(self._renew)
 
     def _forked(self) -> bool:
-        return os.getpid() != self._pid
+        return self._pid != _pid
 
     def _checked(self, ttl: float | None) -> float | None:
         return ttl if ttl is None else self._manager.rules.check_ttl(ttl)
@@ -515,7 +525,7 @@ class LockManager:
         self._hints = Hints(self.nodes, rules.needed)
         self.courier = Courier(self.nodes)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopSide] = WeakKeyDictionary()
-        self._pid = os.getpid()
+        self._pid = _pid
         _managers.add(self)
 
     def __repr__(self) -> str:
@@ -567,7 +577,7 @@ class LockManager:
             TypeError: A name is not a string.
             ValueError: A name, ttl or wait cannot work; the message says what to write.
         """
-        owner = Owner(_HOST, os.getpid(), kind, label, ref)
+        owner = Owner(_HOST, _pid, kind, label, ref)
         chosen = self._ttl(ttl, detached)
         names = check_names(name)
         check_limit(limit, names, shared)
@@ -795,8 +805,8 @@ class LockManager:
 
     def _notice_fork(self) -> None:
         """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
+        if self._pid != _pid:
+            self._pid = _pid
             self.courier = Courier(self.nodes)
             self._hints.forked()
             self._hints = Hints(self.nodes, self.rules.needed)

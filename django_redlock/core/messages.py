@@ -334,4 +334,4 @@ class Ballot:
 
 def count(replies: Mapping[int, Reply], *kinds: Kind) -> int:
     """Return how many replies are of one of *kinds*."""
-    return sum(reply.kind in kinds for reply in replies.values())
+    return sum([reply.kind in kinds for reply in replies.values()])

@@ -1,5 +1,7 @@
 """One attempt after the other, decided without clock, network or luck."""
 
+import gc
+import weakref
 from collections.abc import Generator
 from typing import Any
 
@@ -180,6 +182,26 @@ def test_release_goes_to_all_that_may_have_granted_and_buries_what_is_unanswered
 
     assert {node: request.bury for node, request in undo.requests.items()} == {0: 0.0, 2: 10.0, 4: 10.0}
     assert (undo.timeout, undo.farewell) == (0.0, True)
+
+
+def test_attempt_leaves_no_work_for_the_garbage_collector():
+    """Its rounds live longer than it, for the lease and for late replies, and do not hold on to it."""
+    attempt = Attempt()
+    acquisition = weakref.ref(attempt.acquisition)
+    gc.disable()
+    try:
+        attempt.reply(A, A, G, G, fence=NOW)
+        second = attempt.go_on()
+        attempt.reply(A, A, A)
+        granted = attempt.go_on()
+        assert isinstance(granted, Granted)
+        assert granted.ballots[1] is second
+
+        del attempt
+
+        assert acquisition() is None
+    finally:
+        gc.enable()
 
 
 def test_every_attempt_has_a_nonce_of_its_own():
