@@ -15,6 +15,7 @@ from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.redis import AsyncRedisLink
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.proxy import FaultProxy
+from django_redlock.watchdog import loop_watchdog, watchdog
 
 from .conftest import Asyncio, Blocking, Flavour, Manager, eventually, held_by, real_manager
 
@@ -497,5 +498,24 @@ async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(nodes:
     await eventually(lambda: not manager.courier)
 
     await eventually(lambda: not [one for one in threading.enumerate() if "courier" in one.name])
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour: Flavour):
+    """L30: the renewal of a hold that was just given up touches nothing of the next one, not even in passing."""
+    manager = real_manager(nodes.urls, ttl=0.6, node_timeout=0.1)
+    for _ in range(20):
+        lease = await flavour.acquire(manager.lock("a", wait=0))
+        lease._tenure._renew_at = 0.0  # due at once
+        (watchdog if isinstance(flavour, Blocking) else loop_watchdog()).watch(lease)
+        assert await flavour.release(lease) == "released"
+
+    last = await flavour.acquire(manager.lock("a", wait=0))
+    await eventually(lambda: last.extensions >= 2)
+
+    assert last.valid()
+    assert held_by(manager, "{a}", last.token)
+    await flavour.release(last)
     await flavour.close(manager)
     manager.close()
