@@ -142,6 +142,7 @@ class Granted:
         ballots: The rounds of the attempt; some of their replies may still be on their way.
         leaving: The waiter that leaves the queue with the release; empty if none is in it.
         queue: The slug whose queue counts, for a lock with several places.
+        untouched: The nodes that certainly have nothing of it, neither the lock nor the waiter.
     """
 
     slugs: tuple[str, ...]
@@ -153,6 +154,7 @@ class Granted:
     ballots: tuple[Ballot, ...]
     leaving: str = ""
     queue: str = ""
+    untouched: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +282,9 @@ class Acquisition:
         if self._at.now + self._rules.least_validity(ttl) > deadline:
             return None
         ballots, leaving = tuple(self._ballots), self.waiter.name
-        return Granted(slugs, self._nonce, value, token, start, deadline, ballots, leaving, self._queue)
+        # With a nonce that is not of this attempt alone, a node may have something of an earlier hold.
+        untouched = frozenset() if self.wanted.nonce else frozenset(ballot.untouched() - self._enrolled)
+        return Granted(slugs, self._nonce, value, token, start, deadline, ballots, leaving, self._queue, untouched)
 
     def _value(self) -> str:
         """Return what to store. Of shared holders no node knows more than that they are shared."""
@@ -510,6 +514,7 @@ def farewell(
         requests={node: burying if node in unsure else release for node in nodes},
         decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,
         timeout=timeout,
+        needed=needed or 0,
         farewell=True,
         lasting=bury,
     )

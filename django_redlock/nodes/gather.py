@@ -252,7 +252,7 @@ class Gather:
         fresh = not bundle.seats
         self._settle(bundle, now)
         packed: dict[int, bytes] = {}
-        resting = set() if ballot.farewell else self.breakers.resting(ballot, now)
+        resting = self.breakers.resting(ballot, now)
         for node in ballot.requests:
             self._start(bundle, ballot, node, packed, now, resting)
         while ballot.timeout and not ballot.closed:
@@ -263,6 +263,8 @@ class Gather:
             self._time_out(bundle, ballot)
         if fresh:
             self._linger(bundle, ballot, packed)
+        for node in ballot.requests.keys() - bundle.seats.keys() - ballot.replies.keys() - ballot.late.keys():
+            ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))  # so that it is known: it was not sent
 
     def _settle(self, bundle: Bundle, now: float) -> None:
         """Bring a bundle up to date: links that have arrived, links that servers closed while nobody used them."""

@@ -457,6 +457,50 @@ async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour:
         manager.close()
 
 
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads that are started."""
+    names: list[str] = []
+    start = threading.Thread.start
+
+    def note(thread: threading.Thread) -> None:
+        names.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", note)
+    return names
+
+
+def test_dead_nodes_are_not_connected_to_for_each_lock(nodes: Servers, threads: list[str]):
+    """L8, P23: what certainly never got the request needs no release, neither now nor from the courier."""
+    manager = real_manager([*nodes.urls[:3], "redis://127.0.0.1:1", "redis://127.0.0.1:2"])
+
+    for _ in range(200):
+        assert manager.lock("a").acquire().release() == "released"
+
+    assert threads.count("django_redlock connect") < 50  # three, and two after each of ever longer rests
+    assert "django_redlock courier" not in threads
+    manager.close()
+
+
+async def test_node_that_dies_under_many_leases_gets_their_releases_later(nodes: Servers, threads: list[str]):
+    """L38: the releases do not each try to connect; the courier brings them when the node is there again."""
+    with FaultProxy(nodes[2].url) as proxy:
+        manager = real_manager([*nodes.urls[:2], proxy.url], ttl=30.0)
+        leases = [manager.lock(f"a{number}", renew=False).acquire() for number in range(100)]
+        await eventually(lambda: has_key(nodes[2], "t:{a99}:h"))
+        proxy.stop()
+        threads.clear()
+
+        assert {lease.release() for lease in leases} == {"released"}
+
+        assert threads.count("django_redlock connect") < 50
+        proxy.start()
+        await eventually(lambda: not any(has_key(nodes[2], f"t:{{a{number}}}:h") for number in range(100)))
+        await eventually(lambda: not manager.courier)
+        manager.close()
+
+
 async def test_release_can_be_sent_without_waiting_for_the_answers(nodes: Servers, flavour: Flavour):
     """L39: it is on its way behind everything that was sent before, and costs its sender no round trip."""
     manager = real_manager(nodes.urls)
