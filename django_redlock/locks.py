@@ -577,8 +577,8 @@ class LockManager:
             TypeError: A name is not a string.
             ValueError: A name, ttl or wait cannot work; the message says what to write.
         """
-        owner = Owner(_HOST, _pid, kind, label, ref)
         chosen = self._ttl(ttl, detached)
+        owner = Owner(_HOST, _pid, kind, label, ref, ttl=chosen)
         names = check_names(name)
         check_limit(limit, names, shared)
         if heartbeat is not None:

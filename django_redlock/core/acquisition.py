@@ -10,7 +10,7 @@ clocks; the wall clock only makes the first proposal likely to succeed.
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from . import owner as owners
@@ -56,7 +56,7 @@ class Wanted:
         names: The names to lock, sorted.
         ttl: Length of the lease, in seconds.
         wait: How long to try, in seconds; 0 is one attempt, None is for ever.
-        owner: Who will hold it.
+        owner: Who will hold it, and for how long.
         nonce: The token to hold it with; empty draws a fresh one for every attempt.
         adopt: The token of a holder whose lock may be taken over.
         detached: Whether it is left to itself: neither renewed nor watched.
@@ -209,7 +209,6 @@ class Acquisition:
         self._floor = floor
         self._fresh_nonce = fresh_nonce
         self._chance = chance
-        self._owner = replace(wanted.owner, ttl=wanted.ttl)
         self._slugs = tuple(slug(name) for name in wanted.names)
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
         self._at = Instant(0.0, 0)
@@ -290,7 +289,7 @@ class Acquisition:
         """Return what to store. Of shared holders no node knows more than that they are shared."""
         if self.wanted.shared:
             return owners.encode(self._nonce, owners.Owner(kind="shared", ttl=self.wanted.ttl))
-        return owners.encode_since(self._nonce, self._owner, self._at.wall / 1e6)
+        return owners.encode_since(self._nonce, self.wanted.owner, self._at.wall / 1e6)
 
     def _ask_all(self, value: str, number: int) -> Generator[Step, Instant, Ballot]:
         wanted, rules = self.wanted, self._rules

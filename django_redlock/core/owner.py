@@ -44,12 +44,12 @@ class Owner:
 
 def encode(nonce: str, owner: Owner) -> str:
     """Return the value to store under the holder's key."""
-    return encode_since(nonce, owner, owner.since)
+    return f"{nonce}{_lasting(owner)}{json.dumps(owner.since)}}}"
 
 
 def encode_since(nonce: str, owner: Owner, since: float) -> str:
     """Return the same for a hold that began at *since*."""
-    return f"{nonce}{_lasting(owner)}{json.dumps(since)}}}"
+    return f"{nonce}{_lasting(owner)}{since!r}}}"
 
 
 @lru_cache(maxsize=1024)

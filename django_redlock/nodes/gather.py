@@ -263,8 +263,9 @@ class Gather:
             self._time_out(bundle, ballot)
         if fresh:
             self._linger(bundle, ballot, packed)
-        for node in ballot.requests.keys() - bundle.seats.keys() - ballot.replies.keys() - ballot.late.keys():
-            ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))  # so that it is known: it was not sent
+        for node in bundle.connecting:
+            if node in ballot.requests and node not in ballot.replies:
+                ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))  # it will not be sent there any more
 
     def _settle(self, bundle: Bundle, now: float) -> None:
         """Bring a bundle up to date: links that have arrived, links that servers closed while nobody used them."""
