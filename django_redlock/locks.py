@@ -47,6 +47,7 @@ MAX_LIMIT = 1000
 
 
 def _note_process() -> None:
+    """Note a fork: after each, and before each acquisition, because uWSGI forks without telling Python."""
     global _pid
     _pid = os.getpid()
 
@@ -653,6 +654,7 @@ class LockManager:
 
     def run(self, wanted: Wanted) -> Granted | GaveUp:
         """Try to take a lock, blocking the calling thread."""
+        _note_process()
         self._notice_fork()
         hints = self._hints
         acquisition = self.acquisition(wanted, hints.waiters.new_name() if wanted.wait != 0 else "")
@@ -680,6 +682,7 @@ class LockManager:
 
     async def arun(self, wanted: Wanted) -> Granted | GaveUp:
         """Try to take a lock in the running event loop."""
+        _note_process()
         side = self._loop_side()
         acquisition = self.acquisition(wanted, side.hints.waiters.new_name() if wanted.wait != 0 else "")
         steps = acquisition.steps(instant())
