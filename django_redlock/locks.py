@@ -41,8 +41,19 @@ Notify = Callable[..., None]
 
 log = logging.getLogger("django_redlock")
 _HOST = socket.gethostname()
+_pid = os.getpid()  # asking the system each time would be a third of a lock's system calls
 
 MAX_LIMIT = 1000
+
+
+def _note_process() -> None:
+    """Note a fork: after each, and before each acquisition, because uWSGI forks without telling Python."""
+    global _pid
+    _pid = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_process)
 
 
 def fresh_nonce() -> str:
@@ -81,7 +92,7 @@ class Lease:
         self._lost = lost
         self._callbacks: list[Callable[[Lease], object]] = []
         self._mutex = threading.Lock()
-        self._pid = os.getpid()
+        self._pid = _pid
         self._depth = 1  # how often its holder has entered it, for a reentrant lock
 
     def __repr__(self) -> str:
@@ -244,7 +255,7 @@ class Lease:
         return self._tenure.due(self._renew)
 
     def _forked(self) -> bool:
-        return os.getpid() != self._pid
+        return self._pid != _pid
 
     def _checked(self, ttl: float | None) -> float | None:
         return ttl if ttl is None else self._manager.rules.check_ttl(ttl)
@@ -520,7 +531,7 @@ class LockManager:
         self._hints = Hints(self.nodes, rules.needed)
         self.courier = Courier(self.nodes)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopSide] = WeakKeyDictionary()
-        self._pid = os.getpid()
+        self._pid = _pid
         _managers.add(self)
 
     def __repr__(self) -> str:
@@ -572,8 +583,8 @@ class LockManager:
             TypeError: A name is not a string.
             ValueError: A name, ttl or wait cannot work; the message says what to write.
         """
-        owner = Owner(_HOST, os.getpid(), kind, label, ref)
         chosen = self._ttl(ttl, detached)
+        owner = Owner(_HOST, _pid, kind, label, ref, ttl=chosen)
         names = check_names(name)
         check_limit(limit, names, shared)
         if heartbeat is not None:
@@ -643,6 +654,7 @@ class LockManager:
 
     def run(self, wanted: Wanted) -> Granted | GaveUp:
         """Try to take a lock, blocking the calling thread."""
+        _note_process()
         self._notice_fork()
         hints = self._hints
         acquisition = self.acquisition(wanted, hints.waiters.new_name() if wanted.wait != 0 else "")
@@ -670,6 +682,7 @@ class LockManager:
 
     async def arun(self, wanted: Wanted) -> Granted | GaveUp:
         """Try to take a lock in the running event loop."""
+        _note_process()
         side = self._loop_side()
         acquisition = self.acquisition(wanted, side.hints.waiters.new_name() if wanted.wait != 0 else "")
         steps = acquisition.steps(instant())
@@ -800,8 +813,8 @@ class LockManager:
 
     def _notice_fork(self) -> None:
         """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
+        if self._pid != _pid:
+            self._pid = _pid
             self.courier = Courier(self.nodes)
             self._hints.forked()
             self._hints = Hints(self.nodes, self.rules.needed)

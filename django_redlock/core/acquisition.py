@@ -10,7 +10,8 @@ clocks; the wall clock only makes the first proposal likely to succeed.
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 
 from . import owner as owners
 from .messages import ANSWERS, Acquire, Ballot, Instant, Kind, Raise, Release, Reply, Request, count
@@ -55,7 +56,7 @@ class Wanted:
         names: The names to lock, sorted.
         ttl: Length of the lease, in seconds.
         wait: How long to try, in seconds; 0 is one attempt, None is for ever.
-        owner: Who will hold it.
+        owner: Who will hold it, and for how long.
         nonce: The token to hold it with; empty draws a fresh one for every attempt.
         adopt: The token of a holder whose lock may be taken over.
         detached: Whether it is left to itself: neither renewed nor watched.
@@ -141,6 +142,7 @@ class Granted:
         ballots: The rounds of the attempt; some of their replies may still be on their way.
         leaving: The waiter that leaves the queue with the release; empty if none is in it.
         queue: The slug whose queue counts, for a lock with several places.
+        untouched: The nodes that certainly have nothing of it, neither the lock nor the waiter.
     """
 
     slugs: tuple[str, ...]
@@ -152,6 +154,7 @@ class Granted:
     ballots: tuple[Ballot, ...]
     leaving: str = ""
     queue: str = ""
+    untouched: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +266,7 @@ class Acquisition:
         self._trying = slugs
         self._nonce = self.wanted.nonce or self._fresh_nonce()
         start, ttl = self._at.now, self.wanted.ttl
-        value = owners.encode(self._nonce, self._owner())
+        value = self._value()
         token = max(self._at.wall, self._floor.of(slugs) + 1)
         ballot = yield from self._ask_all(value, token)
         if ballot.count(Kind.ACCEPTED) < self._rules.needed:
@@ -278,13 +281,15 @@ class Acquisition:
         if self._at.now + self._rules.least_validity(ttl) > deadline:
             return None
         ballots, leaving = tuple(self._ballots), self.waiter.name
-        return Granted(slugs, self._nonce, value, token, start, deadline, ballots, leaving, self._queue)
+        # With a nonce that is not of this attempt alone, a node may have something of an earlier hold.
+        untouched = frozenset() if self.wanted.nonce else frozenset(ballot.untouched() - self._enrolled)
+        return Granted(slugs, self._nonce, value, token, start, deadline, ballots, leaving, self._queue, untouched)
 
-    def _owner(self) -> owners.Owner:
-        """Return who will hold it, for people. Of shared holders no node knows more than that they are shared."""
+    def _value(self) -> str:
+        """Return what to store. Of shared holders no node knows more than that they are shared."""
         if self.wanted.shared:
-            return owners.Owner(kind="shared", ttl=self.wanted.ttl)
-        return replace(self.wanted.owner, since=self._at.wall / 1e6, ttl=self.wanted.ttl)
+            return owners.encode(self._nonce, owners.Owner(kind="shared", ttl=self.wanted.ttl))
+        return owners.encode_since(self._nonce, self.wanted.owner, self._at.wall / 1e6)
 
     def _ask_all(self, value: str, number: int) -> Generator[Step, Instant, Ballot]:
         wanted, rules = self.wanted, self._rules
@@ -304,7 +309,7 @@ class Acquisition:
             self._queue,
         )
         requests = dict.fromkeys(range(rules.nodes), request)
-        ballot = yield from self._ask(requests, self._first_round_decided)
+        ballot = yield from self._ask(requests, partial(first_round_decided, self._rules))
         self._replies = ballot.replies
         if self.waiter.name:
             self._enrolled |= ballot.unanswered() | ballot.enrolled()
@@ -313,23 +318,22 @@ class Acquisition:
     def _raise_token(self, first: Ballot, number: int) -> Generator[Step, Instant, Ballot]:
         request = Raise(self._trying, self._nonce, number, self._rules.fence_keep, self.wanted.shared)
         granted = [node for node, reply in first.replies.items() if reply.kind in GRANTS]
-        return (yield from self._ask(dict.fromkeys(granted, request), self._second_round_decided))
+        return (yield from self._ask(dict.fromkeys(granted, request), partial(second_round_decided, self._rules)))
 
     def _ask(
         self, requests: Mapping[int, Request], decided: Callable[[Mapping[int, Reply]], bool]
     ) -> Generator[Step, Instant, Ballot]:
-        slugs = self._trying
         ballot = Ballot(
             requests=requests,
             decided=decided,
             timeout=self._rules.timeout(self.wanted.ttl),
             needed=self._rules.needed,
-            on_late=lambda reply: self._floor.lift(slugs, reply.fence),
+            on_late=partial(learn, self._floor, self._trying),
         )
         self._ballots.append(ballot)
         self._at = yield ballot
         for reply in ballot.replies.values():
-            self._floor.lift(slugs, reply.fence)
+            learn(self._floor, self._trying, reply)
         return ballot
 
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
@@ -352,28 +356,6 @@ class Acquisition:
             self._enrolled = set()
         release = Release(self._trying, self._nonce, 0.0, waiter, self.wanted.shared, self._queue)
         return farewell(release, nodes, unanswered(self._ballots), self.wanted.ttl, timeout)
-
-    def _first_round_decided(self, replies: Mapping[int, Reply]) -> bool:
-        """
-        Tell whether nothing that is still to come could change what to do.
-
-        A failure is called early only when its reason is certain as well: one holder has a quorum, or more nodes
-        are silent than may be missing, and it is known whether for so many of them waiting is in vain.
-        """
-        rules = self._rules
-        accepted, granted = count(replies, Kind.ACCEPTED), count(replies, *GRANTS)
-        if accepted >= rules.needed:
-            return True
-        pending = rules.nodes - len(replies)
-        if granted >= rules.needed and accepted + pending < rules.needed:
-            return True
-        hopeless = misconfigured(replies)
-        explained = hopeless > rules.spare or hopeless + pending <= rules.spare
-        in_the_way = most_held(replies) + count(replies, Kind.QUEUED)
-        return (silent(replies) > rules.spare and explained) or in_the_way > rules.spare
-
-    def _second_round_decided(self, replies: Mapping[int, Reply]) -> bool:
-        return count(replies, Kind.ACCEPTED) >= self._rules.needed
 
     def _time_left(self, began: float) -> float | None:
         """
@@ -455,6 +437,42 @@ class Acquisition:
         )
 
 
+# What a round asks of its replies holds on to nothing of the attempt: a cycle would leave every lock to the garbage
+# collector, which in a large process costs more than the lock.
+
+
+def first_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
+    """
+    Tell whether nothing that is still to come could change what to do.
+
+    A failure is called early only when its reason is certain as well: one holder has a quorum, or more nodes
+    are silent than may be missing, and it is known whether for so many of them waiting is in vain.
+    """
+    accepted = count(replies, Kind.ACCEPTED)
+    if accepted >= rules.needed:
+        return True
+    if accepted == len(replies):
+        return False  # as it should be, so far
+    granted = count(replies, *GRANTS)
+    pending = rules.nodes - len(replies)
+    if granted >= rules.needed and accepted + pending < rules.needed:
+        return True
+    hopeless = misconfigured(replies)
+    explained = hopeless > rules.spare or hopeless + pending <= rules.spare
+    in_the_way = most_held(replies) + count(replies, Kind.QUEUED)
+    return (silent(replies) > rules.spare and explained) or in_the_way > rules.spare
+
+
+def second_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
+    """Tell whether the raised token has a quorum."""
+    return count(replies, Kind.ACCEPTED) >= rules.needed
+
+
+def learn(floor: Floor, slugs: tuple[str, ...], reply: Reply) -> None:
+    """Remember the highest token that a node has seen."""
+    floor.lift(slugs, reply.fence)
+
+
 def silent(replies: Mapping[int, Reply]) -> int:
     """Return how many replies say nothing of the lock."""
     return sum(reply.kind not in ANSWERS for reply in replies.values())
@@ -495,6 +513,7 @@ def farewell(
         requests={node: burying if node in unsure else release for node in nodes},
         decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,
         timeout=timeout,
+        needed=needed or 0,
         farewell=True,
         lasting=bury,
     )

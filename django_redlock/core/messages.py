@@ -318,6 +318,11 @@ class Ballot:
         """Return the nodes that have put the waiter in line, be it that they said so too late."""
         return {node for node, reply in (self.replies | self.late).items() if reply.place >= 0}
 
+    def untouched(self) -> set[int]:
+        """Return the nodes that certainly executed nothing, not even put a waiter in line."""
+        failed = {node for node, reply in (self.replies | self.late).items() if reply.kind is Kind.FAILED}
+        return failed - self.may_hold()
+
     def may_hold(self) -> set[int]:
         """Return the nodes where something of ours may be left: all but those that certainly executed nothing."""
         known = self.replies | self.late
@@ -334,4 +339,4 @@ class Ballot:
 
 def count(replies: Mapping[int, Reply], *kinds: Kind) -> int:
     """Return how many replies are of one of *kinds*."""
-    return sum(reply.kind in kinds for reply in replies.values())
+    return sum([reply.kind in kinds for reply in replies.values()])

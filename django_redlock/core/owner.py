@@ -7,6 +7,7 @@ that an admin page or ``redis-cli`` can read. It holds nothing secret.
 
 import json
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from hashlib import blake2b
 
 NONCE_SIZE = 32  # hexadecimal digits: 128 random bits
@@ -43,8 +44,20 @@ class Owner:
 
 def encode(nonce: str, owner: Owner) -> str:
     """Return the value to store under the holder's key."""
+    return f"{nonce}{_lasting(owner)}{json.dumps(owner.since)}}}"
+
+
+def encode_since(nonce: str, owner: Owner, since: float) -> str:
+    """Return the same for a hold that began at *since*."""
+    return f"{nonce}{_lasting(owner)}{since!r}}}"
+
+
+@lru_cache(maxsize=1024)
+def _lasting(owner: Owner) -> str:
+    """Return what is the same for each hold of *owner*: all but the end, which says since when."""
     fields = asdict(owner) | {"label": owner.label[:MAX_LABEL], "ref": owner.ref[:MAX_LABEL]}
-    return nonce + json.dumps(fields, separators=(",", ":"))
+    del fields["since"]
+    return json.dumps(fields, separators=(",", ":"))[:-1] + ',"since":'
 
 
 def decode(text: str) -> Owner | None:

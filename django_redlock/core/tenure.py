@@ -51,6 +51,7 @@ class Tenure:
         self._queue = granted.queue
         self._renew_at = granted.start + self.ttl / 3
         self._ballots: list[Ballot] = list(granted.ballots)
+        self._untouched = granted.untouched
         self._numbers = itertools.count()
         self._preparing: set[int] = set()  # extensions that are about to be sent
         self._shortening: list[Ballot] = []  # rounds that asked for less time, of which replies are still to come
@@ -100,6 +101,7 @@ class Tenure:
         """
         number = next(self._numbers)
         self._preparing.add(number)  # before it is looked whether it ended: see release()
+        self._untouched = frozenset()  # an extension gives a node what it lacks
         if not self.check(now) or not self._may_extend(now) or self._silent(now):
             self._preparing.discard(number)
             # Or it would be due again at once, until its end. Its work may still give a sign of life.
@@ -162,12 +164,12 @@ class Tenure:
 
     def release(self, timeout: float) -> Ballot:
         """
-        Return the round that releases it on all nodes; *timeout* 0 does not wait for replies.
+        Return the round that releases it on all nodes that may have it; *timeout* 0 does not wait for replies.
 
         Another thread may be about to send an extension. It has said so before it saw that the lease goes on, and we
         look after we have ended the lease; so either it sends none, or it finds a marker on every node.
         """
-        nodes = range(self._rules.nodes)
+        nodes = set(range(self._rules.nodes)) - self._untouched
         unsure = nodes if self._preparing else unanswered(self._ballots)
         release = Release(self._slugs, self.nonce, 0.0, self._leaving, self._shared, self._queue)
         return farewell(release, nodes, unsure, self.ttl, timeout, self._rules.needed)

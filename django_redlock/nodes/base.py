@@ -67,14 +67,16 @@ class Link(Protocol):
 
     def receive(self, request: Request) -> Reply | None:
         """
-        Read the reply to *request*; None asks to send it again in full, ``INCOMPLETE`` to call again for the rest.
+        Take the reply to *request* that is waiting.
+
+        None asks to send it again in full, ``INCOMPLETE`` to call again for the rest.
 
         Raises:
             LinkError: The link broke.
         """
 
     def readable(self) -> bool:
-        """Return whether a reply, or the end of the connection, is waiting."""
+        """Return whether a reply, all of it, or the end of the connection is waiting; never blocks."""
 
     def close(self) -> None:
         """Drop the connection, at once and without reading."""

@@ -123,13 +123,14 @@ class Courier:
                 with self._changed:
                     self._parcels.get(node, {}).pop(request, None)
 
-    @staticmethod
-    def _await(link: Link, request: Request) -> Reply:
-        fd = link.fileno()
-        if fd >= 0 and not link.readable():
-            poll = select.poll()
+    def _await(self, link: Link, request: Request) -> Reply:
+        poll = select.poll()
+        if (fd := link.fileno()) >= 0:
             poll.register(fd, select.POLLIN)
-            poll.poll(CONNECT_TIMEOUT * 1000)
-        if not link.readable():
-            raise LinkError("timeout")
+        until = self._clock() + CONNECT_TIMEOUT
+        while not link.readable():
+            left = until - self._clock()
+            if fd < 0 or left <= 0:
+                raise LinkError("timeout")
+            poll.poll(left * 1000)
         return link.receive(request) or Reply(Kind.FAILED, detail="NOSCRIPT")

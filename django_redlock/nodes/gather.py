@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from ..core.admission import Admission
 from ..core.messages import Ballot, Kind, Reply, Request
@@ -25,7 +26,7 @@ IDLE = 1.0  # seconds after which a link may have been closed by its server, so 
 MAX_OWED = 64  # requests on their way to a silent node: more could fill the socket's buffer and block
 FIRST_REST, LONGEST_REST = 0.1, 2.0  # seconds for which a node that failed is left alone
 CONNECT_TIMEOUT = 0.25  # seconds, at least: connecting is off the hot path and need not be as quick as a round
-
+PATIENCE = 0.01  # seconds for which nobody looks whether a reply that is owed has come
 GRACE = 0.02  # seconds for which the first round of a bundle, though decided, waits for links to the other nodes
 
 log = logging.getLogger("django_redlock")
@@ -33,18 +34,9 @@ log = logging.getLogger("django_redlock")
 Clock = Callable[[], float]
 
 
-def steady() -> float:
-    """Return seconds on a clock that never steps and, where the system has one, counts suspension."""
-    return _STEADY()
-
-
-if hasattr(time, "CLOCK_BOOTTIME"):
-
-    def _STEADY() -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-else:
-    _STEADY = time.monotonic
+# Seconds on a clock that never steps and, where the system has one, counts suspension. It is read a dozen times for a
+# lock, so there is no function of ours around it.
+steady: Clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 
 
 @dataclass(slots=True)
@@ -93,8 +85,13 @@ class Seat:
     def __init__(self, node: int, link: Link, admission: Admission) -> None:
         self.node = node
         self.link = link
+        self.fd = link.fileno()
         self._admission = admission
         self.owed: deque[Owed] = deque()
+
+    def is_prompt(self, now: float) -> bool:
+        """Return whether to send more without a look at what has come; that is read before the next reply anyway."""
+        return not self.owed or (now - self.owed[0].sent < PATIENCE and len(self.owed) < MAX_OWED)
 
     def send(self, ballot: Ballot, packed: dict[int, bytes], now: float) -> None:
         """Send this node's request of a round."""
@@ -117,7 +114,9 @@ class Seat:
         owed.ballot.receive(self.node, self._admission.judge(self.node, reply, owed.sent))
 
     def read_ready(self) -> None:
-        """Read every reply that is there."""
+        """Read every reply that is there; a link that owes none has nothing to say but its end."""
+        if not self.owed and self.link.readable():
+            raise LinkError("closed")
         while self.owed and self.link.readable():
             self.read()
 
@@ -137,15 +136,40 @@ class Bundle:
         self.arrived: deque[tuple[int, Link | LinkError]] = deque()
         self.used = 0.0
         self.closed = False
+        self._poll = select.poll()
+        self._by_fd: dict[int, Seat] = {}
         self._waker: tuple[socket.socket, socket.socket] | None = None
 
-    def waker(self) -> socket.socket:
-        """Return a socket that becomes readable when a link has arrived."""
+    def seat(self, seat: Seat) -> None:
+        """Give a node its place."""
+        self.seats[seat.node] = seat
+        if seat.fd >= 0:
+            self._by_fd[seat.fd] = seat
+            self._poll.register(seat.fd, select.POLLIN)
+
+    def unseat(self, seat: Seat) -> None:
+        """Take a node's place away, before its link is closed."""
+        del self.seats[seat.node]
+        if seat.fd >= 0:
+            del self._by_fd[seat.fd]
+            self._poll.unregister(seat.fd)
+
+    def ready(self, seconds: float) -> list[Seat]:
+        """Wait until links can be read, have ended, or have arrived; returns the places of the former."""
+        fds = [fd for fd, _ in self._poll.poll(max(1, round(seconds * 1000)))]
+        seats = [self._by_fd[fd] for fd in fds if fd in self._by_fd]
+        if len(seats) < len(fds):
+            self._hush()
+        return seats
+
+    def expect(self, node: int) -> None:
+        """Be woken when a link to *node* has arrived."""
+        self.connecting.add(node)
         if self._waker is None:
             self._waker = socket.socketpair()
             for end in self._waker:
                 end.setblocking(False)
-        return self._waker[0]
+            self._poll.register(self._waker[0], select.POLLIN)
 
     def deliver(self, node: int, link: Link | LinkError) -> None:
         """Hand in a link, or why there is none; called by the thread that connected."""
@@ -156,7 +180,7 @@ class Bundle:
         if self.closed:
             self.close()
 
-    def hush(self) -> None:
+    def _hush(self) -> None:
         """Take back the wake-up calls; what arrived before them is in ``arrived``."""
         if self._waker:
             with suppress(BlockingIOError):
@@ -228,7 +252,7 @@ class Gather:
         fresh = not bundle.seats
         self._settle(bundle, now)
         packed: dict[int, bytes] = {}
-        resting = set() if ballot.farewell else self.breakers.resting(ballot, now)
+        resting = self.breakers.resting(ballot, now)
         for node in ballot.requests:
             self._start(bundle, ballot, node, packed, now, resting)
         while ballot.timeout and not ballot.closed:
@@ -239,28 +263,28 @@ class Gather:
             self._time_out(bundle, ballot)
         if fresh:
             self._linger(bundle, ballot, packed)
+        for node in bundle.connecting:
+            if node in ballot.requests and node not in ballot.replies:
+                ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))  # it will not be sent there any more
 
     def _settle(self, bundle: Bundle, now: float) -> None:
-        """Bring a bundle up to date: links that arrived, replies it is owed, links that its servers closed."""
+        """Bring a bundle up to date: links that have arrived, links that servers closed while nobody used them."""
         self._seat_arrivals(bundle, now)
-        idle = now - bundle.used > IDLE
-        for seat in list(bundle.seats.values()):
-            try:
-                seat.read_ready()
-                if not seat.owed and idle and seat.link.fileno() >= 0 and seat.link.readable():
-                    raise LinkError("closed")  # an idle link has nothing to say but its end
-            except LinkError as error:
-                self._unseat(bundle, seat, error.detail)
+        if now - bundle.used > IDLE:
+            for seat in list(bundle.seats.values()):
+                self._catch_up(bundle, seat)
 
     def _start(
         self, bundle: Bundle, ballot: Ballot, node: int, packed: dict[int, bytes], now: float, resting: set[int]
     ) -> None:
         """Send one node its request, or see to a link for it, or note why not."""
         seat = bundle.seats.get(node)
-        if seat and not ballot.farewell and seat.owed and now - seat.owed[0].sent > max(ballot.timeout, 0.05):
-            self._unseat(bundle, seat, "timeout")
-            self.breakers[node].failed(now)
-            seat = None
+        if seat and not seat.is_prompt(now):
+            seat = self._catch_up(bundle, seat)
+            if seat and not ballot.farewell and seat.owed and now - seat.owed[0].sent > max(ballot.timeout, 0.05):
+                self._unseat(bundle, seat, "timeout")
+                self.breakers[node].failed(now)
+                seat = None
         if seat and not ballot.farewell and len(seat.owed) >= MAX_OWED:
             ballot.receive(node, Reply(Kind.FAILED, detail="backlog"))
         elif seat:
@@ -272,45 +296,49 @@ class Gather:
         elif node not in bundle.connecting:
             self._connect(bundle, node, ballot.timeout)
 
+    def _catch_up(self, bundle: Bundle, seat: Seat) -> Seat | None:
+        """Read what has come; returns the seat, or None if its link has broken."""
+        try:
+            seat.read_ready()
+            return seat
+        except LinkError as error:
+            self._unseat(bundle, seat, error.detail)
+            return None
+
     def _send(self, bundle: Bundle, seat: Seat, ballot: Ballot, packed: dict[int, bytes], now: float) -> None:
         try:
             seat.send(ballot, packed, now)
-            if seat.link.fileno() < 0:
-                self._read(seat)
         except LinkError as error:
             self._unseat(bundle, seat, error.detail)
             self.breakers[seat.node].failed(now)
+        else:
+            if seat.fd < 0:
+                self._read(bundle, seat)
 
-    def _read(self, seat: Seat) -> None:
-        seat.read_ready()
-        self.breakers[seat.node].answered()
+    def _read(self, bundle: Bundle, seat: Seat) -> None:
+        if self._catch_up(bundle, seat):
+            self.breakers[seat.node].answered()
+        else:
+            self.breakers[seat.node].failed(self._clock())
 
     def _wait(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes], left: float) -> bool:
         """Wait for something to happen and deal with it; returns False if nothing can happen any more."""
         if bundle.arrived:
             self._welcome(bundle, ballot, packed)
             return True
-        poll = select.poll()
-        seats: dict[int, Seat] = {}
-        for node in ballot.requests:
-            seat = bundle.seats.get(node)
-            if seat and seat.owed and node not in ballot.replies and seat.link.fileno() >= 0:
-                seats[seat.link.fileno()] = seat
-                poll.register(seat.link.fileno(), select.POLLIN)
-        expected = bundle.connecting & (ballot.requests.keys() - ballot.replies.keys())
-        if expected:
-            poll.register(bundle.waker(), select.POLLIN)
-        elif not seats:
+        if not self._expects(bundle, ballot):
             return False
-        ready = poll.poll(max(1, round(left * 1000)))
-        for fd, _ in ready:
-            if fd in seats:
-                try:
-                    self._read(seats[fd])
-                except LinkError as error:
-                    self._unseat(bundle, seats[fd], error.detail)
-                    self.breakers[seats[fd].node].failed(self._clock())
+        for seat in bundle.ready(left):
+            self._read(bundle, seat)
         return True
+
+    @staticmethod
+    def _expects(bundle: Bundle, ballot: Ballot) -> bool:
+        """Return whether a node may still reply."""
+        missing = [node for node in ballot.requests if node not in ballot.replies]
+        return any(
+            node in bundle.connecting or (node in bundle.seats and bundle.seats[node].fd >= 0) for node in missing
+        )
 
     def _linger(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:
         """
@@ -320,14 +348,12 @@ class Gather:
         """
         until = self._clock() + min(GRACE, ballot.timeout)
         while bundle.connecting and (left := until - self._clock()) > 0:
-            poll = select.poll()
-            poll.register(bundle.waker(), select.POLLIN)
-            poll.poll(max(1, round(left * 1000)))
+            for seat in bundle.ready(left):
+                self._read(bundle, seat)
             self._welcome(bundle, ballot, packed)
 
     def _welcome(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:
         """Send the round's request over the links that have just arrived."""
-        bundle.hush()
         now = self._clock()
         for node, detail in self._seat_arrivals(bundle, now):
             if node not in ballot.requests or node in ballot.replies:
@@ -348,17 +374,16 @@ class Gather:
                 seen.append((node, link.detail))
             else:
                 self.admission.greet(node, link.greeting)
-                bundle.seats[node] = Seat(node, link, self.admission)
+                bundle.seat(Seat(node, link, self.admission))
                 seen.append((node, ""))
         return seen
 
     def _connect(self, bundle: Bundle, node: int, timeout: float) -> None:
-        bundle.connecting.add(node)
+        bundle.expect(node)  # the waker must be there before the thread is
         arguments = (bundle, node, max(timeout, CONNECT_TIMEOUT))
         if self._nodes[node].instant:
             self._connect_now(*arguments)
         else:
-            bundle.waker()  # it must be there before the thread is
             threading.Thread(
                 target=self._connect_now, args=arguments, name="django_redlock connect", daemon=True
             ).start()
@@ -381,5 +406,5 @@ class Gather:
             ballot.receive(node, Reply(Kind.UNKNOWN if sent else Kind.FAILED, detail="timeout"))
 
     def _unseat(self, bundle: Bundle, seat: Seat, detail: str) -> None:
-        bundle.seats.pop(seat.node, None)
+        bundle.unseat(seat)
         seat.fail(detail)

@@ -12,7 +12,7 @@ import inspect
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -72,6 +72,10 @@ SCRIPT_PHRASES = ("ACL failure in script", "The user executing the script can't"
 ERROR_REPLIES = (exceptions.ResponseError, exceptions.BusyLoadingError, exceptions.AuthenticationError)
 # What ends a connection; redis-py makes a ValueError of a length or number that is none.
 BROKEN = (exceptions.RedisError, OSError, ValueError)
+
+# What a socket that does not block raises when it would.
+BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+NOTHING = object()  # stands for a reply that has not come
 
 # How OpenSSL says that a certificate is good, but not for this host name or address.
 WRONG_NAME = (62, 64)
@@ -137,12 +141,12 @@ class Wording:
         """Return the channel on which the waiters of a process are told that they are first in line."""
         return f"{self._prefix}w:{process}"
 
-    def command(self, request: Request, *, in_full: bool) -> list[Any]:
+    def command(self, request: Request, *, in_full: bool) -> list[str | bytes]:
         """Return the command that runs the request's script, by its digest or with its text."""
         script = SCRIPTS[type(request)]
         keys, arguments = self._say(request)
-        run: list[Any] = ["EVAL", script.text] if in_full else ["EVALSHA", script.sha]
-        return [*run, len(keys), *keys, *arguments]
+        run = ("EVAL", script.text) if in_full else ("EVALSHA", script.sha)
+        return [*run, str(len(keys)), *keys, *arguments]
 
     def _say(self, request: Request) -> tuple[list[str], list[str]]:
         """Return the keys that a request touches and what else its script needs, both in the script's order."""
@@ -528,7 +532,12 @@ class Assembly:
 
 
 class RedisLink:
-    """One connection of redis-py's, used without its client: what is sent is sent once."""
+    """
+    One connection of redis-py's, used without its client: what is sent is sent once.
+
+    Its socket does not block. With a timeout, Python would poll before it sends and before it receives, although the
+    round that asks has polled already.
+    """
 
     demoted = ""
     """What to say when the server is no master any more; empty is what it says itself."""
@@ -539,29 +548,62 @@ class RedisLink:
         self._wording = wording
         self._scripts = Introductions()
         self._assembly = Assembly()
+        self._ahead: Any = NOTHING
+        self._sock: socket.socket | None = connection._sock
+        if self._sock is not None:
+            self._sock.setblocking(False)
 
     def fileno(self) -> int:
         return fileno(self._connection)
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
         in_full = in_full or self._scripts.is_new(request)
-        data = pack(self._connection, self._wording, request, packed, in_full)
-        if self._connection._sock is None:  # send_packed_command would connect again
+        data = pack(self._wording, request, packed, in_full)
+        if self._sock is None:
             raise LinkError("closed")
         try:
-            self._connection.send_packed_command([data], check_health=False)
-        except (exceptions.RedisError, OSError) as error:
+            sent = self._sock.send(data)
+        except BLOCKED:
+            sent = 0
+        except OSError as error:
+            raise LinkError(describe(error)) from None
+        if sent < len(data):
+            self._send_rest(self._sock, memoryview(data)[sent:])
+
+    def _send_rest(self, sock: socket.socket, rest: memoryview) -> None:
+        """Send what was too much for the socket's buffer; blocks for at most the time allowed for connecting."""
+        try:
+            sock.settimeout(self._connection.socket_timeout)
+            sock.sendall(rest)
+            sock.setblocking(False)
+        except OSError as error:
             raise LinkError(describe(error)) from None
 
     def receive(self, request: Request) -> Reply | None:
-        if self._connection._sock is None:  # looking whether it is readable may have closed it
-            raise LinkError("reset")
-        return self._assembly.add(request, parse_answer(read(self._connection), self.demoted))
+        raw, self._ahead = self._ahead, NOTHING
+        if isinstance(raw, LinkError):
+            raise raw
+        return self._assembly.add(request, parse_answer(raw, self.demoted))
 
     def readable(self) -> bool:
-        return readable(self._connection)
+        """Read one reply ahead, if all of it is there: bytes that TLS or redis-py hold back, no poll shows."""
+        if self._ahead is NOTHING:
+            self._ahead = self._read()
+        return self._ahead is not NOTHING
+
+    def _read(self) -> Any:
+        """Return a reply, the error that ended the connection, or ``NOTHING``."""
+        if self._sock is None:
+            return LinkError("reset")
+        try:
+            return self._connection.read_response(disable_decoding=True, disconnect_on_error=False)
+        except exceptions.ResponseError as error:
+            return error
+        except BROKEN as error:  # redis-py makes an error of its own of one of the socket
+            return NOTHING if isinstance(error.__context__, BLOCKED) else LinkError(describe(error))
 
     def close(self) -> None:
+        self._sock = None
         self._connection.disconnect()
 
 
@@ -635,19 +677,18 @@ def drop(connection: aioconnection.AbstractConnection) -> None:
             writer.transport.abort()
 
 
-def pack(
-    connection: AbstractConnection | aioconnection.AbstractConnection,
-    wording: Wording,
-    request: Request,
-    packed: dict[int, bytes],
-    in_full: bool,
-) -> bytes:
+def pack(wording: Wording, request: Request, packed: dict[int, bytes], in_full: bool) -> bytes:
     """Return the bytes of a request, made once for all nodes of a round."""
     key = -id(request) if in_full else id(request)
     if key not in packed:
-        commands = [wording.command(part, in_full=in_full) for part in split(request)]
-        packed[key] = b"".join(chunk for command in commands for chunk in connection.pack_command(*command))
+        packed[key] = b"".join([resp(wording.command(part, in_full=in_full)) for part in split(request)])
     return packed[key]
+
+
+def resp(words: Sequence[str | bytes]) -> bytes:
+    """Return the bytes of a command; redis-py, which has more kinds of words to mind, takes three times as long."""
+    parts = [word if isinstance(word, bytes) else word.encode() for word in words]
+    return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
 
 class AsyncRedisLink:
@@ -682,7 +723,7 @@ class AsyncRedisLink:
         if self.broken or writer is None or writer.is_closing():
             raise LinkError("closed")
         in_full = in_full or self._scripts.is_new(request)
-        writer.write(pack(self._connection, self._wording, request, packed, in_full))
+        writer.write(pack(self._wording, request, packed, in_full))
         self._waiting.append((request, on_reply))
 
     async def _read(self) -> None:

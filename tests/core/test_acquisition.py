@@ -1,5 +1,7 @@
 """One attempt after the other, decided without clock, network or luck."""
 
+import gc
+import weakref
 from collections.abc import Generator
 from typing import Any
 
@@ -17,11 +19,17 @@ class Attempt:
     """Drives an acquisition by hand."""
 
     def __init__(
-        self, nodes: int = 5, wait: float | None = 0.0, waiter: str = "", limit: int = 1, **options: Any
+        self,
+        nodes: int = 5,
+        wait: float | None = 0.0,
+        waiter: str = "",
+        limit: int = 1,
+        nonce: str = "",
+        **options: Any,
     ) -> None:
         rules = Rules(nodes, **{"ttl": 10.0, **options})
         nonces = iter(f"{number:032x}" for number in range(1, 100))
-        wanted = Wanted(("a",), 10.0, wait, Owner(), limit=limit)
+        wanted = Wanted(("a",), 10.0, wait, Owner(), nonce, limit=limit)
         self.floor = Floor()
         self.acquisition = Acquisition(wanted, rules, self.floor, lambda: next(nonces), lambda: 0.5, waiter)
         self.time = 100.0
@@ -180,6 +188,46 @@ def test_release_goes_to_all_that_may_have_granted_and_buries_what_is_unanswered
 
     assert {node: request.bury for node, request in undo.requests.items()} == {0: 0.0, 2: 10.0, 4: 10.0}
     assert (undo.timeout, undo.farewell) == (0.0, True)
+
+
+def test_node_that_never_got_the_request_is_known():
+    """L8, P23: it needs no release, unless it has the waiter in its queue or something of an earlier hold."""
+    once = Attempt()
+    once.reply(F, U, A, A, A)
+    assert once.go_on().untouched == {0}
+
+    again = Attempt(wait=None, waiter="w|1")
+    again.reply("h", F, "h", "h")
+    for node in (0, 2, 3):
+        again.step.receive(node, Reply(Kind.BUSY, place=0))
+    again.proceed()
+    again.go_on(1.0)
+    again.reply(F, F, A, A, A)
+    assert again.go_on().untouched == {1}
+
+    before = Attempt(nonce="a" * 32)
+    before.reply(F, F, A, A, A)
+    assert before.go_on().untouched == set()
+
+
+def test_attempt_leaves_no_work_for_the_garbage_collector():
+    """Its rounds live longer than it, for the lease and for late replies, and do not hold on to it."""
+    attempt = Attempt()
+    acquisition = weakref.ref(attempt.acquisition)
+    gc.disable()
+    try:
+        attempt.reply(A, A, G, G, fence=NOW)
+        second = attempt.go_on()
+        attempt.reply(A, A, A)
+        granted = attempt.go_on()
+        assert isinstance(granted, Granted)
+        assert granted.ballots[1] is second
+
+        del attempt
+
+        assert acquisition() is None
+    finally:
+        gc.enable()
 
 
 def test_every_attempt_has_a_nonce_of_its_own():

@@ -19,9 +19,12 @@ START, TTL = 100.0, 9.0
 DEADLINE = START + TTL - 0.092
 
 
-def held(nodes: int = 5, heartbeat: float | None = None, **options: Any) -> Tenure:
+def held(
+    nodes: int = 5, heartbeat: float | None = None, untouched: frozenset[int] = frozenset(), **options: Any
+) -> Tenure:
     rules = Rules(nodes, ttl=TTL, **options)
-    granted = Granted(("{x}",), "a" * 32, "a" * 32 + "{}", 7, START, rules.deadline(START, TTL), ())
+    value, deadline = "a" * 32 + "{}", rules.deadline(START, TTL)
+    granted = Granted(("{x}",), "a" * 32, value, 7, START, deadline, (), untouched=untouched)
     wanted = Wanted(("x",), TTL, None, Owner(), heartbeat=heartbeat)
     return Tenure(wanted, granted, rules, Floor())
 
@@ -167,6 +170,18 @@ def test_release_buries_what_is_still_on_its_way():
     }  # fmt: skip
     ballot.receive(3, Reply(H))
     assert tenure.release(0.2).requests[3] == tenure.release(0.2).requests[0]
+
+
+def test_release_leaves_out_what_never_got_a_request():
+    """L8, P23: a node that is down is not connected to for each lock; an extension may have given it the lock."""
+    tenure = held(untouched=frozenset({3, 4}))
+    assert set(tenure.release(0.2).requests) == {0, 1, 2}
+
+    ballot = extension(tenure, 103.0)
+    assert ballot is not None
+    answer(ballot, H, H, H)
+
+    assert set(tenure.release(0.2).requests) == {0, 1, 2, 3, 4}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from itertools import combinations
 import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock.core.acquisition import Granted
 from django_redlock.core.messages import Kind
 from django_redlock.locks import LockManager, instant
 from django_redlock.nodes import NodeSpec, open_node
@@ -454,6 +455,64 @@ async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour:
         await eventually(lambda: not has_key(nodes[0], "t:{a}:h"))
         await eventually(lambda: not manager.courier)
         await flavour.close(manager)
+        manager.close()
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads that are started."""
+    names: list[str] = []
+    start = threading.Thread.start
+
+    def note(thread: threading.Thread) -> None:
+        names.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", note)
+    return names
+
+
+def test_dead_nodes_are_not_connected_to_for_each_lock(nodes: Servers, threads: list[str]):
+    """L8, P23: what certainly never got the request needs no release, neither now nor from the courier."""
+    manager = real_manager([*nodes.urls[:3], "redis://127.0.0.1:1", "redis://127.0.0.1:2"])
+
+    for _ in range(200):
+        assert manager.lock("a").acquire().release() == "released"
+
+    assert threads.count("django_redlock connect") < 50  # three, and two after each of ever longer rests
+    assert "django_redlock courier" not in threads
+    manager.close()
+
+
+def test_node_that_was_being_connected_to_is_known_to_have_nothing(nodes: Servers):
+    """L8, P24: the round was over before there was a link to send on, so there is nothing to release or to bury."""
+    with FaultProxy(nodes[2].url) as proxy:
+        manager = real_manager([*nodes.urls[:2], proxy.url])
+        proxy.black_hole()
+
+        granted = manager.run(manager.lock("a")._wanted)
+
+        assert isinstance(granted, Granted)
+        assert granted.untouched == {2}
+        assert granted.ballots[0].unanswered() == set()
+        manager.close()
+
+
+async def test_node_that_dies_under_many_leases_gets_their_releases_later(nodes: Servers, threads: list[str]):
+    """L38: the releases do not each try to connect; the courier brings them when the node is there again."""
+    with FaultProxy(nodes[2].url) as proxy:
+        manager = real_manager([*nodes.urls[:2], proxy.url], ttl=30.0)
+        leases = [manager.lock(f"a{number}", renew=False).acquire() for number in range(200)]
+        await eventually(lambda: has_key(nodes[2], "t:{a199}:h"))
+        proxy.stop()
+        threads.clear()
+
+        assert {lease.release() for lease in leases} == {"released"}
+
+        assert threads.count("django_redlock connect") < 25
+        proxy.start()
+        await eventually(lambda: not any(has_key(nodes[2], f"t:{{a{number}}}:h") for number in range(200)))
+        await eventually(lambda: not manager.courier)
         manager.close()
 
 

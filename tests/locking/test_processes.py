@@ -157,6 +157,28 @@ def test_forked_child_uses_connections_of_its_own(real: Manager):
     assert held_by(manager, "{shared}")
 
 
+def test_fork_that_python_is_not_told_of_is_noticed_by_the_next_acquisition(nodes: Servers):
+    """P30, C87: uWSGI forks in C and calls none of Python's hooks; parent and child must not share connections."""
+    script = (
+        "import ctypes, os, sys\n"
+        "from tests.locking.conftest import real_manager\n"
+        f"manager = real_manager({nodes.urls!r})\n"
+        "def take(): manager.lock('a', detached=True).acquire().release()\n"  # detached: no thread while it forks
+        "take()\n"
+        "(inherited,) = manager._gather._bundles\n"
+        "child = ctypes.PyDLL(None).fork()\n"
+        "if not child:\n"
+        "    take()\n"
+        "    os._exit(0 if inherited.closed else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "take()\n"
+        "assert not inherited.closed\n"
+        "manager.close()\n"
+    )
+
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
 def test_process_that_was_stopped_longer_than_its_lease_knows_it(nodes: Servers, tmp_path: Path):
     """P31, L7, L34: the first look after SIGCONT says lost, and no extension revives it."""
     script = (

@@ -150,6 +150,22 @@ async def test_verification_can_be_switched_off_by_name(tls: Certificates, flavo
         await works(flavour, url, ssl_ca_certs=tls["ca.crt"], ssl_check_hostname=False)
 
 
+async def test_tls_carries_much_in_both_directions(tls: Certificates, flavour: Flavour):
+    """L69: requests that are too large for a socket's buffer, and replies of more than one record of TLS."""
+    names = [f"{number}".rjust(400, "x") for number in range(3000)]
+    with tls_server(tls) as server:
+        manager = manager_of(f"rediss://localhost:{server.port}/0", ssl_ca_certs=tls["ca.crt"])
+        lease = await flavour.acquire(manager.lock(names, wait=0))
+        (listed,) = manager.survey(count=500).values()
+        (alisted,) = (await manager.asurvey(count=500)).values()
+
+        assert (len(listed.rows), len(alisted.rows), listed.total) == (500, 500, 3000)
+        assert await flavour.release(lease) == "released"
+        await flavour.close(manager)
+        await manager.aclose()
+        manager.close()
+
+
 async def test_client_certificate(tls: Certificates, flavour: Flavour):
     """L65, L69: a server may want to know who connects; whoever has no certificate is told."""
     with tls_server(tls, clients="yes") as server:
