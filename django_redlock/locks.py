@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
 from .core.admission import Admission
-from .core.messages import Ballot, Instant, Release, Reply, Request, Survey
+from .core.messages import Ballot, Instant, Release, Reply, Survey
 from .core.names import check_names, slug
 from .core.owner import Owner, decode
 from .core.rules import MIN_TTL, Rules, number, seconds
@@ -31,6 +31,7 @@ from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
 from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError
 from .nodes import Node
 from .nodes.aio import AsyncGather
+from .nodes.courier import Courier
 from .nodes.gather import Gather, steady
 from .nodes.hints import AsyncHints, Hints
 from .watchdog import loop_watchdog, watchdog
@@ -42,8 +43,6 @@ log = logging.getLogger("django_redlock")
 _HOST = socket.gethostname()
 
 MAX_LIMIT = 1000
-MAX_STRAGGLERS = 1000
-FIRST_REPEAT = 0.5  # seconds after which a node that missed a release is told again; then twice as many each time
 
 
 def fresh_nonce() -> str:
@@ -58,63 +57,6 @@ def instant() -> Instant:
 
 def silent(event: str, **about: Any) -> None:
     """Notify nobody."""
-
-
-class Straggler:
-    """
-    A release that some nodes may have missed; the watchdog sends it again until they have it or need it no more.
-
-    Args:
-        manager: Whose nodes they are.
-        requests: What to send to which node.
-        until: When the lease would have ended, on the steady clock.
-    """
-
-    renewed = True
-
-    def __init__(self, manager: "LockManager", requests: dict[int, Request], until: float) -> None:
-        self._manager = manager
-        self._requests = requests
-        self._until = until
-        self._pause = FIRST_REPEAT
-        self._due = steady() + self._pause
-
-    @property
-    def keeper(self) -> "Straggler":
-        """Who sends it: itself."""
-        return self
-
-    def due(self) -> float:
-        """Return when to send it again; infinity when that is of no use any more."""
-        return self._due if self._requests and self._due < self._until else float("inf")
-
-    def valid(self) -> bool:
-        """Return whether it is still to be sent."""
-        return self.due() < float("inf")
-
-    def extend(self, stragglers: Any) -> int:
-        """Send it again; blocks for at most one node timeout."""
-        ballot = self._again()
-        self._manager.ask(ballot)
-        return self._noted(ballot)
-
-    async def aextend(self, stragglers: Any) -> int:
-        """Do what :meth:`extend` does without blocking."""
-        ballot = self._again()
-        await self._manager.aask(ballot)
-        return self._noted(ballot)
-
-    def _again(self) -> Ballot:
-        rules = self._manager.rules
-        return Ballot(self._requests, lambda replies: False, rules.timeout(rules.ttl), farewell=True)
-
-    def _noted(self, ballot: Ballot) -> int:
-        self._pause *= 2
-        self._due = steady() + self._pause
-        self._requests = {node: request for node, request in self._requests.items() if node in ballot.lost()}
-        if not self.valid():
-            self._manager.stragglers.discard(self)
-        return 0
 
 
 class Lease:
@@ -267,8 +209,6 @@ class Lease:
             return "expired" if not self._forked() else "unknown"
         watchdog.forget(self)
         self._manager.ask(ballot)
-        if straggler := self._straggler(ballot):
-            watchdog.watch(straggler)
         return self._ended(ballot)
 
     async def arelease(self, wait: bool = True) -> str:
@@ -280,8 +220,6 @@ class Lease:
             return "expired" if not self._forked() else "unknown"
         loop_watchdog().forget(self)
         await self._manager.aask(ballot)
-        if straggler := self._straggler(ballot):
-            loop_watchdog().watch(straggler)
         return self._ended(ballot)
 
     # What the watchdog asks
@@ -318,17 +256,6 @@ class Lease:
         if longer:
             self._manager.notify("lock_extended", lease=self)
         return longer
-
-    def _straggler(self, ballot: Ballot) -> Straggler | None:
-        """Return what goes on telling the nodes that may have missed the release, if there are any."""
-        lost = ballot.lost()
-        stragglers = self._manager.stragglers
-        if not lost or len(stragglers) >= MAX_STRAGGLERS:
-            return None
-        requests = {node: ballot.requests[node] for node in lost}
-        straggler = Straggler(self._manager, requests, self._tenure.deadline)
-        stragglers.add(straggler)
-        return straggler
 
     def _end(self, wait: bool) -> Ballot | None:
         """Mark it ended, before the first byte of the release is sent; returns the round to carry out."""
@@ -581,12 +508,12 @@ class LockManager:
         self.notify = notify
         self._sleep = sleep
         self._asleep = asleep
-        self.stragglers: set[Straggler] = set()
         self.entered: WeakValueDictionary[tuple[Any, ...], Lease] = WeakValueDictionary()
         self._floor = Floor()
         self.admission = Admission(rules, tuple(node.name for node in self.nodes), steady, time.time)
         self._gather = Gather(self.nodes, self.admission)
         self._hints = Hints(self.nodes, rules.needed)
+        self.courier = Courier(self.nodes)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopSide] = WeakKeyDictionary()
         self._pid = os.getpid()
         _managers.add(self)
@@ -676,7 +603,7 @@ class LockManager:
 
     def close(self) -> None:
         """Close all idle connections; the manager can be used again and then connects anew."""
-        self.stragglers.clear()
+        self.courier.close()
         self._hints.close()
         self._gather.close()
         watchdog.rest()
@@ -691,13 +618,19 @@ class LockManager:
     # Drivers
 
     def ask(self, ballot: Ballot) -> None:
-        """Carry out one round, blocking."""
+        """Carry out one round, blocking; a release that does not reach a node goes on in the background."""
         self._notice_fork()
         self._gather.ask(ballot)
+        self._follow_up(ballot)
 
     async def aask(self, ballot: Ballot) -> None:
-        """Carry out one round in the running event loop."""
+        """Do what :meth:`ask` does in the running event loop."""
         await self._loop_side().gather.ask(ballot)
+        self._follow_up(ballot)
+
+    def _follow_up(self, ballot: Ballot) -> None:
+        if ballot.lasting and (missed := ballot.missed()):
+            self.courier.take({node: ballot.requests[node] for node in missed}, steady() + ballot.lasting)
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is its name in the queues of the nodes."""
@@ -739,7 +672,7 @@ class LockManager:
             step: Step = next(steps)
             while True:
                 if not isinstance(step, Pause):
-                    await side.gather.ask(step)
+                    await self.aask(step)
                 elif acquisition.waiter.name:
                     self._explain(acquisition, step)
                     await side.hints.wait(acquisition.waiter, step.seconds, step.told)
@@ -750,7 +683,9 @@ class LockManager:
             outcome: Granted | GaveUp = stop.value
             return outcome
         except BaseException:
-            side.gather.send(acquisition.undo())  # does not wait, so a second cancellation cannot stop it
+            undo = acquisition.undo()
+            side.gather.send(undo)  # does not wait, so a second cancellation cannot stop it
+            self._follow_up(undo)
             raise
         finally:
             side.hints.waiters.leave(acquisition.waiter)
@@ -863,7 +798,7 @@ class LockManager:
         """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self.stragglers.clear()
+            self.courier = Courier(self.nodes)
             self._hints.forked()
             self._hints = Hints(self.nodes, self.rules.needed)
             self._gather.close()

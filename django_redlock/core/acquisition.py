@@ -9,7 +9,7 @@ clocks; the wall clock only makes the first proposal likely to succeed.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from . import owner as owners
@@ -351,7 +351,7 @@ class Acquisition:
             nodes |= self._enrolled
             self._enrolled = set()
         release = Release(self._trying, self._nonce, 0.0, waiter, self.wanted.shared, self._queue)
-        return farewell(release, nodes, self._ballots, self.wanted.ttl, timeout)
+        return farewell(release, nodes, unanswered(self._ballots), self.wanted.ttl, timeout)
 
     def _first_round_decided(self, replies: Mapping[int, Reply]) -> bool:
         """
@@ -471,10 +471,15 @@ def most_held(replies: Mapping[int, Reply]) -> int:
     return max(map(holders.count, holders), default=0)
 
 
+def unanswered(ballots: Iterable[Ballot]) -> set[int]:
+    """Return the nodes that may still execute a request of one of *ballots*."""
+    return {node for ballot in ballots for node in ballot.unanswered()}
+
+
 def farewell(
     release: Release,
     nodes: Iterable[int],
-    ballots: Iterable[Ballot],
+    unsure: Collection[int],
     bury: float,
     timeout: float,
     needed: int | None = None,
@@ -482,14 +487,14 @@ def farewell(
     """
     Return the round that sends *release* to *nodes*; *needed* releases tell the outcome, None waits for all.
 
-    A node of which a request in *ballots* is unanswered may execute it after the release; there the release
-    leaves a marker for *bury* seconds that refuses it.
+    An *unsure* node may execute a request of before after the release; there the release leaves a marker for *bury*
+    seconds that refuses it.
     """
-    owing = {node for ballot in ballots for node in ballot.unanswered()}
     burying = release._replace(bury=bury)
     return Ballot(
-        requests={node: burying if node in owing else release for node in nodes},
+        requests={node: burying if node in unsure else release for node in nodes},
         decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,
         timeout=timeout,
         farewell=True,
+        lasting=bury,
     )

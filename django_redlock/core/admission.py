@@ -94,20 +94,22 @@ class Admission:
         now = self._clock()
         if reply.time and self._rules.guards_clocks:
             self._look_at_clock(node, reply.time / 1e6, sent, now)
+        if reply.time:
+            self._last_reply[node] = now
         if reply.kind not in POSITIVE:
             return reply
-        why = self.objection(node, now)
+        why = self.objection(node, sent)  # what it said in quarantine does not count because it is read later
         if why:
             lasting = why == self._excluded.get(node)
             return no_vote(reply, why, Kind.EXCLUDED if lasting else Kind.NO_VOTE)
-        self._last_reply[node] = now
         return reply
 
-    def objection(self, node: int, now: float | None = None) -> str:
-        """Return why a node may not vote, or nothing."""
+    def objection(self, node: int, when: float | None = None) -> str:
+        """Return why a node may not vote, now or at another time; nothing if it may."""
         until, what, option = self._quarantined.get(node, NEVER)
-        left = until - (self._clock() if now is None else now)
-        if left > 0:
+        now = self._clock()
+        if until > (now if when is None else when):
+            left = max(0.0, until - now)
             return f"{what}, votes again in {left:.0f} s (OPTIONS['{option}'])"
         return self._excluded.get(node, "")
 

@@ -79,7 +79,7 @@ class Term(NamedTuple):
     One lease to extend: give its holder *ttl* more, in seconds, under its fencing *token*.
 
     A node that would keep it for longer does so, unless the request is to *shorten* it: extensions may be executed
-    in another order than they were sent.
+    in another order than they were sent. *number* is for who sends it.
     """
 
     slugs: tuple[str, ...]
@@ -89,6 +89,7 @@ class Term(NamedTuple):
     token: int
     shared: bool = False
     shorten: bool = False
+    number: int = 0
 
 
 class Extend(NamedTuple):
@@ -244,6 +245,7 @@ class Ballot:
         timeout: Seconds to wait for replies; 0 sends and does not wait.
         needed: How many nodes must be asked for the round to make sense, whatever their recent failures.
         farewell: Whether it ends something, so that it is sent to a node even if that node is silent.
+        lasting: For how many seconds it is worth to send a farewell again to a node that missed it.
 
     ``replies`` are those in time; ``late`` came after the round was over and only inform. Its driver says which nodes
     are ``doubted``, in ``closed`` whether it is over.
@@ -254,6 +256,7 @@ class Ballot:
     timeout: float
     needed: int = 0
     farewell: bool = False
+    lasting: float = 0.0
     replies: dict[int, Reply] = field(default_factory=dict)
     late: dict[int, Reply] = field(default_factory=dict)
     closed: bool = False
@@ -307,9 +310,9 @@ class Ballot:
         known = self.replies | self.late
         return {node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN}
 
-    def lost(self) -> set[int]:
-        """Return the nodes that were asked and of whose answer nothing will be heard any more."""
-        return {node for node, reply in (self.replies | self.late).items() if reply.kind is Kind.UNKNOWN}
+    def missed(self) -> set[int]:
+        """Return the nodes that did not get the request, as far as can be told, or whose answer was lost."""
+        return {node for node, reply in (self.replies | self.late).items() if reply.kind in (Kind.UNKNOWN, Kind.FAILED)}
 
     def enrolled(self) -> set[int]:
         """Return the nodes that have put the waiter in line, be it that they said so too late."""

@@ -7,9 +7,11 @@ the time of holding are bounded, as "Distributed Locks with Redis" asks ("Making
 Extending the lock").
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
-from .acquisition import Floor, Granted, Wanted, farewell, silent
+from .acquisition import Floor, Granted, Wanted, farewell, silent, unanswered
 from .messages import Ballot, Extend, Kind, Release, Reply, Term, count
 from .rules import Rules
 
@@ -49,6 +51,8 @@ class Tenure:
         self._queue = granted.queue
         self._renew_at = granted.start + self.ttl / 3
         self._ballots: list[Ballot] = list(granted.ballots)
+        self._numbers = itertools.count()
+        self._preparing: set[int] = set()  # extensions that are about to be sent
         self._shortening: list[Ballot] = []  # rounds that asked for less time, of which replies are still to come
 
     # What the clock alone says
@@ -94,9 +98,10 @@ class Tenure:
             now: The time, in seconds on the client's steady clock.
             ttl: Length of the lease from now on, in seconds; None leaves it as it is.
         """
-        if not self.check(now):
-            return None
-        if not self._may_extend(now):
+        number = next(self._numbers)
+        self._preparing.add(number)  # before it is looked whether it ended: see release()
+        if not self.check(now) or not self._may_extend(now):
+            self._preparing.discard(number)
             self._renew_at = float("inf")  # or it would be due again at once, until its end
             return None
         shorten = ttl is not None and now + ttl < self.deadline
@@ -104,12 +109,19 @@ class Tenure:
             self.ttl = ttl
             self.deadline = min(self.deadline, self._rules.deadline(now, ttl))  # already when the request is sent
         self._renew_at = now + self.ttl / 12
-        return Term(self._slugs, self.nonce, self._value, self.ttl, self.token, self._shared, shorten)
+        return Term(self._slugs, self.nonce, self._value, self.ttl, self.token, self._shared, shorten, number)
 
     def asked(self, ballot: Ballot, term: Term) -> None:
         """Note the round that asks for an extension, before it is sent."""
-        self._ballots = [old for old in self._ballots if old.unanswered()] + [ballot]
-        self._shortening = [old for old in self._shortening if old.unanswered()] + [ballot] * term.shorten
+        for known in (self._ballots, self._shortening):
+            for old in list(known):
+                if not old.unanswered():
+                    with suppress(ValueError):  # another thread was quicker
+                        known.remove(old)
+        self._ballots.append(ballot)
+        if term.shorten:
+            self._shortening.append(ballot)
+        self._preparing.discard(term.number)
 
     def extended(self, ballot: Ballot, number: int, start: float, now: float) -> bool:
         """
@@ -148,10 +160,16 @@ class Tenure:
         return False
 
     def release(self, timeout: float) -> Ballot:
-        """Return the round that releases it on all nodes; *timeout* 0 does not wait for replies."""
+        """
+        Return the round that releases it on all nodes; *timeout* 0 does not wait for replies.
+
+        Another thread may be about to send an extension. It has said so before it saw that the lease goes on, and we
+        look after we have ended the lease; so either it sends none, or it finds a marker on every node.
+        """
         nodes = range(self._rules.nodes)
+        unsure = nodes if self._preparing else unanswered(self._ballots)
         release = Release(self._slugs, self.nonce, 0.0, self._leaving, self._shared, self._queue)
-        return farewell(release, nodes, self._ballots, self.ttl, timeout, self._rules.needed)
+        return farewell(release, nodes, unsure, self.ttl, timeout, self._rules.needed)
 
     def _may_extend(self, when: float) -> bool:
         return not self._used_up() and when - self.since < self._rules.max_hold and not self._silent(when)

@@ -236,7 +236,7 @@ class MemoryStore:
                 queue.leave(request.waiter)
                 self._wake(queue)
             else:
-                queue.enrolled[request.waiter] = now + ENROLMENT
+                queue.enrolled[request.waiter] = now + min(request.ttl, ENROLMENT)
 
     def _raise(self, request: Raise, now: float) -> Reply:
         high, time_us = self._high(request.slugs, now), int(now * 1e6)

@@ -175,7 +175,7 @@ class Wording:
 
     def _extend(self, request: Extend) -> tuple[list[str], list[str]]:
         keys, arguments = [self._index], [self._prefix, ms(request.keep)]
-        for slugs, nonce, value, ttl, token, shared, shorten in request.terms:
+        for slugs, nonce, value, ttl, token, shared, shorten, _ in request.terms:
             keys += [self._marker(nonce), *self._keys(slugs, "hf", shared)]
             arguments += [str(len(slugs)), flag(shared), flag(shorten), nonce, ms(ttl), str(token), value]
         return keys, arguments

@@ -171,7 +171,7 @@ def test_message_by_name_is_excluded(make, worker, app):
 
 def test_skipped_message_has_an_outcome(make, worker):
     """
-    A skipped message is revoked, says why, and leaves the holder's slot alone. C48
+    A skipped message is revoked, says why, and leaves the holder's slot alone; its worker waits for nothing. C48 L51
     """
     results = []
 

@@ -135,7 +135,7 @@ class Clock:
         return self.now
 
 
-VOTE = Reply(Kind.ACCEPTED)
+VOTE = Reply(Kind.ACCEPTED, time=1_000_001_000_000_000)
 
 
 def admission(**options: Any) -> tuple[Admission, Clock]:
@@ -148,10 +148,11 @@ def test_restarted_node_votes_after_the_guard_time():
     watch, clock = admission()
     watch.greet(0, Greeting("r1", uptime=11.0))
 
-    assert watch.judge(0, VOTE, 0.0).kind is Kind.NO_VOTE
+    assert watch.judge(0, VOTE, 1000.0).kind is Kind.NO_VOTE
     assert watch.objection(0) == "restarted, votes again in 51 s (OPTIONS['restart_guard'])"
     clock.now += 50.7
-    assert watch.judge(0, VOTE, 0.0).kind is Kind.ACCEPTED
+    assert watch.judge(0, VOTE, 1000.0).kind is Kind.NO_VOTE  # said in quarantine, read after it
+    assert watch.judge(0, VOTE, clock.now).kind is Kind.ACCEPTED
 
 
 def test_node_that_has_been_up_for_long_votes_at_once():
@@ -159,14 +160,14 @@ def test_node_that_has_been_up_for_long_votes_at_once():
     watch, _ = admission()
     watch.greet(0, Greeting("r1", uptime=100.0))
 
-    assert watch.judge(0, VOTE, 0.0) is VOTE
+    assert watch.judge(0, VOTE, 1000.0) is VOTE
 
 
 def test_uptime_is_not_believed_when_the_old_run_answered_later():
     """P20, L6: a node clock that ran forward makes the uptime too long; a new run id and our own clock know better."""
     watch, clock = admission()
     watch.greet(0, Greeting("r1", uptime=5000.0))
-    watch.judge(0, VOTE, 0.0)
+    watch.judge(0, VOTE, 1000.0)
     clock.now += 2.0
 
     watch.greet(0, Greeting("r2", uptime=900.0))
@@ -180,7 +181,7 @@ def test_guard_can_be_turned_off_and_durable_nodes_need_none(options: dict[str, 
     watch, _ = admission(**options)
     watch.greet(0, Greeting("r1", uptime=0.0))
 
-    assert watch.judge(0, VOTE, 0.0) is VOTE
+    assert watch.judge(0, VOTE, 1000.0) is VOTE
 
 
 def test_guard_is_on_from_three_nodes():
@@ -193,7 +194,7 @@ def test_node_that_does_not_say_its_uptime_gives_no_vote_for_the_guard_time():
     watch, _ = admission()
     watch.greet(0, Greeting())
 
-    assert watch.judge(0, VOTE, 0.0).kind is Kind.NO_VOTE
+    assert watch.judge(0, VOTE, 1000.0).kind is Kind.NO_VOTE
 
 
 @pytest.mark.parametrize(
@@ -210,8 +211,8 @@ def test_node_that_is_no_independent_master_never_votes(greeting: Greeting, why:
     watch, _ = admission()
     watch.greet(0, greeting)
 
-    assert watch.judge(0, VOTE, 0.0).detail == why
-    assert watch.judge(0, Reply(Kind.BUSY), 0.0).kind is Kind.BUSY
+    assert watch.judge(0, VOTE, 1000.0).detail == why
+    assert watch.judge(0, Reply(Kind.BUSY), 1000.0).kind is Kind.BUSY
 
 
 def test_same_server_twice_has_one_vote():
@@ -223,7 +224,7 @@ def test_same_server_twice_has_one_vote():
 
     watch.greet(1, Greeting("other", 1e6))
 
-    assert watch.judge(1, VOTE, 0.0).kind in (Kind.ACCEPTED, Kind.NO_VOTE)
+    assert watch.judge(1, VOTE, 1000.0).kind in (Kind.ACCEPTED, Kind.NO_VOTE)
     assert "same server" not in watch.objection(1)
 
 

@@ -6,12 +6,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from django_redlock.testing import Servers
+
+from ..conftest import needs
 
 OPTIONS = {"ttl": 30.0, "restart_guard": False}
 
@@ -27,6 +30,8 @@ class Turn(tuple[float, float, float, int]):
 
 def run(folder: Path, nodes: Servers, kind: str, processes: int, contenders: int, times: int) -> list[Turn]:
     """Let contenders loose on the counter; returns their turns in the order of service."""
+    if kind == "greenlets":
+        needs("gevent", find_spec("gevent"), "pip install gevent")
     (folder / "counter").write_text("0")
     (folder / "turns").touch()
     order: dict[str, Any] = {

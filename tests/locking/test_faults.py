@@ -15,6 +15,7 @@ from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.redis import AsyncRedisLink
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.proxy import FaultProxy
+from django_redlock.watchdog import loop_watchdog, watchdog
 
 from .conftest import Asyncio, Blocking, Flavour, Manager, eventually, held_by, real_manager
 
@@ -451,7 +452,7 @@ async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour:
         proxy.heal()
 
         await eventually(lambda: not has_key(nodes[0], "t:{a}:h"))
-        await eventually(lambda: not manager.stragglers)
+        await eventually(lambda: not manager.courier)
         await flavour.close(manager)
         manager.close()
 
@@ -465,5 +466,56 @@ async def test_release_can_be_sent_without_waiting_for_the_answers(nodes: Server
 
     assert (outcome, lease.reason) == ("unknown", "released")
     assert held_by(manager, "{a}")
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_attempt_whose_connection_broke_is_taken_back_all_the_same(nodes: Servers, flavour: Flavour):
+    """L4, P24: the node executed the request, the connection was reset; the key does not stay until its lease ends."""
+    with FaultProxy(nodes[0].url) as proxy:
+        manager = real_manager([proxy.url, nodes[1].url], ttl=30.0)
+        await flavour.release(await flavour.acquire(manager.lock("warm up")))
+        proxy.drop_next_reply(reset=True)
+
+        with pytest.raises(QuorumUnavailableError):
+            await flavour.acquire(manager.lock("a", wait=0))
+
+        for node in nodes[:2]:
+            await eventually(lambda node=node: not has_key(node, "t:{a}:h"))
+        await eventually(lambda: not manager.courier)
+        await flavour.close(manager)
+        manager.close()
+
+
+async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(nodes: Servers, flavour: Flavour):
+    """L38: a node that stays away is not called upon for ever, and no thread is left."""
+    manager = real_manager(nodes.urls[:1], ttl=1.0, node_timeout=0.1)
+    lease = await flavour.acquire(manager.lock("a"))
+    nodes[0].kill()
+
+    assert await flavour.release(lease) == "unknown"
+    await eventually(lambda: len(manager.courier) == 1)
+    await eventually(lambda: not manager.courier)
+
+    await eventually(lambda: not [one for one in threading.enumerate() if "courier" in one.name])
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour: Flavour):
+    """L30: the renewal of a hold that was just given up touches nothing of the next one, not even in passing."""
+    manager = real_manager(nodes.urls, ttl=0.6, node_timeout=0.1)
+    for _ in range(20):
+        lease = await flavour.acquire(manager.lock("a", wait=0))
+        lease._tenure._renew_at = 0.0  # due at once
+        (watchdog if isinstance(flavour, Blocking) else loop_watchdog()).watch(lease)
+        assert await flavour.release(lease) == "released"
+
+    last = await flavour.acquire(manager.lock("a", wait=0))
+    await eventually(lambda: last.extensions >= 2)
+
+    assert last.valid()
+    assert held_by(manager, "{a}", last.token)
+    await flavour.release(last)
     await flavour.close(manager)
     manager.close()

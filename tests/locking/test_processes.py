@@ -214,3 +214,59 @@ def test_dropped_lease_is_not_renewed(real: Manager):
     lease.release()
     replies = manager.survey(slugs=("{a}",))
     assert {reply.kind for reply in replies.values()} == {Kind.LISTED}
+
+
+LEFTOVERS = """
+import asyncio, os, sys, threading
+from django_redlock import LockTakenError
+from tests.locking.conftest import real_manager
+
+def sockets():
+    folder = "/proc/self/fd"
+    if not os.path.isdir(folder):
+        return 0
+    links = [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder) if os.path.exists(f"{folder}/{fd}")]
+    return sum(link.startswith("socket:") for link in links)
+
+def contend(manager):
+    with manager.lock("a"):
+        try:
+            with manager.lock("a", wait=0.1):
+                pass
+        except LockTakenError:
+            pass
+
+async def acontend(manager):
+    async with manager.lock("a"):
+        try:
+            async with manager.lock("a", wait=0.1):
+                pass
+        except LockTakenError:
+            pass
+    await manager.aclose()
+    return len(asyncio.all_tasks())
+
+before = sockets()
+manager = real_manager(URLS)
+contend(manager)
+manager.close()
+print(len(threading.enumerate()), sockets() - before)
+print(asyncio.run(acontend(manager)))
+manager.close()
+print(len(threading.enumerate()), sockets() - before)
+"""
+
+
+def test_nothing_is_left_when_the_last_lease_is_released_and_the_manager_closed(nodes: Servers):
+    """L40: no thread, no socket and no task; in development mode nothing warns."""
+    script = LEFTOVERS.replace("URLS", repr(nodes.urls))
+
+    ended = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (ended.stdout.split("\n"), ended.stderr) == (["1 0", "1", "1 0", ""], "")

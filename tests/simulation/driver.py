@@ -17,9 +17,10 @@ from typing import Any
 from django_redlock.core import tenure as tenures
 from django_redlock.core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Waiter, Wanted
 from django_redlock.core.admission import Admission, Greeting
-from django_redlock.core.messages import Acquire, Ballot, Instant, Kind, Reply
+from django_redlock.core.messages import Acquire, Ballot, Instant, Kind, Reply, Request
 from django_redlock.core.owner import Owner
 from django_redlock.core.rules import Rules
+from django_redlock.nodes.courier import FIRST_PAUSE, LONGEST_PAUSE
 from django_redlock.nodes.gather import CONNECT_TIMEOUT, GRACE, IDLE, MAX_OWED, Breaker, Breakers
 from django_redlock.nodes.hints import RETRY, Waiters
 
@@ -274,11 +275,31 @@ class Process(Computer):
     # What django_redlock.nodes.gather does
 
     def ask(self, ballot: Ballot) -> Routine:
-        """Carry out one round: send, and wait until it is decided, everyone replied, or its time is over."""
+        """Carry out one round, and have releases brought to the nodes that missed them."""
         if not ballot.requests:
             return
-        ballot.doubted = self.admission.doubted
         bundle = self._bundles[0] if self.shared else self._bundles.pop() if self._bundles else Bundle()
+        yield from self._ask(bundle, ballot)
+        if not self.shared:
+            self._bundles.append(bundle)
+        if ballot.lasting:
+            for node in ballot.missed():
+                self.spawn(self._bring(node, ballot.requests[node], self.clock() + ballot.lasting))
+
+    def _bring(self, node: int, request: Request, until: float) -> Routine:
+        """Do what :class:`django_redlock.nodes.courier.Courier` does."""
+        pause = FIRST_PAUSE
+        while self.clock() < until:
+            parcel = Ballot({node: request}, lambda replies: False, CONNECT_TIMEOUT, farewell=True)
+            yield from self._ask(Bundle(), parcel)
+            if not parcel.missed():
+                return
+            yield Sleep(pause)
+            pause = min(LONGEST_PAUSE, 2 * pause)
+
+    def _ask(self, bundle: Bundle, ballot: Ballot) -> Routine:
+        """Send, and wait until the round is decided, everyone replied, or its time is over."""
+        ballot.doubted = self.admission.doubted
         now = self.clock()
         self._oracles.first_byte(ballot, now)
         deadline, fresh = now + ballot.timeout, not bundle.seats
@@ -302,8 +323,6 @@ class Process(Computer):
             if ballot in waiting:
                 waiting.remove(ballot)
         bundle.used = self.clock()
-        if not self.shared:
-            self._bundles.append(bundle)
 
     def _wait(self, bundle: Bundle, left: float) -> Routine:
         task = self.current

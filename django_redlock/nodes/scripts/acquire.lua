@@ -17,13 +17,13 @@ local last = 2 + 4 * names
 -- enrolment is over are dropped on the way: that takes nothing from anybody.)
 redis.call('ZCARD', index)
 local cancelled = redis.call('EXISTS', marker) == 1
-local high, busy, queued, left, endless, seated, free = '0', nil, false, 0, {}, {}, {}
+local high, busy, queued, left, endless, seated, alone = '0', nil, false, 0, {}, {}, {}
 for i = 3, last, 4 do
   local current = redis.call('GET', KEYS[i])
   local fence = redis.call('GET', KEYS[i + 1]) or '0'
   if tonumber(fence) > tonumber(high) then high = fence end
-  free[i] = not current
   local owner = current and string.sub(current, 1, 32)
+  alone[i] = owner ~= SHARED
   local ours = owner and (owner == nonce or (adopt ~= '' and owner == adopt))
   if owner and not ours and not (shared and owner == SHARED) then
     local pttl = redis.call('PTTL', KEYS[i])
@@ -70,7 +70,7 @@ for i = 3, last, 4 do
   local ends = now_ms + ttl
   if shared then
     local holders = KEYS[last + (i + 1) / 4]
-    if free[i] then redis.call('DEL', holders) end -- of no meaning without the holder's key
+    if alone[i] then redis.call('DEL', holders) end -- of no meaning unless the holder's key says shared
     redis.call('ZREMRANGEBYSCORE', holders, '-inf', now_ms)
     redis.call('ZADD', holders, ends, nonce)
     ends = tonumber(redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
@@ -91,7 +91,7 @@ for i in pairs(seated) do
     local first = redis.call('ZRANGE', KEYS[i + 2], 0, 0)[1]
     if first then redis.call('PUBLISH', prefix .. 'w:' .. string.match(first, '^[^|]*'), first) end
   else
-    redis.call('ZADD', KEYS[i + 3], now_ms + tonumber(ARGV[11]), waiter)
+    redis.call('ZADD', KEYS[i + 3], now_ms + math.min(ttl, tonumber(ARGV[11])), waiter)
   end
 end
 -- Names whose holder died leave the index here, a few at a time; a key without expiry stays listed.
