@@ -163,6 +163,8 @@ class Term:
         """Who extends it."""
         return self
 
+    slack = 0.0
+
     def due(self) -> float:
         """Return when to extend the lease next; infinity when it reaches the end of the term."""
         return math.inf if self._lease.reason or self._covered >= self.until - SLACK else self._next

@@ -234,6 +234,11 @@ class Lease:
         """Whether it is extended without being asked."""
         return self._renew
 
+    @property
+    def slack(self) -> float:
+        """By how many seconds it may be extended early, together with others."""
+        return self._tenure.ttl / 30 if self._renew else 0.0
+
     def due(self) -> float:
         """Return when the watchdog looks at it next."""
         return self._tenure.due(self._renew)

@@ -47,6 +47,10 @@ class Tended(Protocol):
     def renewed(self) -> bool:
         """Whether it is extended; if not, it is told when its time is over."""
 
+    @property
+    def slack(self) -> float:
+        """By how many seconds it may be looked at early, if others are due: to be extended with them."""
+
     def due(self) -> float:
         """Return when to look at it next, on the steady clock; infinity when it ended."""
 
@@ -92,13 +96,17 @@ class Agenda:
         return self._heap[0][0] if self._heap else NEVER
 
     def take(self, now: float) -> list[Tended]:
-        """Return the leases that are due by now; each is to be put back."""
+        """Return the leases that are due by now, and with them those that soon will be; each is to be put back."""
         due: list[Tended] = []
-        while self._heap and self._heap[0][0] <= now:
-            lease = heapq.heappop(self._heap)[2]()
+        while self._heap:
+            when, _, found = self._heap[0]
+            lease = found()
+            if when > now and not (due and lease and when - lease.slack <= now):
+                break
+            heapq.heappop(self._heap)
             if lease is None or lease not in self._leases:
                 continue
-            if lease.due() <= now:
+            if lease.due() <= max(now, when):
                 due.append(lease)
             else:
                 self.add(lease)

@@ -1,0 +1,82 @@
+"""Which leases the watchdog takes up together."""
+
+import math
+
+from django_redlock.watchdog import Agenda
+
+
+class Lease:
+    renewed = True
+    keeper = None
+
+    def __init__(self, due: float, slack: float = 0.0) -> None:
+        self.when, self.slack = due, slack
+
+    def due(self) -> float:
+        return self.when
+
+    def valid(self) -> bool:
+        return True
+
+
+def agenda(*leases: Lease) -> Agenda:
+    made = Agenda()
+    for lease in leases:
+        made.add(lease)
+    return made
+
+
+def test_leases_that_are_soon_due_are_extended_with_those_that_are():
+    """L31: so that ten thousand leases that were taken one after the other cost a hundred rounds, not ten thousand."""
+    now, soon, later = Lease(10.0), Lease(10.9, slack=1.0), Lease(12.0, slack=1.0)
+    todo = agenda(later, soon, now)
+
+    assert todo.take(9.9) == []
+    assert todo.take(10.0) == [now, soon]
+    assert todo.next() == 12.0
+
+
+def test_lease_that_ends_is_not_looked_at_early():
+    """L23: one that is not extended is told of its end, not before it."""
+    todo = agenda(due := Lease(10.0, slack=1.0), Lease(10.5))
+
+    assert todo.take(10.0) == [due]
+
+
+def test_what_ended_or_was_dropped_does_not_pile_up():
+    """L28: the agenda keeps no lease alive, and no memory of many that were soon released."""
+    todo = Agenda()
+    kept = Lease(50.0)
+    todo.add(kept)
+    for _ in range(1000):
+        lease = Lease(40.0)
+        todo.add(lease)
+        todo.drop(lease)
+    todo.add(Lease(45.0))  # collected at once
+
+    assert len(todo) == 1
+    assert len(todo._heap) < 100
+    assert todo.take(60.0) == [kept]
+
+
+def test_lease_that_was_extended_meanwhile_is_due_later():
+    """L29: what is due is asked of the lease, not remembered."""
+    todo = agenda(lease := Lease(10.0))
+    lease.when = 20.0
+
+    assert todo.take(10.0) == []
+    assert todo.next() == 20.0
+    lease.when = math.inf
+    assert todo.take(20.0) == []
+    assert len(todo) == 0
+
+
+def test_lease_that_was_dropped_while_it_was_tended_is_not_put_back():
+    """C51: a slot that is handed over is nobody's to extend, whoever was about to."""
+    todo = agenda(lease := Lease(10.0))
+    taken = todo.take(10.0)
+    todo.drop(lease)
+
+    todo.put_back(taken[0])
+
+    assert (len(todo), todo.next()) == (0, math.inf)
