@@ -2,8 +2,8 @@
 Ask all nodes at once from an event loop.
 
 The same rounds as :mod:`.gather`. Each event loop has one link per node, shared by its tasks: requests are written
-at once, in order, and a reader per link hands every reply to the round that asked. So there are no bundles, and a
-request that must follow another, such as a release, is simply written after it.
+at once, in order, and the link hands every reply to the round that asked, without a task in between. So there are no
+bundles, and a request that must follow another, such as a release, is simply written after it.
 """
 
 import asyncio

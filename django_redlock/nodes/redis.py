@@ -1,8 +1,9 @@
 """
 A Redis or Valkey master as a node.
 
-RESP, TLS and authentication are redis-py's business; the connections are ours: explicit short timeouts, no
-retries, no pool. A silent node costs a client built with redis-py 8.1's defaults 59 seconds.
+RESP, TLS and authentication are redis-py's business, but for the replies that an event loop hands over (see
+:mod:`.resp`); the connections are ours: explicit short timeouts, no retries, no pool. A silent node costs a client
+built with redis-py 8.1's defaults 59 seconds.
 """
 
 import asyncio
