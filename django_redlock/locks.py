@@ -806,10 +806,11 @@ class LockManager:
     def _loop_side(self) -> "LoopSide":
         self._notice_fork()
         loop = asyncio.get_running_loop()
-        if loop not in self._loops:
+        side = self._loops.get(loop)
+        if side is None:
             gather = AsyncGather(self.nodes, self.admission, self._gather.breakers)
-            self._loops[loop] = LoopSide(gather, AsyncHints(self.nodes, self.rules.needed))
-        return self._loops[loop]
+            side = self._loops[loop] = LoopSide(gather, AsyncHints(self.nodes, self.rules.needed))
+        return side
 
     def _notice_fork(self) -> None:
         """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""

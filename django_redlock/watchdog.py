@@ -1,7 +1,7 @@
 """
 Keep held leases alive, and tell their holders when they ended.
 
-One thread per process and one task per event loop look after all leases, whatever their number; those that are due
+One thread per process and one timer per event loop look after all leases, whatever their number; those that are due
 at about the same time are extended in one round. Lateness is normal (a busy interpreter delays any thread), so
 nothing here decides whether a lease is valid: that, a lease asks its clock. A lease that its holder dropped without
 a release is no longer looked after and ends by itself.
@@ -200,53 +200,59 @@ class Watchdog:
 
 
 class AsyncWatchdog:
-    """One task that looks after all leases of an event loop; it ends when there are none."""
+    """A timer that looks after all leases of an event loop, and a task while some are extended; none when idle."""
 
     def __init__(self, clock: Callable[[], float] = steady) -> None:
         self._clock = clock
         self._agenda = Agenda()
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
-        self._wake_at = 0.0
+        self._wake_at = NEVER
 
     def watch(self, lease: Tended) -> None:
         """Look after *lease* until it ends."""
-        when = self._agenda.add(lease)
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="django_redlock watchdog")
-        elif when < self._wake_at:
-            self._changed.set()
+        if self._agenda.add(lease) < self._wake_at:
+            self._set_timer()
 
     def forget(self, lease: Tended) -> None:
-        """Stop looking after *lease*, which has ended; the task ends with the last."""
+        """Stop looking after *lease*, which has ended."""
         self._agenda.drop(lease)
-        if not self._agenda and self._task is not None:
-            self._task.cancel()
-            self._task = None
 
-    async def _run(self) -> None:
-        while self._agenda:
-            await self._sleep()
-            await self._tend(self._agenda.take(self._clock()))
-
-    async def _tend(self, leases: list[Tended]) -> None:
-        for keeper, some in by_keeper(leases).items():
-            try:
-                await keeper.aextend(some)
-            except Exception:
-                log.exception("extending %d leases failed", len(some))
-        for lease in leases:
-            self._agenda.put_back(lease)
-
-    async def _sleep(self) -> None:
-        self._changed.clear()
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         now = self._clock()
         self._wake_at = min(now + TICK, self._agenda.next())
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, self._wake_at - now), self._look)
+
+    def _look(self) -> None:
+        """See what is due; look again when something may be, unless there is nothing to look after."""
+        self._timer = None
+        leases = self._agenda.take(self._clock())
+        if leases:
+            self._wake_at = 0.0  # no timer until these are done with
+            self._task = asyncio.get_running_loop().create_task(self._tend(leases), name="django_redlock watchdog")
+            self._task.add_done_callback(self._tended)
+        elif self._agenda:
+            self._set_timer()
+        else:
+            self._wake_at = NEVER
+
+    def _tended(self, task: asyncio.Task[None]) -> None:
+        self._task, self._wake_at = None, NEVER
+        if not task.cancelled():  # else the loop is about to end
+            self._look()
+
+    async def _tend(self, leases: list[Tended]) -> None:
         try:
-            async with asyncio.timeout(max(0.0, self._wake_at - now)):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+            for keeper, some in by_keeper(leases).items():
+                try:
+                    await keeper.aextend(some)
+                except Exception:
+                    log.exception("extending %d leases failed", len(some))
+        finally:
+            for lease in leases:
+                self._agenda.put_back(lease)
 
 
 watchdog = Watchdog()
@@ -258,9 +264,10 @@ _per_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncWatchdog] = WeakKey
 def loop_watchdog() -> AsyncWatchdog:
     """Return the one of the running event loop."""
     loop = asyncio.get_running_loop()
-    if loop not in _per_loop:
-        _per_loop[loop] = AsyncWatchdog()
-    return _per_loop[loop]
+    dog = _per_loop.get(loop)
+    if dog is None:
+        dog = _per_loop[loop] = AsyncWatchdog()
+    return dog
 
 
 if hasattr(os, "register_at_fork"):

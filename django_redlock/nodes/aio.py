@@ -2,8 +2,8 @@
 Ask all nodes at once from an event loop.
 
 The same rounds as :mod:`.gather`. Each event loop has one link per node, shared by its tasks: requests are written
-at once, in order, and a reader per link hands every reply to the round that asked. So there are no bundles, and a
-request that must follow another, such as a release, is simply written after it.
+at once, in order, and the link hands every reply to the round that asked, without a task in between. So there are no
+bundles, and a request that must follow another, such as a release, is simply written after it.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class AsyncGather:
     async def ask(self, ballot: Ballot) -> None:
         """Carry out one round: send, and wait until it is decided, everyone replied, or its time is over."""
         ballot.doubted = self._admission.doubted
-        poll = Poll(ballot, asyncio.get_running_loop().create_future())
+        poll = Poll(ballot)
         fresh = not self._lines
         try:
             self._send_all(poll)
@@ -62,7 +62,7 @@ class AsyncGather:
     def send(self, ballot: Ballot) -> None:
         """Send a round whose replies nobody waits for; never blocks, so that it works during cancellation."""
         ballot.timeout = 0.0
-        self._send_all(Poll(ballot, None))
+        self._send_all(Poll(ballot))
         ballot.close()
 
     async def aclose(self) -> None:
@@ -77,15 +77,22 @@ class AsyncGather:
         await asyncio.sleep(0)  # let the aborted transports close their sockets
 
     async def _wait(self, poll: "Poll") -> None:
-        assert poll.settled is not None
+        """Wait until the round is settled; a timer does that at the latest."""
+        loop = asyncio.get_running_loop()
+        poll.settled = loop.create_future()
+        timer = loop.call_later(poll.ballot.timeout, self._time_out, poll)
         try:
-            async with asyncio.timeout(poll.ballot.timeout):
-                await poll.settled
-        except TimeoutError:
-            for node in list(poll.missing()):
-                self._breakers[node].failed(self._clock())
-                sent = node in poll.sent
-                poll.tell(node, Reply(Kind.UNKNOWN if sent else Kind.FAILED, detail="timeout"))
+            await poll.settled
+        finally:
+            timer.cancel()
+
+    def _time_out(self, poll: "Poll") -> None:
+        """Note the nodes that did not answer in time; that settles the round."""
+        now = self._clock()
+        for node in poll.missing():
+            self._breakers[node].failed(now)
+            sent = node in poll.sent
+            poll.tell(node, Reply(Kind.UNKNOWN if sent else Kind.FAILED, detail="timeout"))
 
     def _send_all(self, poll: "Poll") -> None:
         ballot, now = poll.ballot, self._clock()
@@ -93,7 +100,7 @@ class AsyncGather:
         for node in ballot.requests:
             line = self._usable(node, ballot, now)
             if line:
-                self._send(node, line, poll)
+                self._send(node, line, poll, now)
             elif node in resting:
                 poll.tell(node, Reply(Kind.FAILED, detail="failed lately"))
             elif not ballot.timeout:
@@ -115,20 +122,20 @@ class AsyncGather:
         line.link.close()
         return None
 
-    def _send(self, node: int, line: Line, poll: "Poll") -> None:
+    def _send(self, node: int, line: Line, poll: "Poll", now: float) -> None:
         def on_reply(reply: Reply | None) -> bool:
             if reply is None:
                 return poll.ballot.wanted
             line.owed -= 1
-            line.silent_since = self._clock()
+            if line.owed:
+                line.silent_since = self._clock()
             if reply.kind is not Kind.UNKNOWN:
                 self._breakers[node].answered()
-            poll.tell(node, self._admission.judge(node, reply, sent))
+            poll.tell(node, self._admission.judge(node, reply, now))
             return False
 
-        sent = self._clock()
         if not line.owed:
-            line.silent_since = sent
+            line.silent_since = now
         line.owed += 1
         poll.sent.add(node)
         try:
@@ -147,7 +154,7 @@ class AsyncGather:
             if poll.over or node in poll.ballot.replies:
                 return
             if node in self._lines:
-                self._send(node, self._lines[node], poll)
+                self._send(node, self._lines[node], poll, self._clock())
             else:
                 poll.tell(node, Reply(Kind.FAILED, detail="closed" if task.cancelled() else task.result()))
 
@@ -172,7 +179,7 @@ class Poll:
     """One round under way: its ballot and the future that its driver waits for."""
 
     ballot: Ballot
-    settled: asyncio.Future[None] | None
+    settled: asyncio.Future[None] | None = None
     packed: dict[int, bytes] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
     over: bool = False
@@ -184,5 +191,5 @@ class Poll:
     def tell(self, node: int, reply: Reply) -> None:
         """Give a reply to the round, and wake its driver when that settles it."""
         self.ballot.receive(node, reply)
-        if self.ballot.closed and self.settled is not None and not self.settled.done():
+        if self.settled is not None and self.ballot.closed and not self.settled.done():
             self.settled.set_result(None)

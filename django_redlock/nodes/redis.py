@@ -1,8 +1,9 @@
 """
 A Redis or Valkey master as a node.
 
-RESP, TLS and authentication are redis-py's business; the connections are ours: explicit short timeouts, no
-retries, no pool. A silent node costs a client built with redis-py 8.1's defaults 59 seconds.
+RESP, TLS and authentication are redis-py's business, but for the replies that an event loop hands over (see
+:mod:`.resp`); the connections are ours: explicit short timeouts, no retries, no pool. A silent node costs a client
+built with redis-py 8.1's defaults 59 seconds.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from ..core.admission import Greeting
 from ..core.messages import ABSENT, ENROLMENT, Acquire, Extend, Kind, Raise, Release, Reply, Request, Row, Survey
 from ..core.parts import many, merge, split
 from .base import INCOMPLETE, LinkError, NodeSpec
+from .resp import PARTIAL, Replies
 
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
 
@@ -76,6 +78,8 @@ BROKEN = (exceptions.RedisError, OSError, ValueError)
 # What a socket that does not block raises when it would.
 BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 NOTHING = object()  # stands for a reply that has not come
+READ_SIZE = 16_384  # bytes that a link of an event loop reads at a time
+CROWD = 4  # requests on their way, from which on a link writes once per turn of the loop
 
 # How OpenSSL says that a certificate is good, but not for this host name or address.
 WRONG_NAME = (62, 64)
@@ -491,7 +495,11 @@ class RedisNode:
 
     async def _aconnect(self, connection: aioconnection.AbstractConnection, timeout: float) -> "AsyncRedisLink":
         greeting = await self._aopen(connection, timeout, ("INFO",), parse_greeting)
-        return AsyncRedisLink(connection, self._wording, greeting)
+        try:
+            return AsyncRedisLink(connection, self._wording, greeting)
+        except LinkError:
+            drop(connection)
+            raise
 
     async def _aopen(
         self,
@@ -691,25 +699,38 @@ def resp(words: Sequence[str | bytes]) -> bytes:
     return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
 
-class AsyncRedisLink:
+class AsyncRedisLink(asyncio.BufferedProtocol):
     """
-    One connection for all tasks of an event loop; a task of its own reads the replies in order.
+    One connection for all tasks of an event loop.
 
-    The reader task ends with the connection or the loop. redis-py's stream reader and writer are used directly,
-    because its own ``send_packed_command`` waits, and a request must be either sent or not.
+    redis-py makes it; then the transport is taken over, because its streams cost more than the rest of a round
+    (see :mod:`.resp`). Writing is ours as well: redis-py's ``send_packed_command`` waits, and a request must be
+    either sent or not. The link has a task that does nothing, so that whoever cancels all tasks of a loop, as
+    :func:`asyncio.run` does at its end, closes it too.
+
+    Raises:
+        LinkError: The connection has ended meanwhile.
     """
 
     demoted = ""
 
     def __init__(self, connection: aioconnection.AbstractConnection, wording: Wording, greeting: Greeting) -> None:
+        loop = asyncio.get_running_loop()
         self.greeting = greeting
+        self.broken = False
         self._connection = connection
         self._wording = wording
         self._scripts = Introductions()
         self._waiting: deque[tuple[Request, Callable[[Reply | None], bool]]] = deque()
         self._assembly = Assembly()
-        self._reader = asyncio.get_running_loop().create_task(self._read(), name="django_redlock reader")
-        self.broken = False
+        self._replies = Replies(connection._parser.parse_error)
+        self._room = memoryview(bytearray(READ_SIZE))
+        self._unsent: list[bytes] = []
+        self._loop = loop
+        self._writer = take_over(connection, self)  # kept, because a stream writer closes when it is collected
+        self._transport = self._writer.transport
+        self._keeper = loop.create_task(until_cancelled(), name="django_redlock link")
+        self._keeper.add_done_callback(lambda keeper: self.close())
 
     def send(
         self,
@@ -719,31 +740,49 @@ class AsyncRedisLink:
         *,
         in_full: bool = False,
     ) -> None:
-        writer = self._connection._writer
-        if self.broken or writer is None or writer.is_closing():
+        if self.broken or self._transport.is_closing():
             raise LinkError("closed")
         in_full = in_full or self._scripts.is_new(request)
-        writer.write(pack(self._wording, request, packed, in_full))
+        self._write(pack(self._wording, request, packed, in_full))
         self._waiting.append((request, on_reply))
 
-    async def _read(self) -> None:
-        detail = "closed"
-        try:
-            while True:
-                self._take(parse_answer(await aread(self._connection), self.demoted))
-        except LinkError as error:
-            detail = error.detail
-        except IndexError:  # a reply that nobody asked for
-            detail = "malformed reply"
-        finally:
-            self.broken = True
-            drop(self._connection)
-            while self._waiting:
-                self._waiting.popleft()[1](Reply(Kind.UNKNOWN, detail=detail))
+    def _write(self, data: bytes) -> None:
+        """Send at once; of a crowd of tasks, send together what they have to say in one turn of the loop."""
+        if self._unsent:
+            self._unsent.append(data)
+        elif len(self._waiting) < CROWD:
+            self._transport.write(data)
+        else:
+            self._unsent.append(data)
+            self._loop.call_soon(self._flush)
 
-    def _take(self, reply: Reply | None) -> None:
+    def _flush(self) -> None:
+        data, self._unsent = b"".join(self._unsent), []
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        replies = self._replies
+        replies.feed(bytes(self._room[:nbytes]))
+        try:
+            while not self.broken and (raw := replies.next()) is not PARTIAL:
+                self._take(raw)
+        except LinkError as error:
+            self._end(error.detail)
+        except (ValueError, IndexError):  # no reply, or one that nobody asked for
+            self._end("malformed reply")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(describe(exc) if exc else "closed")
+
+    def _take(self, raw: Any) -> None:
         request, on_reply = self._waiting[0]
-        whole = self._assembly.add(request, reply)
+        if isinstance(raw, exceptions.RedisError) and not isinstance(raw, exceptions.ResponseError):
+            raise LinkError(describe(raw))  # redis-py hangs up after these
+        whole = self._assembly.add(request, parse_answer(raw, self.demoted))
         if whole is INCOMPLETE:
             return
         self._waiting.popleft()
@@ -761,9 +800,39 @@ class AsyncRedisLink:
         on_reply(Reply(Kind.FAILED, detail="NOSCRIPT"))
 
     def close(self) -> None:
+        self._end("closed")
+
+    def _end(self, detail: str) -> None:
+        """Drop the connection, and tell all who wait for a reply that there will be none."""
+        if self.broken:
+            return
+        self._flush()  # what is written before a link is dropped, such as a release, is sent
         self.broken = True
-        self._reader.cancel()
-        drop(self._connection)
+        with suppress(RuntimeError):  # the loop is closed already, and its transports and tasks with it
+            self._transport.abort()
+            self._keeper.cancel()
+        while self._waiting:
+            self._waiting.popleft()[1](Reply(Kind.UNKNOWN, detail=detail))
+
+
+async def until_cancelled() -> None:
+    """Do nothing until cancelled."""
+    await asyncio.get_running_loop().create_future()
+
+
+def take_over(connection: aioconnection.AbstractConnection, protocol: asyncio.BaseProtocol) -> asyncio.StreamWriter:
+    """
+    Have *protocol* read what comes on a connection from now on, instead of redis-py.
+
+    Raises:
+        LinkError: The connection has ended, and *protocol* would never hear of it.
+    """
+    reader, writer = connection._reader, connection._writer
+    if reader is None or writer is None or reader.at_eof() or writer.is_closing():
+        raise LinkError("closed")
+    writer.transport.set_protocol(protocol)
+    connection._reader = connection._writer = None  # redis-py closes, and warns of, what it still has
+    return writer
 
 
 def open_node(spec: NodeSpec, prefix: str) -> RedisNode:

@@ -1,0 +1,112 @@
+"""
+Read the replies of a node from the bytes that an event loop hands over.
+
+redis-py connects, authenticates and says hello; its parsers, though, pull bytes out of a socket or a stream, and for
+an event loop that means a task that wakes up several times for every reply, which costs more than all the rest of a
+round. A protocol is pushed bytes instead. So this reads the few shapes that our scripts reply with: strings, numbers,
+errors, and lists. What an error means remains redis-py's business.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+PARTIAL: Final = object()
+"""Stands for a reply of which some bytes are still to come."""
+
+LONGEST_LINE = 65_536  # bytes; redis-py's streams end at the same length
+DEEPEST = 8  # lists in lists; our scripts reply with no more than one
+KINDS = b"$-:+*"
+
+
+class Replies:
+    """
+    The replies in a stream of bytes, however the stream was cut.
+
+    Args:
+        error: Makes an exception of the text of an error reply.
+    """
+
+    def __init__(self, error: Callable[[str], Exception]) -> None:
+        self._error = error
+        self._data = b""
+        self._at = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take some bytes."""
+        self._data = self._data[self._at :] + data
+        self._at = 0
+
+    def next(self) -> Any:
+        """
+        Return the next reply, or ``PARTIAL``.
+
+        A string is bytes, one that is missing is None, an error is an exception and not raised.
+
+        Raises:
+            ValueError: What came is no reply, and so nothing that follows can be.
+        """
+        data = self._data
+        if self._at == len(data):
+            return PARTIAL
+        reply, end = self._read(data, self._at, 0)
+        if reply is not PARTIAL:
+            self._at = end
+        return reply
+
+    def _read(self, data: bytes, start: int, depth: int) -> tuple[Any, int]:
+        """Return the reply at *start* and where it ends."""
+        kind = data[start : start + 1]
+        if kind not in KINDS:
+            raise ValueError("no reply")
+        end = data.find(b"\r\n", start)
+        if end < 0:
+            if len(data) - start > LONGEST_LINE:
+                raise ValueError("a line without end")
+            return PARTIAL, start
+        line, end = data[start + 1 : end], end + 2
+        if kind == b"$":
+            return read_string(data, end, length(line))
+        if kind == b"-":
+            return self._error(line.decode("utf-8", "replace")), end
+        if kind == b":":
+            return int(line), end
+        if kind == b"+":
+            return line, end
+        if depth == DEEPEST:
+            raise ValueError("lists without end")
+        return self._read_list(data, end, length(line), depth + 1)
+
+    def _read_list(self, data: bytes, at: int, size: int, depth: int) -> tuple[Any, int]:
+        if size < 0:
+            return None, at
+        parts = []
+        for _ in range(size):
+            part, at = self._read(data, at, depth)
+            if part is PARTIAL:
+                return PARTIAL, at
+            parts.append(part)
+        return parts, at
+
+
+def read_string(data: bytes, start: int, size: int) -> tuple[Any, int]:
+    """Return the string of *size* bytes at *start* and where the next reply begins; None for size -1."""
+    if size < 0:
+        return None, start
+    end = start + size
+    if len(data) < end + 2:
+        return PARTIAL, start
+    if data[end : end + 2] != b"\r\n":
+        raise ValueError("a string longer than it says")
+    return data[start:end], end + 2
+
+
+def length(line: bytes) -> int:
+    """
+    Return the length that a line says, -1 for a string or list that is missing.
+
+    Raises:
+        ValueError: It says none.
+    """
+    if not line.isdigit() and line != b"-1":
+        raise ValueError("no length")
+    return int(line)

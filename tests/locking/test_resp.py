@@ -1,0 +1,108 @@
+"""Replies are read from a stream of bytes, however it was cut; what is no reply is found out."""
+
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_redlock.nodes.resp import LONGEST_LINE, PARTIAL, Replies
+
+
+def depth(reply: Any) -> int:
+    return 1 + max(map(depth, reply), default=0) if isinstance(reply, list) else 0
+
+
+strings = st.none() | st.binary(max_size=40)
+lines = st.text(st.characters(codec="ascii", exclude_characters="\r\n"), max_size=20)
+plain = strings | st.integers(-(2**63), 2**63 - 1) | lines.map(ValueError)
+wanted = st.recursive(plain, lambda inner: st.lists(inner, max_size=4), max_leaves=6).filter(lambda it: depth(it) <= 8)
+
+
+def said(reply: Any) -> bytes:
+    """Say a reply as a server does."""
+    match reply:
+        case None:
+            return b"$-1\r\n"
+        case bytes():
+            return b"$%d\r\n%b\r\n" % (len(reply), reply)
+        case int():
+            return b":%d\r\n" % reply
+        case ValueError():
+            return f"-{reply}\r\n".encode()
+        case _:
+            return b"*%d\r\n%b" % (len(reply), b"".join(map(said, reply)))
+
+
+def shown(reply: Any) -> Any:
+    """Return a reply as something that can be compared: two exceptions are never equal."""
+    if isinstance(reply, list):
+        return [shown(part) for part in reply]
+    return f"-{reply}" if isinstance(reply, Exception) else reply
+
+
+def read_all(replies: Replies, data: bytes) -> list[Any]:
+    replies.feed(data)
+    found = []
+    while (reply := replies.next()) is not PARTIAL:
+        found.append(reply)
+    return found
+
+
+@given(st.lists(wanted, max_size=6), st.lists(st.integers(0, 400)))
+def test_replies_are_the_same_however_the_stream_was_cut(sent: list[Any], cuts: list[int]):
+    stream = b"".join(map(said, sent))
+    edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    replies = Replies(ValueError)
+
+    read = [reply for start, end in pairwise(edges) for reply in read_all(replies, stream[start:end])]
+
+    assert list(map(shown, read)) == list(map(shown, sent))
+
+
+@given(wanted)
+def test_reply_of_which_a_byte_is_missing_is_not_told(sent: Any):
+    replies, stream = Replies(ValueError), said(sent)
+
+    for byte in stream[:-1]:
+        assert read_all(replies, bytes([byte])) == []
+
+    assert [shown(reply) for reply in read_all(replies, stream[-1:])] == [shown(sent)]
+
+
+@given(st.binary(max_size=60))
+def test_noise_is_read_or_refused_and_nothing_else(noise: bytes):
+    with suppress(ValueError):
+        read_all(Replies(ValueError), noise)
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"\r\n",
+        b"_\r\n",
+        b"$x\r\n",
+        b"$\r\n",
+        b"$-2\r\n",
+        b"$1_0\r\n",
+        b"$+1\r\na\r\n",
+        b"$1\r\nab\r\n",
+        b"$%s\r\n" % (b"9" * 5000),
+        b":one\r\n",
+        b"*x\r\n",
+        b"*-2\r\n",
+        b"*1\r\n" * 9,
+        b"*2\r\n$1\r\na\r\n!",
+        b"+" * (LONGEST_LINE + 2),
+    ],
+)
+def test_what_is_no_reply_is_refused(malformed: bytes):
+    """Whatever follows it would be read wrongly as well, and given to the wrong round."""
+    replies = Replies(ValueError)
+    assert read_all(replies, b"$2\r\nok\r\n") == [b"ok"]
+
+    with pytest.raises(ValueError, match=r"no |a line|a string|lists|invalid literal|Exceeds"):
+        read_all(replies, malformed)
