@@ -49,7 +49,9 @@ MAX_LIMIT = 1000
 def _note_process() -> None:
     """Note a fork: after each, and before each acquisition, because uWSGI forks without telling Python."""
     global _pid
-    _pid = os.getpid()
+    if _pid != os.getpid():
+        _pid = os.getpid()
+        watchdog.start_over()
 
 
 if hasattr(os, "register_at_fork"):
@@ -658,6 +660,7 @@ class LockManager:
         self._notice_fork()
         hints = self._hints
         acquisition = self.acquisition(wanted, hints.waiters.new_name() if wanted.wait != 0 else "")
+        hints.waiters.expect(acquisition.waiter)
         steps = acquisition.steps(instant())
         try:
             step = next(steps)
@@ -685,6 +688,7 @@ class LockManager:
         _note_process()
         side = self._loop_side()
         acquisition = self.acquisition(wanted, side.hints.waiters.new_name() if wanted.wait != 0 else "")
+        side.hints.waiters.expect(acquisition.waiter)
         steps = acquisition.steps(instant())
         try:
             step: Step = next(steps)

@@ -11,7 +11,6 @@ import asyncio
 import heapq
 import itertools
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -132,9 +131,10 @@ class Watchdog:
 
     def __init__(self, clock: Callable[[], float] = steady) -> None:
         self._clock = clock
-        self._start_over()
+        self.start_over()
 
-    def _start_over(self) -> None:
+    def start_over(self) -> None:
+        """Look after nothing; in a forked child, where the thread did not survive and no lease is ours."""
         self._agenda = Agenda()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -268,8 +268,3 @@ def loop_watchdog() -> AsyncWatchdog:
     if dog is None:
         dog = _per_loop[loop] = AsyncWatchdog()
     return dog
-
-
-if hasattr(os, "register_at_fork"):
-    # The thread did not survive, and neither leases nor locks of the parent are ours.
-    os.register_at_fork(after_in_child=watchdog._start_over)

@@ -44,6 +44,7 @@ class Waiters(Generic[Event]):
         self._needed = needed
         self._event: Callable[[], Event] = event
         self._numbers = itertools.count(1)
+        self._expected: dict[str, Waiter] = {}
         self._waiting: dict[str, tuple[Waiter, Event]] = {}
 
     def new_name(self) -> str:
@@ -58,8 +59,17 @@ class Waiters(Generic[Event]):
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def expect(self, waiter: Waiter) -> None:
+        """
+        Take the hints to one that asks for the first time, and may have to wait.
+
+        Nodes put it in line with their refusal, and may call it before that refusal has been read.
+        """
+        if self.listening and waiter.name:
+            self._expected[waiter.name] = waiter
+
     def join(self, waiter: Waiter) -> Event:
-        """Register *waiter*; returns the event that calls it."""
+        """Have *waiter* wait; returns the event that calls it."""
         if waiter.name not in self._waiting:
             self._waiting[waiter.name] = (waiter, self._event())
         event = self._waiting[waiter.name][1]
@@ -70,12 +80,13 @@ class Waiters(Generic[Event]):
 
     def leave(self, waiter: Waiter) -> None:
         """Forget *waiter*."""
+        self._expected.pop(waiter.name, None)
         self._waiting.pop(waiter.name, None)
 
     def hint(self, node: int, name: str) -> None:
         """Take a node's hint that a waiter is first in line."""
-        waiter, event = self._waiting.get(name, (None, None))
-        if waiter and event and waiter.hear(node):
+        waiter, event = self._waiting.get(name, (self._expected.get(name), None))
+        if waiter and waiter.hear(node) and event:
             event.set()
 
     def reached(self, node: int) -> None:

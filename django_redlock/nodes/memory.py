@@ -286,7 +286,8 @@ class MemoryStore:
     def _release(self, request: Release, now: float) -> Reply:
         everybody = request.shared and request.nonce == SHARED
         mine = [slug for slug in request.slugs if self._has(slug, request.nonce, request.shared and not everybody, now)]
-        taken = any(self._holder(slug, now) is not None for slug in request.slugs if slug not in mine)
+        others = [slug for slug in request.slugs if slug not in mine and self._holder(slug, now) is not None]
+        taken = any(not (request.shared and self._owner(slug, now) == SHARED) for slug in others)
         free = [slug for slug in mine if self._let_go(request, slug, now)]
         if request.bury > 0:
             self._markers[request.nonce] = now + request.bury

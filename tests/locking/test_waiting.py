@@ -14,7 +14,7 @@ import pytest
 
 from django_redlock import LockTakenError
 from django_redlock.core import acquisition
-from django_redlock.core.messages import Kind
+from django_redlock.core.messages import Ballot, Kind
 from django_redlock.locks import Lock, LockManager, instant
 from django_redlock.nodes import Node
 from django_redlock.nodes.hints import Waiters
@@ -289,3 +289,35 @@ async def test_hints_end_with_the_manager(nodes: Servers):
     for node in nodes:
         with node.client() as client:
             await eventually(lambda client=client: client.pubsub_channels("t:w:*") == [])
+
+
+async def test_call_that_comes_before_the_wait_is_heard(manager: Manager, monkeypatch: Any):
+    """L46, P27: the lock is released between a waiter's first refusal and its wait; it asks again at once."""
+    one = manager()
+    line = Line(Blocking(), one)
+    holder = one.lock("a").acquire()
+    first = await line.join(0)
+    await eventually(lambda: one._hints.waiters.told)
+    holder.release()
+    await first
+    monkeypatch.setattr(acquisition, "POLL", 60.0)
+    holder = one.lock("a", ttl=60.0).acquire()
+    ask, waiters = one.ask, one._hints.waiters
+
+    def ask_and_be_called(ballot: Ballot) -> None:
+        ask(ballot)
+        monkeypatch.undo()
+        holder.release()
+        until = time.monotonic() + 10
+        while not any(waiter.called for waiter in waiters._expected.values()) and time.monotonic() < until:
+            time.sleep(0.001)
+        monkeypatch.setattr(acquisition, "POLL", 60.0)
+
+    monkeypatch.setattr(one, "ask", ask_and_be_called)
+    start = time.monotonic()
+
+    lease = one.lock("a", wait=50).acquire()
+
+    assert time.monotonic() - start < 9
+    lease.release()
+    one.close()

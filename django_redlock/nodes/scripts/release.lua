@@ -18,7 +18,7 @@ for i = 3, last, 3 do
   local holders = KEYS[last + i / 3]
   if owner == (shared and SHARED or nonce) and (not shared or all or redis.call('ZSCORE', holders, nonce)) then
     mine[i] = true
-  elseif current then
+  elseif current and not (shared and owner == SHARED) then
     taken = true
   end
   firsts[i] = redis.call('ZRANGE', KEYS[i + 1], 0, 0)[1]
