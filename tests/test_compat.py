@@ -512,6 +512,7 @@ def interrupted(action, line):
 never_begun = pytest.mark.filterwarnings("ignore:coroutine 'BaseLock.* was never awaited")
 
 
+@pytest.mark.once
 @never_begun
 @pytest.mark.parametrize("timeout", [None, 5])
 def test_interrupted_acquire_leaves_nothing_that_is_renewed(timeout):
@@ -536,6 +537,7 @@ def test_interrupted_acquire_leaves_nothing_that_is_renewed(timeout):
     lock.release()
 
 
+@pytest.mark.once
 @never_begun
 def test_interrupted_release_can_be_repeated():
     """

@@ -18,6 +18,8 @@ from django_redlock.testing import Server
 
 from .conftest import Asyncio, Blocking, Flavour, eventually, rules
 
+pytestmark = pytest.mark.once
+
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 (LINE,) = re.findall(r"```text\n(ACL SETUSER .*?)```", PAGE, re.DOTALL)
 RULES = LINE.replace("myproject:", "t:").replace("PASSWORD", "secret").split()

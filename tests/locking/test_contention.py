@@ -16,6 +16,8 @@ from django_redlock.testing import Servers
 
 from ..conftest import needs
 
+pytestmark = pytest.mark.once
+
 OPTIONS = {"ttl": 30.0, "restart_guard": False}
 
 

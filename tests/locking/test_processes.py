@@ -48,6 +48,7 @@ def wait_for(folder: Path, acquisitions: int, process: subprocess.Popen[str]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_contended_counter_loses_nothing_while_a_node_restarts_empty(nodes: Servers, tmp_path: Path):
     """
     P16, P20, L16, L62: twenty processes increment fifty times each, guarded by the lock alone.

@@ -19,6 +19,8 @@ from django_redlock.testing.servers import reserve_port
 
 from .conftest import Asyncio, Blocking, Flavour
 
+pytestmark = pytest.mark.once
+
 CONFIGURATION = """\
 port {port}
 bind 127.0.0.1

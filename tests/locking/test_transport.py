@@ -26,7 +26,7 @@ LOGIN = "app:s3same%40:x@"  # the password is s3same@:x
 
 def manager_of(*urls: str, **options: Any) -> LockManager:
     nodes = [open_node(NodeSpec(url, options=options), "t:") for url in urls]
-    return LockManager(nodes, rules(len(urls), node_timeout=0.5))
+    return LockManager(nodes, rules(len(urls), node_timeout=2.0))
 
 
 async def works(flavour: Flavour, *urls: str, **options: Any) -> None:

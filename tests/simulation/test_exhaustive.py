@@ -7,6 +7,8 @@ import pytest
 from .exhaustive import Naive, Production, Search
 from .mutants import MUTANTS
 
+pytestmark = pytest.mark.once
+
 CONFIGURATIONS = [
     ((2, 2), (0, 0, 0)),  # both clients propose the same number
     ((3, 2), (2, 1, 0)),  # failed attempts have left different numbers, one of them above a proposal

@@ -4,6 +4,8 @@ import pytest
 
 from .mutants import MUTANTS, hunt, score
 
+pytestmark = pytest.mark.once
+
 
 def test_all_mutants_are_killed(capsys: pytest.CaptureFixture[str]):
     """P40: an oracle objects to every wrong protocol within a bounded number of schedules; the score is printed."""

@@ -5,6 +5,8 @@ import pytest
 from .profiles import PROFILES, Profile
 from .schedule import run
 
+pytestmark = pytest.mark.once
+
 EACH = 8  # schedules per test
 CHUNKS = 4  # tests per profile, so that they spread over the processors
 

@@ -22,6 +22,8 @@ from .scenarios import (
 from .schedule import Client, Schedule
 from .world import Routine, Sleep, World
 
+pytestmark = pytest.mark.once
+
 SEEDS = range(10)
 
 
