@@ -36,9 +36,9 @@ from django_redlock.signals import lock_extended, lock_forced
 from django_redlock.watchdog import watchdog
 
 PATIENCE = 20.0  # seconds after which something that should have happened has not
-SHORT = 0.5  # seconds; long enough for two rounds on a busy machine
+SHORT = 1.0  # seconds; long enough for two rounds on a busy machine
 NAME = "report"
-OPTIONS = {"restart_guard": False, "node_timeout": 0.1}
+OPTIONS = {"restart_guard": False, "node_timeout": 0.2}
 MEMORY = ["memory://a", "memory://b", "memory://c"]
 FLAVOURS = {"blocking": Lock, "asyncio": AsyncLock}
 ROOT = Path(__file__).parent.parent

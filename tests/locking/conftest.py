@@ -19,7 +19,7 @@ Manager = Callable[..., LockManager]
 
 def rules(nodes: int = 5, **options: Any) -> Rules:
     """Rules for tests: short leases, and servers that may vote though they have just started."""
-    return Rules(nodes, **{"ttl": 10.0, "restart_guard": False, "node_timeout": 0.2, **options})
+    return Rules(nodes, **{"ttl": 10.0, "restart_guard": False, "node_timeout": 2.0, **options})
 
 
 def real_manager(urls: list[str], prefix: str = "t:", **options: Any) -> LockManager:

@@ -170,7 +170,7 @@ async def test_renewal_keeps_a_lock_longer_than_its_lease(make: Manager, flavour
     """L22: a lease is extended every third of its ttl while it is held."""
     extended = threading.Semaphore(0)
     manager = make(
-        ttl=0.9, node_timeout=0.1, notify=lambda event, **about: event == "lock_extended" and extended.release()
+        ttl=1.5, node_timeout=0.3, notify=lambda event, **about: event == "lock_extended" and extended.release()
     )
 
     async with flavour.entered(manager.lock("a")) as lease:
@@ -182,7 +182,7 @@ async def test_renewal_keeps_a_lock_longer_than_its_lease(make: Manager, flavour
 
 async def test_holder_is_told_when_its_lock_is_gone(make: Manager, flavour: Flavour):
     """L23, L24: event and callback say it, at the latest when the lease ends by the local clock."""
-    manager = make(ttl=0.9, node_timeout=0.1)
+    manager = make(ttl=1.5, node_timeout=0.3)
     told: list[Lease] = []
     lease = await flavour.acquire(manager.lock("a"))
     lease.on_lost(told.append)
@@ -201,7 +201,7 @@ async def test_holder_is_told_when_its_lock_is_gone(make: Manager, flavour: Flav
 )
 async def test_renewal_stops_at_its_bounds(make: Manager, flavour: Flavour, options: Any, reason: str):
     """P34, L27: a holder that never ends loses the lock, and the loss says why."""
-    manager = make(ttl=0.6, node_timeout=0.1, **options)
+    manager = make(ttl=1.0, node_timeout=0.2, **options)
     lease = await flavour.acquire(manager.lock("a"))
 
     assert await flavour.lost(lease)
@@ -228,7 +228,7 @@ async def test_loss_is_told_whoever_notices_it(make: Manager, flavour: Flavour, 
 
 async def test_lease_that_is_not_renewed_tells_its_end(make: Manager, flavour: Flavour):
     """L23: the loss is told from the local clock, without asking any node."""
-    manager = make(ttl=0.5, node_timeout=0.1)
+    manager = make(ttl=1.0, node_timeout=0.2)
     lease = await flavour.acquire(manager.lock("a", renew=False))
 
     assert await flavour.lost(lease)

@@ -95,7 +95,7 @@ async def test_shared_holders_keep_out_an_exclusive_one_and_it_them(make: Manage
 
 async def test_shared_holders_end_each_by_itself(make: Manager, flavour: Flavour):
     """P18, P29: an extension is that of one holder; who lets its lease lapse takes nobody along."""
-    manager = make(node_timeout=0.1)
+    manager = make(node_timeout=0.2)
     short = await take(flavour, manager, "a", shared=True, ttl=1.0, renew=False)
     long = await take(flavour, manager, "a", shared=True, ttl=10.0, renew=False)
 
@@ -207,7 +207,7 @@ async def test_reentrant_lock_is_not_had_both_ways(make: Manager, flavour: Flavo
 
 async def test_lease_whose_work_gives_no_sign_of_life_is_not_extended(make: Manager, flavour: Flavour):
     """P34: a hung worker in a living process loses the lock, and the loss says why."""
-    manager = make(ttl=1.5, node_timeout=0.2)
+    manager = make(ttl=1.5, node_timeout=0.3)
     lease = await take(flavour, manager, "a", heartbeat=0.1)
 
     assert await flavour.lost(lease)
@@ -217,7 +217,7 @@ async def test_lease_whose_work_gives_no_sign_of_life_is_not_extended(make: Mana
 
 async def test_heartbeat_keeps_a_lease(make: Manager, flavour: Flavour):
     """P34: work that says that it goes on keeps the lock."""
-    manager = make(ttl=1.5, node_timeout=0.2)
+    manager = make(ttl=1.5, node_timeout=0.3)
     lease = await take(flavour, manager, "a", heartbeat=0.5)
 
     while lease.extensions < 3:
@@ -231,7 +231,7 @@ async def test_heartbeat_keeps_a_lease(make: Manager, flavour: Flavour):
 
 async def test_body_is_cancelled_when_the_lock_is_lost(make: Manager):
     """L23, L24: an asyncio body need not ask; the block raises the loss in place of the cancellation."""
-    manager = make(ttl=1.5, node_timeout=0.2)
+    manager = make(ttl=1.5, node_timeout=0.3)
     ended = []
 
     async def work() -> None:
@@ -282,7 +282,7 @@ def test_blocking_body_cannot_be_cancelled(memory: Manager):
 
 async def test_extension_may_change_the_length_of_the_lease(make: Manager, flavour: Flavour):
     """P17, P18: a shorter ttl counts as soon as it is sent, a longer one when a quorum agreed."""
-    manager = make()
+    manager = make(node_timeout=1.0)
     lease = await take(flavour, manager, "a", ttl=10.0, renew=False)
     extend = lease.extend if isinstance(flavour, Blocking) else lease.aextend
 
@@ -302,7 +302,7 @@ async def _value(value: Any) -> Any:
 
 async def test_very_many_names_are_one_lock(nodes: Servers, flavour: Flavour):
     """P26, L56: a request for more than 200 names goes in parts, and is still all or nothing."""
-    manager = real_manager(nodes.urls, node_timeout=0.5)
+    manager = real_manager(nodes.urls, node_timeout=2.0)
     names = [f"n{number:04}" for number in range(1001)]
 
     lease = await take(flavour, manager, names)
@@ -320,7 +320,7 @@ async def test_very_many_names_are_one_lock(nodes: Servers, flavour: Flavour):
 
 async def test_parts_that_a_server_has_forgotten_are_sent_again(nodes: Servers, flavour: Flavour):
     """L64: scripts that were flushed cost one more request, in parts as in whole."""
-    manager = real_manager(nodes.urls, node_timeout=0.5)
+    manager = real_manager(nodes.urls, node_timeout=2.0)
     await flavour.release(await take(flavour, manager, "warm up"))
     for node in nodes:
         with node.client() as client:
@@ -335,7 +335,7 @@ async def test_parts_that_a_server_has_forgotten_are_sent_again(nodes: Servers, 
 
 async def test_minority_of_parts_leaves_nothing(nodes: Servers, flavour: Flavour):
     """L8: a node that granted some parts and refused others gives back what it granted."""
-    manager = real_manager(nodes.urls[:1], node_timeout=0.5)
+    manager = real_manager(nodes.urls[:1], node_timeout=2.0)
     names = [f"n{number:04}" for number in range(600)]
     holder = await take(flavour, manager, "n0300")
 
@@ -382,7 +382,7 @@ async def test_leases_are_extended_together(nodes: Servers, flavour: Flavour):
 async def test_renewal_of_many_leases_survives_a_frozen_node(nodes: Servers, flavour: Flavour):
     """L22, L25, P25: a node that says nothing delays the others of the batch by no more than a node timeout."""
     extended: list[Any] = []
-    manager = real_manager(nodes.urls, ttl=1.5, node_timeout=0.05)
+    manager = real_manager(nodes.urls, ttl=1.5, node_timeout=0.3)
     manager.notify = lambda event, **about: event == "lock_extended" and extended.append(about["lease"])
     leases = [await take(flavour, manager, f"n{number}") for number in range(50)]
     nodes[0].freeze()

@@ -86,13 +86,13 @@ def test_lock_of_a_killed_process_is_free_after_its_lease(nodes: Servers, tmp_pa
     script = (
         "import os, signal\n"
         "from tests.locking.conftest import real_manager\n"
-        f"manager = real_manager({nodes.urls!r}, ttl=1.0, node_timeout=0.05)\n"
+        f"manager = real_manager({nodes.urls!r}, ttl=1.0, node_timeout=0.2)\n"
         "lease = manager.lock('a').acquire()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     died = subprocess.run([sys.executable, "-c", script], check=False)
     assert died.returncode == -signal.SIGKILL
-    manager = real_manager(nodes.urls, ttl=1.0, node_timeout=0.05)
+    manager = real_manager(nodes.urls, ttl=1.0, node_timeout=0.2)
     assert holders(manager, "{a}")
 
     lease = manager.lock("a", wait=5).acquire()
@@ -185,7 +185,7 @@ def test_process_that_was_stopped_longer_than_its_lease_knows_it(nodes: Servers,
     script = (
         "import sys\n"
         "from tests.locking.conftest import real_manager\n"
-        f"manager = real_manager({nodes.urls!r}, ttl=1.0, node_timeout=0.05)\n"
+        f"manager = real_manager({nodes.urls!r}, ttl=1.0, node_timeout=0.2)\n"
         "lease = manager.lock('a').acquire()\n"
         "print('held', flush=True)\n"
         "sys.stdin.readline()\n"
@@ -197,7 +197,7 @@ def test_process_that_was_stopped_longer_than_its_lease_knows_it(nodes: Servers,
         assert process.stdout
         assert process.stdout.readline() == "held\n"
         os.kill(process.pid, signal.SIGSTOP)
-        manager = real_manager(nodes.urls, ttl=1.0, node_timeout=0.05)
+        manager = real_manager(nodes.urls, ttl=1.0, node_timeout=0.2)
         thief = manager.lock("a", wait=10).acquire()
         process.stdin.write("\n")
         process.stdin.flush()
@@ -228,7 +228,7 @@ def test_interpreter_that_exits_with_a_held_lock_neither_hangs_nor_prints(nodes:
 
 def test_dropped_lease_is_not_renewed(real: Manager):
     """L28: a lease that its holder dropped without a release ends by itself."""
-    manager = real(ttl=0.6, node_timeout=0.05)
+    manager = real(ttl=1.0, node_timeout=0.2)
     manager.lock("a").acquire()  # dropped at once
 
     lease = manager.lock("a", wait=5).acquire()

@@ -234,13 +234,13 @@ async def test_error_is_no_vote_and_keeps_its_word(
     """P23, L65, L3: no vote, nobody's hold, named by its word; others go on, and so does a node that is well again."""
     with ExitStack() as stack:
         if warm:
-            alone = real_manager([patient.url], node_timeout=0.5)
+            alone = real_manager([patient.url], node_timeout=2.0)
             await flavour.release(await flavour.acquire(alone.lock("a", wait=0)))
         state = stack.enter_context(ExitStack())
         state.enter_context(case.state(patient))
         if not warm:
-            alone = real_manager([patient.url], node_timeout=0.5)
-        pair, three = (real_manager([patient.url, *nodes.urls[:count]], node_timeout=0.5) for count in (1, 2))
+            alone = real_manager([patient.url], node_timeout=2.0)
+        pair, three = (real_manager([patient.url, *nodes.urls[:count]], node_timeout=2.0) for count in (1, 2))
         managers = [alone, pair, three]
 
         error = await refused(flavour, alone)

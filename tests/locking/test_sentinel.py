@@ -83,7 +83,7 @@ def watched(folder: Path) -> Iterator[Sentinel]:
 
 def manager_of(*sentinels: str, guard: bool = False, service: str = "mymaster") -> LockManager:
     node = open_node(NodeSpec(f"redis://{service}", sentinels=sentinels), "t:")
-    return LockManager([node], Rules(1, ttl=2.0, max_ttl=4.0, restart_guard=guard, node_timeout=0.1))
+    return LockManager([node], Rules(1, ttl=2.0, max_ttl=4.0, restart_guard=guard, node_timeout=0.4))
 
 
 @pytest.mark.slow
