@@ -152,7 +152,8 @@ def loading(it: Patient) -> Iterator[None]:
     it.client.config_set("rdbcompression", "no")
     for number in range(60):
         it.client.set(f"key {number}", "x" * 2_000_000)  # so much is loaded between two looks at the connections
-    it.client.shutdown(save=True)
+    with it.server.client(socket_timeout=30) as client:  # a slow disk takes seconds
+        client.shutdown(save=True)
     it.server._wait_until_gone()
     it.server.args = ("--key-load-delay", "40000")  # microseconds
     it.server._launch()
