@@ -10,6 +10,8 @@ from tests.benchmarks.measure import AsyncContender, Contender, ainterleave, int
 from tests.benchmarks.report import Figure, Section, Target, dump, lines, load
 from tests.benchmarks.waiting import Turn, jain, overtaking
 
+pytestmark = pytest.mark.once  # and in a process of their own: they add to the settings
+
 
 @pytest.fixture
 def section() -> Section:

@@ -54,6 +54,9 @@ async def complaint(flavour: Flavour, url: str, *, at_once: bool, attempts: int 
 # TLS
 
 
+USAGE = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")  # Python 3.13 wants to know what a key is for
+
+
 @dataclass
 class Certificates:
     """A certificate authority and what it signed, made by the openssl command."""
@@ -75,12 +78,14 @@ class Certificates:
     def _authority(self, name: str) -> None:
         self._key(name)
         made = ("-out", self[f"{name}.crt"], "-subj", f"/CN={name}", "-days", "2")
-        self._openssl("req", "-x509", "-new", "-key", self[f"{name}.key"], *made)
+        self._openssl("req", "-x509", "-new", "-key", self[f"{name}.key"], *USAGE, *made)
 
     def _sign(self, name: str, names: str, authority: str) -> None:
         self._key(name)
         days = "-1" if name == "expired" else "2"
-        (self.folder / f"{name}.ext").write_text(f"subjectAltName={names}\n")
+        (self.folder / f"{name}.ext").write_text(
+            f"subjectAltName={names}\nauthorityKeyIdentifier=keyid\nkeyUsage=digitalSignature\n"
+        )
         self._openssl("req", "-new", "-key", self[f"{name}.key"], "-out", self[f"{name}.csr"], "-subj", f"/CN={name}")
         ca = ("-CA", self[f"{authority}.crt"], "-CAkey", self[f"{authority}.key"], "-CAcreateserial", "-days", days)
         certificate = ("-in", self[f"{name}.csr"], "-out", self[f"{name}.crt"], "-extfile", self[f"{name}.ext"])
