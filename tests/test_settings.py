@@ -222,6 +222,7 @@ def test_public_names_are_these():
         "StaleTokenError",
         "lock",
         "lock_for_update",
+        "locked_command",
         "locked_view",
         "locks",
     ]
