@@ -597,6 +597,7 @@ class LockManager:
         barge: bool = False,
         reentrant: bool = False,
         heartbeat: float | None = None,
+        max_hold: float | None = None,
         cancel_on_lost: bool = False,
     ) -> Lock:
         """
@@ -619,6 +620,7 @@ class LockManager:
             barge: Whether to take it, if it is free, before those that wait for it.
             reentrant: Whether the thread or task that has it may take it again.
             heartbeat: After how many seconds without :meth:`Lease.heartbeat` it is no longer extended; None needs none.
+            max_hold: Longest time that renewal keeps it, in seconds; None is ``OPTIONS["max_hold"]``.
             cancel_on_lost: Whether to cancel the body of ``async with`` when the lock is lost.
 
         Raises:
@@ -631,7 +633,11 @@ class LockManager:
         check_limit(limit, names, shared)
         if heartbeat is not None:
             seconds("heartbeat", heartbeat)
-        wanted = Wanted(names, chosen, check_wait(wait), owner, token, adopt, detached, limit, shared, barge, heartbeat)
+        if max_hold is not None:
+            seconds("max_hold", max_hold)
+        wanted = Wanted(
+            names, chosen, check_wait(wait), owner, token, adopt, detached, limit, shared, barge, heartbeat, max_hold
+        )
         return Lock(self, wanted, self.rules.renew if renew is None else renew, reentrant, cancel_on_lost)
 
     def release(self, name: str | Iterable[str], token: str) -> str:

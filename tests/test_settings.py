@@ -223,6 +223,7 @@ def test_public_names_are_these():
         "fenced",
         "lock",
         "lock_for_update",
+        "locked_command",
         "locked_view",
         "locks",
     ]

@@ -42,6 +42,7 @@ class Tenure:
         self.ended_at = 0.0
         self.shared = wanted.shared
         self._heartbeat = wanted.heartbeat
+        self._max_hold = rules.max_hold if wanted.max_hold is None else wanted.max_hold
         self._beat = granted.start
         self._value = granted.value
         self._rules = rules
@@ -185,7 +186,7 @@ class Tenure:
         return farewell(release, nodes, unsure, self.ttl, timeout, self._rules.needed)
 
     def _may_extend(self, when: float) -> bool:
-        return not self._used_up() and when - self.since < self._rules.max_hold
+        return not self._used_up() and when - self.since < self._max_hold
 
     def _silent(self, when: float) -> bool:
         return self._heartbeat is not None and when - self._beat >= self._heartbeat
@@ -199,7 +200,7 @@ class Tenure:
             return "max_extensions"
         if self._silent(self.deadline):
             return "heartbeat"
-        return "max_hold" if self.deadline - self.since >= self._rules.max_hold else "expired"
+        return "max_hold" if self.deadline - self.since >= self._max_hold else "expired"
 
 
 def renewal(terms: Sequence[Term], rules: Rules, timeout: float) -> Ballot:
