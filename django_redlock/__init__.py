@@ -10,6 +10,7 @@ from .locks import Lease, Lock, LockManager
 
 if TYPE_CHECKING:
     from .commands import locked_command
+    from .fencing import fenced
     from .querysets import LockableQuerySet, lock_for_update
     from .views import locked_view
 
@@ -26,6 +27,7 @@ __all__ = [
     "QuorumUnavailableError",
     "RedlockError",
     "StaleTokenError",
+    "fenced",
     "lock",
     "lock_for_update",
     "locked_command",
@@ -35,6 +37,7 @@ __all__ = [
 
 _LATER = {
     "LockableQuerySet": ".querysets",
+    "fenced": ".fencing",
     "lock_for_update": ".querysets",
     "locked_command": ".commands",
     "locked_view": ".views",

@@ -197,7 +197,10 @@ class MemoryStore:
         strangers = [slug for slug in request.slugs if self._owner(slug, now) not in ours]
         firsts = {slug: self._queue(request, slug).first(now, request.waiter) for slug in strangers}
         seated = [slug for slug, first in firsts.items() if first and first == request.waiter]
-        queued = not request.barge and any(first and first != request.waiter for first in firsts.values())
+        queued = not request.barge and any(
+            first and first != request.waiter and not self._ahead_of(request, slug, first)
+            for slug, first in firsts.items()
+        )
         if self._cancelled(request.nonce, now):
             return Reply(Kind.CANCELLED, high, time_us)
         if others or queued:
@@ -213,6 +216,10 @@ class MemoryStore:
             self._write_fence(request.slugs, request.number, request.keep, now)
             return Reply(Kind.ACCEPTED, request.number, time_us)
         return Reply(Kind.GRANTED, high, time_us)
+
+    def _ahead_of(self, request: Acquire, slug: str, first: str) -> bool:
+        """Tell whether a waiter that is not in line came before the first that is: it had left with a vain grant."""
+        return bool(request.waiter) and request.stamp < self._queue(request, slug).stamps[first]
 
     def _in_the_way(self, request: Acquire, slug: str, ours: set[str], now: float) -> bool:
         owner = self._owner(slug, now)
