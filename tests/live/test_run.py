@@ -20,9 +20,7 @@ from django_redlock.testing import Servers
 from django_redlock.testing.processes import spawn
 from tests.locking.conftest import rules
 
-CHECKOUT = Path(__file__).parents[2]
-PATIENCE = 30.0  # seconds
-TTL = 5.0  # seconds
+from .conftest import CHECKOUT, PATIENCE, Live, outcome, said
 
 WORK = """
 import os, signal, subprocess, sys, time
@@ -57,24 +55,13 @@ print("ended", os.waitstatus_to_exitcode(status), flush=True)
 """
 
 
-class Runs(list["Popen[bytes]"]):
-    """Processes of management commands over the same three servers."""
+class Runs:
+    """Runs of Python code under a lock."""
 
-    def __init__(self, nodes: Servers) -> None:
-        super().__init__()
-        self.nodes = nodes
-        self.env = {
-            **os.environ,
-            "DJANGO_SETTINGS_MODULE": "tests.live.settings",
-            "LIVE_NODES": ",".join(nodes.urls[:3]),
-            "LIVE_TTL": str(TTL),
-        }
-
-    def start(self, *args: str, **options: object) -> "Popen[bytes]":
-        command = [sys.executable, "-m", "django", *args]
-        pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, **options}
-        self.append(spawn(command, cwd=CHECKOUT, env=self.env, **pipes))
-        return self[-1]
+    def __init__(self, live: Live) -> None:
+        self.start = live.manage
+        self.env = live.env
+        self.append = live.append
 
     def run(self, name: str, code: str, *args: str, options: tuple[str, ...] = ()) -> "Popen[bytes]":
         """Start Python code under a lock."""
@@ -82,12 +69,8 @@ class Runs(list["Popen[bytes]"]):
 
 
 @pytest.fixture
-def runs(nodes: Servers) -> Iterator[Runs]:
-    started = Runs(nodes)
-    yield started
-    for process in started:
-        process.kill()
-        process.communicate()
+def runs(live: Live) -> Runs:
+    return Runs(live)
 
 
 @pytest.fixture
@@ -96,18 +79,6 @@ def manager(nodes: Servers) -> Iterator[LockManager]:
     ours = LockManager([open_node(NodeSpec(url), "live:") for url in nodes.urls[:3]], rules(3))
     yield ours
     ours.close()
-
-
-def said(process: "Popen[bytes]") -> str:
-    """Wait for the next line that a process writes."""
-    assert process.stdout is not None
-    return process.stdout.readline().decode().strip()
-
-
-def outcome(process: "Popen[bytes]") -> tuple[str, str, int]:
-    """Wait for the end of a process; returns what it wrote and its exit code."""
-    out, err = process.communicate(timeout=PATIENCE)
-    return out.decode().strip(), err.decode().strip(), process.returncode
 
 
 def is_free(manager: LockManager, name: str) -> bool:
