@@ -146,6 +146,7 @@ def finish(process):
     return outcome(process)
 
 
+@pytest.mark.once
 def test_skipping_may_be_silent(runs, manager):
     """
     With ``--skip-exit-code 0`` a skipped run says nothing, so that cron sends no mail.
@@ -154,6 +155,7 @@ def test_skipping_may_be_silent(runs, manager):
         assert outcome(runs.run("nightly", "raise SystemExit(1)", options=("--skip-exit-code", "0"))) == ("", "", 0)
 
 
+@pytest.mark.once
 def test_run_may_wait_for_its_turn(runs, manager, nodes):
     """
     With ``--wait`` a run is not skipped while the time lasts.
@@ -168,6 +170,7 @@ def test_run_may_wait_for_its_turn(runs, manager, nodes):
     assert outcome(process) == ("my turn", "", 0)
 
 
+@pytest.mark.once
 def test_missing_quorum_has_an_exit_code_of_its_own(runs, nodes):
     """
     Nobody can tell whether the lock is free: exit code 69, and the program does not run.
@@ -181,6 +184,7 @@ def test_missing_quorum_has_an_exit_code_of_its_own(runs, nodes):
     assert "2 of 3 nodes must answer in time" in err
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("program", "message", "exit_code"),
     [("no-such-program", "No such file", 127), ("/etc/passwd", "Permission denied", 126)],
@@ -195,6 +199,7 @@ def test_program_that_cannot_be_started_frees_the_lock(runs, manager, program, m
     assert is_free(manager, "nightly")
 
 
+@pytest.mark.once
 def test_everything_behind_the_dashes_is_the_programs(runs):
     """
     Options and further dashes are the program's own.
@@ -205,7 +210,10 @@ def test_everything_behind_the_dashes_is_the_programs(runs):
     assert outcome(process) == ("['--settings', 'x', '--', '-v']", "", 0)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"])
+OTHERS = [pytest.param(name, marks=pytest.mark.once) for name in ("SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", *OTHERS])
 def test_signals_are_passed_on(runs, manager, name):
     """
     The program gets the signal and decides; its exit code counts, and the lock is free.
@@ -219,6 +227,7 @@ def test_signals_are_passed_on(runs, manager, name):
     assert is_free(manager, "nightly")
 
 
+@pytest.mark.once
 def test_end_by_a_signal_is_told_as_shells_do(runs):
     """
     A program that SIGTERM ended gives 143.
@@ -248,6 +257,7 @@ def test_lost_lock_ends_the_program_and_its_children(runs, nodes):
         wait_until_gone(pid)
 
 
+@pytest.mark.once
 def test_frozen_program_is_ended_when_the_lock_is_taken_over(runs, manager):
     """
     A program that was stopped (SIGSTOP) ends all the same when somebody else has its lock.
@@ -267,6 +277,7 @@ def test_frozen_program_is_ended_when_the_lock_is_taken_over(runs, manager):
     wait_until_gone(pid)
 
 
+@pytest.mark.once
 def test_program_ends_at_max_hold(runs):
     """
     ``--max-hold`` bounds a run that hangs (L27).
@@ -301,6 +312,7 @@ def terminal() -> Iterator[tuple[int, int]]:
     os.close(theirs)
 
 
+@pytest.mark.once
 def test_program_may_be_used_at_a_terminal(runs, terminal, manager):
     """
     What somebody types goes to the program, and so do Ctrl-C and Ctrl-Z; the runner stops with it and goes on.
