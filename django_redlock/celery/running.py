@@ -254,7 +254,8 @@ class Arrival:
         """Leave a note for later copies of a message that the broker may deliver again though it is done."""
         if self.request.is_eager or not self.ticket.name or execution.handed_over:
             return
-        if self.task.acks_late or self.request.eta or self.redelivered or self.ticket.watch:
+        delayed = self.request.eta and not self.ticket.tries  # it may have waited for longer than the broker does
+        if self.task.acks_late or delayed or self.redelivered or self.ticket.watch:
             stored = not self._result_ignored() and not isinstance(self.task.backend, DisabledBackend)
             execution.note_done(stored)
 

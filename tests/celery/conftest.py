@@ -16,6 +16,7 @@ from celery.backends import cache
 from kombu.transport.memory import Channel
 
 from django_redlock import locks
+from django_redlock.celery import singleton_task
 from django_redlock.nodes.memory import MemoryNode, forget_nodes
 
 
@@ -86,3 +87,16 @@ class Worker:
 @pytest.fixture
 def worker(app: Celery) -> Worker:
     return Worker(app)
+
+
+@pytest.fixture
+def make(app: Celery) -> Any:
+    """Make a singleton task of this test's app, out of a body that gets the task itself and the shop."""
+
+    def make(body: Any = lambda self, shop_id: shop_id, **options: Any) -> Any:
+        def sync(self, shop_id, since=None):
+            return body(self, shop_id)
+
+        return singleton_task(bind=True, **({"name": "shop.sync", "key": ("shop_id",)} | options))(sync)
+
+    return make
