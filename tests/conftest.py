@@ -15,6 +15,8 @@ import pytest
 
 from django_redlock.testing import ServerNotFoundError, Servers, find_server, start_servers
 
+pytest_plugins = ["tests.stalls"]
+
 Report = pytest.TestReport | pytest.CollectReport
 
 NAMED_IN_HEADER = ["Django", "redis", "celery", "kombu", "django-redis"]

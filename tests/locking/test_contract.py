@@ -201,7 +201,7 @@ async def test_holder_is_told_when_its_lock_is_gone(make: Manager, flavour: Flav
 )
 async def test_renewal_stops_at_its_bounds(make: Manager, flavour: Flavour, options: Any, reason: str):
     """P34, L27: a holder that never ends loses the lock, and the loss says why."""
-    manager = make(ttl=1.0, node_timeout=0.2, **options)
+    manager = make(ttl=2.0, node_timeout=0.4, **options)
     lease = await flavour.acquire(manager.lock("a"))
 
     assert await flavour.lost(lease)
