@@ -1,7 +1,7 @@
 """
 A Celery app in memory, and a worker that does nothing but trace messages, one at a time, when it is told to.
 
-What a process does to a task is tested in ``test_workers.py``, with real ones.
+What a process does to a task is tested in ``workers/``, with real ones.
 """
 
 import weakref
@@ -21,10 +21,10 @@ from django_redlock.nodes.memory import MemoryNode, forget_nodes
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Have one process run all of ``test_workers.py``: its tests share a worker, and time matters to them."""
+    """Have one process run all tests of real workers: those of a file share a worker, and time matters to them."""
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            if item.path == Path(__file__).with_name("test_workers.py"):
+            if item.path.parent == Path(__file__).with_name("workers"):
                 item.add_marker(pytest.mark.xdist_group("celery-workers"))
 
 

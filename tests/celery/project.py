@@ -1,5 +1,5 @@
 """
-The project that the workers of ``test_workers.py`` run: tasks that do as they are told, and tell what they do.
+The project that the workers of ``workers/`` run: tasks that do as they are told, and tell what they do.
 
 They tell it in a list on the broker's server, where a test waits for it, and wait there for the test's word.
 """
@@ -18,13 +18,13 @@ from django_redlock.celery import singleton_task
 app = Celery("tests.celery.project", set_as_current=False)
 
 
-def configure(broker: str, visibility_timeout: float = 3600) -> None:
-    """Use this broker, also for results and for the talk between tests and tasks."""
+def configure(broker: str, results: str, visibility_timeout: float = 3600) -> None:
+    """Use this broker, and this server for results and for the talk between tests and tasks."""
     options = {"visibility_timeout": visibility_timeout, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
     app.conf.update(
         broker_url=broker,
-        result_backend=broker,
-        broker_transport_options=options,
+        result_backend=results,
+        broker_transport_options=options if broker.startswith("redis") else {},
         broker_connection_retry_on_startup=True,
         worker_prefetch_multiplier=1,
         worker_hijack_root_logger=False,
@@ -84,11 +84,11 @@ def stage(what: str) -> Stage:
 @cache
 def _stage(pid: int, what: str) -> Stage:
     # One per process, and for good: a signal that arrives while a client is being deleted is lost.
-    return Stage(app.conf.broker_url, what)
+    return Stage(app.conf.result_backend, what)
 
 
 if "TEST_BROKER" in os.environ:
-    configure(os.environ["TEST_BROKER"], float(os.environ.get("TEST_VISIBILITY", 3600)))
+    configure(os.environ["TEST_BROKER"], os.environ["TEST_RESULTS"], float(os.environ.get("TEST_VISIBILITY", 3600)))
 
 
 def perform(what: str) -> str:
