@@ -33,11 +33,12 @@ def results() -> Iterator[Server]:
         hang_up()
 
 
-@pytest.fixture(scope="module")
-def broker(results: Server) -> Iterator[str]:
+@pytest.fixture(scope="module", params=["redis", "rabbitmq"])
+def broker(request: pytest.FixtureRequest, results: Server) -> Iterator[str]:
     """The URL of the broker of this module's tests."""
-    project.configure(results.url, results.url)
-    yield results.url
+    url = results.url if request.param == "redis" else request.getfixturevalue("rabbitmq_server").start().url
+    project.configure(url, results.url)
+    yield url
     hang_up()
 
 

@@ -205,7 +205,20 @@ def test_hard_time_limit(worker, stage, what):
     until(gone(child), timeout=SLACK)
 
 
-def test_unknown_task(worker):
+def test_hard_time_limit_of_a_long_lease(worker, stage, what):
+    """
+    After a hard limit nobody waits for a long lease to end, though the child can free nothing any more. C65
+    """
+    result = task("endless_long").delay(what)
+    stage.hear("started")
+
+    with pytest.raises(TimeLimitExceeded):
+        result.get(timeout=10)
+
+    assert until(free("endless_long", what), timeout=20) < 20
+
+
+def test_unknown_task(worker, what):
     """
     A message whose task the worker does not know frees its slot when it is refused. C37
     """
@@ -213,7 +226,7 @@ def test_unknown_task(worker):
     def unknown():
         pass
 
-    only_here = singleton_task(name="tests.unknown")(unknown)
+    only_here = singleton_task(name=what)(unknown)
     project.app.set_current()
     result = only_here.delay()
 
