@@ -12,7 +12,7 @@ import heapq
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -67,6 +67,9 @@ class Agenda:
 
     def __len__(self) -> int:
         return len(self._leases)
+
+    def __iter__(self) -> Iterator[Tended]:
+        return iter(self._leases)
 
     def add(self, lease: Tended) -> float:
         """Put a lease on the agenda; returns when it is due, infinity if it has ended."""
@@ -155,6 +158,11 @@ class Watchdog:
         with self._changed:
             self._agenda.drop(lease)
 
+    def tends(self, keeper: Keeper) -> bool:
+        """Return whether it looks after leases of *keeper*."""
+        with self._changed:
+            return any(lease.keeper is keeper for lease in self._agenda)
+
     def rest(self) -> None:
         """End the thread now if there is nothing to look after; otherwise it ends a while after the last lease."""
         with self._changed:
@@ -217,6 +225,10 @@ class AsyncWatchdog:
     def forget(self, lease: Tended) -> None:
         """Stop looking after *lease*, which has ended."""
         self._agenda.drop(lease)
+
+    def tends(self, keeper: Keeper) -> bool:
+        """Return whether it looks after leases of *keeper*."""
+        return any(lease.keeper is keeper for lease in self._agenda)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
