@@ -447,6 +447,23 @@ class RedisNode:
     def __repr__(self) -> str:
         return f"<RedisNode {self.name}>"
 
+    @property
+    def encrypted(self) -> bool:
+        """Whether its connections are encrypted."""
+        return issubclass(self._class, SSLConnection)
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether a password is sent."""
+        return bool(self._arguments.get("password") or self._arguments.get("credential_provider"))
+
+    @property
+    def remote(self) -> bool:
+        """Whether its connections leave this machine."""
+        host = str(self._arguments.get("host", "localhost"))
+        local = host in ("localhost", "::1") or host.startswith("127.")
+        return self._class is not UnixDomainSocketConnection and not local
+
     def _address(self) -> str:
         if self._class is UnixDomainSocketConnection:
             return str(self._arguments.get("path", ""))
