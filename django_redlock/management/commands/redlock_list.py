@@ -68,6 +68,17 @@ def positive(text: str) -> int:
     return number
 
 
+def seconds(text: str) -> float:
+    """Return a positive number of seconds that an option was given."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e9:
+        raise ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
+    return number
+
+
 def listing(using: str, names: list[str] | None = None) -> Snapshot:
     """Return the held locks of an alias, or only those named, or fail as a command does."""
     try:
