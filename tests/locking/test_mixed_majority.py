@@ -69,7 +69,7 @@ def contending(folder: Path, urls: list[str], databases: dict[str, Any], **optio
 @pytest.mark.once
 def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql: PostgreSQL, tmp_path: Path):
     """
-    P16, P20, P25, L62: a counter that nothing else protects loses no increment, and goes on with every one of them dead.
+    P16, P20, P25, L62: a counter that nothing else protects loses nothing, and goes on with any one dead.
 
     Each Redis is killed and comes back empty, PostgreSQL is stopped, killed and frozen; one after the other, while
     four processes increment.
