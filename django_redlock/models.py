@@ -4,13 +4,14 @@ The fences, and what Django's admin, its permissions and its log need to know of
 
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote, unquote
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from . import inventory
+from .nodes.ledger import TABLE
 
 MAX_SHOWN = 200  # characters of a lock's name in the table of fences
 
@@ -130,3 +131,30 @@ def parse_key(key: str) -> tuple[str, str, str]:
     """
     fingerprint, alias, slug = key.split("/")
     return fingerprint, unquote(alias, errors="strict"), unquote(slug, errors="strict")
+
+
+class NodeRecord(models.Model):
+    """
+    What a database that is a node knows of one name; read and written by :mod:`django_redlock.nodes.ledger` alone.
+
+    Times are microseconds since the epoch by the server's clock.
+    """
+
+    digest = models.CharField(max_length=32, primary_key=True)
+    realm = models.CharField(max_length=32)
+    version = models.BigIntegerField()
+    ends = models.BigIntegerField(null=True)
+    kept = models.BigIntegerField()
+    state = models.TextField()
+
+    class Meta:
+        app_label = "redlock"
+        db_table = TABLE
+        default_permissions = ()
+        indexes: ClassVar = [
+            models.Index(fields=["realm", "ends"], name="redlock_noderecord_ends"),
+            models.Index(fields=["kept"], name="redlock_noderecord_kept"),
+        ]
+
+    def __str__(self) -> str:
+        return self.digest
