@@ -21,9 +21,9 @@ from django.utils.decorators import method_decorator
 
 from .conf import DEFAULT_ALIAS
 from .exceptions import LockTakenError, QuorumUnavailableError
+from .fencing import in_transaction
 from .handler import locks
 from .locks import Lease, Lock, check_wait
-from .querysets import in_transaction
 from .refusals import OnBusy, check_on_busy, refuse
 from .view_keys import Call, Key, ViewKey
 
