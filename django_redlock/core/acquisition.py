@@ -64,6 +64,7 @@ class Wanted:
         shared: Whether other shared holders may have it too.
         barge: Whether to ignore those that wait.
         heartbeat: After how many seconds without a sign of life it is no longer extended; None needs none.
+        max_hold: Longest time that renewal keeps it, in seconds; None is as the rules say.
     """
 
     names: tuple[str, ...]
@@ -77,6 +78,7 @@ class Wanted:
     shared: bool = False
     barge: bool = False
     heartbeat: float | None = None
+    max_hold: float | None = None
 
 
 class Waiter:
