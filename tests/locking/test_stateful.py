@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, multiple, rule, run_state_machine_as_test
 
@@ -15,6 +15,8 @@ from django_redlock.locks import Lease, LockManager
 from django_redlock.testing import Server, Servers
 
 from .conftest import real_manager
+
+pytestmark = pytest.mark.once
 
 NAMES = ["a", "b"]
 PATIENCE = 20.0  # seconds in which what was sent without waiting has been executed
@@ -63,7 +65,7 @@ class Locks(RuleBasedStateMachine):
         self.tokens = dict.fromkeys(NAMES, 0)
         self.places = [{name: Place() for name in NAMES} for _ in servers]
         urls = [server.url for server in servers]
-        self.managers = [real_manager(urls, ttl=60.0, renew=False, node_timeout=1.0) for _ in range(2)]
+        self.managers = [real_manager(urls, ttl=60.0, renew=False, node_timeout=4.0) for _ in range(2)]
         self.clients = [server.client(socket_timeout=10.0) for server in servers]
 
     @initialize()
@@ -206,7 +208,7 @@ class Locks(RuleBasedStateMachine):
     @staticmethod
     def holders(client: Any, name: str) -> set[str]:
         value = (client.get(f"t:{{{name}}}:h") or "")[:32]
-        return set(client.zrange(f"t:{{{name}}}:s", 0, -1)) if value == SHARED else {value} - {""}
+        return set(client.zrange(f"t:{{{name}}}:r", 0, -1)) if value == SHARED else {value} - {""}
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -215,6 +217,11 @@ def test_locks_do_what_the_model_foretells(nodes: Servers, count: int):
     run_state_machine_as_test(
         lambda: Locks(nodes[:count]),
         settings=settings(
-            max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=20,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            # A state that is not reached is waited for; to look for a shorter way to it would take hours.
+            phases=[Phase.generate],
         ),
     )
