@@ -666,6 +666,7 @@ class RedisHintLink:
         told = []
         try:
             while readable(self._connection):
+                fileno(self._connection)  # redis-py drops the socket when it is reset, and then fails to read
                 told.append(hinted(self._connection.read_response(disable_decoding=True)))
         except BROKEN as error:
             raise LinkError(describe(error)) from None
