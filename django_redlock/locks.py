@@ -137,7 +137,7 @@ class Lease:
         """
         Why it ended; None while it goes on.
 
-        ``released``, ``expired``, ``superseded``, ``revoked`` (an operator asked for it), ``max_hold``,
+        ``released``, ``expired``, ``superseded``, ``revoked`` (by an operator), ``max_hold``,
         ``max_extensions``, ``heartbeat`` or ``forked``.
         """
         return "forked" if self._forked() else self._tenure.ended
