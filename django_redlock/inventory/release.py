@@ -19,18 +19,19 @@ from .poll import Poll, ask_for, read_value
 log = logging.getLogger("django_redlock")
 
 
-def force_release(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "") -> str:
+def force_release(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "", reason: str = "") -> str:
     """
     Release a lock whoever holds it, if the holder is still the one with this fingerprint.
 
-    The holder learns of it at its next renewal, which is refused: its lease is lost, and the lock stays free for
-    others. Sends the signal ``lock_forced``.
+    The holder learns of it at its next renewal, which is refused: its lease is lost with the reason ``revoked``, and
+    the lock stays free for others. Sends the signal ``lock_forced``.
 
     Args:
         name: The lock's name.
         fingerprint: Which holder it was when somebody decided to release it.
         using: The alias in ``REDLOCK``.
         slug: The lock's slug, for a long name of which only the beginning is known.
+        reason: Why, for the log.
 
     Returns:
         ``released``; ``changed`` if somebody else holds it now; ``gone`` if nobody does; ``unknown`` if too few
@@ -45,7 +46,7 @@ def force_release(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, sl
     if ballot is None:
         return _absence(poll, slug)
     outcome = _outcome(ballot, manager.rules)
-    _tell(manager, "released by force", "lock_forced", slug, outcome)
+    _tell(manager, "released by force", "lock_forced", slug, outcome, reason)
     return outcome
 
 
@@ -120,7 +121,8 @@ def delete(poll: Poll, slug: str, wanted: str, bury: float) -> Ballot | None:
     nonce = nonce_with(poll, slug, wanted)
     if nonce is None:
         return None
-    return _everywhere(poll.manager, Release((slug,), nonce, bury, shared=nonce == SHARED, queue=queue_of(slug)))
+    shared = nonce == SHARED
+    return _everywhere(poll.manager, Release((slug,), nonce, bury, shared=shared, queue=queue_of(slug), revoke=True))
 
 
 def nonce_with(poll: Poll, slug: str, wanted: str) -> str | None:
@@ -164,8 +166,9 @@ def _outcome(ballot: Ballot, rules: Rules) -> str:
     return "changed" if ballot.count(Kind.BUSY) else "gone"
 
 
-def _tell(manager: LockManager, what: str, event: str, slug: str, outcome: str) -> None:
+def _tell(manager: LockManager, what: str, event: str, slug: str, outcome: str, reason: str = "") -> None:
     name = name_of(slug)
-    log.warning("lock %s: %s (%s)", what, name, outcome, extra={"event": event, "lock": name, "outcome": outcome})
+    why = f"{outcome}: {reason}" if reason else outcome
+    log.warning("lock %s: %s (%s)", what, name, why, extra={"event": event, "lock": name, "outcome": outcome})
     if event == "lock_forced":
         manager.notify("lock_forced", name=name, outcome=outcome)

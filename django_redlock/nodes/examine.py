@@ -20,7 +20,6 @@ from .redis import BROKEN, RedisNode, describe, parse_error, read
 from .sentinel import SentinelNode, parse_master
 
 SAMPLES = 5  # round trips, of which the shortest counts
-PATIENCE = 1.0  # seconds at least: an examination is no round, and should see a slow node rather than give up
 IGNORED = frozenset({"retry", "retry_on_timeout", "retry_on_error", "health_check_interval", "max_connections"})
 IGNORED |= {"socket_timeout", "socket_connect_timeout"}
 
@@ -65,7 +64,7 @@ class Examination:
 def examine_all(nodes: tuple[Node, ...], timeout: float, *, rights: bool = True) -> list[Examination]:
     """Examine nodes, all at once; a node that does not answer costs *timeout* seconds, a few times."""
     with ThreadPoolExecutor(len(nodes), thread_name_prefix="django_redlock examine") as pool:
-        return list(pool.map(lambda node: examine(node, max(timeout, PATIENCE), rights=rights), nodes))
+        return list(pool.map(lambda node: examine(node, timeout, rights=rights), nodes))
 
 
 def examine(node: Node, timeout: float, *, rights: bool = True) -> Examination:

@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ...conf import InvalidRedlockError, aliases
 from ...doctor import Diagnosis, Finding, diagnose
 from ...inventory import printable
-from .redlock_list import seconds
+from ..shown import seconds
 
 VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
 EXIT = {"": 0, "note": 0, "warning": 1, "error": 2}
@@ -82,10 +82,10 @@ def summary(node: Any) -> str:
         return f"{node.name}: {node.detail}"
     version = node.info.get("valkey_version") or node.info.get("redis_version") or "of unknown version"
     server = "Valkey" if "valkey_version" in node.info else "Redis"
+    role = node.info.get("role", "unknown role")
     return (
-        f"{node.name}: {server} {version}, {node.info.get('role', 'unknown role')}, "
-        f"up {node.number('uptime_in_seconds')} s, round trip {node.round_trip * 1000:.1f} ms, "
-        f"clock {node.ahead:+.3f} s"
+        f"{node.name}: {server} {version}, {role}, up {node.number('uptime_in_seconds')} s, "
+        f"round trip {node.round_trip * 1000:.1f} ms, clock {node.ahead:+.3f} s"
     )
 
 
