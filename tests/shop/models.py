@@ -5,6 +5,7 @@ import uuid
 
 from django.db import models
 
+from django_redlock.fenced_models import FencedModel
 from django_redlock.querysets import LockableQuerySet
 
 
@@ -58,3 +59,9 @@ class Invoice(models.Model):
     """Its primary key is the order's."""
 
     order = models.OneToOneField(Order, on_delete=models.CASCADE, primary_key=True)
+
+
+class Pallet(FencedModel):
+    """Rows that know their latest writer."""
+
+    weight = models.IntegerField(default=0)
