@@ -5,6 +5,7 @@ import uuid
 
 from django.db import models
 
+from django_redlock.fenced_models import FencedModel
 from django_redlock.querysets import LockableQuerySet
 
 
@@ -74,3 +75,9 @@ class Purchase(models.Model):
     gift = models.ForeignKey(GiftOrder, null=True, on_delete=models.CASCADE, related_name="+")
     orders = models.ManyToManyField(Order)
     total = models.IntegerField(default=0)
+
+
+class Pallet(FencedModel):
+    """Rows that know their latest writer."""
+
+    weight = models.IntegerField(default=0)
