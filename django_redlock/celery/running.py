@@ -89,8 +89,7 @@ class Arrival:
         execution = Execution(self.task, self.ticket, self.rules, lease)
         try:
             self._leave_queue()
-            if self._is_done():
-                raise Ignore(f"{self.request.id} came a second time, and had been done.")
+            self._leave_if_done()  # it may have ended since it was looked at
         except BaseException:
             execution.end(hold=False)
             raise
@@ -204,6 +203,7 @@ class Arrival:
     def _look_at_notes(self) -> None:
         """Leave if the message was replaced or answered meanwhile, or must not run a second time."""
         ticket = self.ticket
+        self._leave_if_done()  # before it takes the slot, or two copies could keep each other waiting for ever
         if ticket.joined:
             self._answer_with(ticket.joined)
         if self.rules.on_duplicate == "replace" and peek(ticket.using, replaced_name(ticket.task_id)).value:
@@ -237,6 +237,11 @@ class Arrival:
     @property
     def _watch_name(self) -> str:
         return f"watch:{self.ticket.task_id}"
+
+    def _leave_if_done(self) -> None:
+        if self._is_done():
+            self._free_watch()
+            raise Ignore(f"{self.request.id} came a second time, and had been done.")
 
     def _is_done(self) -> bool:
         """Return whether this is a late copy of a message whose work is done."""
