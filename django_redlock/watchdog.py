@@ -190,7 +190,9 @@ class Watchdog:
             while not (due := self._agenda.take(self._clock())):
                 now = self._clock()
                 idle = now if len(self._agenda) else idle
-                if self._thread is None or self._thread.ident != green.real_ident():  # told to rest, and perhaps replaced since
+                if (
+                    self._thread is None or self._thread.ident != green.real_ident()
+                ):  # told to rest, and perhaps replaced since
                     return None
                 if now - idle > LINGER:
                     self._thread = None
