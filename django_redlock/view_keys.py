@@ -93,7 +93,7 @@ class ViewKey:
             return ":".join(texts if self._raw else map(self._escape, texts))
         except MissingError as missing:
             message = self._message(f"{field.written} has no value for this {self.occasion}: {missing}")
-            raise (BadRequest if missing.client else ImproperlyConfigured)(message) from None
+            raise (BadRequest if missing.client else ImproperlyConfigured)(message) from missing
 
     def _escape(self, text: str) -> str:
         shown = "".join(_percent(sign) if sign in self._special else sign for sign in text[:SHOWN])
@@ -287,7 +287,8 @@ def _find_get(name: str, call: Call) -> tuple[object, ...]:
 
 
 def _find_post(name: str, call: Call) -> tuple[object, ...]:
-    return ("post", name, _sent(call.request.POST.get(name), name))
+    form = call.request.data if hasattr(call.request, "data") else call.request.POST  # Django REST framework's
+    return ("post", name, _sent(form.get(name) if hasattr(form, "get") else None, name))
 
 
 def _sent(value: object, name: str) -> object:

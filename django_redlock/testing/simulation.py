@@ -37,7 +37,7 @@ from ..locks import Lease, Lock, LockManager
 from ..nodes import LinkError
 from ..nodes.gather import steady
 from ..nodes.hints import Waiters
-from ..watchdog import Agenda, by_keeper
+from ..watchdog import Agenda, Tended, by_keeper
 from .lines import before_line
 from .simulated_node import EPOCH, SimulatedNode
 
@@ -247,16 +247,18 @@ class Process:
 
 
 class VirtualWatchdog:
-    """Stands in for the thread that renews."""
+    """Stands in for the thread that renews. Signs of life of the process, which are for operators, it does not send."""
 
     def __init__(self, process_of: Callable[[object], Process]) -> None:
         self._process_of = process_of
 
-    def watch(self, lease: Lease) -> None:
-        self._process_of(lease.keeper).agenda.add(lease)
+    def watch(self, tended: Tended) -> None:
+        if isinstance(tended, Lease):
+            self._process_of(tended.keeper).agenda.add(tended)
 
-    def forget(self, lease: Lease) -> None:
-        self._process_of(lease.keeper).agenda.drop(lease)
+    def forget(self, tended: Tended) -> None:
+        if isinstance(tended, Lease):
+            self._process_of(tended.keeper).agenda.drop(tended)
 
     def rest(self) -> None:
         """Nothing to end."""

@@ -1,12 +1,20 @@
 """The project of the tests for processes of their own: its nodes and its database come from the environment."""
 
+import json
 import os
 
+from tests import drivers
 from tests.settings import *  # noqa: F403
-from tests.settings import DATABASES, TEMPLATES  # noqa: F401
 
-ROOT_URLCONF = "tests.shop.urls"
+ROOT_URLCONF = "tests.live.urls"
 ALLOWED_HOSTS = ["127.0.0.1"]
+INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_redlock", "tests.shop"]
+MIDDLEWARE: list[str] = []
+
+IN_MEMORY = '{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}'
+DATABASES = {"default": {**json.loads(os.environ.get("LIVE_DATABASE", IN_MEMORY)), "ATOMIC_REQUESTS": True}}
+if DATABASES["default"]["ENGINE"].endswith("mysql"):
+    drivers.install_mysql()
 
 REDLOCK = {
     "default": {

@@ -20,9 +20,7 @@ from django_redlock.testing import Servers
 from django_redlock.testing.processes import spawn
 from tests.locking.conftest import rules
 
-CHECKOUT = Path(__file__).parents[2]
-PATIENCE = 30.0  # seconds
-TTL = 5.0  # seconds
+from .conftest import CHECKOUT, PATIENCE, Live, outcome, said
 
 WORK = """
 import os, signal, subprocess, sys, time
@@ -57,24 +55,13 @@ print("ended", os.waitstatus_to_exitcode(status), flush=True)
 """
 
 
-class Runs(list["Popen[bytes]"]):
-    """Processes of management commands over the same three servers."""
+class Runs:
+    """Runs of Python code under a lock."""
 
-    def __init__(self, nodes: Servers) -> None:
-        super().__init__()
-        self.nodes = nodes
-        self.env = {
-            **os.environ,
-            "DJANGO_SETTINGS_MODULE": "tests.live.settings",
-            "LIVE_NODES": ",".join(nodes.urls[:3]),
-            "LIVE_TTL": str(TTL),
-        }
-
-    def start(self, *args: str, **options: object) -> "Popen[bytes]":
-        command = [sys.executable, "-m", "django", *args]
-        pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, **options}
-        self.append(spawn(command, cwd=CHECKOUT, env=self.env, **pipes))
-        return self[-1]
+    def __init__(self, live: Live) -> None:
+        self.start = live.manage
+        self.env = live.env
+        self.append = live.append
 
     def run(self, name: str, code: str, *args: str, options: tuple[str, ...] = ()) -> "Popen[bytes]":
         """Start Python code under a lock."""
@@ -82,12 +69,8 @@ class Runs(list["Popen[bytes]"]):
 
 
 @pytest.fixture
-def runs(nodes: Servers) -> Iterator[Runs]:
-    started = Runs(nodes)
-    yield started
-    for process in started:
-        process.kill()
-        process.communicate()
+def runs(live: Live) -> Runs:
+    return Runs(live)
 
 
 @pytest.fixture
@@ -96,18 +79,6 @@ def manager(nodes: Servers) -> Iterator[LockManager]:
     ours = LockManager([open_node(NodeSpec(url), "live:") for url in nodes.urls[:3]], rules(3))
     yield ours
     ours.close()
-
-
-def said(process: "Popen[bytes]") -> str:
-    """Wait for the next line that a process writes."""
-    assert process.stdout is not None
-    return process.stdout.readline().decode().strip()
-
-
-def outcome(process: "Popen[bytes]") -> tuple[str, str, int]:
-    """Wait for the end of a process; returns what it wrote and its exit code."""
-    out, err = process.communicate(timeout=PATIENCE)
-    return out.decode().strip(), err.decode().strip(), process.returncode
 
 
 def is_free(manager: LockManager, name: str) -> bool:
@@ -175,6 +146,7 @@ def finish(process):
     return outcome(process)
 
 
+@pytest.mark.once
 def test_skipping_may_be_silent(runs, manager):
     """
     With ``--skip-exit-code 0`` a skipped run says nothing, so that cron sends no mail.
@@ -183,6 +155,7 @@ def test_skipping_may_be_silent(runs, manager):
         assert outcome(runs.run("nightly", "raise SystemExit(1)", options=("--skip-exit-code", "0"))) == ("", "", 0)
 
 
+@pytest.mark.once
 def test_run_may_wait_for_its_turn(runs, manager, nodes):
     """
     With ``--wait`` a run is not skipped while the time lasts.
@@ -197,6 +170,7 @@ def test_run_may_wait_for_its_turn(runs, manager, nodes):
     assert outcome(process) == ("my turn", "", 0)
 
 
+@pytest.mark.once
 def test_missing_quorum_has_an_exit_code_of_its_own(runs, nodes):
     """
     Nobody can tell whether the lock is free: exit code 69, and the program does not run.
@@ -210,6 +184,7 @@ def test_missing_quorum_has_an_exit_code_of_its_own(runs, nodes):
     assert "2 of 3 nodes must answer in time" in err
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("program", "message", "exit_code"),
     [("no-such-program", "No such file", 127), ("/etc/passwd", "Permission denied", 126)],
@@ -224,6 +199,7 @@ def test_program_that_cannot_be_started_frees_the_lock(runs, manager, program, m
     assert is_free(manager, "nightly")
 
 
+@pytest.mark.once
 def test_everything_behind_the_dashes_is_the_programs(runs):
     """
     Options and further dashes are the program's own.
@@ -234,7 +210,10 @@ def test_everything_behind_the_dashes_is_the_programs(runs):
     assert outcome(process) == ("['--settings', 'x', '--', '-v']", "", 0)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"])
+OTHERS = [pytest.param(name, marks=pytest.mark.once) for name in ("SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", *OTHERS])
 def test_signals_are_passed_on(runs, manager, name):
     """
     The program gets the signal and decides; its exit code counts, and the lock is free.
@@ -248,6 +227,7 @@ def test_signals_are_passed_on(runs, manager, name):
     assert is_free(manager, "nightly")
 
 
+@pytest.mark.once
 def test_end_by_a_signal_is_told_as_shells_do(runs):
     """
     A program that SIGTERM ended gives 143.
@@ -277,6 +257,7 @@ def test_lost_lock_ends_the_program_and_its_children(runs, nodes):
         wait_until_gone(pid)
 
 
+@pytest.mark.once
 def test_frozen_program_is_ended_when_the_lock_is_taken_over(runs, manager):
     """
     A program that was stopped (SIGSTOP) ends all the same when somebody else has its lock.
@@ -296,6 +277,7 @@ def test_frozen_program_is_ended_when_the_lock_is_taken_over(runs, manager):
     wait_until_gone(pid)
 
 
+@pytest.mark.once
 def test_program_ends_at_max_hold(runs):
     """
     ``--max-hold`` bounds a run that hangs (L27).
@@ -330,6 +312,7 @@ def terminal() -> Iterator[tuple[int, int]]:
     os.close(theirs)
 
 
+@pytest.mark.once
 def test_program_may_be_used_at_a_terminal(runs, terminal, manager):
     """
     What somebody types goes to the program, and so do Ctrl-C and Ctrl-Z; the runner stops with it and goes on.
