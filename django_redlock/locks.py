@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import wraps
+from hashlib import blake2b
 from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -105,6 +106,7 @@ class Lease:
         self._mutex = threading.Lock()
         self._pid = _pid
         self._depth = 1  # how often its holder has entered it, for a reentrant lock
+        self._owner = b""
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r}: {self._tenure.ended or f'{self.remaining():.1f} s left'}>"
@@ -128,6 +130,11 @@ class Lease:
         return self._tenure.token
 
     @property
+    def ttl(self) -> float:
+        """Length of the lease, in seconds, counted from its last extension."""
+        return self._tenure.ttl
+
+    @property
     def token(self) -> str:
         """The secret that extends and releases this lock: 32 hexadecimal digits. Never show it."""
         return self._tenure.nonce
@@ -137,7 +144,7 @@ class Lease:
         """
         Why it ended; None while it goes on.
 
-        ``released``, ``expired``, ``superseded``, ``revoked`` (by an operator), ``max_hold``,
+        ``released``, ``expired``, ``superseded``, ``fenced``, ``revoked`` (an operator asked for it), ``max_hold``,
         ``max_extensions``, ``heartbeat`` or ``forked``.
         """
         return "forked" if self._forked() else self._tenure.ended
@@ -170,15 +177,20 @@ class Lease:
         self._tell_loss()
         return False
 
-    def ensure(self) -> None:
+    def ensure(self, margin: float = 0.0) -> None:
         """
         Check that the lock is still held, by the local clock; asks no node.
 
+        Args:
+            margin: How many seconds of it must be left, for what comes next.
+
         Raises:
-            LockLostError: It is not.
+            LockLostError: It is not, or too little of it is left.
         """
         if not self.valid():
             raise self._loss()
+        if margin and self.remaining() < margin:
+            raise LockLostError(self.name, "margin", self._tenure.held(steady()))
 
     def on_lost(self, callback: Callable[["Lease"], object]) -> None:
         """
@@ -244,6 +256,33 @@ class Lease:
         loop_watchdog().forget(self)
         await self._manager.aask(ballot)
         return self._ended(ballot)
+
+    # What the fence asks
+
+    @property
+    def shared(self) -> bool:
+        """Whether others may have it at the same time."""
+        return self._tenure.shared
+
+    def slots(self) -> list[tuple[str, str]]:
+        """Return what is held: each name, and the number of the place, which is empty unless several may hold it."""
+        return [(name, self._tenure.place()) for name in self.names]
+
+    def owner(self) -> str:
+        """
+        Return what stands for this acquisition in a fence: 32 hexadecimal digits, no secret.
+
+        No other acquisition has the same, not even one that was given the same token, or a fork of this process.
+        """
+        with self._mutex:
+            self._owner = self._owner or os.urandom(16)
+        return blake2b(self._owner, digest_size=16, key=str(os.getpid()).encode()).hexdigest()
+
+    def fenced_out(self, token: int) -> None:
+        """End it: a database has seen *token*, which a later holder has. The next acquisition goes above it."""
+        self._tenure.seen(token)
+        self._tenure.end("fenced", steady())
+        self._tell_loss()
 
     # What the watchdog asks
 
@@ -568,6 +607,7 @@ class LockManager:
         barge: bool = False,
         reentrant: bool = False,
         heartbeat: float | None = None,
+        max_hold: float | None = None,
         cancel_on_lost: bool = False,
     ) -> Lock:
         """
@@ -590,6 +630,7 @@ class LockManager:
             barge: Whether to take it, if it is free, before those that wait for it.
             reentrant: Whether the thread or task that has it may take it again.
             heartbeat: After how many seconds without :meth:`Lease.heartbeat` it is no longer extended; None needs none.
+            max_hold: Longest time that renewal keeps it, in seconds; None is ``OPTIONS["max_hold"]``.
             cancel_on_lost: Whether to cancel the body of ``async with`` when the lock is lost.
 
         Raises:
@@ -602,7 +643,11 @@ class LockManager:
         check_limit(limit, names, shared)
         if heartbeat is not None:
             seconds("heartbeat", heartbeat)
-        wanted = Wanted(names, chosen, check_wait(wait), owner, token, adopt, detached, limit, shared, barge, heartbeat)
+        if max_hold is not None:
+            seconds("max_hold", max_hold)
+        wanted = Wanted(
+            names, chosen, check_wait(wait), owner, token, adopt, detached, limit, shared, barge, heartbeat, max_hold
+        )
         return Lock(self, wanted, self.rules.renew if renew is None else renew, reentrant, cancel_on_lost)
 
     def release(self, name: str | Iterable[str], token: str) -> str:

@@ -10,14 +10,20 @@ import platform
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import pytest
 
 from django_redlock.testing import ServerNotFoundError, Servers, find_server, start_servers
 
+from .services import MariaDB, PostgreSQL, RabbitMQ, Service, ServiceMissingError, SQLite
+
+pytest_plugins = ["tests.stalls"]
+
 Report = pytest.TestReport | pytest.CollectReport
 
-NAMED_IN_HEADER = ["Django", "redis", "celery", "kombu", "django-redis"]
+SERVICES = ["postgresql", "mariadb", "rabbitmq"]
+NAMED_IN_HEADER = ["Django", "redis", "celery", "kombu", "django-redis", "psycopg", "PyMySQL"]
 
 
 def needs(thing: str, found: object, remedy: str) -> None:
@@ -42,6 +48,69 @@ def nodes(servers: Servers) -> Servers:
     """Five real servers, all running and empty, whatever the last test did to them."""
     servers.reset()
     return servers
+
+
+def serving(service: type[Service]) -> Iterator[Service]:
+    """Run a service for as long as a session lasts; what is not installed leaves the test out."""
+    try:
+        private = service()
+    except ServiceMissingError as error:
+        needs(service.scheme, None, str(error))
+    with private:
+        yield private
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[Service]:
+    """A PostgreSQL for all tests of this process; as a rule ``postgresql`` is what a test wants."""
+    yield from serving(PostgreSQL)
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[Service]:
+    """A MariaDB for all tests of this process; as a rule ``mariadb`` is what a test wants."""
+    yield from serving(MariaDB)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server() -> Iterator[Service]:
+    """A RabbitMQ for all tests of this process; as a rule ``rabbitmq`` is what a test wants."""
+    yield from serving(RabbitMQ)
+
+
+@pytest.fixture
+def postgresql(postgresql_server: PostgreSQL) -> PostgreSQL:
+    """A PostgreSQL that runs, whatever the last test did to it."""
+    return postgresql_server.start()
+
+
+@pytest.fixture
+def mariadb(mariadb_server: MariaDB) -> MariaDB:
+    """A MariaDB that runs, whatever the last test did to it."""
+    return mariadb_server.start()
+
+
+@pytest.fixture
+def rabbitmq(rabbitmq_server: RabbitMQ) -> RabbitMQ:
+    """A RabbitMQ that runs, whatever the last test did to it."""
+    return rabbitmq_server.start()
+
+
+@pytest.fixture(params=["sqlite", *SERVICES[:2]])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> SQLite | PostgreSQL | MariaDB:
+    """Every kind of database in turn: a file, and two servers that run."""
+    return SQLite(tmp_path) if request.param == "sqlite" else request.getfixturevalue(request.param)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run all tests of one service in one process of pytest-xdist, so that each service is started once."""
+    for item in items:
+        wanted = [*getattr(item, "fixturenames", ())]
+        if callspec := getattr(item, "callspec", None):
+            wanted += [value for value in callspec.params.values() if isinstance(value, str)]
+        for service in SERVICES:
+            if service in wanted and not item.get_closest_marker("xdist_group"):
+                item.add_marker(pytest.mark.xdist_group(service))
 
 
 def pytest_report_header() -> str:

@@ -223,8 +223,10 @@ def test_public_names_are_these():
         "QuorumUnavailableError",
         "RedlockError",
         "StaleTokenError",
+        "fenced",
         "lock",
         "lock_for_update",
+        "locked_command",
         "locked_view",
         "locks",
     ]

@@ -179,6 +179,7 @@ ANSWERS = frozenset(
 MISCONFIGURED = (
     *("NOPERM", "NOAUTH", "WRONGPASS", "has no password", "no such database", "READONLY", "MASTERDOWN"),
     *("CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK", "runs in", "is a replica", "is unknown"),
+    *("lacks its table", "is in memory", "is unknown to DATABASES", "cannot be used"),
     *("certificate refused", "has a certificate for another host", "wants a client certificate"),
 )
 """How the details begin that stay the same until the server or the settings are changed."""

@@ -41,8 +41,9 @@ class Tenure:
         self.extensions = 0
         self.ended: str | None = None
         self.ended_at = 0.0
-        self._shared = wanted.shared
+        self.shared = wanted.shared
         self._heartbeat = wanted.heartbeat
+        self._max_hold = rules.max_hold if wanted.max_hold is None else wanted.max_hold
         self._beat = granted.start
         self._value = granted.value
         self._rules = rules
@@ -80,6 +81,16 @@ class Tenure:
         """Return how long it was held, in seconds."""
         return (self.ended_at if self.ended else now) - self.since
 
+    # What the fence of a database says and asks
+
+    def seen(self, token: int) -> None:
+        """Note a token that a database has seen: the next proposal goes above it."""
+        self._floor.lift(self._slugs, token)
+
+    def place(self) -> str:
+        """Return the number of the place that is held, of a lock that several may hold; empty for any other."""
+        return self._slugs[0].rpartition("#")[2] if self._queue else ""
+
     # Renewal
 
     def beat(self, now: float) -> None:
@@ -114,7 +125,7 @@ class Tenure:
             self.deadline = min(self.deadline, self._rules.deadline(now, ttl))  # already when the request is sent
         self._renew_at = now + self.ttl / 12
         value = counted(self._value, self.extensions + 1)
-        return Term(self._slugs, self.nonce, value, self.ttl, self.token, self._shared, shorten, number)
+        return Term(self._slugs, self.nonce, value, self.ttl, self.token, self.shared, shorten, number)
 
     def asked(self, ballot: Ballot, term: Term) -> None:
         """Note the round that asks for an extension, before it is sent."""
@@ -174,11 +185,11 @@ class Tenure:
         """
         nodes = set(range(self._rules.nodes)) - self._untouched
         unsure = nodes if self._preparing else unanswered(self._ballots)
-        release = Release(self._slugs, self.nonce, 0.0, self._leaving, self._shared, self._queue)
+        release = Release(self._slugs, self.nonce, 0.0, self._leaving, self.shared, self._queue)
         return farewell(release, nodes, unsure, self.ttl, timeout, self._rules.needed)
 
     def _may_extend(self, when: float) -> bool:
-        return not self._used_up() and when - self.since < self._rules.max_hold
+        return not self._used_up() and when - self.since < self._max_hold
 
     def _silent(self, when: float) -> bool:
         return self._heartbeat is not None and when - self._beat >= self._heartbeat
@@ -192,7 +203,7 @@ class Tenure:
             return "max_extensions"
         if self._silent(self.deadline):
             return "heartbeat"
-        return "max_hold" if self.deadline - self.since >= self._rules.max_hold else "expired"
+        return "max_hold" if self.deadline - self.since >= self._max_hold else "expired"
 
 
 def renewal(terms: Sequence[Term], rules: Rules, timeout: float) -> Ballot:

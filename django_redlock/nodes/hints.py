@@ -128,7 +128,7 @@ class Hints:
         """
         event = self.waiters.join(waiter)
         with self._mutex:
-            if self._reader is None or self._reader.ended:
+            if any(node.calls for node in self._nodes) and (self._reader is None or self._reader.ended):
                 self._reader = Reader(self._nodes, self.waiters, self._clock, self._mutex)
                 self._reader.start()
         event.wait(told if self.waiters.told else seconds)
@@ -159,7 +159,7 @@ class Reader(threading.Thread):
         self._links: dict[int, HintLink] = {}
         self._arrived: deque[tuple[int, HintLink | LinkError]] = deque()
         self._connecting: set[int] = set()
-        self._again = dict.fromkeys(range(len(nodes)), 0.0)
+        self._again = {number: 0.0 for number, node in enumerate(nodes) if node.calls}
         self._waker = socketpair()
         for end in self._waker:
             end.setblocking(False)
@@ -302,7 +302,9 @@ class AsyncHints:
         loop = asyncio.get_running_loop()
         if not self._tasks:
             self._tasks = [
-                loop.create_task(self._read(node), name="django_redlock hints") for node in range(len(self._nodes))
+                loop.create_task(self._read(number), name="django_redlock hints")
+                for number, node in enumerate(self._nodes)
+                if node.calls
             ]
         if self._end:
             self._end.cancel()

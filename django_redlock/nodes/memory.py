@@ -6,8 +6,9 @@ They are for tests and for trying things out. A lock over them protects one proc
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Lock
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..core.admission import Greeting
@@ -99,6 +100,48 @@ class MemoryStore:
             now = self._now()
             self._holders[slug] = (value, None if ttl is None else now + ttl)
             self._index[slug] = now + (ttl or 0.0)
+
+    def load(self, slug: str, record: Mapping[str, Any]) -> None:
+        """Take what :meth:`dump` gave of a name; for nodes that keep it elsewhere."""
+        if "holder" in record:
+            value, until = record["holder"]
+            self._holders[slug], self._index[slug] = (value, until), until
+            self._shared[slug] = dict(record.get("sharers", {}))
+        if "fence" in record:
+            number, until = record["fence"]
+            self._fences[slug] = (number, until)
+        if "queue" in record:
+            queue = self._queues[slug] = Queue()
+            for waiter, (stamp, until) in record["queue"].items():
+                queue.stamps[waiter], queue.enrolled[waiter] = stamp, until
+
+    def load_marker(self, nonce: str, record: Mapping[str, Any]) -> None:
+        """Take what :meth:`dump_marker` gave."""
+        if "until" in record:
+            self._markers[nonce] = record["until"]
+
+    def dump(self, slug: str) -> dict[str, Any]:
+        """Return what there is of a name, as JSON can write it; of what has expired, nothing."""
+        now = self._now()
+        record: dict[str, Any] = {}
+        if self._holder(slug, now) is not None:
+            record["holder"] = list(self._holders[slug])
+        if self._owner(slug, now) == SHARED:
+            record["sharers"] = dict(self._sharers(slug, now))
+        if self._fence(slug, now):
+            record["fence"] = list(self._fences[slug])
+        queue = self._queues.get(slug, Queue())
+        if waiting := [member for member in queue.in_order() if queue.enrolled[member] > now]:
+            record["queue"] = {member: [queue.stamps[member], queue.enrolled[member]] for member in waiting}
+        return record
+
+    def dump_marker(self, nonce: str) -> dict[str, Any]:
+        """Return what there is of an attempt that has been released."""
+        return {"until": self._markers[nonce]} if self._cancelled(nonce, self._now()) else {}
+
+    def sharers(self, slug: str) -> list[str]:
+        """Return the nonces of those who share a name."""
+        return list(self._shared.get(slug, {}))
 
     def waiters(self, slug: str) -> list[str]:
         """Return who waits for a name, in order."""
@@ -200,7 +243,10 @@ class MemoryStore:
         strangers = [slug for slug in request.slugs if self._owner(slug, now) not in ours]
         firsts = {slug: self._queue(request, slug).first(now, request.waiter) for slug in strangers}
         seated = [slug for slug, first in firsts.items() if first and first == request.waiter]
-        queued = not request.barge and any(first and first != request.waiter for first in firsts.values())
+        queued = not request.barge and any(
+            first and first != request.waiter and not self._ahead_of(request, slug, first)
+            for slug, first in firsts.items()
+        )
         if self._cancelled(request.nonce, now):
             return Reply(Kind.CANCELLED, high, time_us)
         if others or queued:
@@ -216,6 +262,10 @@ class MemoryStore:
             self._write_fence(request.slugs, request.number, request.keep, now)
             return Reply(Kind.ACCEPTED, request.number, time_us)
         return Reply(Kind.GRANTED, high, time_us)
+
+    def _ahead_of(self, request: Acquire, slug: str, first: str) -> bool:
+        """Tell whether a waiter that is not in line came before the first that is: it had left with a vain grant."""
+        return bool(request.waiter) and request.stamp < self._queue(request, slug).stamps[first]
 
     def _in_the_way(self, request: Acquire, slug: str, ours: set[str], now: float) -> bool:
         owner = self._owner(slug, now)
@@ -352,6 +402,7 @@ class MemoryNode:
     """
 
     instant = True
+    calls = True
     fails_over = False
 
     def __init__(self, name: str, store: MemoryStore | None = None) -> None:

@@ -43,7 +43,7 @@ from ..core.messages import (
     Survey,
 )
 from ..core.parts import many, merge, split
-from .base import INCOMPLETE, LinkError, NodeSpec
+from .base import INCOMPLETE, LinkError, NodeSpec, until_cancelled
 from .resp import PARTIAL, Replies
 
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
@@ -426,6 +426,7 @@ class RedisNode:
     """
 
     instant = False
+    calls = True
     fails_over = False
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
@@ -665,6 +666,7 @@ class RedisHintLink:
         told = []
         try:
             while readable(self._connection):
+                fileno(self._connection)  # redis-py drops the socket when it is reset, and then fails to read
                 told.append(hinted(self._connection.read_response(disable_decoding=True)))
         except BROKEN as error:
             raise LinkError(describe(error)) from None
@@ -850,11 +852,6 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             self._keeper.cancel()
         while self._waiting:
             self._waiting.popleft()[1](Reply(Kind.UNKNOWN, detail=detail))
-
-
-async def until_cancelled() -> None:
-    """Do nothing until cancelled."""
-    await asyncio.get_running_loop().create_future()
 
 
 def take_over(connection: aioconnection.AbstractConnection, protocol: asyncio.BaseProtocol) -> asyncio.StreamWriter:

@@ -17,15 +17,22 @@ from typing import Any
 # Python that turns into the program: it asks Linux for a SIGKILL when the parent dies (PR_SET_PDEATHSIG is 1,
 # SIGKILL is 9), and gives up if the parent was faster. The usual preexec_fn would run Python in a child forked
 # from a process that may have threads; Python 3.12 warns about that, and rightly so.
+# Another user comes first: Linux forgets the wish when a process changes its rights.
 TIED_TO_PARENT = """\
 import ctypes, os, sys
+if user := sys.argv[2]:
+    import pwd, warnings  # execvp() needs the latter, and another user may not be able to read it
+    entry = pwd.getpwnam(user)
+    os.initgroups(user, entry.pw_gid)
+    os.setgid(entry.pw_gid)
+    os.setuid(entry.pw_uid)
 ctypes.CDLL(None).prctl(1, 9)
 os.getppid() == int(sys.argv[1]) or sys.exit("the parent is gone")
-os.execvp(sys.argv[2], sys.argv[2:])
+os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
-def spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+def spawn(command: Sequence[str], *, user: str = "", **options: Any) -> subprocess.Popen[bytes]:
     """
     Start *command* in a session of its own, so that Ctrl-C is left to this process.
 
@@ -34,10 +41,13 @@ def spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
     Args:
         command: The program, as a path or a name on ``PATH``, and its arguments.
+        user: Name of the user to run it as; "" is the one that runs this process. Only root may name another.
         options: For :class:`subprocess.Popen`; bytes, not text.
     """
     if sys.platform == "linux":
-        command = [sys.executable, "-I", "-S", "-c", TIED_TO_PARENT, str(os.getpid()), *command]
+        command = [sys.executable, "-I", "-S", "-c", TIED_TO_PARENT, str(os.getpid()), user, *command]
+    elif user:
+        options["user"] = user
     # In truth, Linux ties a process to the thread that starts it. The main thread lives as long as the process;
     # for any other thread, one that never ends does the work.
     if threading.current_thread() is threading.main_thread():

@@ -1,0 +1,477 @@
+"""
+Real PostgreSQL, MariaDB and RabbitMQ for the tests, which stop, kill and freeze them at will.
+
+Each works in a private temporary folder, on a port that is free, and does not outlive the process that started it.
+``REDLOCK_POSTGRESQL``, ``REDLOCK_MARIADB`` and ``REDLOCK_RABBITMQ`` may name running servers by URL instead
+(``postgresql://user:password@host:port/database``); those are used, and never stopped.
+
+Tests take the fixtures ``postgresql``, ``mariadb``, ``rabbitmq`` and ``engine`` of ``tests/conftest.py``, and
+
+    with postgresql.database() as name, django_database("ledger", postgresql.settings(name)):
+        call_command("migrate", database="ledger", verbosity=0)
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import uuid
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from glob import glob
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+from time import monotonic, sleep
+from typing import Any, ClassVar, Self
+from urllib.parse import unquote, urlsplit
+
+from django.db import connections
+
+from django_redlock.testing.processes import spawn
+from django_redlock.testing.servers import reserve_port
+
+from . import drivers
+
+START_TIMEOUT = 120.0  # seconds; RabbitMQ takes 10 on a busy machine
+STOP_TIMEOUT = 20.0
+
+
+class ServiceMissingError(RuntimeError):
+    """The program is not installed; the message says what to type."""
+
+
+class _Port:
+    """Keeps a port for as long as this object lives."""
+
+    def __init__(self) -> None:
+        self.number = reserve_port(self)
+
+
+class Service:
+    """
+    One server; in a ``with`` block it is started, and on leaving it is stopped and its files go.
+
+    ``url`` says where it listens. What is found by an environment variable has no process to play with: see ``ours``.
+    """
+
+    variable: ClassVar[str]
+    scheme: ClassVar[str]
+    program: ClassVar[str]
+    remedy: ClassVar[str]
+    user: ClassVar[str]  # who runs it when the tests are run by root
+
+    def __init__(self) -> None:
+        named = os.environ.get(self.variable, "")
+        self.ours = not named
+        self._process: Popen[bytes] | None = None
+        if named:
+            self.url = named
+            return
+        self.find()
+        self.port = reserve_port(self)
+        self.url = self.private_url()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"redlock-{self.scheme}-"))
+        self.account = self.user if os.getuid() == 0 else ""
+        if self.account:
+            shutil.chown(self.folder, self.account)
+        self._discard = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self.ours:
+            self.kill()  # in good order takes RabbitMQ five seconds, and there is nothing to keep
+            self._end()
+            self._discard()
+
+    @classmethod
+    def find(cls) -> str:
+        """Return the path of the program; raise ServiceMissingError if there is none."""
+        found = shutil.which(cls.program) or next(iter(sorted(glob(cls.program), reverse=True)), None)
+        if not found:
+            raise ServiceMissingError(f"{cls.remedy}, or set {cls.variable} to the URL of a running server")
+        return found
+
+    @property
+    def running(self) -> bool:
+        """Whether the process exists; it does when frozen."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the server that runs."""
+        assert self._process is not None, f"{self.scheme} is not running"
+        return self._process.pid
+
+    def start(self) -> Self:
+        """Start it unless it runs, and return when it answers."""
+        if not self.ours:
+            self.ping()
+            return self
+        if self.running:
+            self.thaw()
+        else:
+            if not any(self.folder.iterdir()):
+                self.prepare()
+            self._process = self.launch()
+        self._wait_until_ready()
+        return self
+
+    def stop(self) -> None:
+        """End it in good order, frozen or not; its data stay."""
+        if self.running:
+            self.thaw()
+            os.kill(self.pid, self.polite_signal)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_TIMEOUT)  # type: ignore[union-attr]
+        self.kill()
+
+    def kill(self) -> None:
+        """End it and its children with SIGKILL, as a crash would; ``start()`` brings it back with its data."""
+        assert self.ours, f"{self.variable} names a server that is not ours to kill"
+        for pid in self.family():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    def freeze(self) -> None:
+        """Stop it and its children in their tracks (SIGSTOP): it takes connections and bytes, and answers nothing."""
+        assert self.ours, f"{self.variable} names a server that is not ours to freeze"
+        for pid in self.family():
+            os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on (SIGCONT)."""
+        for pid in self.family():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def family(self) -> list[int]:
+        """Return the process ids of the server and of all that descend from it, the server first."""
+        found = [self.pid] if self.running else []
+        for parent in found:
+            for path in glob(f"/proc/{parent}/task/*/children"):
+                with suppress(OSError):
+                    found += [int(pid) for pid in Path(path).read_text().split()]
+        return found
+
+    def run(self, *command: str) -> None:
+        """Carry out a command of its preparation, as the user that it runs as."""
+        done = subprocess.run(
+            command,
+            user=self.account or None,
+            cwd=self.folder,
+            env=self._surroundings(),
+            stdin=DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{command[0]} failed:\n{done.stdout}{done.stderr}")
+
+    def spawn(self, *command: str, **environment: str) -> Popen[bytes]:
+        """Start a program that ends with this process; what it writes goes to the file ``log``."""
+        with (self.folder / "log").open("ab") as log:
+            return spawn(
+                command,
+                user=self.account,
+                cwd=self.folder,
+                env=self._surroundings() | environment,
+                stdin=DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _surroundings(self) -> dict[str, str]:
+        return os.environ | {"HOME": str(self.folder), "TMPDIR": str(self.folder)}
+
+    def _wait_until_ready(self) -> None:
+        deadline = monotonic() + START_TIMEOUT
+        while True:
+            try:
+                return self.ping()
+            except Exception:  # each driver has its own
+                if not self.running or monotonic() > deadline:
+                    self.kill()
+                    raise RuntimeError(f"{self.scheme} did not start:\n{(self.folder / 'log').read_text()}") from None
+            sleep(0.05)
+
+    def _end(self) -> None:
+        """End what helps the server."""
+
+    # What each kind says of itself
+
+    polite_signal: ClassVar[signal.Signals] = signal.SIGTERM
+
+    def private_url(self) -> str:
+        """Return where the server listens."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Fill the empty folder."""
+
+    def launch(self) -> Popen[bytes]:
+        """Start the process."""
+        raise NotImplementedError
+
+    def ping(self) -> None:
+        """Raise unless the server takes connections."""
+        raise NotImplementedError
+
+
+class Database(Service):
+    """A service that Django can use; every test gets a database of its own in it."""
+
+    engine: ClassVar[str]
+
+    def settings(self, name: str, **entry: Any) -> dict[str, Any]:
+        """Return an entry for ``DATABASES``: the database *name* in this server."""
+        url = urlsplit(self.url)
+        return {
+            "ENGINE": self.engine,
+            "NAME": name,
+            "USER": unquote(url.username or ""),
+            "PASSWORD": unquote(url.password or ""),
+            "HOST": url.hostname,
+            "PORT": url.port,
+            **entry,
+        }
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """Create an empty database, give its name, and drop it in the end if the server still runs."""
+        name = f"redlock_{uuid.uuid4().hex[:12]}"
+        self.execute(f"CREATE DATABASE {name}")
+        try:
+            yield name
+        finally:
+            with suppress(Exception):
+                self.execute(self.drop.format(name))
+
+    drop: ClassVar[str] = "DROP DATABASE {}"
+
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        """Carry out a statement as the server's administrator, outside any transaction; return its rows."""
+        raise NotImplementedError
+
+    def ping(self) -> None:
+        self.execute("SELECT 1")
+
+
+class SQLite:
+    """What a database server can do for tests, with files in a folder."""
+
+    ours = False
+    scheme = "sqlite"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """Give the path of a file that does not exist yet."""
+        yield str(self.folder / f"{uuid.uuid4().hex[:12]}.sqlite3")
+
+    def settings(self, name: str, **entry: Any) -> dict[str, Any]:
+        """Return an entry for ``DATABASES``: the file *name*, whose writers wait for each other."""
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": name, "OPTIONS": {"timeout": 30}, **entry}
+
+
+@contextmanager
+def django_database(alias: str, entry: dict[str, Any]) -> Iterator[str]:
+    """
+    Have Django know *entry* as the database *alias*, in every thread; tests need ``django_db_blocker.unblock()``.
+
+    Other threads close their own connections (``connections.close_all()``); those of this thread are closed here.
+    """
+    connections.settings[alias] = connections.configure_settings({"default": {}, alias: dict(entry)})[alias]
+    try:
+        yield alias
+    finally:
+        connections[alias].close()
+        del connections[alias]
+        del connections.settings[alias]
+
+
+class PostgreSQL(Database):
+    """A private PostgreSQL."""
+
+    variable = "REDLOCK_POSTGRESQL"
+    scheme = "postgresql"
+    program = "/usr/lib/postgresql/*/bin/postgres"
+    remedy = "apt-get install postgresql"
+    user = "postgres"
+    engine = "django.db.backends.postgresql"
+    polite_signal = signal.SIGINT  # its "fast" shutdown: does not wait for clients
+    drop = "DROP DATABASE {} WITH (FORCE)"
+
+    def private_url(self) -> str:
+        return f"postgresql://redlock@127.0.0.1:{self.port}/postgres"
+
+    def prepare(self) -> None:
+        initdb = str(Path(self.find()).with_name("initdb"))
+        data = str(self.folder / "data")
+        self.run(initdb, "-D", data, "-U", "redlock", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync")
+
+    def launch(self) -> Popen[bytes]:
+        (self.folder / "data/postmaster.pid").unlink(missing_ok=True)  # of a killed one; its id may be another's now
+        options = {
+            "port": self.port,
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": self.folder,
+            "fsync": "off",
+            "shared_buffers": "32MB",
+            "max_connections": 200,
+            "log_min_messages": "fatal",
+        }
+        told = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+        return self.spawn(self.find(), "-D", str(self.folder / "data"), *told)
+
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        import psycopg
+
+        with psycopg.connect(self.url, connect_timeout=5, autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+
+class MariaDB(Database):
+    """A private MariaDB."""
+
+    variable = "REDLOCK_MARIADB"
+    scheme = "mariadb"
+    program = "/usr/sbin/mariadbd"
+    remedy = "apt-get install mariadb-server"
+    user = "mysql"
+    engine = "django.db.backends.mysql"
+
+    def private_url(self) -> str:
+        return f"mysql://root@127.0.0.1:{self.port}/mysql"
+
+    def options(self) -> list[str]:
+        """Return what is said to the server and to the program that makes its folder."""
+        return [
+            "--no-defaults",
+            f"--datadir={self.folder / 'data'}",
+            "--innodb-buffer-pool-size=32M",
+            "--innodb-log-file-size=8M",
+            "--innodb-flush-log-at-trx-commit=0",
+            "--innodb-flush-method=nosync",
+            "--innodb-use-native-aio=0",
+        ]
+
+    def prepare(self) -> None:
+        told = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
+        self.run("mariadb-install-db", *self.options(), *told)
+
+    def launch(self) -> Popen[bytes]:
+        return self.spawn(
+            self.find(),
+            *self.options(),
+            f"--port={self.port}",
+            f"--socket={self.folder / 'socket'}",
+            f"--pid-file={self.folder / 'pid'}",
+            "--bind-address=127.0.0.1",
+            "--skip-name-resolve",
+            "--character-set-server=utf8mb4",
+            "--max-connections=300",
+        )
+
+    def settings(self, name: str, **entry: Any) -> dict[str, Any]:
+        drivers.install_mysql()
+        return super().settings(name, **entry)
+
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        import pymysql
+
+        url = urlsplit(self.url)
+        with (
+            pymysql.connect(
+                host=url.hostname,
+                port=url.port or 3306,
+                user=unquote(url.username or ""),
+                password=unquote(url.password or ""),
+                connect_timeout=5,
+                autocommit=True,
+            ) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(statement)
+            return list(cursor.fetchall())
+
+
+class RabbitMQ(Service):
+    """A private RabbitMQ, with an epmd of its own."""
+
+    variable = "REDLOCK_RABBITMQ"
+    scheme = "amqp"
+    program = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+    remedy = "apt-get install rabbitmq-server"
+    user = "rabbitmq"
+
+    _epmd: Popen[bytes] | None = None
+
+    def private_url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}//"
+
+    def prepare(self) -> None:
+        self._epmd_port, self._distribution_port = _Port(), _Port()
+        (self.folder / "enabled_plugins").write_text("[].")
+        (self.folder / "rabbitmq.conf").write_text("disk_free_limit.absolute = 1MB\n")
+
+    def launch(self) -> Popen[bytes]:
+        # Or the server starts one, in the background, which stays behind.
+        if self._epmd is None or self._epmd.poll() is not None:
+            self._epmd = self.spawn("epmd", "-port", str(self._epmd_port.number), "-address", "127.0.0.1")
+        return self.spawn(self.find(), **self._environment())
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "ERL_EPMD_PORT": str(self._epmd_port.number),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": f"redlock{self.port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self._distribution_port.number),
+            "RABBITMQ_MNESIA_BASE": str(self.folder / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(self.folder / "logs"),
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_PID_FILE": str(self.folder / "pid"),
+            "RABBITMQ_CONF_ENV_FILE": str(self.folder / "none"),
+            "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
+            # Its script then turns into the server, instead of starting it as a child that outlives it.
+            "RABBITMQ_ALLOW_INPUT": "1",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-noinput",
+        }
+
+    def ping(self) -> None:
+        from amqp import Connection
+
+        url = urlsplit(self.url)
+        connection = Connection(
+            f"{url.hostname}:{url.port}",
+            userid=unquote(url.username or ""),
+            password=unquote(url.password or ""),
+            virtual_host=unquote(url.path[1:]) or "/",
+            connect_timeout=5,
+            read_timeout=30,
+        )
+        try:
+            connection.connect()
+        finally:
+            connection.close()
+
+    def _end(self) -> None:
+        if self._epmd is not None:
+            self._epmd.kill()
+            self._epmd.wait()
