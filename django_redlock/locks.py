@@ -583,7 +583,7 @@ class LockManager:
         self.entered: WeakValueDictionary[tuple[Any, ...], Lease] = WeakValueDictionary()
         self._floor = Floor()
         self.admission = Admission(rules, tuple(node.name for node in self.nodes), steady, time.time)
-        self._gather = Gather(self.nodes, self.admission)
+        self._gather = Gather(self.nodes, self.admission, steady)
         self._hints = Hints(self.nodes, rules.needed)
         self.courier = Courier(self.nodes)
         self._presence = self._new_presence(lambda: watchdog)
@@ -877,7 +877,7 @@ class LockManager:
         loop = asyncio.get_running_loop()
         side = self._loops.get(loop)
         if side is None:
-            gather = AsyncGather(self.nodes, self.admission, self._gather.breakers)
+            gather = AsyncGather(self.nodes, self.admission, self._gather.breakers, steady)
             presence = self._new_presence(loop_watchdog)
             side = self._loops[loop] = LoopSide(gather, AsyncHints(self.nodes, self.rules.needed), presence)
         return side
