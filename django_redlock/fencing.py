@@ -21,7 +21,6 @@ from contextlib import (
     suppress,
 )
 from inspect import iscoroutinefunction
-from threading import get_ident
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -91,7 +90,7 @@ def fenced(
     ``LockLostError`` when the lease ended or less than the margin is left, and errors of the database. Whatever is
     raised, nothing is committed; only with several databases a failing commit leaves the earlier ones committed.
     """
-    leases = (lease,) if isinstance(lease, Lease) else tuple(lease)
+    leases = [lease] if isinstance(lease, Lease) else list(lease)
     for each in leases:
         if not isinstance(each, Lease):
             raise TypeError(
@@ -107,7 +106,8 @@ def fenced(
             "retries=... and nested=True exclude each other: only the outermost transaction can run again."
         )
     aliases = (using,) if isinstance(using, str) else tuple(sorted(set(using)))
-    return Fenced(leases, aliases, margin, retries, nested)
+    leases.sort(key=lambda each: each.names)  # in the same order everywhere, so that two do not wait for each other
+    return Fenced(tuple(leases), aliases, margin, retries, nested)
 
 
 class Fenced:
@@ -196,23 +196,15 @@ class Fenced:
 
     @asynccontextmanager
     async def _atransaction(self) -> AsyncIterator[None]:
-        # In a thread of its own, unless the request has one: in the thread that all other tasks share, their queries
-        # would become part of the transaction.
-        outside = await sync_to_async(get_ident)()
-        async with ThreadSensitiveContext():
-            own = outside != await sync_to_async(get_ident)()
+        async with own_thread():
+            await self._enter()
             try:
-                await self._enter()
-                try:
-                    yield
-                except BaseException as error:
-                    if not await in_thread(self.__exit__, type(error), error, error.__traceback__):
-                        raise
-                else:
-                    await in_thread(self.__exit__, None, None, None)
-            finally:
-                if own:
-                    await in_thread(connections.close_all)  # nobody else will
+                yield
+            except BaseException as error:
+                if not await in_thread(self.__exit__, type(error), error, error.__traceback__):
+                    raise
+            else:
+                await in_thread(self.__exit__, None, None, None)
 
     async def _enter(self) -> None:
         try:
@@ -288,6 +280,28 @@ class Fenced:
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """Call a function in the thread of Django's asynchronous interface, even if the task is cancelled meanwhile."""
     return await shield(sync_to_async(function)(*args))
+
+
+@asynccontextmanager
+async def own_thread() -> AsyncIterator[None]:
+    """
+    Have a task's database calls run in a thread of its own, unless its request has one.
+
+    In the thread that all other tasks share, their queries would become part of the transaction. Below
+    ``async_to_sync()``, as in Django's ``TestCase``, it stays the thread of the blocking caller.
+    """
+    async with ThreadSensitiveContext() as context:
+        try:
+            yield
+        finally:
+            if context.token is not None:  # the thread ends with this block, and nobody else would close them
+                await in_thread(_close_idle)
+
+
+def _close_idle() -> None:
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:  # else a blocking caller of this event loop is not done with it
+            connection.close()
 
 
 def claim(lease: Lease, using: str) -> dict[str, str]:

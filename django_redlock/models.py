@@ -4,13 +4,14 @@ The fences, and what Django's admin, its permissions and its log need to know of
 
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote, unquote
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from . import inventory
+from .nodes.ledger import TABLE
 
 MAX_SHOWN = 200  # characters of a lock's name in the table of fences
 
@@ -77,8 +78,10 @@ class HeldLock(models.Model):
     holder = models.TextField(_("holder"))
     since = models.DateTimeField(_("since"), null=True)
     fencing_token = models.BigIntegerField(_("fencing token"))
+    extensions = models.IntegerField(_("extensions"))
 
     lock: inventory.HeldLock
+    waiting = 0  # how many wait for it, on a page that has asked
 
     objects = HeldLockManager()
 
@@ -111,6 +114,7 @@ class HeldLock(models.Model):
             holder=inventory.printable(str(lock.owner)) if lock.owner else "",
             since=None if lock.since is None else datetime.fromtimestamp(lock.since, UTC),
             fencing_token=lock.fencing_token,
+            extensions=lock.extensions,
         )
         row.lock = lock
         return row
@@ -130,3 +134,30 @@ def parse_key(key: str) -> tuple[str, str, str]:
     """
     fingerprint, alias, slug = key.split("/")
     return fingerprint, unquote(alias, errors="strict"), unquote(slug, errors="strict")
+
+
+class NodeRecord(models.Model):
+    """
+    What a database that is a node knows of one name; read and written by :mod:`django_redlock.nodes.ledger` alone.
+
+    Times are microseconds since the epoch by the server's clock.
+    """
+
+    digest = models.CharField(max_length=32, primary_key=True)
+    realm = models.CharField(max_length=32)
+    version = models.BigIntegerField()
+    ends = models.BigIntegerField(null=True)
+    kept = models.BigIntegerField()
+    state = models.TextField()
+
+    class Meta:
+        app_label = "redlock"
+        db_table = TABLE
+        default_permissions = ()
+        indexes: ClassVar = [
+            models.Index(fields=["realm", "ends"], name="redlock_noderecord_ends"),
+            models.Index(fields=["kept"], name="redlock_noderecord_kept"),
+        ]
+
+    def __str__(self) -> str:
+        return self.digest

@@ -8,7 +8,7 @@ from django.db import DEFAULT_DB_ALIAS
 from django.db.models.functions import Now
 
 from ...models import Fence
-from .redlock_list import positive
+from ..shown import positive
 
 
 class Command(BaseCommand):
