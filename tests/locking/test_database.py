@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -96,53 +96,53 @@ def test_survey_lists_page_by_page_what_is_held(ledger: Ledger):
 # Compare and set
 
 
-def test_slower_of_two_decides_again(ledger: Ledger, other: Ledger, monkeypatch: Any):
-    """P1, P16: what somebody else wrote between our look and our write is not overwritten."""
-    decide, between = ledger._decide, [lambda: other.execute([acquire(nonce="b" * 32)])]
+@pytest.fixture
+def overtaken(ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch) -> Callable[[Request], None]:
+    """Have another connection carry out a request between the first one's look and its write."""
+    decide, between = ledger._decide, list[Request]()
 
-    def decide_slowly(asked: Any) -> Any:
+    def decide_slowly(asked: Sequence[Request]) -> Any:
         decided = decide(asked)
         if between:
-            between.pop()()
+            other.execute([between.pop()])
         return decided
 
     monkeypatch.setattr(ledger, "_decide", decide_slowly)
+    return between.append
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_slower_of_two_decides_again(ledger: Ledger, overtaken: Any, known: bool):
+    """P1, P16: what somebody else wrote between our look and our write is not overwritten, be the row new or not."""
+    if known:
+        ledger.execute([acquire()])
+        ledger.execute([Release(("{x}",), NONCE)])
+    overtaken(acquire(nonce="b" * 32))
 
     (reply,) = ledger.execute([acquire()])
 
     assert reply.kind is Kind.BUSY
 
 
-def test_many_names_are_written_all_or_none(ledger: Ledger, other: Ledger, monkeypatch: Any):
+@pytest.mark.parametrize("known", [False, True])
+def test_many_names_are_written_all_or_none(ledger: Ledger, overtaken: Any, known: bool):
     """L56: when one of the rows is not as it was, the others are left as they were."""
-    decide, between = ledger._decide, [lambda: other.execute([acquire("b", "b" * 32)])]
+    slugs = tuple(sorted(("{a}", "{b}", "{c}"), key=lambda slug: ledger._digest("h", slug)))
+    if known:
+        ledger.execute([acquire(slugs=slugs)])
+        ledger.execute([Release(slugs, NONCE)])
+    overtaken(acquire(slugs[-1][1:-1], "b" * 32))  # the last to be written
 
-    def decide_slowly(asked: Any) -> Any:
-        decided = decide(asked)
-        if between:
-            between.pop()()
-        return decided
-
-    monkeypatch.setattr(ledger, "_decide", decide_slowly)
-
-    (reply,) = ledger.execute([acquire(slugs=("{a}", "{b}", "{c}"))])
+    (reply,) = ledger.execute([acquire(slugs=slugs)])
 
     assert reply.kind is Kind.BUSY
-    rows = other.execute([Survey(("{a}", "{b}", "{c}"))])[0].rows
-    assert [bool(row.value) for row in rows] == [False, True, False]
+    rows = ledger.execute([Survey(slugs)])[0].rows
+    assert [bool(row.value) for row in rows] == [False, False, True]
 
 
-def test_request_of_before_its_release_is_not_granted_after_it(ledger: Ledger, other: Ledger, monkeypatch: Any):
+def test_request_of_before_its_release_is_not_granted_after_it(ledger: Ledger, other: Ledger, overtaken: Any):
     """L9, P24: also when it had been decided before the release, and is written after it."""
-    decide, between = ledger._decide, [lambda: other.execute([Release(("{x}",), NONCE, 30.0)])]
-
-    def decide_slowly(asked: Any) -> Any:
-        decided = decide(asked)
-        if between:
-            between.pop()()
-        return decided
-
-    monkeypatch.setattr(ledger, "_decide", decide_slowly)
+    overtaken(Release(("{x}",), NONCE, 30.0))
 
     (reply,) = ledger.execute([acquire()])
 

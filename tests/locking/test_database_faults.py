@@ -149,11 +149,11 @@ def test_database_whose_clock_ran_forward_gives_no_vote(sqlite_tables: Tables, m
             manager.lock("a", wait=0).acquire()
 
 
-def test_nothing_that_is_asked_is_logged(one: LockManager, caplog: pytest.LogCaptureFixture):
+def test_nothing_that_is_asked_is_logged(tables: Tables, caplog: pytest.LogCaptureFixture):
     """P36: Django logs statements with their values while DEBUG is on; a lock's token is in none."""
-    caplog.set_level(logging.DEBUG)
-    with override_settings(DEBUG=True):
-        with one.lock("a") as lease:
+    caplog.set_level(logging.DEBUG, logger="django.db.backends")
+    with override_settings(DEBUG=True), closing(real_manager(tables.urls[:1])) as manager:
+        with manager.lock("a") as lease:
             pass
 
     assert lease.token not in caplog.text
