@@ -1,5 +1,6 @@
 """A database as a node: what its server decides, and what is not left behind."""
 
+import io
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -7,15 +8,17 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from django.core.management import call_command
+from django.test import override_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from django_redlock import inventory, lock, locks
 from django_redlock.core.messages import Acquire, Kind, Release, Request, Survey
-from django_redlock.locks import LockManager
 from django_redlock.nodes.ledger import TABLE, Ledger
 from django_redlock.nodes.memory import MemoryStore
 
-from .conftest import Tables, real_manager
+from .conftest import Tables, connect
 from .test_differential import BASE, comparable, requests
 from .test_waiting import queue_in
 
@@ -41,14 +44,6 @@ def other(tables: Tables) -> Iterator[Ledger]:
     with closing(Ledger(tables.aliases[0], "t:", 5.0)) as found:
         found.open()
         yield found
-
-
-@pytest.fixture
-def one(tables: Tables) -> Iterator[LockManager]:
-    """A manager whose only node is a database."""
-    manager = real_manager(tables.urls[:1])
-    yield manager
-    manager.close()
 
 
 # The same answers
@@ -91,6 +86,26 @@ def test_survey_lists_page_by_page_what_is_held(ledger: Ledger):
     assert [row.slug for row in second.rows] == ["{n3}", "{n4}"]
     assert first.total == second.total == 5
     assert 59 < (first.rows[0].left or 0) <= 60
+
+
+def test_operators_see_and_end_what_a_database_holds(tables: Tables):
+    """L70, L74: the inventory and the commands ask it like any node."""
+    output = io.StringIO()
+    entry = {"NODES": tables.urls[:1], "KEY_PREFIX": "t", "OPTIONS": {"restart_guard": False, "node_timeout": 1.4}}
+    with override_settings(REDLOCK={"default": entry}):
+        connect(locks["default"])
+        lease = lock("order:7", label="invoice run").acquire()
+        (held,) = inventory.held_locks().locks
+        call_command("redlock_list", stdout=output)
+        call_command("redlock_clear", "--noinput", stdout=output)
+        assert inventory.force_release(held.name, held.fingerprint) == "released"
+
+        assert not lease.extend()
+        locks.reset()
+
+    assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
+    assert "order:7" in output.getvalue()
+    assert "Nothing is stale." in output.getvalue()
 
 
 # Compare and set
