@@ -194,9 +194,7 @@ class Fenced:
 
     @asynccontextmanager
     async def _atransaction(self) -> AsyncIterator[None]:
-        # In a thread of its own, unless the request has one: in the thread that all other tasks share, their queries
-        # would become part of the transaction.
-        async with ThreadSensitiveContext():
+        async with own_thread():
             await sync_to_async(self.__enter__)()
             try:
                 yield
@@ -263,6 +261,28 @@ class Fenced:
             raise ValueError("A block cannot be run again: write fenced(lease, retries=...).run(function).")
         if self._entered is not None:
             raise RuntimeError(f"{self!r} is already entered; call fenced() anew for every block.")
+
+
+@asynccontextmanager
+async def own_thread() -> AsyncIterator[None]:
+    """
+    Have a task's database calls run in a thread of its own, unless its request has one.
+
+    In the thread that all other tasks share, their queries would become part of the transaction. Below
+    ``async_to_sync()``, as in Django's ``TestCase``, it stays the thread of the blocking caller.
+    """
+    async with ThreadSensitiveContext() as context:
+        try:
+            yield
+        finally:
+            if context.token is not None:  # the thread ends with this block, and nobody else would close them
+                await sync_to_async(_close_idle)()
+
+
+def _close_idle() -> None:
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:  # else a blocking caller of this event loop is not done with it
+            connection.close()
 
 
 def claim(lease: Lease, using: str) -> dict[str, str]:

@@ -35,6 +35,7 @@ from .nodes.aio import AsyncGather
 from .nodes.courier import Courier
 from .nodes.gather import Gather, steady
 from .nodes.hints import AsyncHints, Hints
+from .presence import Presence, this_process
 from .watchdog import loop_watchdog, watchdog
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -47,11 +48,19 @@ _pid = os.getpid()  # asking the system each time would be a third of a lock's s
 MAX_LIMIT = 1000
 
 
+def new_process() -> str:
+    """Return what tells this process from all others, past and future ones on this host included."""
+    return f"{os.getpid():x}.{os.urandom(6).hex()}"
+
+
+_process = new_process()
+
+
 def _note_process() -> None:
     """Note a fork: after each, and before each acquisition, because uWSGI forks without telling Python."""
-    global _pid
+    global _pid, _process
     if _pid != os.getpid():
-        _pid = os.getpid()
+        _pid, _process = os.getpid(), new_process()
         watchdog.start_over()
 
 
@@ -135,8 +144,8 @@ class Lease:
         """
         Why it ended; None while it goes on.
 
-        ``released``, ``expired``, ``superseded``, ``fenced``, ``max_hold``, ``max_extensions``, ``heartbeat`` or
-        ``forked``.
+        ``released``, ``expired``, ``superseded``, ``fenced``, ``revoked`` (an operator asked for it), ``max_hold``,
+        ``max_extensions``, ``heartbeat`` or ``forked``.
         """
         return "forked" if self._forked() else self._tenure.ended
 
@@ -572,6 +581,7 @@ class LockManager:
         self._gather = Gather(self.nodes, self.admission)
         self._hints = Hints(self.nodes, rules.needed)
         self.courier = Courier(self.nodes)
+        self._presence = self._new_presence(lambda: watchdog)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopSide] = WeakKeyDictionary()
         self._pid = _pid
         _managers.add(self)
@@ -597,6 +607,7 @@ class LockManager:
         barge: bool = False,
         reentrant: bool = False,
         heartbeat: float | None = None,
+        max_hold: float | None = None,
         cancel_on_lost: bool = False,
     ) -> Lock:
         """
@@ -619,6 +630,7 @@ class LockManager:
             barge: Whether to take it, if it is free, before those that wait for it.
             reentrant: Whether the thread or task that has it may take it again.
             heartbeat: After how many seconds without :meth:`Lease.heartbeat` it is no longer extended; None needs none.
+            max_hold: Longest time that renewal keeps it, in seconds; None is ``OPTIONS["max_hold"]``.
             cancel_on_lost: Whether to cancel the body of ``async with`` when the lock is lost.
 
         Raises:
@@ -626,12 +638,16 @@ class LockManager:
             ValueError: A name, ttl or wait cannot work; the message says what to write.
         """
         chosen = self._ttl(ttl, detached)
-        owner = Owner(_HOST, _pid, kind, label, ref, ttl=chosen)
+        owner = Owner(_HOST, _pid, kind, label, ref, ttl=chosen, process="" if detached else _process)
         names = check_names(name)
         check_limit(limit, names, shared)
         if heartbeat is not None:
             seconds("heartbeat", heartbeat)
-        wanted = Wanted(names, chosen, check_wait(wait), owner, token, adopt, detached, limit, shared, barge, heartbeat)
+        if max_hold is not None:
+            seconds("max_hold", max_hold)
+        wanted = Wanted(
+            names, chosen, check_wait(wait), owner, token, adopt, detached, limit, shared, barge, heartbeat, max_hold
+        )
         return Lock(self, wanted, self.rules.renew if renew is None else renew, reentrant, cancel_on_lost)
 
     def release(self, name: str | Iterable[str], token: str) -> str:
@@ -662,6 +678,7 @@ class LockManager:
     def close(self) -> None:
         """Close all idle connections; the manager can be used again and then connects anew."""
         self.courier.close()
+        self._presence.leave()
         self._hints.close()
         self._gather.close()
         watchdog.rest()
@@ -670,6 +687,7 @@ class LockManager:
         """Close the connections of the running event loop."""
         side = self._loops.pop(asyncio.get_running_loop(), None)
         if side:
+            side.presence.leave()
             await side.hints.aclose()
             await side.gather.aclose()
 
@@ -797,6 +815,7 @@ class LockManager:
         lease = Lease(self, self._tenure(wanted, outcome), renew, threading.Event())
         if not wanted.detached:
             watchdog.watch(lease)
+            self._presence.join()
         self.notify("lock_acquired", lease=lease)
         return lease
 
@@ -805,6 +824,7 @@ class LockManager:
         lease = AsyncLease(self, self._tenure(wanted, outcome), renew)
         if not wanted.detached:
             loop_watchdog().watch(lease)
+            self._loop_side().presence.join()
         self.notify("lock_acquired", lease=lease)
         return lease
 
@@ -853,14 +873,19 @@ class LockManager:
         side = self._loops.get(loop)
         if side is None:
             gather = AsyncGather(self.nodes, self.admission, self._gather.breakers)
-            side = self._loops[loop] = LoopSide(gather, AsyncHints(self.nodes, self.rules.needed))
+            presence = self._new_presence(loop_watchdog)
+            side = self._loops[loop] = LoopSide(gather, AsyncHints(self.nodes, self.rules.needed), presence)
         return side
+
+    def _new_presence(self, dog: Callable[[], Any]) -> Presence:
+        return Presence(self, this_process(_HOST, _process), dog)
 
     def _notice_fork(self) -> None:
         """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""
         if self._pid != _pid:
             self._pid = _pid
             self.courier = Courier(self.nodes)
+            self._presence = self._new_presence(lambda: watchdog)
             self._hints.forked()
             self._hints = Hints(self.nodes, self.rules.needed)
             self._gather.close()
@@ -872,6 +897,7 @@ class LoopSide(NamedTuple):
 
     gather: AsyncGather
     hints: AsyncHints
+    presence: Presence
 
 
 def extended(ballot: Ballot, leases: Sequence[Lease], start: float) -> int:

@@ -78,8 +78,10 @@ class HeldLock(models.Model):
     holder = models.TextField(_("holder"))
     since = models.DateTimeField(_("since"), null=True)
     fencing_token = models.BigIntegerField(_("fencing token"))
+    extensions = models.IntegerField(_("extensions"))
 
     lock: inventory.HeldLock
+    waiting = 0  # how many wait for it, on a page that has asked
 
     objects = HeldLockManager()
 
@@ -112,6 +114,7 @@ class HeldLock(models.Model):
             holder=inventory.printable(str(lock.owner)) if lock.owner else "",
             since=None if lock.since is None else datetime.fromtimestamp(lock.since, UTC),
             fencing_token=lock.fencing_token,
+            extensions=lock.extensions,
         )
         row.lock = lock
         return row

@@ -11,11 +11,11 @@ import asyncio
 import heapq
 import itertools
 import logging
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+from .nodes import green
 from .nodes.gather import steady
 
 LINGER = 5.0  # seconds for which the thread waits for a next lease before it ends
@@ -67,6 +67,9 @@ class Agenda:
 
     def __len__(self) -> int:
         return len(self._leases)
+
+    def __iter__(self) -> Iterator[Tended]:
+        return iter(self._leases)
 
     def add(self, lease: Tended) -> float:
         """Put a lease on the agenda; returns when it is due, infinity if it has ended."""
@@ -136,8 +139,8 @@ class Watchdog:
     def start_over(self) -> None:
         """Look after nothing; in a forked child, where the thread did not survive and no lease is ours."""
         self._agenda = Agenda()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._changed = green.condition()
+        self._thread: Any = None
         self._wake_at = 0.0
 
     def watch(self, lease: Tended) -> None:
@@ -145,7 +148,8 @@ class Watchdog:
         with self._changed:
             when = self._agenda.add(lease)
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="django_redlock watchdog", daemon=True)
+                # A greenlet would not get its turn while a task computes.
+                self._thread = green.thread(self._run, "django_redlock watchdog")
                 self._thread.start()
             elif when < self._wake_at:
                 self._changed.notify()
@@ -155,6 +159,11 @@ class Watchdog:
         with self._changed:
             self._agenda.drop(lease)
 
+    def tends(self, keeper: Keeper) -> bool:
+        """Return whether it looks after leases of *keeper*."""
+        with self._changed:
+            return any(lease.keeper is keeper for lease in self._agenda)
+
     def rest(self) -> None:
         """End the thread now if there is nothing to look after; otherwise it ends a while after the last lease."""
         with self._changed:
@@ -163,7 +172,7 @@ class Watchdog:
                 return
             self._thread = None
             self._changed.notify()
-        if thread is not threading.current_thread():
+        if thread.ident != green.real_ident():
             thread.join(1.0)
 
     def _run(self) -> None:
@@ -189,7 +198,8 @@ class Watchdog:
             while not (due := self._agenda.take(self._clock())):
                 now = self._clock()
                 idle = now if len(self._agenda) else idle
-                if self._thread is not threading.current_thread():  # told to rest, and perhaps replaced since
+                # Told to rest, and perhaps replaced since.
+                if self._thread is None or self._thread.ident != green.real_ident():
                     return None
                 if now - idle > LINGER:
                     self._thread = None
@@ -217,6 +227,10 @@ class AsyncWatchdog:
     def forget(self, lease: Tended) -> None:
         """Stop looking after *lease*, which has ended."""
         self._agenda.drop(lease)
+
+    def tends(self, keeper: Keeper) -> bool:
+        """Return whether it looks after leases of *keeper*."""
+        return any(lease.keeper is keeper for lease in self._agenda)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

@@ -18,6 +18,8 @@ from django_redlock.testing import ServerNotFoundError, Servers, find_server, st
 
 from .services import MariaDB, PostgreSQL, RabbitMQ, Service, ServiceMissingError, SQLite
 
+pytest_plugins = ["tests.stalls"]
+
 Report = pytest.TestReport | pytest.CollectReport
 
 SERVICES = ["postgresql", "mariadb", "rabbitmq"]

@@ -6,9 +6,11 @@ Needs the extra ``celery``. Nothing else in the package imports this one.
 
 from .decorator import singleton_task
 from .exceptions import DuplicateTask
-from .handle import Singleton
+from .handle import Singleton, SlotHolder
 from .options import SingletonOptions
+from .override import override_singleton
 from .result import SingletonResult
+from .signals import singleton_duplicate, singleton_lost, singleton_overlap, singleton_stolen
 from .task import SingletonTask
 
 __all__ = [
@@ -17,5 +19,11 @@ __all__ = [
     "SingletonOptions",
     "SingletonResult",
     "SingletonTask",
+    "SlotHolder",
+    "override_singleton",
+    "singleton_duplicate",
+    "singleton_lost",
+    "singleton_overlap",
+    "singleton_stolen",
     "singleton_task",
 ]

@@ -7,16 +7,15 @@ else the project's class has.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, Literal, cast, overload
 
 from celery import Celery, _state
 from celery.local import Proxy
 
-from ..conf import DEFAULT_ALIAS
 from ._compat import P, R
 from .keys import check_key
-from .options import Key, SingletonOptions, check_celery_options
+from .options import OPTIONS, Key, SingletonOptions, check_celery_options
 from .task import SingletonTask, mixed_with
 
 
@@ -29,13 +28,22 @@ def singleton_task(
     *,
     bind: Literal[True],
     key: Key = ...,
+    scope: str = ...,
     on_duplicate: str = ...,
-    on_overlap: str = ...,
+    on_overlap: str | None = ...,
+    overlap_value: Any = ...,
+    wait_for: float | None = ...,
+    hold_for: float = ...,
     lease: float = ...,
     queue_ttl: float = ...,
     using: str = ...,
     group: str | None = ...,
     version: int = ...,
+    on_lost: str = ...,
+    on_redis_error: Mapping[str, str] = ...,
+    redelivery: str = ...,
+    challenge: bool = ...,
+    lock_direct_calls: bool = ...,
     **celery_options: Any,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], SingletonTask[P, R]]: ...
 
@@ -44,13 +52,22 @@ def singleton_task(
 def singleton_task(
     *,
     key: Key = ...,
+    scope: str = ...,
     on_duplicate: str = ...,
-    on_overlap: str = ...,
+    on_overlap: str | None = ...,
+    overlap_value: Any = ...,
+    wait_for: float | None = ...,
+    hold_for: float = ...,
     lease: float = ...,
     queue_ttl: float = ...,
     using: str = ...,
     group: str | None = ...,
     version: int = ...,
+    on_lost: str = ...,
+    on_redis_error: Mapping[str, str] = ...,
+    redelivery: str = ...,
+    challenge: bool = ...,
+    lock_direct_calls: bool = ...,
     **celery_options: Any,
 ) -> Callable[[Callable[P, R]], SingletonTask[P, R]]: ...
 
@@ -58,16 +75,7 @@ def singleton_task(
 def singleton_task(
     function: Callable[..., Any] | None = None,
     /,
-    *,
-    key: Key = None,
-    on_duplicate: str = "join",
-    on_overlap: str = "skip",
-    lease: float = 30.0,
-    queue_ttl: float = 3600.0,
-    using: str = DEFAULT_ALIAS,
-    group: str | None = None,
-    version: int = 1,
-    **celery_options: Any,
+    **options: Any,
 ) -> Any:
     """
     Make a Celery task of a function, of which one per arguments is waiting or running at any time.
@@ -79,23 +87,15 @@ def singleton_task(
         TypeError: An option does not exist or has the wrong type.
         ValueError: An option has a value that cannot work.
     """
+    celery_options = {name: value for name, value in options.items() if name not in OPTIONS}
     check_celery_options(celery_options)
-    options = SingletonOptions(
-        key=key,
-        on_duplicate=on_duplicate,
-        on_overlap=on_overlap,
-        lease=lease,
-        queue_ttl=queue_ttl,
-        using=using,
-        group=group,
-        version=version,
-    )
+    chosen = SingletonOptions(**{name: value for name, value in options.items() if name in OPTIONS})
 
     def decorate(function: Callable[..., Any]) -> Any:
         if isinstance(function, Proxy):
             raise TypeError("@singleton_task takes the function itself: remove the other task decorator below it.")
-        check_key(options.key, _parameters(function, celery_options))
-        return _shared(function, options, celery_options)
+        check_key(chosen.key, _parameters(function, celery_options))
+        return _shared(function, chosen, celery_options)
 
     return decorate if function is None else decorate(function)
 

@@ -1,18 +1,36 @@
-"""``task.singleton``: look at the slot of a call, and free it by hand."""
+"""``task.singleton``: look at the slot of a call, and free it by hand; in the body, the slot of the run."""
 
-from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..core.names import slug
-from ..core.owner import decode, nonce_of
-from ..exceptions import QuorumUnavailableError
-from ..handler import locks
 from ..locks import Lease
 from .keys import lock_name
-from .slots import state_of
+from .slots import Holder, Seen, Ticket, free, peek, state_of
 
 if TYPE_CHECKING:
     from .task import SingletonTask
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHolder:
+    """
+    Who has a slot now.
+
+    Args:
+        id: Id of the task; None if the holder is not a task.
+        state: ``queued``, ``running``, or ``held`` when the task is over or the holder is not a task.
+        since: When it got into that state, in seconds since the epoch on the clock of *hostname*.
+        ttl: Seconds until the slot frees itself unless it is renewed.
+        hostname: The machine.
+        nodes: How many lock nodes agree.
+    """
+
+    id: str | None
+    state: str
+    since: float
+    ttl: float
+    hostname: str
+    nodes: int
 
 
 class Singleton:
@@ -29,6 +47,8 @@ class Singleton:
     def __repr__(self) -> str:
         return f"<Singleton {self._task.name!r}>"
 
+    # In the body
+
     @property
     def lease(self) -> Lease | None:
         """
@@ -38,6 +58,16 @@ class Singleton:
         """
         execution = self._task.execution
         return execution.lease if execution and not execution.handed_over else None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the run under way has lost its slot, so that another one may have begun; asks no node."""
+        return bool(self.lease and not self.lease.valid())
+
+    @property
+    def remaining(self) -> float:
+        """The seconds that the run under way has its slot for without renewal; 0.0 without a slot."""
+        return self.lease.remaining() if self.lease else 0.0
 
     def check(self) -> None:
         """
@@ -51,6 +81,8 @@ class Singleton:
         if self.lease:
             self.lease.ensure()
 
+    # From anywhere
+
     def key(self, *args: Any, **kwargs: Any) -> str:
         """
         Return the name of the lock of a call, as the admin and the commands show it.
@@ -61,6 +93,20 @@ class Singleton:
         task = self._task
         return lock_name(task.name, task.singleton_options, task.parameters, args, kwargs)
 
+    def holder(self, *args: Any, **kwargs: Any) -> SlotHolder | None:
+        """
+        Return who has the slot of a call; None if it is free. By the time you read the answer it may be wrong.
+
+        Of a run and a message that waits for it (``scope="queued+running"``), the run.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        for _, seen in self._slots(args, kwargs):
+            if seen.value:
+                return _described(seen)
+        return None
+
     def is_locked(self, *args: Any, **kwargs: Any) -> bool:
         """
         Return whether a call would be a duplicate now. By the time you read the answer it may be wrong.
@@ -68,11 +114,13 @@ class Singleton:
         Raises:
             QuorumUnavailableError: Too few nodes answered.
         """
-        return bool(self._value(self.key(*args, **kwargs)))
+        return any(seen.value for _, seen in self._slots(args, kwargs))
 
     def release(self, *args: Any, force: bool = False, **kwargs: Any) -> str:
         """
         Free the slot of a call whose message was lost, such as in a queue that was purged.
+
+        In a body, and without arguments: give up the slot of the run before its end.
 
         Args:
             force: Free it also if the task is running. Nothing stops that run, so its equal may then run beside it.
@@ -84,23 +132,64 @@ class Singleton:
         Raises:
             QuorumUnavailableError: Too few nodes answered when asked who has it.
         """
-        name = self.key(*args, **kwargs)
-        value = self._value(name)
-        if not value:
-            return "expired"
-        holder = decode(value)
-        if not force and (holder is None or state_of(holder.label) != "queued"):
-            return "taken"
-        return locks[self._task.singleton_options.using].release(name, nonce_of(value))
+        execution = self._task.execution
+        if execution and execution.lease and not args and not kwargs:
+            execution.end(hold=False)
+            return execution.lease.release() if execution.lease.reason != "released" else "released"
+        outcomes = [
+            free(self._task.singleton_options.using, name, seen.token)
+            if force or (seen.holder.state != "running" and seen.holder.task_id)
+            else "taken"
+            for name, seen in self._slots(args, kwargs)
+            if seen.value
+        ]
+        return next((one for one in ("taken", "unknown", "released") if one in outcomes), "expired")
 
-    def _value(self, name: str) -> str:
-        """Return what a quorum of nodes has under the lock's key, or nothing."""
-        manager = locks[self._task.singleton_options.using]
-        replies = manager.survey(slugs=(slug(name),))
-        rows = [row for reply in replies.values() for row in reply.rows]
-        needed = manager.rules.needed
-        if len(rows) < needed:
-            said = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
-            raise QuorumUnavailableError(name, nodes=said, needed=needed)
-        value, votes = Counter(row.value for row in rows).most_common(1)[0]
-        return value if votes >= needed else ""
+    def cancel(self, *args: Any, **kwargs: Any) -> str | None:
+        """
+        Revoke the task that has the slot of a call, and free the slot at once if it was waiting.
+
+        Celery's ``revoke()`` alone leaves the slot of a task with a countdown or eta taken until that is over. A task
+        that is running is left alone, as by ``revoke()``.
+
+        Returns:
+            The id of the revoked task; None if no waiting task has the slot.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        for name, seen in self._slots(args, kwargs):
+            holder: Holder = seen.holder
+            if seen.value and holder.task_id and holder.state == "queued":
+                self._task.app.control.revoke(holder.task_id)
+                self._task.backend.mark_as_revoked(
+                    holder.task_id, "Cancelled.", store_result=not self._task.ignore_result
+                )
+                free(self._task.singleton_options.using, name, seen.token)
+                return holder.task_id
+        return None
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """
+        Return, in words, what is known of the slot of a call: its key, who has it, and what a call would do now.
+
+        Raises:
+            TypeError: The arguments do not fit the task, or one cannot be part of a key.
+        """
+        from .explain import explain
+
+        return explain(self._task, args, kwargs)
+
+    def _slots(self, args: Any, kwargs: Any) -> list[tuple[str, Seen]]:
+        """Return the locks of a call, that of its run first, and what the nodes have under them."""
+        ticket: Ticket = self._task.ticket("", args, kwargs)
+        names = dict.fromkeys(filter(None, (ticket.running, ticket.queue)))
+        return [(name, peek(ticket.using, name)) for name in names]
+
+
+def _described(seen: Seen) -> SlotHolder:
+    owner = seen.owner
+    if owner is None:
+        return SlotHolder(None, "held", 0.0, seen.left, "", seen.nodes)
+    state = state_of(owner.label) if owner.kind == "task" else "held"
+    return SlotHolder(seen.holder.task_id, state, owner.since, seen.left, owner.host, seen.nodes)

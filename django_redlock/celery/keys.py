@@ -63,6 +63,19 @@ def lock_name(task: str, options: SingletonOptions, signature: Signature, args: 
     return ":".join(filter(None, [_scope(task, options), _shortened(_key(options.key, bound))]))
 
 
+def canonical(signature: Signature, args: Any, kwargs: Any) -> str:
+    """
+    Return all arguments of a call, as a key has them, whatever its key is made of.
+
+    Raises:
+        TypeError: The arguments do not fit the parameters, or one cannot be part of a key.
+        ValueError: An argument is an unsaved model instance.
+    """
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return _from_parameters(bound.arguments, bound)
+
+
 def _scope(task: str, options: SingletonOptions) -> str:
     """Return the part before the key; nothing in it can be taken for a part of the key or of another scope."""
     kind, name = ("task", task) if options.group is None else ("tasks", options.group)

@@ -5,17 +5,21 @@ Imported in workers only.
 """
 
 import logging
+from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from celery import signals
-from celery.exceptions import Terminated, WorkerLostError
+from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 
+from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..locks import fresh_nonce
-from .slots import HEADER, RUN_HEADER, Ticket, free
+from .slots import HEADER, LABEL, RUN_HEADER, Ticket, free, peek, take_note, take_waiting
+
+KILL_TIME = 3.0  # seconds in which a child that exceeded its hard limit is certainly dead: TERM, 0.1 s, KILL
 
 log = logging.getLogger("django_redlock")
 
@@ -35,13 +39,18 @@ class SingletonRequest(Request):
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
         """Free the slot of a child that is dead. Other failures freed it in the child, or have yet to."""
-        # Not for TimeLimitExceeded: that is reported before the child is killed, and it may still be working.
-        if isinstance(_cause(exc_info), (WorkerLostError, Terminated)):
-            ticket = self._ticket()
-            if ticket:
-                free(ticket, self.request_dict[RUN_HEADER])
-                free(ticket, ticket.token)
+        error = _cause(exc_info)
+        if isinstance(error, (WorkerLostError, Terminated)):
+            self._bury(requeued=self._comes_back(error))
+        elif isinstance(error, TimeLimitExceeded):
+            self._shorten()
         super().on_failure(exc_info, send_failed_event, return_ok)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """Shorten the slot of a child that is about to be killed; Celery before 5.7 tells of it only here."""
+        if not soft:
+            self._shorten()
+        super().on_timeout(soft, timeout)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Free the place of a message that was revoked or has expired, before its result says so."""
@@ -49,8 +58,44 @@ class SingletonRequest(Request):
         if not terminated:
             ticket = self._ticket()
             if ticket:
-                free(ticket, ticket.token)
+                free(ticket.using, ticket.waiting, ticket.token)
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
+
+    def _comes_back(self, error: BaseException) -> bool:
+        """Return whether the broker delivers the message again though its child is dead."""
+        if not self.task.acks_late:
+            return False
+        # A worker that is told to stop at once cancels what it has not acknowledged, and the broker gets that back.
+        cancelled = isinstance(error, Terminated) and getattr(self, "_already_cancelled", False)
+        return bool(cancelled or (isinstance(error, WorkerLostError) and self.task.reject_on_worker_lost))
+
+    def _bury(self, requeued: bool) -> None:
+        """Free the slot of a dead child; one whose message is delivered again gets it back, for a while."""
+        ticket = self._ticket()
+        if not ticket:
+            return
+        run, task = self.request_dict[RUN_HEADER], cast(Any, self.task)
+        if requeued and ticket.token and ticket.waiting == ticket.running:
+            with suppress(LockTakenError, QuorumUnavailableError):
+                take_waiting(ticket, task.singleton_options.lease, task.name, adopt=run)
+                return
+        free(ticket.using, ticket.running, run)
+        free(ticket.using, ticket.waiting, ticket.token)
+
+    def _shorten(self) -> None:
+        """
+        Let the slot end soon: Celery reports a hard limit before the child is dead, and it may still be working.
+
+        A child that dies has its slot freed by nobody. One that outlives the kill by more than this is not known.
+        """
+        ticket = self._ticket()
+        run, task = self.request_dict[RUN_HEADER], cast(Any, self.task)
+        if not ticket or not ticket.running:
+            return
+        with suppress(LockTakenError, QuorumUnavailableError):
+            if peek(ticket.using, ticket.running).token == run:
+                left = min(KILL_TIME, task.singleton_options.lease)
+                take_note(ticket.using, ticket.running, left, run, ticket.task_id, task.name[:LABEL])
 
     def _ticket(self) -> Ticket | None:
         """Return what the message says of its slot, or what can be made of its arguments."""
@@ -83,7 +128,7 @@ def _free_refused(message: Any = None, **about: Any) -> None:
     headers = getattr(message, "headers", None) or {}
     ticket = Ticket.unpack(headers.get(HEADER), headers.get("id"))
     if ticket:
-        free(ticket, ticket.token)
+        free(ticket.using, ticket.waiting, ticket.token)
 
 
 signals.task_unknown.connect(_free_refused, weak=False, dispatch_uid="django_redlock.unknown")

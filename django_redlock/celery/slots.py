@@ -1,30 +1,38 @@
 """
-The slot of one call: one lock, in two states.
+The slot of one call: a lock, in one of three states.
 
 QUEUED: a message is on its way. The lock's token travels with the message, and nobody renews it. RUNNING: a worker
-runs the task and renews a short lease under a token of its own. Each step takes the lock over from the one before
-if that one still has it, in one atomic round, so a slot is never free in between; and when a queued slot expires,
-all that happens is that one more message is let into the queue.
+runs the task and renews a short lease under a token of its own. HELD: the run is over, and ``hold_for`` is not. Each
+step takes the lock over from the one before if that one still has it, in one atomic round, so a slot is never free in
+between; and when a queued slot expires, all that happens is that one more message is let into the queue.
+
+Beside the slots there are notes, which are locks of their own that nobody waits for: which call comes after the
+present one (``next:``), which copy of a message watches another (``watch:``), which message has been done (``done:``)
+or replaced (``replaced:``).
 """
 
 import json
 import logging
 import re
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple, dataclass
+from typing import Any, NamedTuple
 
+from ..core.names import slug
+from ..core.owner import Owner, decode, nonce_of
 from ..core.rules import MIN_TTL
-from ..exceptions import LockTakenError
+from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from ..locks import Lease
-from ..watchdog import watchdog
 
 HEADER = "django_redlock"
 RUN_HEADER = "django_redlock_run"
-FORMAT = 1
+FORMAT = 2
 LABEL = 100  # characters of a task's name that fit into a label
-QUEUED = " (queued)"
+QUEUED, HELD, NOTE = " (queued)", " (held)", " (note)"
+LIFETIME, RUNNING, WAITING, BOTH = "lifetime", "running", "queued", "queued+running"
+SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 
 log = logging.getLogger("django_redlock")
 
@@ -38,11 +46,17 @@ class Ticket:
     ``headers=self.request.headers``, and such a task must not inherit the slot.
 
     Args:
-        name: Name of the lock. A worker goes by this, also if the key is made differently since a deploy.
+        name: Name of the lock; empty for a message that is to run without one. A worker goes by this, also if the key
+            is made differently since a deploy.
         using: Alias in ``REDLOCK``.
         task_id: Id of the message's task.
         token: Token of the queued slot; empty if the message was sent without one.
         tries: How often a worker has put the message back into the queue.
+        scope: Which slots there are: while it waits, while it runs, or one for both.
+        trailing: Whether it runs after its equal, and gives way to a later call of that kind.
+        waited: For how many seconds it has been put back to wait for its equal.
+        watch: Token of the note of the only copy that watches another; empty for all other messages.
+        joined: Id of the task whose result it waits for; empty for none.
     """
 
     name: str
@@ -50,18 +64,46 @@ class Ticket:
     task_id: str
     token: str = ""
     tries: int = 0
+    scope: str = LIFETIME
+    trailing: bool = False
+    waited: float = 0.0
+    watch: str = ""
+    joined: str = ""
+
+    @property
+    def waiting(self) -> str:
+        """Name of the lock that the message has while it waits; empty for none."""
+        if self.trailing:
+            return f"next:{self.name}"
+        if self.scope == RUNNING:
+            return ""
+        return f"queued:{self.name}" if self.scope == BOTH else self.name
+
+    @property
+    def queue(self) -> str:
+        """Name of the lock that its equals have while they wait; empty for none."""
+        return {LIFETIME: self.name, WAITING: self.name, BOTH: f"queued:{self.name}"}.get(self.scope, "")
+
+    @property
+    def running(self) -> str:
+        """Name of the lock that its run has; empty for none."""
+        return "" if self.scope == WAITING else self.name
 
     def pack(self) -> str:
         """Return the header's value."""
-        return json.dumps([FORMAT, self.name, self.using, self.task_id, self.token, self.tries])
+        return json.dumps([FORMAT, *astuple(self)], separators=(",", ":"))
 
     @classmethod
     def unpack(cls, header: object, task_id: str | None) -> "Ticket | None":
         """Return what a header says, or None if there is none or it is not this task's own."""
         with suppress(TypeError, ValueError):
-            version, name, using, owner, token, tries = json.loads(header)  # type: ignore[arg-type]
-            if version == FORMAT and owner == task_id and is_token(token, or_empty=True):
-                return cls(str(name), str(using), owner, token, int(tries))
+            version, name, using, owner, token, tries, scope, trailing, waited, watch, joined = json.loads(
+                header  # type: ignore[arg-type]
+            )
+            tokens = is_token(token, or_empty=True) and is_token(watch, or_empty=True)
+            if version == FORMAT and owner == task_id and tokens and scope in SCOPES:
+                done = (int(tries), scope, bool(trailing), float(waited), watch, str(joined))
+                return cls(str(name), str(using), owner, token, *done)
         return None
 
 
@@ -72,7 +114,7 @@ class Holder:
 
     Args:
         task_id: Id of the task that has it; None when the holder is not a task.
-        state: ``queued``, ``running``, or ``held`` when the holder is not a task.
+        state: ``queued``, ``running``, or ``held`` when the task is over or the holder is not a task.
         retry_after: Seconds until the hold ends unless it is renewed; None when unknown.
     """
 
@@ -92,62 +134,80 @@ class Holder:
         return f"{self.state} as task {self.task_id}" if self.task_id else "held by something that is not a task"
 
 
-class Execution:
+class Seen(NamedTuple):
     """
-    One run of a task in this process, and its slot.
+    What a quorum of nodes has under a lock's key.
 
     Args:
-        lease: The slot, RUNNING.
-        label: The task's name.
+        value: The key's value; empty if it is free, or split between several.
+        left: Seconds until it expires, on the node that says least.
+        nodes: How many nodes agree.
     """
 
-    def __init__(self, lease: Lease, label: str) -> None:
-        self.lease = lease
-        self.handed_over = False
-        self._label = label
+    value: str
+    left: float
+    nodes: int
 
-    def hand_over(self, ticket: Ticket, ttl: float) -> None:
-        """
-        Turn the slot into that of a message which will go on with the work.
+    @property
+    def token(self) -> str:
+        """The holder's token; empty if there is none."""
+        return nonce_of(self.value) if self.value else ""
 
-        Raises:
-            LockTakenError: It was lost, and somebody else has it.
-            QuorumUnavailableError: Too few nodes answered.
-        """
-        watchdog.forget(self.lease)  # or an extension under way would report the slot as lost
-        try:
-            take_queued(ticket, ttl, self._label, adopt=self.lease.token)
-        except BaseException:
-            watchdog.watch(self.lease)
-            raise
-        self.handed_over = True
+    @property
+    def owner(self) -> Owner | None:
+        """Who has it; None if nobody, or nobody of ours."""
+        return decode(self.value) if self.value else None
 
-    def end(self) -> None:
-        """Free the slot, unless it was handed over."""
-        if not self.handed_over:
-            self.lease.release()
+    @property
+    def holder(self) -> Holder:
+        """The same as a refusal would tell it."""
+        owner = self.owner
+        if owner is None or owner.kind != "task" or not owner.ref:
+            return Holder(None, "held", self.left)
+        return Holder(owner.ref, state_of(owner.label), self.left)
 
 
-def take_queued(ticket: Ticket, ttl: float, label: str, adopt: str = "") -> None:
+def peek(using: str, name: str) -> Seen:
     """
-    Take the slot for a message, in one round trip.
+    Ask the nodes who has a lock, in one round trip.
+
+    Raises:
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    manager = locks[using]
+    replies = manager.survey(slugs=(slug(name),))
+    rows = [row for reply in replies.values() for row in reply.rows]
+    needed = manager.rules.needed
+    if len(rows) < needed:
+        said = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
+        raise QuorumUnavailableError(name, nodes=said, needed=needed)
+    value, votes = Counter(row.value for row in rows).most_common(1)[0]
+    if votes < needed or not value:
+        return Seen("", 0.0, 0)
+    return Seen(value, min(row.left or 0.0 for row in rows if row.value == value), votes)
+
+
+def take_waiting(ticket: Ticket, ttl: float, label: str, adopt: str = "") -> None:
+    """
+    Take the lock that a message has while it waits, in one round trip.
 
     Raises:
         LockTakenError: Another task has it.
         QuorumUnavailableError: Too few nodes answered.
     """
-    locks[ticket.using].lock(
-        ticket.name,
-        ttl=max(MIN_TTL, ttl),
-        wait=0,
-        renew=False,
-        kind="task",
-        label=label[:LABEL] + QUEUED,
-        ref=ticket.task_id,
-        token=ticket.token,
-        adopt=adopt,
-        detached=True,
-    ).acquire()
+    take_note(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, label[:LABEL] + QUEUED, adopt)
+
+
+def take_note(using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "") -> None:
+    """
+    Take a lock that is left to itself until its time is over.
+
+    Raises:
+        LockTakenError: Another task has it.
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    about: dict[str, Any] = {"kind": "task", "label": label, "ref": ref, "token": token, "adopt": adopt}
+    locks[using].lock(name, ttl=max(MIN_TTL, ttl), wait=0, renew=False, detached=True, **about).acquire()
 
 
 def take_running(ticket: Ticket, lease: float, label: str, token: str) -> Lease:
@@ -164,36 +224,30 @@ def take_running(ticket: Ticket, lease: float, label: str, token: str) -> Lease:
         LockTakenError: Another task has it, or another run of this one.
         QuorumUnavailableError: Too few nodes answered.
     """
-    return (
-        locks[ticket.using]
-        .lock(
-            ticket.name,
-            ttl=lease,
-            wait=0,
-            renew=True,
-            kind="task",
-            label=label[:LABEL],
-            ref=ticket.task_id,
-            token=token,
-            adopt=ticket.token,
-        )
-        .acquire()
-    )
+    adopt = ticket.token if ticket.waiting == ticket.running else ""
+    about: dict[str, Any] = {"kind": "task", "label": label[:LABEL], "ref": ticket.task_id}
+    lock = locks[ticket.using].lock(ticket.running, ttl=lease, wait=0, renew=True, token=token, adopt=adopt, **about)
+    return lock.acquire()
 
 
-def free(ticket: Ticket, token: str) -> None:
-    """Free the slot if *token* still has it. Never raises: it is called on the way out of something worse."""
-    if not token:
-        return
+def free(using: str, name: str, token: str) -> str:
+    """
+    Free a lock if *token* has it; returns what :meth:`LockManager.release` returns, ``unknown`` without either.
+
+    Never raises: it is called on the way out of something worse.
+    """
+    if not token or not name:
+        return "unknown"
     try:
-        locks[ticket.using].release(ticket.name, token)
+        return locks[using].release(name, token)
     except Exception:
-        log.exception("the slot %s could not be freed; it ends with its time", ticket.name)
+        log.exception("the slot %s could not be freed; it ends with its time", name)
+        return "unknown"
 
 
 def state_of(label: str) -> str:
     """Return the state of the slot whose holder has this label."""
-    return "queued" if label.endswith(QUEUED) else "running"
+    return "queued" if label.endswith(QUEUED) else "held" if label.endswith((HELD, NOTE)) else "running"
 
 
 def is_token(value: Any, or_empty: bool = False) -> bool:

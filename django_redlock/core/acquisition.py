@@ -64,6 +64,7 @@ class Wanted:
         shared: Whether other shared holders may have it too.
         barge: Whether to ignore those that wait.
         heartbeat: After how many seconds without a sign of life it is no longer extended; None needs none.
+        max_hold: Longest time that renewal keeps it, in seconds; None is as the rules say.
     """
 
     names: tuple[str, ...]
@@ -77,6 +78,7 @@ class Wanted:
     shared: bool = False
     barge: bool = False
     heartbeat: float | None = None
+    max_hold: float | None = None
 
 
 class Waiter:
@@ -218,6 +220,7 @@ class Acquisition:
         self._attempts = 0
         self._delay = rules.retry_delay
         self._ballots: list[Ballot] = []  # of the attempt under way
+        self._withdrawn: list[Ballot] = []  # of the one before, which has the same nonce until the next begins
         self._replies: Mapping[int, Reply] = {}  # of the last attempt's first round
         self._enrolled: set[int] = set()
 
@@ -263,7 +266,7 @@ class Acquisition:
 
     def _attempt(self, slugs: tuple[str, ...]) -> Generator[Step, Instant, Granted | None]:
         self._attempts += 1
-        self._trying = slugs
+        self._trying, self._withdrawn = slugs, []
         self._nonce = self.wanted.nonce or self._fresh_nonce()
         start, ttl = self._at.now, self.wanted.ttl
         value = self._value()
@@ -339,7 +342,7 @@ class Acquisition:
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
         """Give back what the attempt got, so that nobody finds it in the way."""
         ballot = self._withdrawal(leaving=leaving)
-        self._ballots = []
+        self._withdrawn, self._ballots = self._ballots, []
         if ballot.requests:
             self._at = yield ballot
 
@@ -352,10 +355,12 @@ class Acquisition:
         nodes = {node for ballot in self._ballots for node in ballot.may_hold()}
         waiter = self.waiter.name if leaving else ""
         if waiter:
-            nodes |= self._enrolled
+            # A round that was interrupted has not been counted yet.
+            nodes |= self._enrolled.union(*(ballot.enrolled() for ballot in self._ballots))
             self._enrolled = set()
         release = Release(self._trying, self._nonce, 0.0, waiter, self.wanted.shared, self._queue)
-        return farewell(release, nodes, unanswered(self._ballots), self.wanted.ttl, timeout)
+        unsure = unanswered([*self._withdrawn, *self._ballots])
+        return farewell(release, nodes, unsure, self.wanted.ttl, timeout)
 
     def _time_left(self, began: float) -> float | None:
         """

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from .acquisition import Floor, Granted, Wanted, farewell, silent, unanswered
-from .messages import Ballot, Extend, Kind, Release, Reply, Term, count
+from .messages import REFUSALS, Ballot, Extend, Kind, Release, Reply, Term, count
+from .owner import counted
 from .rules import Rules
 
 BATCH = 100  # leases in one round at most: a script over more would block its node for a millisecond
@@ -42,6 +43,7 @@ class Tenure:
         self.ended_at = 0.0
         self.shared = wanted.shared
         self._heartbeat = wanted.heartbeat
+        self._max_hold = rules.max_hold if wanted.max_hold is None else wanted.max_hold
         self._beat = granted.start
         self._value = granted.value
         self._rules = rules
@@ -122,7 +124,8 @@ class Tenure:
             self.ttl = ttl
             self.deadline = min(self.deadline, self._rules.deadline(now, ttl))  # already when the request is sent
         self._renew_at = now + self.ttl / 12
-        return Term(self._slugs, self.nonce, self._value, self.ttl, self.token, self.shared, shorten, number)
+        value = counted(self._value, self.extensions + 1)
+        return Term(self._slugs, self.nonce, value, self.ttl, self.token, self.shared, shorten, number)
 
     def asked(self, ballot: Ballot, term: Term) -> None:
         """Note the round that asks for an extension, before it is sent."""
@@ -168,8 +171,9 @@ class Tenure:
             self.deadline = max(self.deadline, self._rules.deadline(start, ttl))
             self._renew_at = start + ttl / 3
             return True
-        if sum(kind is Kind.REFUSED for kind, _ in said) > self._rules.spare:
-            self.end("superseded", now)
+        refused = [kind for kind, _ in said if kind in REFUSALS]
+        if len(refused) > self._rules.spare:
+            self.end("revoked" if Kind.REVOKED in refused else "superseded", now)
         return False
 
     def release(self, timeout: float) -> Ballot:
@@ -185,7 +189,7 @@ class Tenure:
         return farewell(release, nodes, unsure, self.ttl, timeout, self._rules.needed)
 
     def _may_extend(self, when: float) -> bool:
-        return not self._used_up() and when - self.since < self._rules.max_hold
+        return not self._used_up() and when - self.since < self._max_hold
 
     def _silent(self, when: float) -> bool:
         return self._heartbeat is not None and when - self._beat >= self._heartbeat
@@ -199,7 +203,7 @@ class Tenure:
             return "max_extensions"
         if self._silent(self.deadline):
             return "heartbeat"
-        return "max_hold" if self.deadline - self.since >= self._rules.max_hold else "expired"
+        return "max_hold" if self.deadline - self.since >= self._max_hold else "expired"
 
 
 def renewal(terms: Sequence[Term], rules: Rules, timeout: float) -> Ballot:
@@ -221,7 +225,7 @@ def renewal(terms: Sequence[Term], rules: Rules, timeout: float) -> Ballot:
         )
 
     def settled(said: list[Kind]) -> bool:
-        return said.count(Kind.HELD) >= rules.needed or said.count(Kind.REFUSED) > rules.spare
+        return said.count(Kind.HELD) >= rules.needed or sum(kind in REFUSALS for kind in said) > rules.spare
 
     leases = range(len(terms))
     request = Extend(tuple(terms), rules.fence_keep)

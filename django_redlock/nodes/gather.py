@@ -21,6 +21,7 @@ from functools import partial
 from ..core.admission import Admission
 from ..core.messages import Ballot, Kind, Reply, Request
 from .base import INCOMPLETE, Link, LinkError, Node
+from .green import is_green, real_ident
 
 IDLE = 1.0  # seconds after which a link may have been closed by its server, so that it is looked at before use
 MAX_OWED = 64  # requests on their way to a silent node: more could fill the socket's buffer and block
@@ -217,6 +218,7 @@ class Gather:
         self.admission = admission
         self._clock = clock
         self._bundles: list[Bundle] = []
+        self._by_thread: dict[int, list[Bundle]] | None = {} if is_green() else None
         self.breakers = Breakers(Breaker() for _ in nodes)
 
     def ask(self, ballot: Ballot) -> None:
@@ -233,18 +235,23 @@ class Gather:
             raise
         ballot.close()
         bundle.used = self._clock()
-        self._bundles.append(bundle)
+        self._stack().append(bundle)
 
     def close(self) -> None:
         """Drop all idle links."""
-        while self._bundles:
-            self._bundles.pop().close()
+        for stack in (self._bundles, *(self._by_thread or {}).values()):
+            while stack:
+                stack.pop().close()
 
     def _take(self) -> Bundle:
         try:
-            return self._bundles.pop()
+            return self._stack().pop()
         except IndexError:
             return Bundle()
+
+    def _stack(self) -> list[Bundle]:
+        """Return the idle bundles that may be used here: under gevent, those of this thread of the system's."""
+        return self._bundles if self._by_thread is None else self._by_thread.setdefault(real_ident(), [])
 
     def _ask(self, bundle: Bundle, ballot: Ballot) -> None:
         now = self._clock()

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from socket import socketpair
+from socket import gethostname, socketpair
 from typing import Any, Generic, TypeVar
 
 from ..core.acquisition import Waiter
@@ -23,6 +23,7 @@ from .base import HintLink, LinkError, Node
 from .gather import CONNECT_TIMEOUT, Clock, steady
 
 LINGER = 10.0  # seconds without waiters after which the connections are dropped
+HOST = gethostname().replace("|", "-").replace(" ", "-")
 RETRY = 1.0  # seconds between two tries to reach a node
 
 Event = TypeVar("Event", threading.Event, asyncio.Event)
@@ -39,7 +40,8 @@ class Waiters(Generic[Event]):
     """
 
     def __init__(self, needed: int, event: Callable[[], Event]) -> None:
-        self.process = f"{os.getpid():x}.{os.urandom(6).hex()}"
+        # The host is for people who look at who waits.
+        self.process = f"{HOST}:{os.getpid()}.{os.urandom(6).hex()}"
         self.listening: set[int] = set()
         self._needed = needed
         self._event: Callable[[], Event] = event

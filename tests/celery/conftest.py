@@ -1,7 +1,7 @@
 """
 A Celery app in memory, and a worker that does nothing but trace messages, one at a time, when it is told to.
 
-What a process does to a task is tested in ``test_workers.py``, with real ones.
+What a process does to a task is tested in ``workers/``, with real ones.
 """
 
 import weakref
@@ -16,14 +16,15 @@ from celery.backends import cache
 from kombu.transport.memory import Channel
 
 from django_redlock import locks
+from django_redlock.celery import singleton_task
 from django_redlock.nodes.memory import MemoryNode, forget_nodes
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Have one process run all of ``test_workers.py``: its tests share a worker, and time matters to them."""
+    """Have one process run all tests of real workers: those of a file share a worker, and time matters to them."""
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            if item.path == Path(__file__).with_name("test_workers.py"):
+            if item.path.parent == Path(__file__).with_name("workers"):
                 item.add_marker(pytest.mark.xdist_group("celery-workers"))
 
 
@@ -86,3 +87,16 @@ class Worker:
 @pytest.fixture
 def worker(app: Celery) -> Worker:
     return Worker(app)
+
+
+@pytest.fixture
+def make(app: Celery) -> Any:
+    """Make a singleton task of this test's app, out of a body that gets the task itself and the shop."""
+
+    def make(body: Any = lambda self, shop_id: shop_id, **options: Any) -> Any:
+        def sync(self, shop_id, since=None):
+            return body(self, shop_id)
+
+        return singleton_task(bind=True, **({"name": "shop.sync", "key": ("shop_id",)} | options))(sync)
+
+    return make

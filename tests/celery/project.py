@@ -1,11 +1,15 @@
 """
-The project that the workers of ``test_workers.py`` run: tasks that do as they are told, and tell what they do.
+The project that the workers of ``workers/`` run: tasks that do as they are told, and tell what they do.
 
 They tell it in a list on the broker's server, where a test waits for it, and wait there for the test's word.
 """
 
+import ctypes
 import json
 import os
+import sys
+import threading
+import time
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -18,17 +22,20 @@ from django_redlock.celery import singleton_task
 app = Celery("tests.celery.project", set_as_current=False)
 
 
-def configure(broker: str, visibility_timeout: float = 3600) -> None:
-    """Use this broker, also for results and for the talk between tests and tasks."""
+def configure(broker: str, results: str, visibility_timeout: float = 3600) -> None:
+    """Use this broker, and this server for results and for the talk between tests and tasks."""
     options = {"visibility_timeout": visibility_timeout, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
     app.conf.update(
         broker_url=broker,
-        result_backend=broker,
-        broker_transport_options=options,
+        result_backend=results,
+        broker_transport_options=options if broker.startswith("redis") else {},
         broker_connection_retry_on_startup=True,
         worker_prefetch_multiplier=1,
         worker_hijack_root_logger=False,
         worker_enable_remote_control=True,
+        worker_max_tasks_per_child=int(os.environ.get("TEST_MAX_TASKS", 0)) or None,
+        worker_send_task_events=bool(os.environ.get("TEST_EVENTS")),
+        worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_SHUTDOWN", 0)),
         result_backend_transport_options={"retry_policy": {"timeout": 5.0}},
     )
 
@@ -84,11 +91,11 @@ def stage(what: str) -> Stage:
 @cache
 def _stage(pid: int, what: str) -> Stage:
     # One per process, and for good: a signal that arrives while a client is being deleted is lost.
-    return Stage(app.conf.broker_url, what)
+    return Stage(app.conf.result_backend, what)
 
 
 if "TEST_BROKER" in os.environ:
-    configure(os.environ["TEST_BROKER"], float(os.environ.get("TEST_VISIBILITY", 3600)))
+    configure(os.environ["TEST_BROKER"], os.environ["TEST_RESULTS"], float(os.environ.get("TEST_VISIBILITY", 3600)))
 
 
 def perform(what: str) -> str:
@@ -153,11 +160,72 @@ def endless(what: str) -> None:
             stage(what).wait()
 
 
+@singleton_task(lease=60.0, time_limit=1)
+def endless_long(what: str) -> None:
+    """Carry on for ever, with a lease that outlasts every test."""
+    endless.run(what)
+
+
 @singleton_task(bind=True, lease=30.0)
 def once_more(self: Any, what: str) -> str:
     if not self.request.retries:
         raise self.retry(countdown=0.5)
     return perform(what)
+
+
+@singleton_task(bind=True, lease=2.0)
+def compute(self: Any, what: str, seconds: float) -> list[Any]:
+    """Compute in Python without ever letting another greenlet run; returns how that went."""
+    until, turns = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        turns += 1
+    return [self.singleton.lost, self.singleton.lease.extensions]
+
+
+@singleton_task(bind=True, lease=2.0)
+def stall(self: Any, what: str, seconds: int) -> list[Any]:
+    """Keep the interpreter to itself in C, so that no other thread runs."""
+    ctypes.PyDLL(None).sleep(seconds)
+    return [self.singleton.lost, self.singleton.lease.reason]
+
+
+@singleton_task(lease=3.0, on_lost="raise")
+def spin(what: str) -> None:
+    """Loop until interrupted."""
+    stage(what).say("started")
+    while True:
+        time.sleep(0.01)
+
+
+@singleton_task(lease=30.0, on_overlap="wait")
+def leave(what: str, status: int) -> str:
+    """End the process, by the way that Python programs end."""
+    sys.exit(status)
+
+
+@singleton_task(lease=30.0)
+def report(what: str) -> list[Any]:
+    """Return what this process has of the locks: its id, its threads, and whether its parent's were left alone."""
+    names = sorted(thread.name for thread in threading.enumerate() if "redlock" in thread.name)
+    return [os.getpid(), names]
+
+
+@singleton_task(lease=3.0, acks_late=True)
+def hold_watched(what: str) -> str:
+    return perform(what)
+
+
+@singleton_task(key=("what",), on_duplicate="replace")
+def newest(what: str, which: str) -> str:
+    stage(what).say(which)
+    return which
+
+
+@singleton_task(key=("what",), on_duplicate="rerun")
+def trailing(what: str, number: int) -> int:
+    stage(what).say(f"run {number}")
+    stage(what).wait()
+    return number
 
 
 @singleton_task

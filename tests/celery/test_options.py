@@ -20,11 +20,10 @@ def nothing(x: Any = 1) -> None: ...
     ("options", "error", "message"),
     [
         ({"on_duplicate": "jion"}, ValueError, r"on_duplicate must be one of .*'jion'; did you mean 'join'\?"),
-        ({"on_overlap": "wait"}, ValueError, "on_overlap must be one of 'skip', 'raise', not 'wait'"),
+        ({"on_overlap": "weit"}, ValueError, r"on_overlap must be one of .*, not .weit.; did you mean .wait.\?"),
         ({"on_duplicates": "skip"}, TypeError, r"no option 'on_duplicates'; did you mean 'on_duplicate'\?"),
         ({"leese": 3}, TypeError, r"did you mean 'lease'\?"),
         ({"ttl": 3}, TypeError, r"did you mean 'lease'\?"),
-        ({"scope": "running"}, TypeError, "no option 'scope' yet"),
         ({"lease": 0}, ValueError, "lease must be more than 0 seconds"),
         ({"lease": float("nan")}, ValueError, "lease must be a finite number"),
         ({"queue_ttl": -1}, ValueError, "queue_ttl must be more than 0 seconds"),

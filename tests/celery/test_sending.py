@@ -265,7 +265,10 @@ def test_slot_is_not_inherited(make, worker, app):
     assert Ticket.unpack(by_call[HEADER], by_call["id"]).name == "task:shop.sync:shop_id=9"
 
 
-@pytest.mark.parametrize("header", ["", "nonsense", "[]", "7", '[1, "n", "default", "id", "token", 0]', None])
+@pytest.mark.parametrize(
+    "header",
+    ["", "nonsense", "[]", "7", '[2, "n", "default", "id", "token", 0, "lifetime", false, 0, "", ""]', None],
+)
 def test_header_that_makes_no_sense_is_no_ticket(header):
     """
     A worker takes a header that it cannot read for none. C36

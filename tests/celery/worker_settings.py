@@ -1,4 +1,4 @@
-"""Settings of the workers that ``test_workers.py`` starts: the nodes are those that the tests tell them."""
+"""Settings of the workers that ``workers/`` starts: the nodes are those that the tests tell them."""
 
 import os
 from typing import Any

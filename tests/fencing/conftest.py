@@ -5,13 +5,12 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import pytest
-from django.core.management import call_command
 
 from django_redlock.models import Fence
 from tests.services import django_database
 
 from . import sources
-from .counting import Ledger
+from .counting import Ledger, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -52,9 +51,3 @@ class Prepared(NamedTuple):
                 prepare("ledger")
             self.names[engine.scheme] = name
         return self.names[engine.scheme]
-
-
-def prepare(alias: str) -> None:
-    """Create the table of fences, and the counter."""
-    call_command("migrate", "redlock", database=alias, verbosity=0)
-    Ledger(alias).create()

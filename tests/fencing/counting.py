@@ -1,6 +1,13 @@
 """A counter that is incremented by reading and writing, and what each committed increment leaves behind."""
 
+from django.core.management import call_command
 from django.db import connections
+
+
+def prepare(alias: str) -> None:
+    """Create the table of fences, and the counter."""
+    call_command("migrate", "redlock", database=alias, verbosity=0)
+    Ledger(alias).create()
 
 
 class Ledger:

@@ -10,7 +10,7 @@ from django_redlock import LockLostError, StaleTokenError, fenced
 from django_redlock.models import Fence
 from tests.services import django_database
 
-from .counting import Ledger
+from .counting import Ledger, prepare
 from .sources import lease_of
 
 
@@ -278,8 +278,6 @@ def test_several_databases_are_claimed_before_the_body(engine, django_db_blocker
     """
     Each database has its own fence; all are claimed before the body, and an overtaken one refuses all.
     """
-    from .conftest import prepare
-
     with django_db_blocker.unblock(), engine.database() as one, engine.database() as other:
         with django_database("b", engine.settings(one)), django_database("a", engine.settings(other)):
             prepare("a")

@@ -279,7 +279,7 @@ def held_by(manager: LockManager, slug: str, *tokens: str) -> bool:
     A release is over when its outcome is certain, or at once after an attempt that failed; the last nodes may execute
     it a moment later than they answer another connection.
     """
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while set(holders(manager, slug)) != set(tokens):
         if time.monotonic() > until:
             return False
@@ -289,7 +289,7 @@ def held_by(manager: LockManager, slug: str, *tokens: str) -> bool:
 
 async def eventually(condition: Callable[[], bool]) -> None:
     """Wait until what another process or thread does has happened."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < until
         await asyncio.sleep(0.005)

@@ -201,12 +201,24 @@ async def test_holder_is_told_when_its_lock_is_gone(make: Manager, flavour: Flav
 )
 async def test_renewal_stops_at_its_bounds(make: Manager, flavour: Flavour, options: Any, reason: str):
     """P34, L27: a holder that never ends loses the lock, and the loss says why."""
-    manager = make(ttl=1.0, node_timeout=0.2, **options)
+    manager = make(ttl=2.0, node_timeout=0.4, **options)
     lease = await flavour.acquire(manager.lock("a"))
 
     assert await flavour.lost(lease)
 
     assert lease.reason == reason
+
+
+async def test_one_lock_may_have_a_bound_of_its_own(make: Manager, flavour: Flavour):
+    """P34, L27: ``max_hold`` of a lock goes before that of the settings, and must be a time."""
+    manager = make(ttl=1.0, node_timeout=0.2)
+    lease = await flavour.acquire(manager.lock("a", max_hold=0.2))
+
+    assert await flavour.lost(lease)
+
+    assert lease.reason == "max_hold"
+    with pytest.raises(ValueError, match="max_hold must be more than 0"):
+        manager.lock("a", max_hold=0)
 
 
 async def test_loss_is_told_whoever_notices_it(make: Manager, flavour: Flavour, monkeypatch: Any):

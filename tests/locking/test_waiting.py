@@ -19,6 +19,7 @@ from django_redlock.core import acquisition
 from django_redlock.core.messages import Ballot, Kind
 from django_redlock.locks import Lock, LockManager, instant
 from django_redlock.nodes import Node
+from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.database import DatabaseNode
 from django_redlock.nodes.hints import Waiters
 from django_redlock.nodes.ledger import TABLE, Ledger
@@ -344,3 +345,17 @@ async def test_call_that_comes_before_the_wait_is_heard(manager: Manager, monkey
     assert time.monotonic() - start < 9
     lease.release()
     one.close()
+
+
+async def test_hint_connection_that_is_reset_has_ended(nodes: Servers):
+    """L46: redis-py drops the socket of a connection that is reset; that is its end, not an error nobody expects."""
+    with FaultProxy(nodes[0].url) as proxy:
+        manager = real_manager([proxy.url])
+        link = manager.nodes[0].listen("p", 5.0, print)
+        proxy.reset()
+
+        with pytest.raises(LinkError):
+            await eventually(lambda: bool(link.read()))
+
+        link.close()
+        manager.close()

@@ -5,6 +5,7 @@ The tests look at the lock's key, which has another name and a longer value here
 and writes that key in place of their own. Nothing else of redis-py or of the tests is changed.
 """
 
+import importlib.util
 import os
 import tomllib
 from collections import Counter
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from itertools import count
 from pathlib import Path
 from statistics import median_low
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -77,6 +79,7 @@ class AsyncClient(AsyncRedis):
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start the nodes, and put our classes where the tests look for redis-py's."""
+    config.pluginmanager.register(stalls())
     servers.start()
     settings.configure(INSTALLED_APPS=["django_redlock"])
     use_new_keys()
@@ -86,6 +89,14 @@ def pytest_configure(config: pytest.Config) -> None:
     redis.Redis = redis.client.Redis = Client
     redis.asyncio.Redis = AsyncClient
     config.option.redis_url = config.option.redis_mod_url = servers[0].url
+
+
+def stalls() -> ModuleType:
+    """Return the plugin that our own tests have too; here, `tests` is redis-py's."""
+    spec = importlib.util.spec_from_file_location("stalls", Path(__file__).parents[1] / "stalls.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def pytest_unconfigure() -> None:
@@ -134,9 +145,12 @@ def pytest_runtest_makereport(
         judge(report, call, listed["line"])
     if report.skipped and not hasattr(report, "wasxfail"):
         report.outcome, report.longrepr = "failed", f"left out, so that it proves nothing: {report.longrepr}"
-    if call.when == "call" or report.failed:
-        counts["differing" if hasattr(report, "wasxfail") else report.outcome] += 1
     return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or report.failed:
+        counts["differing" if hasattr(report, "wasxfail") else report.outcome] += 1
 
 
 def judge(report: pytest.TestReport, call: pytest.CallInfo[None], line: str) -> None:

@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import StaleKey, printable, remove_stale, stale_keys
-from .redlock_list import NO_QUORUM, listing, positive, warn
+from ..shown import NO_QUORUM, listing, positive, warn
 
 PARTIAL = 1
 

@@ -1,136 +1,22 @@
-"""
-Real workers over real servers: what the death of a process, a signal or a limit does to a slot.
+"""What the death of a process, a signal or a limit does to a slot."""
 
-Leases are short where a lease must run out, and long where something must happen before it could.
-"""
-
-import gc
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from io import StringIO
 
 import pytest
-from celery import Task, chain, chord
+from celery import Task, _state, chain, chord
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
-from django.test import override_settings
-from kombu import pools
+from django.core.management import call_command
 
 from django_redlock.celery import singleton_task
-from django_redlock.testing import Server, Servers
-from django_redlock.testing.processes import spawn
+from django_redlock.inventory import held_locks
 
-from . import project, worker_settings
+from .. import project
+from .real import LEASE, SLACK, free, gone, task, until
 
 pytestmark = pytest.mark.slow
-
-LEASE = 2.0  # seconds, of the tasks whose lease runs out
-SLACK = 0.7  # seconds that a busy machine may take to notice
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Server]:
-    with Server() as server:
-        project.configure(server.url)
-        yield server
-        gc.collect()  # a result that is collected later talks to a server that is gone by then
-        project.app.backend.result_consumer.stop()
-        project.app.backend.client.close()
-        project.app.close()
-        pools.reset()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nodes_of_workers(servers: Servers) -> Iterator[None]:
-    servers.reset()
-    with override_settings(REDLOCK=worker_settings.redlock(",".join(servers.urls))):
-        yield
-
-
-@pytest.fixture(autouse=True)
-def memory_nodes() -> None:
-    """Not here: these tests have real nodes."""
-
-
-@pytest.fixture(scope="module")
-def start(broker: Server, servers: Servers) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start a worker for some queues, and return when it is ready."""
-    workers: list[subprocess.Popen[bytes]] = []
-
-    def start(*queues: str, visibility: float = 3600) -> subprocess.Popen[bytes]:
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "DJANGO_SETTINGS_MODULE": "tests.celery.worker_settings",
-            "TEST_BROKER": broker.url,
-            "TEST_NODES": ",".join(servers.urls),
-            "TEST_VISIBILITY": str(visibility),
-        }
-        name = f"{len(workers)}@tests"
-        options = ["--pool=prefork", "--concurrency=2", "--loglevel=INFO", f"--hostname={name}"]
-        options += ["--without-gossip", "--without-mingle", "--without-heartbeat", f"--queues={','.join(queues)}"]
-        command = [sys.executable, "-m", "celery", "-A", "tests.celery.project", "worker", *options]
-        log = None if os.environ.get("TEST_LOG") else subprocess.DEVNULL
-        worker = spawn(command, env=environment, stdout=log, stderr=log)
-        workers.append(worker)
-        until(lambda: project.app.control.ping(destination=[name], timeout=0.3), timeout=30)
-        return worker
-
-    yield start
-    for worker in workers:
-        worker.kill()
-        worker.wait()
-
-
-@pytest.fixture(scope="module")
-def worker(start: Any) -> subprocess.Popen[bytes]:
-    """The worker that the tests share; nobody may kill it, only its children."""
-    return start("celery")
-
-
-@pytest.fixture
-def what(request: pytest.FixtureRequest) -> str:
-    """What the tasks of a test are about; no two tests have the same."""
-    return str(request.node.name)
-
-
-@pytest.fixture
-def stage(broker: Server, what: str) -> Iterator[project.Stage]:
-    stage = project.Stage(broker.url, what)
-    yield stage
-    stage.close()
-
-
-def task(name: str) -> Any:
-    return project.app.tasks[f"tests.celery.project.{name}"]
-
-
-def until(condition: Callable[[], Any], timeout: float = 10.0) -> float:
-    """Wait until *condition* holds; returns how long it took, in seconds."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() < start + timeout, "it never happened"
-        time.sleep(0.02)
-    return time.monotonic() - start
-
-
-def gone(pid: int) -> Callable[[], bool]:
-    """Return what tells whether a process has ended, reaped or not."""
-
-    def gone() -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except OSError:
-            return True
-
-    return gone
-
-
-def free(name: str, *args: Any) -> Callable[[], bool]:
-    return lambda: not task(name).singleton.is_locked(*args)
 
 
 def test_killed_worker_frees_the_slot(start, worker, stage, what):
@@ -322,7 +208,20 @@ def test_hard_time_limit(worker, stage, what):
     until(gone(child), timeout=SLACK)
 
 
-def test_unknown_task(worker):
+def test_hard_time_limit_of_a_long_lease(worker, stage, what):
+    """
+    After a hard limit nobody waits for a long lease to end, though the child can free nothing any more. C65
+    """
+    result = task("endless_long").delay(what)
+    stage.hear("started")
+
+    with pytest.raises(TimeLimitExceeded):
+        result.get(timeout=10)
+
+    assert until(free("endless_long", what), timeout=20) < 20
+
+
+def test_unknown_task(worker, what):
     """
     A message whose task the worker does not know frees its slot when it is refused. C37
     """
@@ -330,7 +229,7 @@ def test_unknown_task(worker):
     def unknown():
         pass
 
-    only_here = singleton_task(name="tests.unknown")(unknown)
+    only_here = singleton_task(name=what)(unknown)
     project.app.set_current()
     result = only_here.delay()
 
@@ -416,3 +315,30 @@ def test_warm_shutdown(start, stage, what):
     leaving.wait(timeout=10)
     assert result.get(timeout=10) == f"{what} done"
     assert free("hold", what)()
+
+
+@pytest.mark.parametrize("option", ["--terminate-task", "--polite=1"])
+def test_operator_takes_a_task_its_slot(worker, stage, what, monkeypatch, option):
+    """
+    L74: an operator releases the slot of a running task and has the task revoked and ended in the same action; asked
+    politely, a body that does not look at its lease loses its slot all the same when the time is over.
+    """
+    monkeypatch.setattr(_state._tls, "current_app", project.app)
+    result = task("hold_long").delay(what)
+    child = stage.hear("started")
+    (name,) = [held.name for held in held_locks().locks if what in held.name]
+    out = StringIO()
+
+    call_command("redlock_release", name, option, "--no-input", "--reason=stuck", stdout=out, stderr=out)
+
+    until(free("hold_long", what))
+    assert f"{name}: released." in out.getvalue()
+    if option == "--terminate-task":
+        assert f"told the workers to revoke task {result.id}." in out.getvalue()
+        until(gone(child))
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=10)
+    else:
+        assert f"{name}: its holder was asked to stop." in out.getvalue()
+        stage.allow()
+        stage.hear("ended")

@@ -1,0 +1,157 @@
+"""One run of a singleton task in this process, and the slot that it has."""
+
+import logging
+from contextlib import suppress
+from typing import Any
+
+from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..locks import Lease, fresh_nonce
+from ..nodes.gather import steady
+from ..watchdog import watchdog
+from .interrupt import Interrupt
+from .options import SingletonOptions
+from .signals import tell
+from .slots import HELD, LABEL, NOTE, Ticket, free, take_note, take_waiting
+
+REMEMBERED = 60.0  # seconds for which a note says that a message is done, where the result backend says it too
+
+log = logging.getLogger("django_redlock")
+
+
+class Execution:
+    """
+    One run, from its start to its end.
+
+    Args:
+        task: The task.
+        ticket: What its message says of the slot.
+        options: The task's.
+        lease: The slot, RUNNING; None for a run that has none.
+        since: When the run began, in seconds on the steady clock.
+    """
+
+    def __init__(
+        self, task: Any, ticket: Ticket, options: SingletonOptions, lease: Lease | None, since: float | None = None
+    ) -> None:
+        self.task = task
+        self.ticket = ticket
+        self.options = options
+        self.lease = lease
+        self.handed_over = False
+        self.interrupt = Interrupt() if lease and options.on_lost == "raise" else None
+        self._since = steady() if since is None else since
+        if lease:
+            lease.on_lost(self._tell_loss)
+
+    @property
+    def hold(self) -> float:
+        """For how many seconds more the slot is to stay taken, run or no run."""
+        return self.options.hold_for - (steady() - self._since)
+
+    def hand_over(self, ticket: Ticket, ttl: float) -> None:
+        """
+        Turn the slot into that of a message which will go on with the work.
+
+        Raises:
+            LockTakenError: It was lost, and somebody else has it.
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        assert self.lease
+        watchdog.forget(self.lease)  # or an extension under way would report the slot as lost
+        try:
+            take_waiting(ticket, ttl, self.task.name, adopt=self.lease.token)
+        except BaseException:
+            watchdog.watch(self.lease)
+            raise
+        self._disarm()
+        self.handed_over = True
+
+    def give_back(self) -> None:
+        """
+        Turn the slot into that of its own message again, for one lease: the broker delivers it anew.
+
+        No longer, because the message may be gone all the same: Celery stops a child in the same way for a time limit.
+        """
+        ticket = self.ticket
+        if self.lease and not self.handed_over and ticket.waiting == self.lease.name and self.lease.valid():
+            with suppress(LockTakenError, QuorumUnavailableError):
+                self.hand_over(ticket, self.options.lease)
+
+    def ensure(self) -> None:
+        """
+        Check that the slot is still there.
+
+        Raises:
+            LockLostError: It is not.
+        """
+        if self.lease:
+            self.lease.ensure()
+
+    def end(self, hold: bool = True) -> None:
+        """Free the slot, or leave it held for the rest of ``hold_for``; nothing happens if it was handed over."""
+        self._disarm()
+        if self.handed_over:
+            return
+        self.handed_over = True
+        if hold and self.lease and self.hold > 0 and self.lease.valid() and self._keep_held():
+            return
+        if self.lease:
+            self.lease.release()
+
+    def note_done(self, stored: bool) -> None:
+        """
+        Note that this message is done, for copies of it that are still to come.
+
+        Args:
+            stored: Whether the result backend will say so too.
+        """
+        ticket, ttl = self.ticket, REMEMBERED if stored else max(REMEMBERED, self.options.queue_ttl)
+        name = done_name(ticket.task_id, self.task.request.retries or 0)
+        try:
+            take_note(ticket.using, name, ttl, fresh_nonce(), ticket.task_id, self._label + NOTE)
+        except LockTakenError:  # it has been done before
+            pass
+        except QuorumUnavailableError as error:
+            log.warning("it is not noted that task %s is done, a copy of it may run: %s", ticket.task_id, error)
+
+    @property
+    def _label(self) -> str:
+        return str(self.task.name)[:LABEL]
+
+    def _keep_held(self) -> bool:
+        """Turn the slot into one that nobody renews; returns whether that worked."""
+        assert self.lease
+        watchdog.forget(self.lease)
+        about = (self.ticket.using, self.ticket.running, self.hold, fresh_nonce(), self.ticket.task_id)
+        try:
+            take_note(*about, self._label + HELD, adopt=self.lease.token)
+        except (LockTakenError, QuorumUnavailableError):
+            return False
+        return True
+
+    def _disarm(self) -> None:
+        if self.interrupt:
+            self.interrupt.disarm()
+
+    def _tell_loss(self, lease: Lease) -> None:
+        reason = lease.reason or "expired"
+        event = "singleton_stolen" if reason == "superseded" else "singleton_lost"
+        text = f"{lease.name} was lost by task {self.ticket.task_id} ({reason})"
+        tell(self.task, event, text, task_id=self.ticket.task_id, name=lease.name, lease=lease, reason=reason)
+        if self.interrupt:
+            self.interrupt.strike()
+
+
+def leave_queue(ticket: Ticket, hold: float, label: str) -> None:
+    """Free the lock that a message had while it waited, or leave it held for *hold* seconds."""
+    if hold > 0 and ticket.waiting == ticket.queue:
+        with suppress(LockTakenError, QuorumUnavailableError):
+            about = (fresh_nonce(), ticket.task_id, label[:LABEL] + HELD, ticket.token)
+            take_note(ticket.using, ticket.waiting, hold, *about)
+    else:
+        free(ticket.using, ticket.waiting, ticket.token)
+
+
+def done_name(task_id: str, retries: int) -> str:
+    """Return the name of the note that says that one attempt of a task is done."""
+    return f"done:{task_id}:{retries}"

@@ -1,0 +1,100 @@
+"""Say in words what is known of the slot of a call: for ``task.singleton.explain()`` and ``redlock_inspect``."""
+
+from typing import Any
+
+from ..core.names import slug
+from ..core.owner import decode
+from ..exceptions import QuorumUnavailableError
+from ..handler import locks
+from .keys import canonical
+from .options import SingletonOptions
+from .slots import RUNNING, Holder, Ticket, peek, state_of
+
+ANSWERS = {
+    "join": "send nothing, and return the result of task {id}",
+    "skip": "send nothing, and return a result that is already revoked",
+    "raise": "raise DuplicateTask",
+    "rerun": "be remembered, and run once after task {id}",
+    "replace": "take its place and revoke it if it waits, or run once after it if it runs",
+    "enqueue": "be sent, and a worker would decide",
+}
+OVERLAPS = {
+    "skip": "end it as revoked",
+    "wait": "put it back until the slot is free",
+    "join": "put it back, and end it with the result of task {id}",
+    "succeed": "end it with overlap_value",
+    "raise": "fail it with DuplicateTask",
+}
+
+
+def explain(task: Any, args: Any, kwargs: Any) -> str:
+    """
+    Return what is known of the slot of a call of *task*, in lines.
+
+    Raises:
+        TypeError: The arguments do not fit the task, or one cannot be part of a key.
+    """
+    ticket: Ticket = task.ticket("", args, kwargs)
+    options: SingletonOptions = task.singleton_options
+    lines = [
+        f"task       {task.name}",
+        f"arguments  {_arguments(task, args, kwargs)}",
+        f"lock       {ticket.name}",
+        f"scope      {options.scope}, on_duplicate={options.on_duplicate!r}, on_overlap={options.overlap!r}",
+    ]
+    holder = Holder(None, "free", None)
+    for name in dict.fromkeys(filter(None, (ticket.queue, ticket.running))):
+        lines += ["", f"{name}:", *_nodes(ticket.using, name)]
+        try:
+            seen = peek(ticket.using, name)
+        except QuorumUnavailableError as error:
+            lines.append(f"  {error}")
+            holder = Holder(None, "unknown", None)
+            continue
+        if seen.value and holder.state == "free":
+            holder = seen.holder
+    return "\n".join([*lines, "", *_next_call(options, holder), *_next_message(options, holder)])
+
+
+def _arguments(task: Any, args: Any, kwargs: Any) -> str:
+    try:
+        return canonical(task.parameters, args, kwargs) or "none"
+    except (TypeError, ValueError) as error:
+        return f"not all have a form of their own: {error}"
+
+
+def _nodes(using: str, name: str) -> list[str]:
+    """Return what each node has under a lock's key, one line for each."""
+    manager = locks[using]
+    replies = manager.survey(slugs=(slug(name),))
+    lines = []
+    for place, node in enumerate(manager.nodes):
+        reply = replies.get(place)
+        row = reply.rows[0] if reply and reply.rows else None
+        if row is None:
+            lines.append(f"  {node.name}  no answer ({reply})")
+        elif not row.value:
+            lines.append(f"  {node.name}  free")
+        else:
+            owner = decode(row.value)
+            who = f"{state_of(owner.label)}, {owner}" if owner else "held by another program"
+            left = "no expiry" if row.left is None else f"{row.left:.1f} s left"
+            lines.append(f"  {node.name}  {who}, {left}")
+    return lines
+
+
+def _next_call(options: SingletonOptions, holder: Holder) -> list[str]:
+    if options.scope == RUNNING:
+        return ["A call now would be sent: with scope='running' any number may wait."]
+    if holder.state == "unknown":
+        what = "be sent without a slot" if options.without_nodes("enqueue") == "publish" else "raise an error"
+        return [f"A call now would {what}: too few nodes answer."]
+    if holder.state == "free":
+        return ["A call now would take the slot and be sent."]
+    return [f"A call now would {ANSWERS[options.on_duplicate].format(id=holder.task_id)}."]
+
+
+def _next_message(options: SingletonOptions, holder: Holder) -> list[str]:
+    if holder.state in ("free", "unknown"):
+        return []
+    return [f"A worker that gets its equal now would {OVERLAPS[options.overlap].format(id=holder.task_id)}."]

@@ -1,0 +1,64 @@
+"""
+Interrupt a running body from another thread: ``on_lost="raise"``.
+
+Python raises an exception in another thread before its next instruction (``PyThreadState_SetAsyncExc``). So a loop is
+interrupted, and a call that waits in C only when it returns. Under gevent one thread runs many tasks and the wrong one
+could be hit; there the task's greenlet is killed at its next switch instead.
+"""
+
+import ctypes
+import sys
+import threading
+from typing import Any
+
+from ..exceptions import LockLostError
+
+
+class SlotLostError(LockLostError):
+    """The slot of a singleton was lost while its body ran; raised in the body, wherever it is."""
+
+    def __init__(self, name: str = "", reason: str = "expired", held: float = 0.0) -> None:
+        super().__init__(name, reason, held)
+
+
+class Interrupt:
+    """What can raise :class:`SlotLostError` in the thread, or greenlet, that made it."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._greenlet = _current_greenlet()
+        self._mutex = threading.Lock()
+        self._armed = True
+        self.struck = False
+
+    def strike(self) -> None:
+        """Interrupt the body, unless it has ended."""
+        with self._mutex:
+            if not self._armed or self.struck:
+                return
+            self.struck = True
+            if self._greenlet is not None:
+                hub, greenlet = self._greenlet
+                hub.loop.run_callback_threadsafe(greenlet.throw, SlotLostError)
+            elif threading.get_ident() != self._thread:  # else the body has just asked, and is told
+                _raise_in(self._thread, SlotLostError)
+
+    def disarm(self) -> None:
+        """Say that the body has ended; what was raised and has not arrived is taken back."""
+        with self._mutex:
+            if self._armed and self.struck and self._greenlet is None:
+                _raise_in(self._thread, None)
+            self._armed = False
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)
+
+
+def _current_greenlet() -> tuple[Any, Any] | None:
+    """Return the hub and the greenlet that runs, if tasks are greenlets here."""
+    monkey: Any = sys.modules.get("gevent.monkey")
+    if monkey is None or not monkey.is_module_patched("threading"):
+        return None
+    gevent: Any = sys.modules["gevent"]
+    return gevent.get_hub(), gevent.getcurrent()

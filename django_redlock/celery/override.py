@@ -1,0 +1,39 @@
+"""Switch singletons off, for tests of the tasks themselves."""
+
+import threading
+from contextlib import ContextDecorator
+from typing import Any, Self
+
+_mutex = threading.Lock()
+_off: list[object] = []
+
+
+def switched_off() -> bool:
+    """Return whether tasks are sent and run without slots at the moment."""
+    return bool(_off)
+
+
+class override_singleton(ContextDecorator):
+    """
+    Send and run singleton tasks as ordinary ones while a ``with`` block or a decorated function runs.
+
+    It holds for the whole process, as a message that is sent inside says that it is to run without a slot. For tests
+    of singletons as such use nodes in memory, ``REDLOCK = {"default": {"NODES": "memory://"}}``.
+
+    Args:
+        enabled: Whether singletons are on; inside a block that has switched them off, True does not put them on again.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+
+    def __enter__(self) -> Self:
+        if not self._enabled:
+            with _mutex:
+                _off.append(self)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if not self._enabled:
+            with _mutex:
+                _off.remove(self)

@@ -1,0 +1,319 @@
+"""
+What a worker does with a message before the body: take the slot, or end the message as ``on_overlap`` says.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from celery import states
+from celery.backends.base import DisabledBackend
+from celery.exceptions import Ignore, Retry, TaskRevokedError
+
+from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..locks import Lease, fresh_nonce
+from .exceptions import DuplicateTask
+from .execution import Execution, done_name, leave_queue
+from .options import SingletonOptions
+from .sending import Call, replaced_name
+from .signals import tell
+from .slots import (
+    HEADER,
+    LABEL,
+    NOTE,
+    RUN_HEADER,
+    RUNNING,
+    Holder,
+    Ticket,
+    free,
+    is_token,
+    peek,
+    take_note,
+    take_running,
+)
+
+LONGEST_PAUSE = 60.0  # seconds until a message whose slot could not be looked up is tried again
+FIRST_WAIT, LONGEST_WAIT = 0.5, 10.0  # seconds for which a message that waits for its equal is put back
+DONE = frozenset({states.SUCCESS, states.REVOKED})  # a task that failed is left to Celery's rules for redelivery
+
+log = logging.getLogger("django_redlock")
+
+
+class Answered(Exception):
+    """The task has a result without running; the first argument is the result."""
+
+
+class Arrival:
+    """
+    One message that a worker is about to run.
+
+    Args:
+        task: The task.
+        request: Celery's request.
+        args: The positional arguments of the call.
+        kwargs: Its keyword arguments.
+    """
+
+    def __init__(self, task: Any, request: Any, args: Any, kwargs: Any) -> None:
+        self.task = task
+        self.request = request
+        self.rules: SingletonOptions = task.singleton_options
+        found = Ticket.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
+        self.ticket = found or task.ticket(request.id, args, kwargs)
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether the broker says that it delivers the message again."""
+        return bool((self.request.delivery_info or {}).get("redelivered"))
+
+    def start(self) -> Execution:
+        """
+        Take the slot for a run.
+
+        Raises:
+            Answered: The task has a result without running.
+            Ignore: It is not to run, and its caller has been told what there is to tell.
+            Retry: It was put back into the queue, because the nodes do not answer.
+            DuplicateTask: Its equal has the slot, and ``on_overlap="raise"``.
+            QuorumUnavailableError: The nodes do not answer, and ``on_redis_error`` says to fail.
+        """
+        if not self.ticket.name:
+            return Execution(self.task, self.ticket, self.rules, None)
+        try:
+            self._look_at_notes()
+            lease = self._take()
+        except QuorumUnavailableError as error:
+            return self._without_nodes(error)
+        execution = Execution(self.task, self.ticket, self.rules, lease)
+        try:
+            self._leave_queue()
+            self._leave_if_done()  # it may have ended since it was looked at
+        except BaseException:
+            execution.end(hold=False)
+            raise
+        self._free_watch()
+        return execution
+
+    def _take(self) -> Lease | None:
+        """Take the slot, if runs have one, or leave by what is to become of the message instead."""
+        ticket = self.ticket
+        if ticket.trailing and ticket.queue not in ("", ticket.running):
+            waiting = peek(ticket.using, ticket.queue)
+            if waiting.value:
+                self._stay_next(waiting.holder)
+        if not ticket.running:
+            if not ticket.token and (waiting := peek(ticket.using, ticket.waiting)).value:
+                self._give_way(waiting.holder)
+            return None
+        token = self.request.get(RUN_HEADER)
+        try:
+            return take_running(ticket, self.rules.lease, self.task.name, token if is_token(token) else "")
+        except LockTakenError as refusal:
+            holder = Holder.of(refusal)
+        if ticket.trailing:
+            self._stay_next(holder)
+        self._give_way(holder)
+
+    def _leave_queue(self) -> None:
+        """Free the lock that the message had while it waited, if that is not the one it has now."""
+        ticket = self.ticket
+        if ticket.trailing:
+            if free(ticket.using, ticket.waiting, ticket.token) == "taken":
+                raise Ignore(f"{ticket.task_id} runs with newer arguments instead.")
+        elif ticket.waiting != ticket.running and ticket.token:
+            leave_queue(ticket, 0.0 if ticket.running else self.rules.hold_for, self.task.name)
+
+    # Its equal has the slot
+
+    def _give_way(self, holder: Holder) -> NoReturn:
+        if holder.task_id == self.request.id and not self.request.is_eager:
+            self._watch(holder)
+        ticket, how = self.ticket, self.rules.overlap
+        about = {"task_id": ticket.task_id, "name": ticket.name, "holder_id": holder.task_id, "state": holder.state}
+        if not ticket.waited:
+            tell(self.task, "singleton_overlap", f"{ticket.name} is {holder}", **about, strategy=how)
+        if how == "raise":
+            raise DuplicateTask(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
+        if how == "succeed":
+            raise Answered(self.rules.overlap_value)
+        if how in ("wait", "join") and not self.request.is_eager:
+            self._wait(holder, join=how == "join")
+        self._skip(f"Skipped: {ticket.name} is {holder}.")
+
+    def _skip(self, reason: str) -> NoReturn:
+        """
+        End the task unrun, as revoked.
+
+        Ignore alone leaves everybody waiting who has its id: callers, the rest of a chain, the body of a chord.
+        """
+        request = self.request
+        if not request.is_eager:
+            self.task.backend.mark_as_failure(
+                request.id,
+                TaskRevokedError(reason),
+                request=request,
+                store_result=not self._result_ignored(),
+                state=states.REVOKED,
+            )
+        raise Ignore(reason) from None
+
+    def _wait(self, holder: Holder, join: bool) -> NoReturn:
+        """Put the message back until its equal is done; uses up no retry."""
+        ticket = self.ticket
+        if join and holder.task_id:
+            ticket = replace(ticket, joined=ticket.joined or holder.task_id)
+            self._answer_with(ticket.joined)
+        pause = min(LONGEST_WAIT, FIRST_WAIT * 2.0**ticket.tries)
+        limit = self.rules.wait_for
+        if limit is not None:
+            pause = min(pause, limit - ticket.waited)
+            if pause <= 0:
+                self._skip(f"Skipped: {ticket.name} is {holder}, after {ticket.waited:.1f} s.")
+        self._send_again(replace(ticket, waited=ticket.waited + pause), pause)
+        raise Ignore(f"{self.request.id} waits for its equal; it is tried again in {pause:.1f} s.") from None
+
+    def _answer_with(self, task_id: str) -> None:
+        """End the task with another one's result, if that is there."""
+        result = self.task.AsyncResult(task_id)
+        state = result.state
+        if state == states.SUCCESS:
+            raise Answered(result.result)
+        if state in states.PROPAGATE_STATES:
+            raise result.result
+
+    def _stay_next(self, holder: Holder) -> NoReturn:
+        """Put back the message that comes after the holder, unless a later call has taken its place."""
+        ticket = self.ticket
+        seen = peek(ticket.using, ticket.waiting)
+        if seen.token != ticket.token and (seen.value or holder.task_id == ticket.task_id or self._is_done()):
+            if seen.value and seen.holder.task_id != ticket.task_id:
+                self._skip(f"Skipped: task {seen.holder.task_id} is next instead.")
+            raise Ignore(f"{ticket.task_id} runs with newer arguments instead.")
+        pause = min(LONGEST_WAIT / 2, FIRST_WAIT * 2.0**ticket.tries)
+        if seen.owner:
+            ttl = pause + self.rules.queue_ttl
+            take_note(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, seen.owner.label)
+        self._send_again(replace(ticket, waited=ticket.waited + pause), pause)
+        raise Ignore(f"{ticket.task_id} comes next; it is tried again in {pause:.1f} s.") from None
+
+    # The message itself came before
+
+    def _look_at_notes(self) -> None:
+        """Leave if the message was replaced or answered meanwhile, or must not run a second time."""
+        ticket = self.ticket
+        self._leave_if_done()  # before it takes the slot, or two copies could keep each other waiting for ever
+        if ticket.joined:
+            self._answer_with(ticket.joined)
+        if self.rules.on_duplicate == "replace" and peek(ticket.using, replaced_name(ticket.task_id)).value:
+            self._skip("Skipped: a later call has replaced it.")
+        dropping = self.rules.redelivery == "drop" and self.redelivered and ticket.token and ticket.waiting
+        if dropping and peek(ticket.using, ticket.waiting).token != ticket.token:
+            raise Ignore(f"{ticket.task_id} came a second time, and is dropped.")
+
+    def _watch(self, holder: Holder) -> NoReturn:
+        """
+        Look again later: the holder is a run of this very message, which the broker has delivered twice.
+
+        It may be alive or dead, and only the end of its lease will tell. Dropping this copy would take from a run
+        that is alive its second chance: on Redis, both copies are one to the broker. One copy is enough, however.
+        """
+        lease = self.rules.lease
+        pause = min(lease, holder.retry_after or lease) + 0.1
+        ticket, token = self.ticket, fresh_nonce()
+        about = (ticket.using, self._watch_name, pause + self.rules.queue_ttl, token, ticket.task_id)
+        try:
+            take_note(*about, self.task.name[:LABEL] + NOTE, adopt=ticket.watch)
+        except LockTakenError:
+            raise Ignore(f"{ticket.task_id} came once more; another copy of it waits already.") from None
+        self._send_again(replace(ticket, watch=token), pause)
+        raise Ignore(f"{ticket.task_id} came a second time; it is looked at again in {pause:.1f} s.") from None
+
+    def _free_watch(self) -> None:
+        if self.ticket.watch:
+            free(self.ticket.using, self._watch_name, self.ticket.watch)
+
+    @property
+    def _watch_name(self) -> str:
+        return f"watch:{self.ticket.task_id}"
+
+    def _leave_if_done(self) -> None:
+        if self._is_done():
+            self._free_watch()
+            raise Ignore(f"{self.request.id} came a second time, and had been done.")
+
+    def _is_done(self) -> bool:
+        """Return whether this is a late copy of a message whose work is done."""
+        if not (self.redelivered or self.ticket.tries) or self.request.is_eager:
+            return False
+        name = done_name(self.ticket.task_id, self.request.retries or 0)
+        if peek(self.ticket.using, name).value:
+            return True
+        try:
+            return self.task.backend.get_state(self.request.id) in DONE
+        except NotImplementedError:  # there is no result backend
+            return False
+
+    def note_done(self, execution: Execution) -> None:
+        """Leave a note for later copies of a message that the broker may deliver again though it is done."""
+        if self.request.is_eager or not self.ticket.name or execution.handed_over:
+            return
+        delayed = self.request.eta and not self.ticket.tries  # it may have waited for longer than the broker does
+        if self.task.acks_late or delayed or self.redelivered or self.ticket.watch:
+            stored = not self._result_ignored() and not isinstance(self.task.backend, DisabledBackend)
+            execution.note_done(stored)
+
+    # Putting it back
+
+    def _without_nodes(self, error: QuorumUnavailableError) -> Execution:
+        how = self.rules.without_nodes("run")
+        if how == "run":
+            log.warning("%s runs without a slot: %s", self.ticket.name, error)
+            return Execution(self.task, self.ticket, self.rules, None)
+        if how == "fail" or self.request.is_eager:
+            raise error
+        # Uses up no retry: without an answer from the nodes the body must not run.
+        pause = min(LONGEST_PAUSE, 2.0**self.ticket.tries)
+        self._send_again(self.ticket, pause)
+        raise Retry(f"The lock nodes do not answer: {error}", exc=error, when=pause) from error  # type: ignore[arg-type]
+
+    def _send_again(self, ticket: Ticket, pause: float) -> None:
+        request, ticket = self.request, replace(ticket, tries=ticket.tries + 1)
+        message = self.task.signature_from_request(request, countdown=pause, retries=request.retries)
+        Call(self.task, message.args, message.kwargs, message.options, self.rules, ticket).publish(ticket)
+
+    def _result_ignored(self) -> bool:
+        ignored = vars(self.request).get("ignore_result")
+        return bool(self.task.ignore_result if ignored is None else ignored)
+
+
+@contextmanager
+def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
+    """
+    Hold the slot while a body runs that was called directly.
+
+    Raises:
+        DuplicateTask: Its equal has it.
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    ticket = task.ticket(f"direct-{fresh_nonce()[:8]}", args, kwargs)
+    try:
+        lease = take_running(replace(ticket, scope=RUNNING), task.singleton_options.lease, task.name, "")
+    except LockTakenError as refusal:
+        holder = Holder.of(refusal)
+        raise DuplicateTask(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
+    try:
+        yield
+    finally:
+        lease.release()
+
+
+def stays_with_its_message(error: BaseException | None, execution: Execution, request: Any) -> bool:
+    """
+    Return whether the run ends because its process is being stopped, and its message may go back to the broker.
+
+    Then the slot goes back to the message, so that nothing overtakes it.
+    """
+    stopped = isinstance(error, SystemExit) and execution.task.acks_late and not request.is_eager
+    return stopped and bool(execution.ticket.token)

@@ -1,0 +1,274 @@
+"""
+What a call does before its message is on its way: take the slot, or answer its caller as ``on_duplicate`` says.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from celery import states
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from django.utils.crypto import salted_hmac
+
+from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..locks import fresh_nonce
+from .exceptions import DuplicateTask
+from .execution import Execution
+from .keys import canonical
+from .options import SingletonOptions
+from .result import SingletonResult
+from .signals import tell
+from .slots import (
+    HEADER,
+    LABEL,
+    NOTE,
+    QUEUED,
+    RUN_HEADER,
+    RUNNING,
+    Holder,
+    Seen,
+    Ticket,
+    free,
+    peek,
+    take_note,
+    take_waiting,
+)
+
+OURS = (HEADER, RUN_HEADER)
+DIGEST = 10  # hexadecimal digits that tell the arguments of trailing calls apart
+ATTEMPTS = 5  # at the note of the call that comes next, which others may be changing too
+OVER = frozenset({states.SUCCESS, states.FAILURE, states.REVOKED})
+
+log = logging.getLogger("django_redlock")
+
+_unanswered: set[str] = set()
+"""Aliases about whose nodes a producer has warned, and which have not answered since."""
+
+
+@dataclass(slots=True)
+class Call:
+    """
+    One call on its way to the broker.
+
+    Args:
+        task: The task.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        options: What Celery is told.
+        rules: The task's options, and what this call chose for itself.
+        ticket: What its message is to say of the slot.
+    """
+
+    task: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    options: dict[str, Any]
+    rules: SingletonOptions
+    ticket: Ticket
+
+    def send(self) -> SingletonResult[Any]:
+        """
+        Take the slot and send the message, or answer as a duplicate.
+
+        Raises:
+            DuplicateTask: As in :meth:`SingletonTask.apply_async`.
+            QuorumUnavailableError: Too few nodes answered, and ``on_redis_error`` says to raise.
+        """
+        if self.ticket.scope == RUNNING:
+            return self.publish(replace(self.ticket, token=""))
+        try:
+            return self._take_and_send()
+        except QuorumUnavailableError as error:
+            if self.rules.without_nodes("enqueue") == "raise":
+                raise
+            _warn_once(self.ticket.using, error)
+            return self.publish(replace(self.ticket, token=""))
+
+    def send_owned(self) -> SingletonResult[Any]:
+        """Send a call whose id somebody has: with the slot of the run that it goes on with, if there is one."""
+        mine = self._own_run()
+        if mine and not mine.ticket.name:
+            return self.publish(replace(self.ticket, name="", token=""))
+        if not mine and not self.options.get("retries"):
+            return self.publish(replace(self.ticket, token=""))
+        try:
+            passed = self._pass_on(mine)
+        except (LockTakenError, QuorumUnavailableError):
+            passed = False
+        return self.publish(self.ticket if passed else replace(self.ticket, token=""))
+
+    def _own_run(self) -> Execution | None:
+        """Return the run in this thread if the message goes on with its work, and it still has its slot."""
+        execution: Execution | None = self.task.execution
+        goes_on = execution and self.ticket.task_id == self.task.request.id and not execution.handed_over
+        return execution if goes_on else None
+
+    def _pass_on(self, mine: Execution | None) -> bool:
+        """
+        Turn the slot of a run into that of the waiting message, or take one; returns whether it has one.
+
+        Raises:
+            LockTakenError: Somebody else has it.
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        ticket, lease = self.ticket, mine.lease if mine else None
+        if mine and lease and lease.name == ticket.waiting:
+            mine.hand_over(ticket, self.ttl)
+            return True
+        if mine and lease and lease.name == ticket.running:
+            mine.end(hold=False)  # before the message is there: its run would find the slot taken
+        if ticket.waiting:
+            take_waiting(ticket, self.ttl, self.task.name)
+        return bool(ticket.waiting)
+
+    def publish(self, ticket: Ticket) -> SingletonResult[Any]:
+        """Send the message with its ticket; frees its slot if it could not be sent."""
+        theirs = {name: value for name, value in (self.options.get("headers") or {}).items() if name not in OURS}
+        headers = {**theirs, HEADER: ticket.pack()}
+        try:
+            sent: SingletonResult[Any] = self.task.publish(
+                self.args, self.kwargs, **{**self.options, "headers": headers, "task_id": ticket.task_id}
+            )
+        except BaseException:
+            free(ticket.using, ticket.waiting, ticket.token)
+            raise
+        return sent
+
+    @property
+    def ttl(self) -> float:
+        """How long the slot of the waiting message lasts, in seconds."""
+        delay = self.options.get("countdown") or self._seconds_until(self.options.get("eta")) or 0.0
+        expires = self._seconds_until(self.options.get("expires", self.task.expires))
+        ttl = max(0.0, delay) + self.rules.queue_ttl
+        return ttl if expires is None else min(ttl, expires)
+
+    def _seconds_until(self, when: Any) -> float | None:
+        if when is None or isinstance(when, (int, float)):
+            return when
+        moment = maybe_make_aware(maybe_iso8601(when) or when, self.task.app.timezone)
+        return (moment - datetime.now(UTC)).total_seconds()
+
+    def _take_and_send(self) -> SingletonResult[Any]:
+        if self.rules.on_duplicate == "rerun":
+            # Whoever comes next takes the place of the one that waits to be next, also while the slot is free.
+            next_one = peek(self.ticket.using, self._next.waiting)
+            if next_one.value:
+                return self._answer(next_one.holder)
+        try:
+            take_waiting(self.ticket, self.ttl, self.task.name)
+        except LockTakenError as refusal:
+            return self._answer(Holder.of(refusal))
+        _unanswered.discard(self.ticket.using)
+        return self.publish(self.ticket)
+
+    def _answer(self, holder: Holder) -> SingletonResult[Any]:
+        """Answer the caller: its equal has the slot."""
+        if self.rules.challenge and holder.state == "queued" and self._outlived(holder):
+            return self.publish(self.ticket)
+        how = self.rules.on_duplicate
+        about = {"task_id": self.ticket.task_id, "name": self.ticket.name, "strategy": how}
+        text = f"{self.ticket.name} is {holder}"
+        tell(self.task, "singleton_duplicate", text, **about, holder_id=holder.task_id, state=holder.state)
+        if how == "enqueue":
+            return self.publish(replace(self.ticket, token="")).about(holder, accepted=True)
+        # Beat can catch nothing, and would log a traceback at every tick. The log line above is enough.
+        beat = (self.options.get("headers") or {}).get("celery_beat_task")
+        if how == "replace" and holder.state == "queued" and self._replace(holder):
+            return self.publish(self.ticket).about(holder, accepted=True)
+        # The holder would not follow the links of this call, and nobody would notice that they are lost.
+        if (how == "raise" and not beat) or self.options.get("link") or self.options.get("link_error"):
+            raise DuplicateTask(holder.task_id, holder.state, holder.retry_after, self.ticket.name) from None
+        if how in ("rerun", "replace"):
+            return self._send_after(holder)
+        if how != "skip" and holder.task_id:
+            return self._result(holder.task_id).about(holder, accepted=False)
+        wanted = not self.options.get("ignore_result", self.task.ignore_result)
+        reason = f"Skipped: {self.ticket.name} is {holder}."
+        self.task.backend.mark_as_revoked(self.ticket.task_id, reason, store_result=wanted)
+        return self._result(self.ticket.task_id).about(holder, accepted=False)
+
+    def _result(self, task_id: str) -> SingletonResult[Any]:
+        result: SingletonResult[Any] = self.task.AsyncResult(task_id)
+        return result
+
+    def _outlived(self, holder: Holder) -> bool:
+        """Take the slot from a waiting holder that is over, as its result says; returns whether it is ours."""
+        try:
+            over = self.task.backend.get_state(holder.task_id) in OVER
+        except NotImplementedError:  # there is no result backend
+            return False
+        return over and self._take_over(holder)
+
+    def _take_over(self, holder: Holder) -> bool:
+        """Take the slot from a waiting holder; returns whether it still had it."""
+        seen = peek(self.ticket.using, self.ticket.waiting)
+        if seen.holder.task_id != holder.task_id or seen.holder.state != "queued":
+            return False
+        try:
+            take_waiting(self.ticket, self.ttl, self.task.name, adopt=seen.token)
+        except LockTakenError:
+            return False
+        return True
+
+    def _replace(self, holder: Holder) -> bool:
+        """Revoke a waiting holder and take its slot; returns False if it is waiting no more."""
+        note = replaced_name(str(holder.task_id))
+        ttl = (holder.retry_after or 0.0) + self.rules.queue_ttl
+        token = fresh_nonce()
+        try:
+            # First, so that there is no moment at which it could run as well.
+            take_note(self.ticket.using, note, ttl, token, self.ticket.task_id, self.task.name[:LABEL] + NOTE)
+        except LockTakenError:
+            return False  # somebody else is replacing it just now
+        if not self._take_over(holder):
+            free(self.ticket.using, note, token)
+            return False
+        wanted = not self.task.ignore_result
+        reason = f"Replaced by task {self.ticket.task_id}."
+        self.task.backend.mark_as_revoked(holder.task_id, reason, store_result=wanted)
+        return True
+
+    @property
+    def _next(self) -> Ticket:
+        return replace(self.ticket, trailing=True)
+
+    def _send_after(self, holder: Holder) -> SingletonResult[Any]:
+        """
+        Send the message so that it runs once after the holder; what waits for that already gives way to it.
+
+        All that are sent for one such run have the same id, so every caller's result is that of the run.
+        """
+        label = f"{self.task.name[: LABEL - DIGEST - 2]} #{self._digest()}{QUEUED}"
+        for _ in range(ATTEMPTS):
+            seen: Seen = peek(self.ticket.using, self._next.waiting)
+            task_id = seen.holder.task_id or self.ticket.task_id
+            if seen.owner and seen.owner.label == label:
+                return self._result(task_id).about(holder, accepted=False)
+            ticket = replace(self._next, task_id=task_id)
+            try:
+                take_note(ticket.using, ticket.waiting, self.ttl, ticket.token, task_id, label, adopt=seen.token)
+            except LockTakenError:
+                continue
+            return self.publish(ticket).about(holder, accepted=True)
+        return self.publish(replace(self.ticket, token="")).about(holder, accepted=True)
+
+    def _digest(self) -> str:
+        """Return what tells these arguments from others, and tells people nothing of them."""
+        try:
+            text = canonical(self.task.parameters, self.args, self.kwargs)
+        except (TypeError, ValueError):  # it has no key, so it may be new
+            text = fresh_nonce()
+        return salted_hmac("django_redlock.celery.next", text, algorithm="sha256").hexdigest()[:DIGEST]
+
+
+def replaced_name(task_id: str) -> str:
+    """Return the name of the note that says that a waiting task was replaced."""
+    return f"replaced:{task_id}"
+
+
+def _warn_once(alias: str, error: QuorumUnavailableError) -> None:
+    if alias not in _unanswered:
+        _unanswered.add(alias)
+        log.warning("singleton tasks are sent without a slot, and workers decide: %s", error)

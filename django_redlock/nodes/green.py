@@ -1,0 +1,97 @@
+"""
+Real threads under gevent, which makes greenlets of them.
+
+Greenlets take turns: one that computes lets no other run. A heartbeat must go on all the same, so the watchdog asks
+for a thread of the system's. What waits in a thread (sockets, ``poll``) belongs to the event loop of that thread, so
+links are not passed from one to the other. Without gevent nothing here does anything of its own.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def is_green() -> bool:
+    """Return whether gevent has made greenlets of the threads of this process."""
+    monkey: Any = sys.modules.get("gevent.monkey")
+    return monkey is not None and bool(monkey.is_module_patched("threading"))
+
+
+def _original(module: str, name: str) -> Any:
+    monkey: Any = sys.modules["gevent.monkey"]
+    return monkey.get_original(module, name)
+
+
+def real_ident() -> int:
+    """Return what identifies the system's thread that runs now."""
+    ident: int = _original("_thread", "get_ident")() if is_green() else threading.get_ident()
+    return ident
+
+
+class RealThread:
+    """As much of :class:`threading.Thread` as the watchdog needs, as a thread of the system's."""
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        self._target = target
+        self._name = name
+        self._alive = False
+        self.ident = 0
+
+    def start(self) -> None:
+        """Start it."""
+        self._alive = True
+        _original("_thread", "start_new_thread")(self._run, ())
+
+    def is_alive(self) -> bool:
+        """Return whether it has not ended."""
+        return self._alive
+
+    def join(self, timeout: float) -> None:
+        """Wait for its end, for at most so many seconds."""
+        until = time.monotonic() + timeout
+        while self._alive and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def _run(self) -> None:
+        self.ident = real_ident()
+        try:
+            self._target()
+        finally:
+            self._alive = False
+
+
+class RealCondition:
+    """As much of :class:`threading.Condition` as the watchdog needs; who waits looks again ten times a second."""
+
+    def __init__(self) -> None:
+        self._lock: Any = _original("_thread", "allocate_lock")()
+        self._sleep: Callable[[float], None] = _original("time", "sleep")
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def notify(self) -> None:
+        """Do nothing: nobody waits for long."""
+
+    def wait(self, timeout: float) -> None:
+        """Let go of it for at most so many seconds."""
+        self._lock.release()
+        try:
+            self._sleep(min(timeout, 0.1))
+        finally:
+            self._lock.acquire()
+
+
+def condition() -> Any:
+    """Return a condition for threads of the system's."""
+    return RealCondition() if is_green() else threading.Condition()
+
+
+def thread(target: Callable[[], None], name: str) -> Any:
+    """Return a daemon thread of the system's, not yet started."""
+    return RealThread(target, name) if is_green() else threading.Thread(target=target, name=name, daemon=True)

@@ -1,0 +1,824 @@
+"""What becomes of a call or a message whose equal is there, beyond joining and skipping."""
+
+import logging
+from typing import Any
+
+import pytest
+from celery import chain, chord
+from celery.beat import Scheduler
+from celery.exceptions import TaskRevokedError
+from celery.schedules import schedule
+
+from django_redlock import LockLostError, QuorumUnavailableError, locks
+from django_redlock.celery import (
+    DuplicateTask,
+    override_singleton,
+    signals,
+    singleton_task,
+)
+from django_redlock.celery.slots import HEADER, Ticket
+
+from .slots import NAME, names, tickets
+
+
+def set_down(nodes: Any, down: bool) -> None:
+    for node in nodes:
+        node.down = down
+
+
+# rerun
+
+
+def test_rerun_runs_once_more_with_the_newest_arguments(make, worker):
+    """
+    However many duplicates come during a run, one more run follows, with the arguments of the last. C96
+    """
+    seen = []
+
+    def body(self, shop_id):
+        seen.append(self.request.kwargs.get("since"))
+        if len(seen) == 1:
+            later.extend(task.delay(7, since=day) for day in (1, 2, 3, 3))
+
+    later: list[Any] = []
+    task = make(body, on_duplicate="rerun")
+    task.delay(7)
+
+    worker.run_all()
+
+    assert seen == [None, 3]
+    assert len({result.id for result in later}) == 1
+    assert [result.accepted for result in later] == [True, True, True, False]
+    assert later[0].get(timeout=1) == later[-1].get(timeout=1)
+    assert names() == set()
+
+
+def test_rerun_of_equal_calls_sends_one_message(make, worker):
+    """
+    A thousand equal calls during a run cost one message. C96 C34
+    """
+    lengths = []
+
+    def body(self, shop_id):
+        if not lengths:
+            for _ in range(1000):
+                task.delay(7, since=1)
+            lengths.append(len(worker.headers))
+
+    task = make(body, on_duplicate="rerun")
+    task.delay(7)
+    worker.run_all()
+
+    assert lengths == [1]
+
+
+def test_rerun_in_the_last_moment(make, worker):
+    """
+    A duplicate whose message is sent after the run has ended is not lost: it is a message of its own. C97
+    """
+    seen: list[Any] = []
+    task = make(lambda self, shop_id: seen.append(self.request.id), on_duplicate="rerun")
+    first = task.delay(7)
+    refused = task.delay(7, since=1)  # while the first has the slot
+    message, trailing = worker.take(), worker.take()
+
+    worker.run(message)
+
+    assert worker.run(trailing) == "SUCCESS"
+    assert seen == [first.id, refused.id]
+    assert names() == set()
+
+
+def test_rerun_waits_for_retries_and_comes_after_a_failure(make, worker):
+    """
+    The trailing run comes after the last retry of the one before, and also if that one failed. C98
+    """
+    seen: list[Any] = []
+
+    def body(self, shop_id):
+        seen.append(self.request.retries)
+        if self.request.id == first.id:
+            task.delay(7, since=1)
+            raise self.retry(countdown=0, exc=ValueError("no"), max_retries=1)
+
+    task = make(body, on_duplicate="rerun")
+    first = task.delay(7)
+
+    states = worker.run_all()
+
+    assert seen == [0, 1, 0]
+    assert [state for state in states if state != "IGNORED"] == ["RETRY", "FAILURE", "SUCCESS"]
+
+
+def test_call_after_the_run_takes_the_place_of_the_one_that_waits_to_be_next(make, worker):
+    """
+    A call that finds the slot free and another one next takes that one's place: the newest comes last. C96
+    """
+    seen = []
+    task = make(lambda self, shop_id: seen.append(self.request.kwargs.get("since")), on_duplicate="rerun")
+    task.delay(7, since=0)
+    next_one = task.delay(7, since=1)
+    message = worker.take()
+    worker.run(message)
+
+    newest = task.delay(7, since=2)
+    worker.run_all()
+
+    assert seen == [0, 2]
+    assert newest.id == next_one.id
+
+
+@pytest.mark.parametrize("scope", ["queued", "queued+running"])
+def test_rerun_in_other_scopes(make, worker, scope):
+    """
+    In the scopes with a queue of one, the trailing run comes after the one that waits. C96
+    """
+    seen = []
+    task = make(lambda self, shop_id: seen.append(self.request.kwargs.get("since")), on_duplicate="rerun", scope=scope)
+    for day in range(4):
+        task.delay(7, since=day)
+
+    worker.run_all()
+
+    assert seen == [0, 3]
+    assert names() == set()
+
+
+def test_rerun_with_a_trailing_message_that_cannot_be_sent(make, worker, monkeypatch):
+    """
+    When the trailing message cannot be sent its caller gets the error, and no note of it stays behind. C20
+    """
+    task = make(on_duplicate="rerun")
+    task.delay(7)
+    monkeypatch.setattr(task.app, "send_task", lambda *a, **k: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        task.delay(7, since=1)
+
+    assert names() == {NAME}
+
+
+# replace
+
+
+def test_replace_takes_the_place_of_the_one_that_waits(make, worker):
+    """
+    A waiting holder is revoked and never runs; the new call runs in its place. C99
+    """
+    seen = []
+    task = make(lambda self, shop_id: seen.append(self.request.kwargs.get("since")), on_duplicate="replace")
+    first = task.apply_async((7,), {"since": 1}, countdown=7200)
+
+    second = task.apply_async((7,), {"since": 2}, countdown=60)
+
+    assert (second.accepted, second.holder_id, first.state) == (True, first.id, "REVOKED")
+    early, late = worker.take(), worker.take()
+    assert worker.run(late) == "SUCCESS"
+    assert worker.run(early) == "IGNORED"
+    assert seen == [2]
+    with pytest.raises(TaskRevokedError):
+        first.get(timeout=1)
+
+
+def test_replace_of_a_running_one_runs_once_more(make, worker):
+    """
+    A running holder is not replaced: the new call runs after it. C99
+    """
+    seen = []
+
+    def body(self, shop_id):
+        seen.append(self.request.kwargs.get("since"))
+        if len(seen) == 1:
+            task.delay(7, since=1)
+            task.delay(7, since=2)
+
+    task = make(body, on_duplicate="replace")
+    task.delay(7)
+    worker.run_all()
+
+    assert seen == [None, 2]
+
+
+# challenge
+
+
+def test_challenge_frees_the_slot_of_one_that_is_over(make, worker):
+    """
+    With ``challenge`` a waiting holder whose result says that it is over has no slot any more. C69
+    """
+    task = make(challenge=True)
+    first = task.apply_async((7,), countdown=7200)
+    assert task.delay(7).duplicate
+    task.backend.mark_as_revoked(first.id, "by an operator")
+
+    second = task.delay(7)
+
+    assert (second.duplicate, second.accepted) == (False, True)
+    assert tickets(worker)[1].token
+
+
+def test_without_challenge_no_result_is_asked_for(make, monkeypatch):
+    """
+    Without ``challenge`` a duplicate asks the result backend nothing.
+    """
+    task = make()
+    first = task.delay(7)
+    monkeypatch.setattr(task.backend, "get_state", lambda task_id: 1 / 0)
+
+    assert task.delay(7).id == first.id
+
+
+# on_overlap
+
+
+def test_wait_is_bounded(make, worker):
+    """
+    ``wait_for`` ends the waiting of a message: it is skipped then, and its caller told so. C60
+    """
+    task = make(on_overlap="wait", wait_for=2)
+    with locks["default"].lock(NAME):
+        task.apply_async((7,), task_id="second")
+        states = worker.run_all()
+
+    assert states == ["IGNORED"] * 4  # after 0.5, 1 and the 0.5 seconds that are left of two
+    with pytest.raises(TaskRevokedError, match=r"after 2\.0 s"):
+        task.AsyncResult("second").get(timeout=1)
+
+
+def test_wait_keeps_the_expiry(make, worker):
+    """
+    A message that waits still expires when it would have. C60
+    """
+    task = make(on_overlap="wait")
+    with locks["default"].lock(NAME):
+        task.apply_async((7,), task_id="second", expires=100)
+        before = worker.headers[0]["expires"]
+        worker.run()
+
+    assert worker.headers[0]["expires"] == before
+
+
+def test_join_ends_with_the_result_of_the_holder(make, worker):
+    """
+    With ``on_overlap="join"`` a message that waited has the value of the run before it, without running. C94
+    """
+    seen: list[Any] = []
+
+    def body(self, shop_id):
+        seen.append(self.request.id)
+        if len(seen) == 1:
+            self.apply_async((7,), task_id="second")
+            seen.append(worker.run())
+        return "value"
+
+    task = make(body, on_overlap="join")
+    task.delay(7)
+
+    assert worker.run_all() == ["SUCCESS", "SUCCESS"]
+    assert seen[1:] == ["IGNORED"]
+    assert task.AsyncResult("second").get(timeout=1) == "value"
+
+
+def test_join_ends_with_the_failure_of_the_holder(make, worker):
+    """
+    With ``on_overlap="join"`` a message that waited fails as the run before it did. C94
+    """
+
+    def body(self, shop_id):
+        if self.request.id != "second":
+            self.apply_async((7,), task_id="second")
+            worker.run()
+        raise ValueError("broken")
+
+    task = make(body, on_overlap="join")
+    task.delay(7)
+
+    assert worker.run_all() == ["FAILURE", "FAILURE"]
+    with pytest.raises(ValueError, match="broken"):
+        task.AsyncResult("second").get(timeout=1)
+
+
+def test_join_runs_itself_if_the_holder_is_lost(make, worker):
+    """
+    A message that waits for a holder that died without a result runs itself. C94
+    """
+    seen = []
+    task = make(lambda self, shop_id: seen.append(self.request.id), on_overlap="join")
+    first = task.delay(7)
+    message = worker.take()
+    task.apply_async((7,), task_id="second")
+    assert worker.run() == "IGNORED"
+    task.singleton.release(7)
+
+    assert worker.run() == "SUCCESS"
+    assert (seen, message is not None, first.state) == (["second"], True, "PENDING")
+
+
+def test_join_in_a_chord(make, worker, app):
+    """
+    A duplicate in a chord has the holder's value for its body. C91 C94
+    """
+
+    @app.task(name="shop.total")
+    def total(values):
+        return sum(values)
+
+    def body(self, shop_id):
+        if self.request.id == first.id:
+            results.append(chord([task.s(7), task.s(8)], total.s()).delay())
+            worker.run()
+        return shop_id
+
+    results: list[Any] = []
+    task = make(body, on_overlap="join")
+    first = task.delay(7)
+    worker.run_all()
+
+    assert results[0].get(timeout=1) == 15
+
+
+def test_succeed(make, worker):
+    """
+    With ``on_overlap="succeed"`` the message ends with ``overlap_value`` and the chain goes on. C90
+    """
+    task = make(on_overlap="succeed", overlap_value=3)
+    after = make(lambda self, shop_id: shop_id + 1, name="shop.after")
+    with locks["default"].lock(NAME):
+        result = chain(task.s(7), after.s()).delay()
+        worker.run_all()
+
+    assert result.get(timeout=1) == 4
+
+
+# on_redis_error
+
+
+def test_nodes_down_when_sending_can_raise(make, memory_nodes, worker):
+    """
+    With ``on_redis_error={"enqueue": "raise"}`` the caller gets the error, and nothing is sent. C35
+    """
+    task = make(on_redis_error={"enqueue": "raise"})
+    set_down(memory_nodes, True)
+
+    with pytest.raises(QuorumUnavailableError):
+        task.delay(7)
+    assert worker.headers == []
+
+
+def test_nodes_down_at_the_start_can_run_or_fail(make, memory_nodes, worker, caplog):
+    """
+    Without an answer from the nodes the body runs, or the task fails, if it is told to. C35 C88
+    """
+    seen = []
+    run = make(lambda self, shop_id: seen.append(shop_id), name="shop.run", on_redis_error={"run": "run"})
+    fail = make(name="shop.fail", on_redis_error={"run": "fail"})
+    set_down(memory_nodes, True)
+    run.delay(7)
+    failed = fail.delay(7)
+
+    assert worker.run_all() == ["SUCCESS", "FAILURE"]
+    assert seen == [7]
+    with pytest.raises(QuorumUnavailableError):
+        failed.get(timeout=1)
+    assert "runs without a slot" in caplog.text
+
+
+# redelivery
+
+
+def test_only_one_copy_watches(make, worker):
+    """
+    However often the broker delivers a message while it runs, one copy of it waits. C78
+    """
+    seen: list[Any] = []
+
+    def body(self, shop_id):
+        seen.append(self.request.id)
+        if len(seen) == 1:
+            states.extend(worker.run(message, redelivered=True) for _ in range(3))
+            watching = worker.take()
+            states.append(worker.run(watching))
+            states.append(worker.run(watching))  # which the broker delivers again, too
+            states.append(str(len(worker.headers)))
+
+    states: list[str] = []
+    task = make(body, acks_late=True)
+    result = task.delay(7)
+    message = worker.take()
+
+    assert worker.run(message) == "SUCCESS"
+    assert states == ["IGNORED"] * 5 + ["1"]
+    assert worker.run_all() == ["IGNORED"]
+    assert seen == [result.id]
+
+
+def test_watching_copy_runs_if_the_first_run_died(make, worker, memory_nodes):
+    """
+    The copy that waited runs when the first run has died, and no copy is kept from watching later. C77 C78
+    """
+    seen: list[Any] = []
+
+    def body(self, shop_id):
+        seen.append(self.request.id)
+        if len(seen) == 1:
+            worker.run(message, redelivered=True)
+            for node in memory_nodes:
+                node.store.reset()
+            raise SystemExit("killed")
+
+    task = make(body)
+    task.delay(7)
+    message = worker.take()
+
+    with pytest.raises(SystemExit):
+        worker.run(message)
+    assert worker.run() == "SUCCESS"
+    assert len(seen) == 2
+    assert names() == set()
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_late_copy_does_not_run_before_the_result_is_stored_either(make, worker, monkeypatch, ignored):
+    """
+    A copy that is looked at between the end of the run and its stored result, or without one, is dropped. C76 C79
+    """
+    seen = []
+    task = make(lambda self, shop_id: seen.append(shop_id), acks_late=True, ignore_result=ignored)
+    task.delay(7)
+    message = worker.take()
+    states = []
+    done = task.backend.mark_as_done
+
+    def mark_as_done(*args, **kwargs):
+        states.append(worker.run(message, redelivered=True))
+        done(*args, **kwargs)
+
+    monkeypatch.setattr(task.backend, "mark_as_done", mark_as_done)
+
+    assert worker.run(message) == "SUCCESS"
+    assert states == ["IGNORED"]
+    assert worker.run(message, redelivered=True) == "IGNORED"
+    assert seen == [7]
+
+
+def test_redelivery_can_be_dropped(make, worker):
+    """
+    With ``redelivery="drop"`` a message whose run had begun never runs again; one that had not begun does. C77
+    """
+    seen = []
+
+    def body(self, shop_id):
+        seen.append(shop_id)
+        raise SystemExit("killed")
+
+    task = make(body, redelivery="drop")
+    task.delay(7)
+    message = worker.take()
+
+    with pytest.raises(SystemExit):
+        worker.run(message, redelivered=True)
+    assert worker.run(message, redelivered=True) == "IGNORED"
+    assert seen == [7]
+
+
+def test_equal_messages_are_not_copies(make, worker):
+    """
+    Two messages with equal arguments and different ids are never taken for copies of each other. C80
+    """
+    seen: list[Any] = []
+
+    def body(self, shop_id):
+        if not seen:
+            self.apply_async((7,), task_id="second")
+            seen.append(worker.run(worker.take(), redelivered=True))
+
+    task = make(body, acks_late=True)
+    task.delay(7)
+    worker.run()
+    task.apply_async((7,), task_id="third")
+
+    assert seen == ["IGNORED"]
+    assert task.AsyncResult("second").state == "REVOKED"
+    assert worker.run(redelivered=True) == "SUCCESS"
+
+
+# By the call, and all of them
+
+
+def test_call_without_a_slot(make, worker):
+    """
+    ``singleton=False`` sends and runs a call whoever has the slot, and leaves that alone, also over a retry. C32
+    """
+    seen: list[Any] = []
+
+    def body(self, shop_id):
+        seen.append((self.request.retries, self.singleton.lease, names()))
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+
+    task = make(body)
+    task.apply_async((7,), singleton=False)
+
+    with locks["default"].lock(NAME):
+        assert worker.run_all() == ["RETRY", "SUCCESS"]
+    assert seen == [(0, None, {NAME}), (1, None, {NAME})]
+
+
+def test_options_of_one_call(make, worker):
+    """
+    One call may choose what it gets as a duplicate, and for how long it waits in the queue.
+    """
+    task = make()
+    task.apply_async((7,), singleton={"queue_ttl": 60})
+
+    with pytest.raises(DuplicateTask) as caught:
+        task.apply_async((7,), singleton={"on_duplicate": "raise"})
+    assert caught.value.retry_after < 61
+    with pytest.raises(TypeError, match="'on_duplicates'; did you mean 'on_duplicate'"):
+        task.apply_async((7,), singleton={"on_duplicates": "raise"})
+    with pytest.raises(TypeError, match="for the task as a whole"):
+        task.apply_async((7,), singleton={"on_duplicate": "replace"})
+
+
+def test_switched_off_for_a_test(make, worker):
+    """
+    With ``override_singleton(enabled=False)`` tasks are sent and run as ordinary ones.
+    """
+    task = make(on_duplicate="raise", on_overlap="raise")
+
+    with override_singleton(enabled=False), locks["default"].lock(NAME):
+        results = [task.delay(7), task.delay(7)]
+        states = worker.run_all()
+
+    assert (states, len({result.id for result in results})) == (["SUCCESS"] * 2, 2)
+    task.delay(7)
+    with pytest.raises(DuplicateTask):
+        task.delay(7)
+
+
+# Beat
+
+
+def test_raise_in_beat_is_one_line(make, worker, app, caplog):
+    """
+    A beat schedule that meets its equal with ``on_duplicate="raise"`` logs one line per tick, and no traceback. C102
+    """
+    task = make(on_duplicate="raise")
+    scheduler = Scheduler(app, lazy=True)
+    entry = scheduler.Entry(name="often", task=task.name, args=(7,), schedule=schedule(1.0), app=app)
+    scheduler.apply_entry(entry)
+    caplog.clear()
+
+    with caplog.at_level(logging.INFO, "django_redlock"):
+        scheduler.apply_entry(entry)
+
+    ours = [record for record in caplog.records if record.name == "django_redlock"]
+    assert [record.message for record in ours] == [f"{NAME} is queued as task {worker.headers[0]['id']}"]
+    assert not any(record.exc_info for record in caplog.records)
+    assert len(worker.headers) == 1
+
+
+# What is told
+
+
+@pytest.fixture
+def told():
+    """What the signals told: their names and arguments."""
+    heard: list[Any] = []
+
+    def receiver(signal, sender, **about):
+        name = next(name for name, known in signals.SIGNALS.items() if known is signal)
+        heard.append((name, about))
+
+    for signal in signals.SIGNALS.values():
+        signal.connect(receiver)
+    yield heard
+    for signal in signals.SIGNALS.values():
+        signal.disconnect(receiver)
+
+
+def test_signals(make, worker, told, caplog):
+    """
+    A duplicate and an overlap are told by a signal and a log line with fields, with the ids of both.
+    """
+
+    def body(self, shop_id):
+        if self.request.id != "second":
+            task.delay(7)
+            self.apply_async((7,), task_id="second")
+            worker.run()
+
+    task = make(body)
+    first = task.delay(7)
+    with caplog.at_level(logging.INFO, "django_redlock"):
+        worker.run()
+
+    assert [(name, about["holder_id"], about["state"], about["strategy"]) for name, about in told] == [
+        ("singleton_duplicate", first.id, "running", "join"),
+        ("singleton_overlap", first.id, "running", "skip"),
+    ]
+    events = [record for record in caplog.records if getattr(record, "event", "").startswith("singleton")]
+    assert [(record.event, record.lock) for record in events] == [
+        ("singleton_duplicate", NAME),
+        ("singleton_overlap", NAME),
+    ]
+
+
+def test_stolen_slot_is_told(make, worker, told):
+    """
+    A run whose slot somebody took is told so, and so is everybody who listens. C84
+    """
+    seen = []
+
+    def body(self, shop_id):
+        locks["default"].lock(NAME, adopt=self.singleton.lease.token, detached=True, wait=0).acquire()
+        self.singleton.lease.extend()
+        seen.append((self.singleton.lost, self.singleton.remaining))
+
+    make(body).delay(7)
+    worker.run()
+
+    assert seen == [(True, 0.0)]
+    assert [(name, about["reason"]) for name, about in told] == [("singleton_stolen", "superseded")]
+    assert names() == {NAME}
+
+
+# Losing the slot
+
+
+def test_early_release_in_the_body(make, worker):
+    """
+    A body can give its slot up before its end.
+    """
+    seen = []
+
+    def body(self, shop_id):
+        seen.extend([self.singleton.remaining > 0, self.singleton.release(), names(), self.singleton.lease])
+
+    make(body).delay(7)
+
+    assert worker.run() == "SUCCESS"
+    assert seen == [True, "released", set(), None]
+
+
+def test_two_of_three_nodes_down(make, worker, memory_nodes):
+    """
+    One node of three down changes nothing; with two down nothing starts, and what runs has lost its slot. C88
+    """
+    seen: list[Any] = []
+
+    def body(self, shop_id):
+        set_down(memory_nodes[1:], True)
+        seen.append(worker.run())
+        self.singleton.lease._tenure.deadline = 0.0  # as if the time were over
+        seen.append(self.singleton.lost)
+        self.singleton.check()
+
+    task = make(body)
+    set_down(memory_nodes[:1], True)
+    result = task.delay(7)
+    set_down(memory_nodes[:1], False)
+    task.delay(8)
+
+    assert worker.run() == "FAILURE"
+    assert seen == ["RETRY", True]
+    with pytest.raises(LockLostError):
+        result.get(timeout=1)
+
+
+def test_node_that_restarted_empty(make, worker, memory_nodes):
+    """
+    A node that has forgotten everything lets nobody in while the majority still knows the holder. C89
+    """
+    seen = []
+
+    def body(self, shop_id):
+        memory_nodes[0].store.reset()
+        seen.append(task.delay(7).duplicate)
+        self.apply_async((7,), task_id="second")
+        seen.append(worker.run())
+
+    task = make(body)
+    task.delay(7)
+
+    assert worker.run() == "SUCCESS"
+    assert seen == [True, "IGNORED"]
+
+
+def test_freed_twice(make, worker):
+    """
+    The slot that child and parent both free is freed once: whoever took it since keeps it. C49
+    """
+    from django_redlock.celery.slots import RUN_HEADER, free
+
+    tokens = []
+    task = make(lambda self, shop_id: tokens.append(self.singleton.lease.token))
+    task.delay(7)
+    worker.run()
+    task.delay(7)
+
+    assert free("default", NAME, tokens[0]) in ("taken", "expired")
+    assert task.singleton.is_locked(7)
+    assert RUN_HEADER not in worker.headers[0]
+
+
+def test_nothing_of_ours_rejects_to_requeue():
+    """
+    Nothing waits by ``Reject(requeue=True)``: with early acknowledgement the message would be gone. C42
+    """
+    from pathlib import Path
+
+    import django_redlock.celery
+
+    sources = Path(django_redlock.celery.__file__).parent.glob("*.py")
+
+    assert not [
+        source.name for source in sources if "Reject(" in source.read_text() or "requeue=True" in source.read_text()
+    ]
+
+
+# By hand
+
+
+def test_holder(make, worker):
+    """
+    ``holder()`` says who has the slot, in which state, since when, for how long, where, and on how many nodes.
+    """
+    seen = []
+    task = make(lambda self, shop_id: seen.append(task.singleton.holder(7)))
+    first = task.delay(7)
+    waiting = task.singleton.holder(7)
+    worker.run()
+
+    assert (waiting.id, waiting.state, waiting.nodes, 3590 < waiting.ttl <= 3600) == (first.id, "queued", 3, True)
+    assert (seen[0].id, seen[0].state, 20 < seen[0].ttl <= 30) == (first.id, "running", True)
+    assert waiting.hostname
+    assert waiting.since > 0
+    assert task.singleton.holder(7) is None
+
+
+def test_cancel_frees_a_waiting_slot_at_once(make, worker):
+    """
+    ``cancel()`` revokes a waiting task and frees its slot; it leaves a running one alone. C69
+    """
+    seen = []
+    task = make(lambda self, shop_id: seen.append(task.singleton.cancel(7)))
+    first = task.apply_async((7,), countdown=7200)
+
+    assert task.singleton.cancel(7) == first.id
+    assert first.state == "REVOKED"
+    assert not task.delay(7).duplicate
+    assert task.singleton.cancel(8) is None
+    worker.take()
+    worker.run()
+    assert seen == [None]
+
+
+def test_explain(make, worker, memory_nodes):
+    """
+    ``explain()`` has the key, the arguments, the holder on every node, and what the next call would do.
+    """
+    task = make()
+    first = task.delay(7)
+    memory_nodes[2].down = True
+
+    text = task.singleton.explain(7, since=3)
+
+    assert "arguments  shop_id=7,since=3" in text
+    assert f"lock       {NAME}" in text
+    nodes = [node.name for node in memory_nodes]
+    assert f"{nodes[0]}  queued, task shop.sync (queued) {first.id}" in text
+    assert f"{nodes[2]}  no answer" in text
+    assert f"return the result of task {first.id}" in text
+    assert worker.headers[0]["id"] == first.id
+    assert Ticket.unpack(worker.headers[0][HEADER], first.id).token not in text
+
+
+def test_explain_without_nodes(make, memory_nodes):
+    """
+    ``explain()`` works without an answer from the nodes, and says what a call would do then.
+    """
+    set_down(memory_nodes, True)
+
+    assert "would be sent without a slot" in make().singleton.explain(7)
+
+
+def test_interrupted_when_lost(app, worker):
+    """
+    With ``on_lost="raise"`` a body that loops without asking is interrupted, and fails with the loss. C85
+    """
+    import threading
+
+    def body(self):
+        lease = self.singleton.lease
+        locks["default"].lock(lease.name, adopt=lease.token, detached=True, wait=0).acquire()
+        threading.Thread(target=lease.extend).start()
+        while True:
+            pass
+
+    task = singleton_task(name="shop.loop", bind=True, on_lost="raise")(body)
+    result = task.delay()
+
+    assert worker.run() == "FAILURE"
+    with pytest.raises(LockLostError):
+        result.get(timeout=1)
