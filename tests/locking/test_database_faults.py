@@ -453,6 +453,35 @@ def test_wrong_password_is_said_without_showing_it(postgresql: PostgreSQL, table
     assert "sesame" not in str(caught.value) + repr(manager) + repr(manager.nodes)
 
 
+def test_rights_that_are_documented_suffice(server: Database):
+    """P35: a user who may read and write the table, and nothing else, takes, lists and clears locks."""
+    rights = "SELECT, INSERT, UPDATE, DELETE"
+    with migrated(server) as alias:
+        entry = connections.settings[alias]
+        if server.scheme == "postgresql":
+            with connections[alias].cursor() as cursor:
+                cursor.execute("DROP ROLE IF EXISTS locker")
+                cursor.execute("CREATE ROLE locker LOGIN PASSWORD 'sesame'")
+                cursor.execute(f"GRANT {rights} ON {TABLE} TO locker")
+        else:
+            server.execute("CREATE OR REPLACE USER locker@'%' IDENTIFIED BY 'sesame'")
+            server.execute(f"GRANT {rights} ON {entry['NAME']}.{TABLE} TO locker@'%'")
+        with django_database("mine", {**entry, "USER": "locker", "PASSWORD": "sesame"}):
+            with closing(real_manager(["database://mine"])) as manager:
+                lease = manager.lock(["a", "b"], wait=10).acquire()
+                assert lease.extend()
+                assert manager.survey(count=5)[0].total == 2
+                assert lease.release() == "released"
+            with closing(Ledger("mine", "t:", 5.0)) as ledger:
+                assert ledger.open().run_id
+                ledger._clean_at = 0.0
+                ledger.clean()
+        if server.scheme == "postgresql":
+            with connections[alias].cursor() as cursor:
+                cursor.execute("DROP OWNED BY locker")
+                cursor.execute("DROP ROLE locker")
+
+
 def test_entry_that_cannot_be_a_node_is_refused():
     """L14: with the aliases that there are."""
     with pytest.raises(ValueError, match="DATABASES has no alias 'nowhere', it has 'default'"):
