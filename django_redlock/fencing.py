@@ -290,7 +290,9 @@ async def own_thread() -> AsyncIterator[None]:
     In the thread that all other tasks share, their queries would become part of the transaction. Below
     ``async_to_sync()``, as in Django's ``TestCase``, it stays the thread of the blocking caller.
     """
-    async with ThreadSensitiveContext() as context:
+    outside = await sync_to_async(get_ident)()
+    async with ThreadSensitiveContext():
+        own = outside != await sync_to_async(get_ident)()
         try:
             yield
         finally:
