@@ -150,6 +150,11 @@ class Lease:
         return "forked" if self._forked() else self._tenure.ended
 
     @property
+    def waited(self) -> float:
+        """How long it took to get, in seconds."""
+        return self._tenure.waited
+
+    @property
     def extensions(self) -> int:
         """How often it has been extended."""
         return self._tenure.extensions

@@ -38,6 +38,7 @@ class Tenure:
         self.token = granted.token
         self.since = granted.start
         self.deadline = granted.deadline
+        self.waited = granted.waited
         self.extensions = 0
         self.ended: str | None = None
         self.ended_at = 0.0

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
 
 from ...conf import InvalidRedlockError, aliases
 from ...doctor import Diagnosis, Finding, diagnose
@@ -39,6 +39,7 @@ class Command(BaseCommand):
             "--timeout", type=seconds, default=1.0, metavar="SECONDS", help="For each answer of a node. Default: 1."
         )
 
+    @no_translations
     def handle(self, *, using: list[str] | None, format: str, fail_level: str, timeout: float, **options: Any) -> None:
         """Examine, then write what was found."""
         try:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import HeldLock, Snapshot, View, printable, stale_keys
@@ -27,6 +27,7 @@ class Command(BaseCommand):
         parser.add_argument("--using", default=DEFAULT_ALIAS, metavar="ALIAS", help="Alias in REDLOCK.")
         parser.add_argument("--format", default="text", choices=("text", "json"), help="Default: text.")
 
+    @no_translations
     def handle(self, *, name: str, using: str, format: str, **options: Any) -> None:
         """Ask the nodes by name and write what they say."""
         snapshot = listing(using, [name])
