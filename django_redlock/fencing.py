@@ -21,6 +21,7 @@ from contextlib import (
     suppress,
 )
 from inspect import iscoroutinefunction
+from threading import get_ident
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -296,14 +297,8 @@ async def own_thread() -> AsyncIterator[None]:
         try:
             yield
         finally:
-            if context.token is not None:  # the thread ends with this block, and nobody else would close them
-                await in_thread(_close_idle)
-
-
-def _close_idle() -> None:
-    for connection in connections.all(initialized_only=True):
-        if not connection.in_atomic_block:  # else a blocking caller of this event loop is not done with it
-            connection.close()
+            if own:  # the thread ends with this block, and nobody else would close them
+                await in_thread(connections.close_all)
 
 
 def claim(lease: Lease, using: str) -> dict[str, str]:
