@@ -8,11 +8,13 @@ from celery import chain, chord
 from celery.beat import Scheduler
 from celery.exceptions import TaskRevokedError
 from celery.schedules import schedule
+from celery.signals import beat_init
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import (
     DuplicateTask,
     override_singleton,
+    sending,
     signals,
     singleton_task,
 )
@@ -559,11 +561,13 @@ def test_switched_off_for_a_test(make, worker):
 # Beat
 
 
-def test_raise_in_beat_is_one_line(make, worker, app, caplog):
+def test_raise_in_beat_is_one_line(make, worker, app, caplog, monkeypatch):
     """
     A beat schedule that meets its equal with ``on_duplicate="raise"`` logs one line per tick, and no traceback. C102
     """
     task = make(on_duplicate="raise")
+    monkeypatch.setattr(sending, "_beat", 0)
+    beat_init.send(sender=None)
     scheduler = Scheduler(app, lazy=True)
     entry = scheduler.Entry(name="often", task=task.name, args=(7,), schedule=schedule(1.0), app=app)
     scheduler.apply_entry(entry)
