@@ -9,6 +9,8 @@ from .handler import lock, locks
 from .locks import Lease, Lock, LockManager
 
 if TYPE_CHECKING:
+    from .commands import locked_command
+    from .fencing import fenced
     from .querysets import LockableQuerySet, lock_for_update
     from .views import locked_view
 
@@ -25,13 +27,21 @@ __all__ = [
     "QuorumUnavailableError",
     "RedlockError",
     "StaleTokenError",
+    "fenced",
     "lock",
     "lock_for_update",
+    "locked_command",
     "locked_view",
     "locks",
 ]
 
-_LATER = {"LockableQuerySet": ".querysets", "lock_for_update": ".querysets", "locked_view": ".views"}
+_LATER = {
+    "LockableQuerySet": ".querysets",
+    "fenced": ".fencing",
+    "lock_for_update": ".querysets",
+    "locked_command": ".commands",
+    "locked_view": ".views",
+}
 """What needs Django's models, which take longer to import than all the rest: imported when it is asked for."""
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
-from .conf import EXAMPLE, AliasConfig, InvalidRedlockError, aliases, caches_of, read_alias
+from .conf import EXAMPLE, REDIS_CACHES, AliasConfig, InvalidRedlockError, aliases, caches_of, read_alias
+from .nodes import NodeSpec, open_node
 
 TAG = "redlock"
 
@@ -25,6 +26,42 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     except InvalidRedlockError as error:
         return [_error(error)]
     return [message for alias in names for message in _check_alias(alias)]
+
+
+@register(TAG, deploy=True)
+def check_deployment(**kwargs: Any) -> list[CheckMessage]:
+    """Report what a project should not do in production; ``check --deploy`` asks for it."""
+    try:
+        return [message for alias in aliases() for message in _check_deployed(alias)]
+    except InvalidRedlockError:
+        return []  # check_settings says so
+
+
+def _check_deployed(alias: str) -> Iterator[CheckMessage]:
+    try:
+        nodes: list[Any] = [node for node in read_alias(alias).nodes if getattr(node, "remote", False)]
+    except InvalidRedlockError:
+        return
+    for node in nodes:
+        if not node.encrypted:
+            yield Warning(
+                f"REDLOCK[{alias!r}] talks to {node.name!r} without TLS: who can listen can forge and end locks.",
+                hint="Write rediss:// and give the server a certificate, or silence this check on a trusted network.",
+                id="redlock.W101",
+            )
+        if not node.authenticated:
+            yield Warning(
+                f"REDLOCK[{alias!r}] talks to {node.name!r} without a password: who can reach it can end locks.",
+                hint="Give the locks a user of their own (ACL SETUSER, see Security in the documentation).",
+                id="redlock.W102",
+            )
+    hosts = {node.address.rpartition(":")[0] for node in nodes}
+    if len(nodes) > 1 and len(hosts) == 1:
+        yield Warning(
+            f"REDLOCK[{alias!r}] has all its nodes on {hosts.pop()!r}: they fail together, and so do all locks.",
+            hint="Put each node on a machine of its own, or use one node and silence redlock.W001.",
+            id="redlock.W103",
+        )
 
 
 def _error(error: InvalidRedlockError) -> CheckMessage:
@@ -42,6 +79,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     yield from _node_count(config)
     yield from _failovers(config)
     yield from _cache_entries(alias)
+    yield from _shared_servers(config)
 
 
 def _memory_outside_debug(config: AliasConfig) -> Iterator[CheckMessage]:
@@ -98,3 +136,46 @@ def _cache_entries(alias: str) -> Iterator[CheckMessage]:
                 hint="Replicas do not vote: list independent masters as nodes of their own.",
                 id="redlock.W003",
             )
+
+
+def _shared_servers(config: AliasConfig) -> Iterator[CheckMessage]:
+    """Warn about nodes that are also the server of a cache or of Celery's broker."""
+    ours = {_alike(node.address): node.name for node in config.nodes}
+    named = {_address(_first(settings.CACHES[cache]["LOCATION"])) for cache in caches_of(config.alias)}
+    for cache, entry in settings.CACHES.items():
+        place = _address(_first(entry.get("LOCATION"))) if entry.get("BACKEND") in REDIS_CACHES else ""
+        if place in ours and place not in named:
+            yield Warning(
+                f"REDLOCK[{config.alias!r}] has the node {ours[place]!r}, which is also the server of the cache "
+                f"{cache!r}: eviction, or cache.clear() in the same database, can drop held locks.",
+                hint="Use a server of its own with maxmemory-policy noeviction, or silence this check.",
+                id="redlock.W005",
+            )
+    for setting in ("CELERY_BROKER_URL", "BROKER_URL"):
+        place = _address(getattr(settings, setting, None))
+        if place in ours:
+            yield Warning(
+                f"REDLOCK[{config.alias!r}] has the node {ours[place]!r}, which is also Celery's broker ({setting}): a "
+                "long queue slows locks down, and one that fills the memory stops them.",
+                hint="Use a server of its own, or silence this check if the other nodes are others.",
+                id="redlock.W006",
+            )
+
+
+def _first(location: Any) -> Any:
+    places = re.split("[;,]", location) if isinstance(location, str) else list(location or [])
+    return places[0] if places else ""
+
+
+def _address(url: Any) -> str:
+    """Return where a Redis URL leads, as nodes say it; empty for anything else."""
+    if not isinstance(url, str) or not re.match("(redis|rediss|unix|valkey|valkeys)://", url):
+        return ""
+    try:
+        return _alike(open_node(NodeSpec(url.strip()), "x:").address)
+    except ValueError:
+        return ""
+
+
+def _alike(address: str) -> str:
+    return re.sub("^localhost:", "127.0.0.1:", address)

@@ -112,8 +112,8 @@ class LockLostError(RedlockError):
 
     Args:
         name: The lock's name.
-        reason: ``expired``, ``superseded``, ``max_hold``, ``max_extensions``, ``heartbeat``, ``forked`` or
-            ``released``.
+        reason: ``expired``, ``superseded``, ``fenced``, ``margin``, ``max_hold``, ``max_extensions``, ``heartbeat``,
+            ``forked`` or ``released``.
         held: How long it was held, in seconds.
     """
 
@@ -129,7 +129,7 @@ class LockLostError(RedlockError):
 
 class StaleTokenError(RedlockError):
     """
-    The database has already seen a later holder of this lock.
+    The database has already seen a later holder of this lock; nothing of the refused transaction was kept.
 
     Args:
         name: The lock's name.
@@ -148,6 +148,8 @@ class StaleTokenError(RedlockError):
 EXPLANATIONS = {
     "expired": "the lease ran out before it could be extended",
     "superseded": "a majority of the nodes no longer knows this holder",
+    "fenced": "a database has seen a later holder",
+    "margin": "it was still held, but less of its time was left than the next step needs",
     "max_hold": "it reached max_hold, the longest time one holder may keep it",
     "max_extensions": "it reached max_extensions",
     "heartbeat": "its work gave no sign of life (lease.heartbeat()) for too long",

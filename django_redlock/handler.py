@@ -79,6 +79,7 @@ def lock(
     reentrant: bool = False,
     barge: bool = False,
     heartbeat: float | None = None,
+    max_hold: float | None = None,
     cancel_on_lost: bool = False,
 ) -> Lock:
     """
@@ -101,6 +102,7 @@ def lock(
         barge: Whether to take it, if it is free, before those that wait for it.
         heartbeat: After how many seconds without ``lease.heartbeat()`` it is no longer extended, for work that may hang
             while its process lives; None needs none.
+        max_hold: Longest time that renewal keeps it, in seconds; None is ``OPTIONS["max_hold"]``, an hour by default.
         cancel_on_lost: Whether to cancel the body of ``async with`` when the lock is lost; the block then raises
             LockLostError.
 
@@ -120,6 +122,7 @@ def lock(
         reentrant=reentrant,
         barge=barge,
         heartbeat=heartbeat,
+        max_hold=max_hold,
         cancel_on_lost=cancel_on_lost,
     )
 

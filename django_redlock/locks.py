@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import wraps
+from hashlib import blake2b
 from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -34,6 +35,7 @@ from .nodes.aio import AsyncGather
 from .nodes.courier import Courier
 from .nodes.gather import Gather, steady
 from .nodes.hints import AsyncHints, Hints
+from .presence import Presence, this_process
 from .watchdog import loop_watchdog, watchdog
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -46,11 +48,19 @@ _pid = os.getpid()  # asking the system each time would be a third of a lock's s
 MAX_LIMIT = 1000
 
 
+def new_process() -> str:
+    """Return what tells this process from all others, past and future ones on this host included."""
+    return f"{os.getpid():x}.{os.urandom(6).hex()}"
+
+
+_process = new_process()
+
+
 def _note_process() -> None:
     """Note a fork: after each, and before each acquisition, because uWSGI forks without telling Python."""
-    global _pid
+    global _pid, _process
     if _pid != os.getpid():
-        _pid = os.getpid()
+        _pid, _process = os.getpid(), new_process()
         watchdog.start_over()
 
 
@@ -96,6 +106,7 @@ class Lease:
         self._mutex = threading.Lock()
         self._pid = _pid
         self._depth = 1  # how often its holder has entered it, for a reentrant lock
+        self._owner = b""
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r}: {self._tenure.ended or f'{self.remaining():.1f} s left'}>"
@@ -119,6 +130,11 @@ class Lease:
         return self._tenure.token
 
     @property
+    def ttl(self) -> float:
+        """Length of the lease, in seconds, counted from its last extension."""
+        return self._tenure.ttl
+
+    @property
     def token(self) -> str:
         """The secret that extends and releases this lock: 32 hexadecimal digits. Never show it."""
         return self._tenure.nonce
@@ -128,9 +144,15 @@ class Lease:
         """
         Why it ended; None while it goes on.
 
-        ``released``, ``expired``, ``superseded``, ``max_hold``, ``max_extensions``, ``heartbeat`` or ``forked``.
+        ``released``, ``expired``, ``superseded``, ``fenced``, ``revoked`` (an operator asked for it), ``max_hold``,
+        ``max_extensions``, ``heartbeat`` or ``forked``.
         """
         return "forked" if self._forked() else self._tenure.ended
+
+    @property
+    def waited(self) -> float:
+        """How long it took to get, in seconds."""
+        return self._tenure.waited
 
     @property
     def extensions(self) -> int:
@@ -160,15 +182,20 @@ class Lease:
         self._tell_loss()
         return False
 
-    def ensure(self) -> None:
+    def ensure(self, margin: float = 0.0) -> None:
         """
         Check that the lock is still held, by the local clock; asks no node.
 
+        Args:
+            margin: How many seconds of it must be left, for what comes next.
+
         Raises:
-            LockLostError: It is not.
+            LockLostError: It is not, or too little of it is left.
         """
         if not self.valid():
             raise self._loss()
+        if margin and self.remaining() < margin:
+            raise LockLostError(self.name, "margin", self._tenure.held(steady()))
 
     def on_lost(self, callback: Callable[["Lease"], object]) -> None:
         """
@@ -234,6 +261,33 @@ class Lease:
         loop_watchdog().forget(self)
         await self._manager.aask(ballot)
         return self._ended(ballot)
+
+    # What the fence asks
+
+    @property
+    def shared(self) -> bool:
+        """Whether others may have it at the same time."""
+        return self._tenure.shared
+
+    def slots(self) -> list[tuple[str, str]]:
+        """Return what is held: each name, and the number of the place, which is empty unless several may hold it."""
+        return [(name, self._tenure.place()) for name in self.names]
+
+    def owner(self) -> str:
+        """
+        Return what stands for this acquisition in a fence: 32 hexadecimal digits, no secret.
+
+        No other acquisition has the same, not even one that was given the same token, or a fork of this process.
+        """
+        with self._mutex:
+            self._owner = self._owner or os.urandom(16)
+        return blake2b(self._owner, digest_size=16, key=str(os.getpid()).encode()).hexdigest()
+
+    def fenced_out(self, token: int) -> None:
+        """End it: a database has seen *token*, which a later holder has. The next acquisition goes above it."""
+        self._tenure.seen(token)
+        self._tenure.end("fenced", steady())
+        self._tell_loss()
 
     # What the watchdog asks
 
@@ -529,9 +583,10 @@ class LockManager:
         self.entered: WeakValueDictionary[tuple[Any, ...], Lease] = WeakValueDictionary()
         self._floor = Floor()
         self.admission = Admission(rules, tuple(node.name for node in self.nodes), steady, time.time)
-        self._gather = Gather(self.nodes, self.admission)
+        self._gather = Gather(self.nodes, self.admission, steady)
         self._hints = Hints(self.nodes, rules.needed)
         self.courier = Courier(self.nodes)
+        self._presence = self._new_presence(lambda: watchdog)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopSide] = WeakKeyDictionary()
         self._pid = _pid
         _managers.add(self)
@@ -557,6 +612,7 @@ class LockManager:
         barge: bool = False,
         reentrant: bool = False,
         heartbeat: float | None = None,
+        max_hold: float | None = None,
         cancel_on_lost: bool = False,
     ) -> Lock:
         """
@@ -579,6 +635,7 @@ class LockManager:
             barge: Whether to take it, if it is free, before those that wait for it.
             reentrant: Whether the thread or task that has it may take it again.
             heartbeat: After how many seconds without :meth:`Lease.heartbeat` it is no longer extended; None needs none.
+            max_hold: Longest time that renewal keeps it, in seconds; None is ``OPTIONS["max_hold"]``.
             cancel_on_lost: Whether to cancel the body of ``async with`` when the lock is lost.
 
         Raises:
@@ -586,12 +643,16 @@ class LockManager:
             ValueError: A name, ttl or wait cannot work; the message says what to write.
         """
         chosen = self._ttl(ttl, detached)
-        owner = Owner(_HOST, _pid, kind, label, ref, ttl=chosen)
+        owner = Owner(_HOST, _pid, kind, label, ref, ttl=chosen, process="" if detached else _process)
         names = check_names(name)
         check_limit(limit, names, shared)
         if heartbeat is not None:
             seconds("heartbeat", heartbeat)
-        wanted = Wanted(names, chosen, check_wait(wait), owner, token, adopt, detached, limit, shared, barge, heartbeat)
+        if max_hold is not None:
+            seconds("max_hold", max_hold)
+        wanted = Wanted(
+            names, chosen, check_wait(wait), owner, token, adopt, detached, limit, shared, barge, heartbeat, max_hold
+        )
         return Lock(self, wanted, self.rules.renew if renew is None else renew, reentrant, cancel_on_lost)
 
     def release(self, name: str | Iterable[str], token: str) -> str:
@@ -622,6 +683,7 @@ class LockManager:
     def close(self) -> None:
         """Close all idle connections; the manager can be used again and then connects anew."""
         self.courier.close()
+        self._presence.leave()
         self._hints.close()
         self._gather.close()
         watchdog.rest()
@@ -630,6 +692,7 @@ class LockManager:
         """Close the connections of the running event loop."""
         side = self._loops.pop(asyncio.get_running_loop(), None)
         if side:
+            side.presence.leave()
             await side.hints.aclose()
             await side.gather.aclose()
 
@@ -757,6 +820,7 @@ class LockManager:
         lease = Lease(self, self._tenure(wanted, outcome), renew, threading.Event())
         if not wanted.detached:
             watchdog.watch(lease)
+            self._presence.join()
         self.notify("lock_acquired", lease=lease)
         return lease
 
@@ -765,6 +829,7 @@ class LockManager:
         lease = AsyncLease(self, self._tenure(wanted, outcome), renew)
         if not wanted.detached:
             loop_watchdog().watch(lease)
+            self._loop_side().presence.join()
         self.notify("lock_acquired", lease=lease)
         return lease
 
@@ -812,15 +877,20 @@ class LockManager:
         loop = asyncio.get_running_loop()
         side = self._loops.get(loop)
         if side is None:
-            gather = AsyncGather(self.nodes, self.admission, self._gather.breakers)
-            side = self._loops[loop] = LoopSide(gather, AsyncHints(self.nodes, self.rules.needed))
+            gather = AsyncGather(self.nodes, self.admission, self._gather.breakers, steady)
+            presence = self._new_presence(loop_watchdog)
+            side = self._loops[loop] = LoopSide(gather, AsyncHints(self.nodes, self.rules.needed), presence)
         return side
+
+    def _new_presence(self, dog: Callable[[], Any]) -> Presence:
+        return Presence(self, this_process(_HOST, _process), dog)
 
     def _notice_fork(self) -> None:
         """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""
         if self._pid != _pid:
             self._pid = _pid
             self.courier = Courier(self.nodes)
+            self._presence = self._new_presence(lambda: watchdog)
             self._hints.forked()
             self._hints = Hints(self.nodes, self.rules.needed)
             self._gather.close()
@@ -832,6 +902,7 @@ class LoopSide(NamedTuple):
 
     gather: AsyncGather
     hints: AsyncHints
+    presence: Presence
 
 
 def extended(ballot: Ballot, leases: Sequence[Lease], start: float) -> int:

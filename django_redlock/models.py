@@ -1,15 +1,57 @@
 """
-What Django's admin, its permissions and its log need to know of held locks: a model without a table.
+The fences, and what Django's admin, its permissions and its log need to know of held locks: a model without a table.
 """
 
 from datetime import UTC, datetime
-from typing import Any
+from hashlib import sha256
+from typing import Any, ClassVar
 from urllib.parse import quote, unquote
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from . import inventory
+from .nodes.ledger import TABLE
+
+MAX_SHOWN = 200  # characters of a lock's name in the table of fences
+
+
+class Fence(models.Model):
+    """
+    What one database knows of one lock: the pair (token, owner) of its latest holder who opened a transaction.
+
+    Written by :func:`django_redlock.fenced` alone. Deleting a row that an old holder may still come back to lets it
+    in again; ``manage.py redlock_prune_fences`` deletes those that nobody claimed for a long time.
+    """
+
+    key = models.CharField(max_length=32, primary_key=True)
+    name = models.CharField(_("lock"), max_length=MAX_SHOWN)
+    token = models.BigIntegerField(_("fencing token"), default=0)
+    owner = models.CharField(_("owner"), max_length=32, default="")
+    updated = models.DateTimeField(_("updated"), db_index=True)
+
+    class Meta:
+        app_label = "redlock"
+        default_permissions = ("view",)
+        verbose_name = _("fence")
+        verbose_name_plural = _("fences")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def fence_key(name: str, place: str = "") -> str:
+    """
+    Return the primary key of a lock's fence: a digest, because databases take some different names for the same.
+
+    Args:
+        name: Name of the lock.
+        place: Number of the place, for a lock that several may hold; each place has a fence of its own.
+    """
+    digest = sha256(name.encode())
+    if place:
+        digest = sha256(digest.digest() + place.encode())
+    return digest.hexdigest()[:32]
 
 
 class HeldLockManager(models.Manager["HeldLock"]):
@@ -36,8 +78,10 @@ class HeldLock(models.Model):
     holder = models.TextField(_("holder"))
     since = models.DateTimeField(_("since"), null=True)
     fencing_token = models.BigIntegerField(_("fencing token"))
+    extensions = models.IntegerField(_("extensions"))
 
     lock: inventory.HeldLock
+    waiting = 0  # how many wait for it, on a page that has asked
 
     objects = HeldLockManager()
 
@@ -70,6 +114,7 @@ class HeldLock(models.Model):
             holder=inventory.printable(str(lock.owner)) if lock.owner else "",
             since=None if lock.since is None else datetime.fromtimestamp(lock.since, UTC),
             fencing_token=lock.fencing_token,
+            extensions=lock.extensions,
         )
         row.lock = lock
         return row
@@ -89,3 +134,30 @@ def parse_key(key: str) -> tuple[str, str, str]:
     """
     fingerprint, alias, slug = key.split("/")
     return fingerprint, unquote(alias, errors="strict"), unquote(slug, errors="strict")
+
+
+class NodeRecord(models.Model):
+    """
+    What a database that is a node knows of one name; read and written by :mod:`django_redlock.nodes.ledger` alone.
+
+    Times are microseconds since the epoch by the server's clock.
+    """
+
+    digest = models.CharField(max_length=32, primary_key=True)
+    realm = models.CharField(max_length=32)
+    version = models.BigIntegerField()
+    ends = models.BigIntegerField(null=True)
+    kept = models.BigIntegerField()
+    state = models.TextField()
+
+    class Meta:
+        app_label = "redlock"
+        db_table = TABLE
+        default_permissions = ()
+        indexes: ClassVar = [
+            models.Index(fields=["realm", "ends"], name="redlock_noderecord_ends"),
+            models.Index(fields=["kept"], name="redlock_noderecord_kept"),
+        ]
+
+    def __str__(self) -> str:
+        return self.digest

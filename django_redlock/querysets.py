@@ -2,11 +2,11 @@
 Lock rows for a piece of work: the lock goes around the transaction, never the other way round.
 
 A lock that is released inside a transaction lets the next holder read rows that are about to change. So the order
-is fixed: take the locks of all rows at once, open the outermost transaction, read the rows again, run the body,
-check the lease, commit or roll back, release.
+is fixed: take the locks of all rows at once, open the outermost transaction and claim the fences of the locks in it,
+read the rows again, run the body, check the leases, commit or roll back, release.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -15,28 +15,27 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from decimal import Decimal
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from asgiref.sync import sync_to_async
-from django.db import connections, router, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db import connections
 from django.db.models import Model, QuerySet
 from django.db.models.manager import BaseManager
 
 from .conf import DEFAULT_ALIAS
+from .core.names import slug
 from .exceptions import LockLostError, LockTakenError
+from .fencing import fenced, in_transaction, own_thread
 from .handler import locks
+from .inventory import State, find_locks
 from .locks import Lease, Lock
+from .rows import Instance, Instances, Related, Row, Rows, Target
 
 M = TypeVar("M", bound=Model)
-Rows = TypeVar("Rows")
-Read = TypeVar("Read", covariant=True)
+Result = TypeVar("Result")
 
-MAX_ROWS = 200  # rows in one lock
+TRIES = 3  # to find related rows that stay the same, or rows that nobody has
 COMMITTED = "The transaction had already been committed: its changes are kept, but they may not have been exclusive."
 
 
@@ -45,6 +44,7 @@ def lock_for_update(
     target: M,
     *,
     nowait: bool = False,
+    of: Sequence[str] = (),
     wait: float | None = None,
     ttl: float | None = None,
     using: str = DEFAULT_ALIAS,
@@ -53,10 +53,11 @@ def lock_for_update(
 
 @overload
 def lock_for_update(
-    target: QuerySet[M] | BaseManager[M],
+    target: QuerySet[M] | BaseManager[M] | Sequence[M],
     *,
     nowait: bool = False,
     skip_locked: bool = False,
+    of: Sequence[str] = (),
     wait: float | None = None,
     ttl: float | None = None,
     using: str = DEFAULT_ALIAS,
@@ -68,6 +69,7 @@ def lock_for_update(
     *,
     nowait: bool = False,
     skip_locked: bool = False,
+    of: Sequence[str] = (),
     wait: float | None = None,
     ttl: float | None = None,
     using: str = DEFAULT_ALIAS,
@@ -75,40 +77,51 @@ def lock_for_update(
     """
     Lock a row or the rows of a queryset, and work on them in a transaction.
 
-    ``with lock_for_update(order) as order:`` refreshes and gives the instance, ``with lock_for_update(queryset) as
-    orders:`` gives a list of the rows that match once they are locked. The rows are locked all or none, the block
-    is the outermost transaction of their database, and the locks are released when it was committed or rolled back.
-    When the lease is lost before the commit, the transaction is rolled back.
+    ``with lock_for_update(order) as order:`` refreshes and gives the instance; a list of instances is refreshed and
+    given in its order; ``with lock_for_update(queryset) as orders:`` gives a list of the rows that match once they are
+    locked. The rows are locked all or none. The block is the outermost transaction of their database, fenced as by
+    :func:`django_redlock.fenced`, and the locks are released when it was committed or rolled back. When the lease is
+    lost before the commit, or the database has seen a later holder, the transaction is rolled back.
 
-    ``async with`` locks and reads in the same way, but Django has no transactions for asynchronous code: there is
-    none around the block, so nothing in it is rolled back.
+    ``async with`` is the same in asynchronous code: what the block asks of the database with ``await`` is part of the
+    transaction.
 
     Args:
-        target: A saved instance, a queryset or a manager; at most 200 rows. A slice is locked as evaluated.
+        target: A saved instance, a list of them, a queryset or a manager; at most 200 rows. A slice is locked as
+            evaluated.
         nowait: Raise at once if a row is locked; the same as ``wait=0``.
-        skip_locked: Leave out the rows that others have locked, instead of waiting. Only for querysets.
+        skip_locked: Leave out the rows that others have locked, instead of waiting. Not for a single instance.
+        of: Related rows to lock as well, as foreign keys such as ``("customer", "customer__region")``.
         wait: How long to try, in seconds; 0 is one attempt, None is for ever.
         ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``. It is renewed as the settings say.
         using: Alias in ``REDLOCK``, not in ``DATABASES``: the database is the one that the target is written to.
 
     Raises:
         TypeError: The target is something else, or a queryset that does not yield instances.
-        ValueError: The instance is not saved, or the options exclude each other.
+        ValueError: An instance is not saved, there are too many or from several databases, a path of *of* leads to no
+            single row, or the options exclude each other.
 
-    On entering the block: ``LockTakenError``, ``QuorumUnavailableError``, ``DoesNotExist`` when the instance is gone,
-    ``ValueError`` when there are too many rows, and ``RuntimeError`` when a transaction is already open, before any
-    lock is taken. On leaving it: ``LockLostError``; the block's own exception goes before it.
+    On entering the block: ``LockTakenError``, ``QuorumUnavailableError``, ``DoesNotExist`` when an instance is gone,
+    ``ValueError`` when there are too many rows, ``RuntimeError`` when a transaction is already open, before any
+    lock is taken, and what ``fenced()`` raises. On leaving it: ``LockLostError`` and errors of the database; the
+    block's own exception goes before them.
     """
     if sum((nowait, skip_locked, wait is not None)) > 1:
         raise ValueError("nowait, skip_locked and wait are three answers to one question; pass only one of them.")
+    chosen = _target(target, Related(of))
+    if skip_locked and isinstance(chosen, Instance):
+        raise ValueError(
+            "skip_locked needs a queryset or a list, from which a row can be left out; use nowait for an instance."
+        )
+    return RowLock(chosen, skip_locked, 0 if nowait or skip_locked else wait, ttl, using)
+
+
+def _target(target: Any, related: Related) -> Target[Any]:
     if isinstance(target, Model):
-        if skip_locked:
-            raise ValueError(
-                "skip_locked needs a queryset, from which a row can be left out; use nowait for an instance."
-            )
-        return RowLock(_Instance(target), False, 0 if nowait else wait, ttl, using)
-    rows = _Rows(target.all() if isinstance(target, BaseManager) else target)
-    return RowLock(rows, skip_locked, 0 if nowait or skip_locked else wait, ttl, using)
+        return Instance(target, related)
+    if isinstance(target, list | tuple):
+        return Instances(target, related)
+    return Rows(target.all() if isinstance(target, BaseManager) else target, related)
 
 
 class LockableQuerySet(QuerySet[M]):
@@ -123,36 +136,20 @@ class LockableQuerySet(QuerySet[M]):
         *,
         nowait: bool = False,
         skip_locked: bool = False,
+        of: Sequence[str] = (),
         wait: float | None = None,
         ttl: float | None = None,
         using: str = DEFAULT_ALIAS,
     ) -> "RowLock[list[M]]":
         """Return :func:`lock_for_update` of these rows, with the same options; takes no lock until it is entered."""
-        return lock_for_update(self, nowait=nowait, skip_locked=skip_locked, wait=wait, ttl=ttl, using=using)
+        return lock_for_update(self, nowait=nowait, skip_locked=skip_locked, of=of, wait=wait, ttl=ttl, using=using)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row to lock: its primary key and the names that stand for it."""
-
-    pk: Any
-    names: tuple[str, ...]
+class _MovedError(Exception):
+    """A row has another related row than the one that was locked with it."""
 
 
-class Target(Protocol[Read]):
-    """What is locked: which rows, in which database, and how they are read again."""
-
-    db: str
-    label: str
-
-    def rows(self) -> list[Row]:
-        """Find the rows, before they are locked."""
-
-    def read(self, rows: list[Row]) -> Read:
-        """Read them, once they are locked."""
-
-
-class RowLock(Generic[Rows]):
+class RowLock(Generic[Result]):
     """
     The rows of :func:`lock_for_update`, for one ``with`` or ``async with`` at a time.
 
@@ -160,25 +157,32 @@ class RowLock(Generic[Rows]):
     """
 
     def __init__(
-        self, target: Target[Rows], skip_locked: bool, wait: float | None, ttl: float | None, using: str
+        self, target: Target[Result], skip_locked: bool, wait: float | None, ttl: float | None, using: str
     ) -> None:
         self._target = target
         self._skip_locked = skip_locked
         self._wait = wait
         self._ttl = ttl
         self._using = using
-        self._entered: AbstractContextManager[Rows] | None = None
-        self._aentered: AbstractAsyncContextManager[Rows] | None = None
+        self._entered: AbstractContextManager[Result] | None = None
+        self._aentered: AbstractAsyncContextManager[Result] | None = None
 
     def __repr__(self) -> str:
         return f"<RowLock {self._target.label}>"
 
-    def __enter__(self) -> Rows:
+    def __enter__(self) -> Result:
         self._refuse_nesting()
-        entering = self._hold()
-        rows = entering.__enter__()
-        self._entered = entering
-        return rows
+        for left in reversed(range(TRIES)):
+            entering = self._hold()
+            try:
+                rows = entering.__enter__()
+            except _MovedError:
+                if not left:
+                    raise self._unsteady() from None
+            else:
+                self._entered = entering
+                return rows
+        raise AssertionError("unreachable")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -187,12 +191,19 @@ class RowLock(Generic[Rows]):
         entered, self._entered = self._entered, None
         return entered.__exit__(kind, error, trace)
 
-    async def __aenter__(self) -> Rows:
+    async def __aenter__(self) -> Result:
         self._refuse_nesting()
-        entering = self._ahold()
-        rows = await entering.__aenter__()
-        self._aentered = entering
-        return rows
+        for left in reversed(range(TRIES)):
+            entering = self._ahold()
+            try:
+                rows = await entering.__aenter__()
+            except _MovedError:
+                if not left:
+                    raise self._unsteady() from None
+            else:
+                self._aentered = entering
+                return rows
+        raise AssertionError("unreachable")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -202,17 +213,15 @@ class RowLock(Generic[Rows]):
         return await entered.__aexit__(kind, error, trace)
 
     @contextmanager
-    def _hold(self) -> Iterator[Rows]:
+    def _hold(self) -> Iterator[Result]:
         refuse_transaction(self._target)
         rows = self._target.rows()
         committed = False
         try:
             with ExitStack() as held:
                 rows, leases = self._take(rows, held)
-                with transaction.atomic(using=self._target.db, durable=True):
-                    yield self._target.read(rows)
-                    for lease in leases:
-                        lease.ensure()  # a lost lock must roll back, not commit
+                with fenced(leases, using=self._target.db):
+                    yield self._read(rows)
                 committed = True
         except LockLostError as error:
             if committed:
@@ -220,44 +229,75 @@ class RowLock(Generic[Rows]):
             raise
 
     @asynccontextmanager
-    async def _ahold(self) -> AsyncIterator[Rows]:
-        # Django would let us open a transaction in the thread that runs database calls, but outside of an ASGI
-        # request all tasks share that thread, and their queries would become part of it.
+    async def _ahold(self) -> AsyncIterator[Result]:
         await sync_to_async(refuse_transaction)(self._target)
-        rows = await sync_to_async(self._target.rows)()
-        async with AsyncExitStack() as held:
-            rows = await self._atake(rows, held)
-            yield await sync_to_async(self._target.read)(rows)
+        committed = False
+        try:
+            async with own_thread(), AsyncExitStack() as held:
+                rows, leases = await self._atake(await sync_to_async(self._target.rows)(), held)
+                async with fenced(leases, using=self._target.db):
+                    yield await sync_to_async(self._read)(rows)
+                committed = True
+        except LockLostError as error:
+            if committed:
+                error.add_note(COMMITTED)
+            raise
+
+    def _read(self, rows: list[Row]) -> Result:
+        if self._target.related:
+            locked = {name for row in rows for name in row.names}
+            if any(row.names - locked for row in self._target.again(rows)):
+                raise _MovedError
+        return self._target.read(rows)
 
     def _take(self, rows: list[Row], held: ExitStack) -> tuple[list[Row], list[Lease]]:
         """Take the locks; returns the rows that are ours now, and the leases."""
-        if rows and not self._skip_locked:
-            return rows, [held.enter_context(self._lock(rows))]
-        taken: list[tuple[Row, Lease]] = []
-        for row in rows:
+        if not self._skip_locked:
+            return rows, [held.enter_context(self._lock(rows))] if rows else []
+        for _ in range(TRIES):
             try:
-                taken.append((row, held.enter_context(self._lock([row]))))
+                return rows, [held.enter_context(self._lock(rows))] if rows else []
+            except LockTakenError:
+                rows = self._free(rows)
+        taken = _Taken()
+        for row in rows:
+            lacking = taken.lacks(row)
+            try:
+                leases = [held.enter_context(self._lock([row], lacking))] if lacking else []
             except LockTakenError:
                 continue
-        return [row for row, _ in taken], [lease for _, lease in taken]
+            taken.add(row, leases)
+        return taken.rows, taken.leases
 
-    async def _atake(self, rows: list[Row], held: AsyncExitStack) -> list[Row]:
-        """Take the locks without blocking; returns the rows that are ours now."""
-        if rows and not self._skip_locked:
-            await held.enter_async_context(self._lock(rows))
-            return rows
-        taken: list[Row] = []
-        for row in rows:
+    async def _atake(self, rows: list[Row], held: AsyncExitStack) -> tuple[list[Row], list[Lease]]:
+        """Take the locks without blocking; returns the rows that are ours now, and the leases."""
+        if not self._skip_locked:
+            return rows, [await held.enter_async_context(self._lock(rows))] if rows else []
+        for _ in range(TRIES):
             try:
-                await held.enter_async_context(self._lock([row]))
+                return rows, [await held.enter_async_context(self._lock(rows))] if rows else []
+            except LockTakenError:
+                rows = await sync_to_async(self._free, thread_sensitive=False)(rows)
+        taken = _Taken()
+        for row in rows:
+            lacking = taken.lacks(row)
+            try:
+                leases = [await held.enter_async_context(self._lock([row], lacking))] if lacking else []
             except LockTakenError:
                 continue
-            taken.append(row)
-        return taken
+            taken.add(row, leases)
+        return taken.rows, taken.leases
 
-    def _lock(self, rows: list[Row]) -> Lock:
+    def _free(self, rows: list[Row]) -> list[Row]:
+        """Return the rows that nobody has, as far as the nodes know; asks each of them once."""
+        slugs = {slug(name) for row in rows for name in row.names}
+        found = find_locks(slugs, self._using).locks
+        busy = {lock.slug for lock in found if lock.state in (State.HELD, State.DEGRADED)}
+        return [row for row in rows if busy.isdisjoint(map(slug, row.names))]
+
+    def _lock(self, rows: list[Row], names: Collection[str] = ()) -> Lock:
         """Describe one lock over all *rows*; the manager sorts their names, so two of them cannot deadlock."""
-        names = [name for row in rows for name in row.names]
+        names = names or {name for row in rows for name in row.names}
         what = f"{self._target.label} {rows[0].pk}" if len(rows) == 1 else f"{self._target.label}, {len(rows)} rows"
         return locks[self._using].lock(names, ttl=self._ttl, wait=self._wait, kind="model", label=what)
 
@@ -265,144 +305,30 @@ class RowLock(Generic[Rows]):
         if self._entered is not None or self._aentered is not None:
             raise RuntimeError(f"{self!r} is already entered; call lock_for_update() anew for every block.")
 
-
-class _Instance(Generic[M]):
-    """One row, of which the caller has an instance."""
-
-    def __init__(self, instance: M) -> None:
-        if instance._state.adding or None in _parts(instance.pk):
-            raise ValueError(
-                f"This {instance._meta.label} is not saved, so it has no row to lock. Save it first; nobody else can "
-                "know it before."
-            )
-        self._instance = instance
-        self.db = router.db_for_write(type(instance), instance=instance)
-        self.label = instance._meta.label
-
-    def rows(self) -> list[Row]:
-        """Name the row; asks no database."""
-        roots = _roots(type(self._instance))
-        return [Row(self._instance.pk, tuple(_name(root, getattr(self._instance, field)) for root, field in roots))]
-
-    def read(self, rows: list[Row]) -> M:
-        """Refresh and return the instance."""
-        self._instance.refresh_from_db(using=self.db)
-        return self._instance
-
-
-class _Rows(Generic[M]):
-    """The rows of a queryset."""
-
-    def __init__(self, queryset: QuerySet[M]) -> None:
-        _check_queryset(queryset)
-        queryset = queryset.all()
-        queryset._for_write = True  # type: ignore[attr-defined]  # as select_for_update(): a replica may lag behind
-        self._queryset = queryset
-        self.db = queryset.db
-        self.label = queryset.model._meta.label
-
-    def rows(self) -> list[Row]:
-        """
-        Find the primary keys of the rows.
-
-        Raises:
-            ValueError: There are more than one lock can have.
-        """
-        roots = _roots(self._queryset.model)
-        fields = list(dict.fromkeys(["pk", *(field for _, field in roots)]))  # Django 5.2.0 gives a repeated one once
-        found = self._queryset.using(self.db).values_list(*fields)
-        found.query.select_for_update = False  # needs a transaction, which is opened when the rows are locked
-        values = list(found[: MAX_ROWS + 1])
-        if len(values) > MAX_ROWS:
-            raise ValueError(
-                f"The queryset of {self.label} has more than {MAX_ROWS} rows, the most that one lock can have. Lock "
-                f"slices of it, or one name for all of them: with lock('{self.label.lower()}:all')."
-            )
-        rows: dict[Any, Row] = {}
-        for each in values:
-            keys = dict(zip(fields, each, strict=True))
-            rows[keys["pk"]] = Row(keys["pk"], tuple(_name(root, keys[field]) for root, field in roots))
-        return list(rows.values())
-
-    def read(self, rows: list[Row]) -> list[M]:
-        """Return the rows that still match the queryset, in its order."""
-        again = self._queryset.using(self.db)
-        again.query.clear_limits()  # a slice cannot be filtered, and the primary keys are all it has
-        return list(again.filter(pk__in=[row.pk for row in rows]))
-
-
-def _check_queryset(queryset: object) -> None:
-    if not isinstance(queryset, QuerySet):
-        raise TypeError(
-            f"lock_for_update() needs a model instance or a queryset, not {type(queryset).__name__}; for a list of "
-            "instances, pass Model.objects.filter(pk__in=[...])."
-        )
-    if queryset._fields is not None:  # type: ignore[attr-defined]
-        raise TypeError(
-            "lock_for_update() needs a queryset of instances; leave out values(), values_list() and dates(), and take "
-            "the values from the rows inside the block."
-        )
-    if queryset.query.combinator:
-        raise TypeError(
-            "lock_for_update() cannot read the rows of union(), intersection() or difference() again; combine the "
-            "conditions with Q objects."
+    def _unsteady(self) -> RuntimeError:
+        return RuntimeError(
+            f"{self!r}: the related rows that of= names were others again each of {TRIES} times that they were locked. "
+            "Who changes the relation should lock its row, too."
         )
 
 
-def _parts(pk: object) -> tuple[object, ...]:
-    return pk if isinstance(pk, tuple) else (pk,)
+class _Taken:
+    """The rows that were locked one by one."""
 
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.leases: list[Lease] = []
+        self._names: set[str] = set()
 
-def _roots(model: type[Model]) -> list[tuple[type[Model], str]]:
-    """
-    Return the models at the root of *model*, and the field in which it has their primary keys.
+    def lacks(self, row: Row) -> frozenset[str]:
+        """Return the names that the row needs and that are not locked yet; rows may share a related one."""
+        return row.names - self._names
 
-    A proxy is its concrete model, and a row of a child is also a row of its parents. There are several roots only
-    when a model inherits the tables of several.
-    """
-    concrete = model._meta.concrete_model or model
-    tops = dict(_links(concrete))
-    if len(tops) > 1:
-        return list(tops.items())
-    return [(next(iter(tops), concrete), "pk")]
-
-
-def _links(concrete: type[Model]) -> Iterator[tuple[type[Model], str]]:
-    for parent, link in concrete._meta.parents.items():
-        if parent._meta.parents:
-            yield from _links(parent)
-        elif link:
-            yield parent, link.attname
-
-
-def _name(root: type[Model], key: object) -> str:
-    """Return the name that stands for a row, the same in every process and for every way to write its key."""
-    fields = root._meta.pk_fields
-    texts = [_plain(field.to_python(part)) for field, part in zip(fields, _parts(key), strict=True)]
-    if len(texts) > 1:
-        texts = [text.replace("%", "%25").replace(",", "%2C") for text in texts]
-    return f"model:{root._meta.label_lower}:{','.join(texts)}"
-
-
-def _plain(value: Any) -> str:
-    """Return the text of a key, the same for equal values."""
-    match value:
-        case str():
-            return str.__str__(value)  # a member of TextChoices is its value
-        case datetime() if value.tzinfo:
-            return value.astimezone(UTC).isoformat()
-        case Decimal():
-            return format(value.normalize(), "f")
-        case bytes() | bytearray() | memoryview():
-            return bytes(value).hex()
-        case _:
-            return str(value)
-
-
-def in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether a transaction is open, other than the one of Django's ``TestCase``, as for ``durable=True``."""
-    blocks = connection.atomic_blocks
-    return bool(blocks) and not blocks[-1]._from_testcase  # type: ignore[attr-defined]
+    def add(self, row: Row, leases: list[Lease]) -> None:
+        """Note a row that is locked now."""
+        self.rows.append(row)
+        self.leases += leases
+        self._names |= row.names
 
 
 def refuse_transaction(target: Target[Any]) -> None:
@@ -417,8 +343,9 @@ def refuse_transaction(target: Target[Any]) -> None:
         raise RuntimeError(
             f"lock_for_update() of {target.label} is inside a transaction of database {target.db!r}, which would "
             "commit after the lock is released, so that the next holder reads old rows. Either move it out of "
-            "atomic(): in a view under ATOMIC_REQUESTS, use @locked_view or @transaction.non_atomic_requests. Or keep "
-            "the transaction and use select_for_update() in it."
+            "atomic(): in a view under ATOMIC_REQUESTS, use @locked_view instead, or "
+            f"@transaction.non_atomic_requests({target.db!r}). Or keep the transaction, and use select_for_update() in "
+            "it."
         )
     if not connection.in_atomic_block and not connection.get_autocommit():
         raise RuntimeError(

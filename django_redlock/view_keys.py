@@ -1,6 +1,6 @@
 """
 What a view's lock is called: the key that :func:`~django_redlock.views.locked_view` takes, read once and resolved for
-every request.
+every request. The keys of commands are read in the same way, from their options.
 """
 
 import inspect
@@ -35,7 +35,7 @@ class Call:
     values: Mapping[str, Any]
 
 
-class _MissingError(Exception):
+class MissingError(Exception):
     """There is no value; says why, and whether the client is to blame."""
 
     def __init__(self, why: str, client: bool = False) -> None:
@@ -59,6 +59,10 @@ class ViewKey:
     and two fields always have a separator between them.
     """
 
+    decorator = "locked_view"
+    place = "argument of the view"
+    occasion = "request"
+
     def __init__(self, view: str, key: Key, signature: inspect.Signature) -> None:
         self._view = view
         self._key = key
@@ -70,7 +74,7 @@ class ViewKey:
         texts = [part for part in self._parts if isinstance(part, str)]
         self._special = frozenset("%:") | {sign for text in texts for sign in text if not sign.isalnum()}
         if len(texts) == len(self._parts):
-            self._check_constant("".join(texts))
+            self.check_constant("".join(texts))
         self._check_separators()
 
     def resolve(self, call: Call) -> str:
@@ -85,11 +89,11 @@ class ViewKey:
 
     def _value(self, field: _Field, call: Call) -> str:
         try:
-            texts = [_text(value) for value in field.find(call)]
+            texts = [text_of(value) for value in field.find(call)]
             return ":".join(texts if self._raw else map(self._escape, texts))
-        except _MissingError as missing:
-            message = self._message(f"{field.written} has no value for this request: {missing}")
-            raise (BadRequest if missing.client else ImproperlyConfigured)(message) from None
+        except MissingError as missing:
+            message = self._message(f"{field.written} has no value for this {self.occasion}: {missing}")
+            raise (BadRequest if missing.client else ImproperlyConfigured)(message) from missing
 
     def _escape(self, text: str) -> str:
         shown = "".join(_percent(sign) if sign in self._special else sign for sign in text[:SHOWN])
@@ -117,21 +121,29 @@ class ViewKey:
     def _read_callable(self, key: Callable[..., Any]) -> _Field:
         if iscoroutinefunction(key):
             raise self._error("a callable must not be a coroutine function; it is called in a thread and may block")
-        return _Field("the callable", lambda call: (_joined(key(call.request, *call.args, **call.kwargs)),))
+        return _Field("the callable", lambda call: (_joined(self.call(key, call)),))
+
+    def call(self, key: Callable[..., Any], call: Call) -> object:
+        """Return what a callable makes of one call."""
+        return key(call.request, *call.args, **call.kwargs)
 
     def _read_text(self, text: str) -> list[str | _Field]:
         if not text:
             raise self._error("it must not be empty")
+        return self.read_source(text) or self._read_template(text)
+
+    def read_source(self, text: str) -> list[str | _Field]:
+        """Return the field that a short name such as ``user`` stands for; nothing if *text* is none."""
         source, _, argument = text.partition(":")
         if text in SOURCES:
             return [_Field(repr(text), SOURCES[text])]
-        if source in SOURCES_OF and "{" not in text:
-            if not argument:
-                raise self._error(f"{source!r} must say which, such as '{source}:{SOURCES_OF[source].example}'")
-            if source == "kwarg":
-                self._check_root(argument, text)
-            return [_Field(repr(text), partial(SOURCES_OF[source].find, argument))]
-        return self._read_template(text)
+        if source not in SOURCES_OF or "{" in text:
+            return []
+        if not argument:
+            raise self._error(f"{source!r} must say which, such as '{source}:{SOURCES_OF[source].example}'")
+        if source == "kwarg":
+            self._check_root(argument, text)
+        return [_Field(repr(text), partial(SOURCES_OF[source].find, argument))]
 
     def _read_template(self, text: str) -> list[str | _Field]:
         parts: list[str | _Field] = []
@@ -149,7 +161,7 @@ class ViewKey:
         names = path.split(".")
         if formatted or not all(name.isidentifier() and not name.startswith("_") for name in names):
             raise self._error(
-                f"{{{path}}} must be an argument of the view or an attribute of one, such as {{pk}} or "
+                f"{{{path}}} must be an {self.place} or an attribute of one, such as {{pk}} or "
                 "{request.user.pk}: no calls, indexes, formats, or names that begin with an underscore"
             )
         self._check_root(names[0], f"{{{path}}}")
@@ -160,9 +172,9 @@ class ViewKey:
             return
         close = get_close_matches(name, self._names, n=1)
         nearest = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(sorted(self._names))}"
-        raise self._error(f"{written!r} names no argument of the view{nearest}")
+        raise self._error(f"{written!r} names no {self.place}{nearest}")
 
-    def _check_constant(self, text: str) -> None:
+    def check_constant(self, text: str) -> None:
         """Refuse what was meant to differ between requests, but does not: strangers would share one lock."""
         for word in re.findall(r"\w+", text):
             close = get_close_matches(word.lower(), [*SOURCES, *SOURCES_OF], n=1, cutoff=0.85)
@@ -187,17 +199,17 @@ class ViewKey:
         return ImproperlyConfigured(self._message(what))
 
     def _message(self, what: str) -> str:
-        return f"@locked_view on {self._view}, key {self._key!r}: {what}."
+        return f"@{self.decorator} on {self._view}, key {self._key!r}: {what}."
 
 
-def _text(value: object) -> str:
-    """Return the text of a value that says of itself all that it is, or raise _MissingError."""
+def text_of(value: object) -> str:
+    """Return the text of a value that says of itself all that it is, or raise MissingError."""
     if isinstance(value, Enum):
         value = value.value
     if value is None or value == "":
-        raise _MissingError("it is empty")
+        raise MissingError("it is empty")
     if not isinstance(value, str | int | UUID | date):
-        raise _MissingError(
+        raise MissingError(
             f"a {type(value).__name__} cannot be part of a lock's name; name a str, an int or a UUID, such as its pk"
         )
     return str(value)
@@ -206,7 +218,7 @@ def _text(value: object) -> str:
 def _joined(value: object) -> object:
     """Return what a callable returned; the parts of a list become one text."""
     if isinstance(value, tuple | list):
-        return ":".join("".join(_percent(sign) if sign in "%:" else sign for sign in _text(part)) for part in value)
+        return ":".join("".join(_percent(sign) if sign in "%:" else sign for sign in text_of(part)) for part in value)
     return value
 
 
@@ -227,23 +239,23 @@ def _find_path(names: list[str], call: Call) -> tuple[object, ...]:
         for name in names[1:]:
             value = getattr(value, name)
     except (KeyError, AttributeError) as error:
-        raise _MissingError(f"{type(error).__name__}: {error}") from None
+        raise MissingError(f"{type(error).__name__}: {error}") from None
     return (value,)
 
 
 def _find_user(call: Call) -> tuple[object, ...]:
     user = getattr(call.request, "user", None)
     if user is None:
-        raise _MissingError("there is no request.user; add AuthenticationMiddleware")
+        raise MissingError("there is no request.user; add AuthenticationMiddleware")
     if not user.is_authenticated:
-        raise _MissingError("nobody is logged in; put @login_required above @locked_view, or use 'user_or_ip'")
+        raise MissingError("nobody is logged in; put @login_required above @locked_view, or use 'user_or_ip'")
     return ("user", user.pk)
 
 
 def _find_ip(call: Call) -> tuple[object, ...]:
     address = call.request.META.get("REMOTE_ADDR")
     if not address:
-        raise _MissingError("the server passes no REMOTE_ADDR, as behind a Unix socket; set it in a middleware")
+        raise MissingError("the server passes no REMOTE_ADDR, as behind a Unix socket; set it in a middleware")
     return ("ip", address)
 
 
@@ -255,7 +267,7 @@ def _find_user_or_ip(call: Call) -> tuple[object, ...]:
 def _find_session(call: Call) -> tuple[object, ...]:
     key = getattr(getattr(call.request, "session", None), "session_key", None)
     if not key:
-        raise _MissingError("the session has not been saved yet; use 'user_or_ip'")
+        raise MissingError("the session has not been saved yet; use 'user_or_ip'")
     return ("session", _digest(key))  # the key itself would let whoever reads it take over the session
 
 
@@ -266,7 +278,7 @@ def _find_path_of_url(call: Call) -> tuple[object, ...]:
 def _find_header(name: str, call: Call) -> tuple[object, ...]:
     value = call.request.headers.get(name)
     if not value:
-        raise _MissingError(f"the client sent no header {name}", client=True)
+        raise MissingError(f"the client sent no header {name}", client=True)
     return ("header", name.lower(), _digest(value))  # may be a secret, as in Authorization
 
 
@@ -275,12 +287,13 @@ def _find_get(name: str, call: Call) -> tuple[object, ...]:
 
 
 def _find_post(name: str, call: Call) -> tuple[object, ...]:
-    return ("post", name, _sent(call.request.POST.get(name), name))
+    form = call.request.data if hasattr(call.request, "data") else call.request.POST  # Django REST framework's
+    return ("post", name, _sent(form.get(name) if hasattr(form, "get") else None, name))
 
 
 def _sent(value: object, name: str) -> object:
     if not value:
-        raise _MissingError(f"the client sent no {name}", client=True)
+        raise MissingError(f"the client sent no {name}", client=True)
     return value
 
 

@@ -8,36 +8,28 @@ opens the same transactions itself, inside the lock.
 
 import inspect
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial, wraps
-from http import HTTPStatus
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.conf import settings
 from django.db import connections, transaction
-from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.template import TemplateDoesNotExist
-from django.template.loader import render_to_string
-from django.utils.cache import patch_cache_control, patch_vary_headers
-from django.utils.translation import gettext, ngettext
+from django.http import HttpRequest
+from django.utils.decorators import method_decorator
 
 from .conf import DEFAULT_ALIAS
 from .exceptions import LockTakenError, QuorumUnavailableError
+from .fencing import in_transaction
 from .handler import locks
 from .locks import Lease, Lock, check_wait
-from .querysets import in_transaction
+from .refusals import OnBusy, check_on_busy, refuse
 from .view_keys import Call, Key, ViewKey
 
 View = TypeVar("View", bound=Callable[..., Any])
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-TEMPLATE = "django_redlock/busy.html"
-# The rest of the lease is the longest that the holder can go on; most requests are over long before.
-LONGEST_RETRY_AFTER = 10  # seconds
-NO_QUORUM_RETRY_AFTER = 5  # seconds
 
 log = logging.getLogger("django_redlock")
 
@@ -48,6 +40,7 @@ def locked_view(
     ttl: float | None = None,
     wait: float | None = 0,
     methods: Iterable[str] | None = None,
+    on_busy: OnBusy = 409,
     using: str = DEFAULT_ALIAS,
 ) -> Callable[[View], View]:
     """
@@ -55,8 +48,8 @@ def locked_view(
 
     A request that finds the lock taken is answered with 409 Conflict, one for which too few nodes answer with 503
     Service Unavailable, both with ``Retry-After``: an HTML page (``django_redlock/busy.html``), or problem details
-    (RFC 9457) for clients that prefer JSON. Decorates functions and coroutine functions; for a class write
-    ``@method_decorator(locked_view("order:{pk}"), name="dispatch")``.
+    (RFC 9457) for clients that prefer JSON. Decorates functions, coroutine functions and classes of views; a class of
+    Django REST framework is locked when it knows who asks and that they may.
 
     Under ``ATOMIC_REQUESTS`` the lock is released after the commit. A streaming response keeps it until it is closed.
 
@@ -69,29 +62,58 @@ def locked_view(
         ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``. It is renewed as the settings say.
         wait: How long a request tries, in seconds; 0 is one attempt. A waiting request occupies its worker.
         methods: The methods that are locked; None is all but GET, HEAD, OPTIONS and TRACE.
+        on_busy: The answer when the lock is taken: the status 409, 423 (somebody edits it) or 429 (one at a time), or a
+            function that takes the request and the LockTakenError and returns a response.
         using: Alias in ``REDLOCK``.
 
     Raises:
         ImproperlyConfigured: The key can never be resolved.
-        TypeError: What is decorated is a class, or *methods* is a str.
-        ValueError: *wait* is not a number of seconds.
+        TypeError: What is decorated is a class of something else, *methods* is a str, or *on_busy* is no answer.
+        ValueError: *wait* is not a number of seconds, or *on_busy* another status.
 
     A request without a value for the key raises ``BadRequest`` (400) when the client left out a header or field, and
     ``ImproperlyConfigured`` otherwise: strangers never share a lock by accident. A view whose lease is lost raises
     ``LockLostError`` before it commits.
     """
-    check_wait(wait)
-    chosen = _check_methods(methods)
+    options = Options(key, ttl, check_wait(wait), check_methods(methods), check_on_busy(on_busy), using)
 
-    def decorate(view: View) -> View:
-        guard = _Guard(view, key, ttl, wait, chosen, using)
-        locked: View = _guarded_async(guard) if guard.asynchronous else _guarded(guard)
-        return locked
+    def decorate(view: Any) -> Any:
+        if isinstance(view, type):
+            return _lock_class(view, locked_view(**options.given()), options)
+        guard = Guard.of_view(view, options)
+        return guarded_async(guard, view) if guard.asynchronous else guarded(guard, view)
 
     return decorate
 
 
-def _check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What :func:`locked_view` was told."""
+
+    key: Key
+    ttl: float | None
+    wait: float | None
+    methods: frozenset[str] | None
+    on_busy: OnBusy
+    using: str
+
+    def given(self) -> dict[str, Any]:
+        """Return the arguments to tell it again."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def _lock_class(view: type, decorator: Any, options: Options) -> type:
+    if hasattr(view, "perform_content_negotiation"):  # an APIView, so Django REST framework is there
+        from .contrib.rest_framework import lock_api_view
+
+        return lock_api_view(view, options)
+    if not hasattr(view, "dispatch"):
+        raise TypeError(f"@locked_view decorates views; the class {view.__name__} has no dispatch().")
+    locked: type = method_decorator(decorator, name="dispatch")(view)
+    return locked
+
+
+def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
     if methods is None:
         return None
     if isinstance(methods, str):
@@ -105,8 +127,8 @@ def _check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
 # The two flavours
 
 
-def _guarded(guard: "_Guard") -> Any:
-    view = guard.view
+def guarded(guard: "Guard", view: Callable[..., Any]) -> Any:
+    """Return a blocking view under its lock."""
 
     @wraps(view)
     def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -117,11 +139,11 @@ def _guarded(guard: "_Guard") -> Any:
         try:
             lease = lock.acquire()
         except (LockTakenError, QuorumUnavailableError) as error:
-            return refusal(request, error)
+            return guard.refuse(request, error)
         try:
             with guard.transactions():
                 response = guard.finished(view(request, *args, **kwargs))
-                lease.ensure()
+                guard.ensure(lease)
         except BaseException:
             lease.release()
             raise
@@ -134,8 +156,8 @@ def _guarded(guard: "_Guard") -> Any:
     return locked
 
 
-def _guarded_async(guard: "_Guard") -> Any:
-    view = guard.view
+def guarded_async(guard: "Guard", view: Callable[..., Any]) -> Any:
+    """Return a coroutine function under its lock."""
 
     @wraps(view)
     async def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -146,10 +168,10 @@ def _guarded_async(guard: "_Guard") -> Any:
         try:
             lease = await lock.aacquire()
         except (LockTakenError, QuorumUnavailableError) as error:
-            return await sync_to_async(refusal)(request, error)
+            return await sync_to_async(guard.refuse)(request, error)
         try:
             response = await view(request, *args, **kwargs)
-            lease.ensure()
+            guard.ensure(lease)
         except BaseException:
             await lease.arelease()
             raise
@@ -175,7 +197,7 @@ def keep_while_streaming(response: Any, lease: Lease) -> bool:
     return True
 
 
-class _OwnTransactions(set[str]):
+class OwnTransactions(set[str]):
     """
     The databases for which a view wants no transaction; to Django, which asks with ``in``, all databases.
 
@@ -187,37 +209,54 @@ class _OwnTransactions(set[str]):
         return True
 
 
-class _Guard:
-    """One decorated view: its name, its key and its lock."""
+class Guard:
+    """
+    One view under a lock: its name, its key and its lock.
+
+    Args:
+        name: The view's dotted name.
+        signature: What its arguments are called.
+        options: What the decorator was told.
+        asynchronous: Whether it is a coroutine function.
+        below: For which databases it wants no transaction.
+    """
+
+    prefix = "view"
 
     def __init__(
         self,
-        view: Callable[..., Any],
-        key: Key,
-        ttl: float | None,
-        wait: float | None,
-        methods: frozenset[str] | None,
-        using: str,
+        name: str,
+        signature: inspect.Signature,
+        options: Options,
+        *,
+        asynchronous: bool = False,
+        below: set[str] | None = None,
     ) -> None:
-        if isinstance(view, type):
-            raise TypeError(
-                f"@locked_view decorates functions; for the class {view.__name__} write "
-                '@method_decorator(locked_view(...), name="dispatch").'
-            )
-        self.view = view
-        self.name, owner = _identify(view)
-        self.asynchronous = iscoroutinefunction(view) or getattr(owner, "view_is_async", False)
-        # A method bound by method_decorator is a partial that wraps the function with `self`.
-        self._signature = inspect.signature(view, follow_wrapped=not isinstance(view, partial))
-        self._key = ViewKey(self.name, key, self._signature)
-        self._ttl, self._wait, self._methods, self._using = ttl, wait, methods, using
-        self._below: set[str] = getattr(view, "_non_atomic_requests", set())
+        self.name = name
+        self.asynchronous = asynchronous
+        self.options = options
+        self._signature = signature
+        self._key = ViewKey(name, options.key, signature)
+        self._below = set() if below is None else below
         self.exempt = self._exempt()
+
+    @classmethod
+    def of_view(cls, view: Callable[..., Any], options: Options) -> "Guard":
+        """Return the guard of a function, which may be a method."""
+        name, owner = _identify(view)
+        # A method bound by method_decorator is a partial that wraps the function with `self`.
+        return cls(
+            name,
+            inspect.signature(view, follow_wrapped=not isinstance(view, partial)),
+            options,
+            asynchronous=iscoroutinefunction(view) or getattr(owner, "view_is_async", False),
+            below=getattr(view, "_non_atomic_requests", set()),
+        )
 
     def applies(self, request: HttpRequest) -> bool:
         """Return whether a request of this method is locked."""
         method = request.method or ""
-        return method not in SAFE_METHODS if self._methods is None else method in self._methods
+        return method not in SAFE_METHODS if self.options.methods is None else method in self.options.methods
 
     def lock(self, request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
         """
@@ -229,9 +268,24 @@ class _Guard:
             RuntimeError: A transaction is open, so the lock would be released before the commit.
         """
         self._refuse_transactions()
-        name = "view:" + self._key.resolve(Call(request, args, kwargs, self._arguments(request, args, kwargs)))
+        options = self.options
+        call = Call(request, args, kwargs, self._arguments(request, args, kwargs))
+        name = f"{self.prefix}:{self._key.resolve(call)}"
         label = f"{self.name} {request.method}"
-        return locks[self._using].lock(name, ttl=self._ttl, wait=self._wait, kind="view", label=label)
+        return locks[options.using].lock(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
+
+    def refuse(self, request: HttpRequest, error: LockTakenError | QuorumUnavailableError) -> Any:
+        """Return the answer to a request that did not get the lock."""
+        return refuse(request, error, self.options.on_busy)
+
+    def ensure(self, lease: Lease) -> None:
+        """
+        Make sure, before the commit, that the lock is still held.
+
+        Raises:
+            LockLostError: It is not.
+        """
+        lease.ensure()
 
     @contextmanager
     def transactions(self) -> Iterator[None]:
@@ -275,18 +329,18 @@ class _Guard:
         ]
 
     def _exempt(self) -> set[str]:
-        if isinstance(self._below, _OwnTransactions):  # a second @locked_view, which opens the transactions
+        if isinstance(self._below, OwnTransactions):  # a second @locked_view, which opens the transactions
             return self._below
-        return set(self._below) if self.asynchronous else _OwnTransactions(self._below)
+        return set(self._below) if self.asynchronous else OwnTransactions(self._below)
 
     def _refuse_transactions(self) -> None:
         for connection in connections.all(initialized_only=True):
             if in_transaction(connection):
                 raise RuntimeError(
                     f"@locked_view on {self.name} is inside a transaction of database {connection.alias!r}, which "
-                    "would commit after the lock is released. Under ATOMIC_REQUESTS decorate the whole view: a class "
-                    'with @method_decorator(locked_view(...), name="dispatch"), and use functools.wraps() in your own '
-                    "decorators. Otherwise move the transaction into the view."
+                    "would commit after the lock is released. Under ATOMIC_REQUESTS decorate the class itself, not "
+                    "a method; or put @transaction.non_atomic_requests on top, as above @api_view; and use "
+                    "functools.wraps() in your own decorators. Otherwise move the transaction into the view."
                 )
 
     def _arguments(self, request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -303,49 +357,3 @@ def _identify(view: Callable[..., Any]) -> tuple[str, type | None]:
     if named.__module__ == "django.utils.decorators":  # what method_decorator tries a decorator on
         return "a class", None
     return f"{named.__module__}.{getattr(named, '__qualname__', named)}", owner
-
-
-# The answer to a request that did not get the lock
-
-
-def refusal(request: HttpRequest, error: LockTakenError | QuorumUnavailableError) -> HttpResponse:
-    """Return 409 or 503, as a page or as problem details; names no lock unless ``DEBUG`` is on."""
-    if isinstance(error, LockTakenError):
-        status, retry_after = HTTPStatus.CONFLICT, _retry_after(error.retry_after)
-        title, detail = gettext("Already in progress"), gettext("The same request is being processed right now.")
-        log.info("view lock taken: %s", error, extra={"event": "view_lock_taken", "lock": error.name})
-    else:
-        status, retry_after = HTTPStatus.SERVICE_UNAVAILABLE, NO_QUORUM_RETRY_AFTER
-        title, detail = gettext("Temporarily unavailable"), gettext("The request cannot be processed right now.")
-        log.error("view lock unavailable: %s", error, extra={"event": "view_lock_unavailable", "lock": error.name})
-    again = ngettext("Try again in %(n)d second.", "Try again in %(n)d seconds.", retry_after) % {"n": retry_after}
-    problem = {"title": title, "status": int(status), "detail": f"{detail} {again}"}
-    if settings.DEBUG:
-        problem["debug"] = str(error)
-    response = _json(problem) if _prefers_json(request) else _page(request, problem)
-    response.headers["Retry-After"] = str(retry_after)
-    patch_vary_headers(response, ["Accept"])
-    patch_cache_control(response, no_store=True)
-    return response
-
-
-def _retry_after(seconds: float | None) -> int:
-    return max(1, min(LONGEST_RETRY_AFTER, math.ceil(seconds or 0)))
-
-
-def _prefers_json(request: HttpRequest) -> bool:
-    # The first stands for */* and for clients that say nothing.
-    preferred = request.get_preferred_type(["text/html", "application/problem+json", "application/json"])
-    return preferred is not None and preferred != "text/html"
-
-
-def _json(problem: dict[str, Any]) -> HttpResponse:
-    return JsonResponse(problem, status=problem["status"], content_type="application/problem+json")
-
-
-def _page(request: HttpRequest, problem: dict[str, Any]) -> HttpResponse:
-    try:
-        content = render_to_string(TEMPLATE, problem, request)
-    except TemplateDoesNotExist:  # a project without templates, or without our app
-        return HttpResponse(problem["detail"], status=problem["status"], content_type="text/plain; charset=utf-8")
-    return HttpResponse(content, status=problem["status"])

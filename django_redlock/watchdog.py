@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -67,6 +67,9 @@ class Agenda:
 
     def __len__(self) -> int:
         return len(self._leases)
+
+    def __iter__(self) -> Iterator[Tended]:
+        return iter(self._leases)
 
     def add(self, lease: Tended) -> float:
         """Put a lease on the agenda; returns when it is due, infinity if it has ended."""
@@ -156,6 +159,11 @@ class Watchdog:
         with self._changed:
             self._agenda.drop(lease)
 
+    def tends(self, keeper: Keeper) -> bool:
+        """Return whether it looks after leases of *keeper*."""
+        with self._changed:
+            return any(lease.keeper is keeper for lease in self._agenda)
+
     def rest(self) -> None:
         """End the thread now if there is nothing to look after; otherwise it ends a while after the last lease."""
         with self._changed:
@@ -190,9 +198,8 @@ class Watchdog:
             while not (due := self._agenda.take(self._clock())):
                 now = self._clock()
                 idle = now if len(self._agenda) else idle
-                if (
-                    self._thread is None or self._thread.ident != green.real_ident()
-                ):  # told to rest, and perhaps replaced since
+                # Told to rest, and perhaps replaced since.
+                if self._thread is None or self._thread.ident != green.real_ident():
                     return None
                 if now - idle > LINGER:
                     self._thread = None
@@ -220,6 +227,10 @@ class AsyncWatchdog:
     def forget(self, lease: Tended) -> None:
         """Stop looking after *lease*, which has ended."""
         self._agenda.drop(lease)
+
+    def tends(self, keeper: Keeper) -> bool:
+        """Return whether it looks after leases of *keeper*."""
+        return any(lease.keeper is keeper for lease in self._agenda)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

@@ -1,7 +1,9 @@
 """The admin page *Held locks*: what it shows, who may release, and what crafted requests do (nothing)."""
 
 import json
+import os
 import re
+import threading
 import time
 import warnings
 from io import StringIO
@@ -28,7 +30,7 @@ A, B = "a" * 32, "b" * 32
 FIVE = [f"memory://n{place}" for place in range(5)]
 LIST = "/admin/redlock/heldlock/"
 LIVE = f"{LIST}live/"
-NAME = re.compile(r'class="redlock-name" data-lock="\w+ {([^"]*)}">')
+NAME = re.compile(r'class="redlock-name" data-lock="\w+ {([^"]*)}"')
 
 
 @pytest.fixture
@@ -426,7 +428,7 @@ def test_a_lock_that_changed_hands_is_refused_after_the_confirmation(nodes, oper
     response = release(operator, seen)
 
     assert said(response) == [
-        "“orders:7” was not released: it changed hands since you looked. Look again and decide anew."
+        "“orders:7” was left alone: it changed hands since you looked. Look again and decide anew."
     ]
     found = find_lock("orders:7")
     assert found is not None
@@ -440,7 +442,7 @@ def test_a_lock_that_is_gone_is_said_to_be_free(nodes, operator):
     """
     response = release(operator, key_of(fingerprint(A), "default", slug("orders:7")))
 
-    assert said(response) == ["“orders:7” was not released: nobody holds it any more."]
+    assert said(response) == ["“orders:7” was left alone: nobody holds it any more."]
     assert not LogEntry.objects.exists()
 
 
@@ -463,7 +465,7 @@ def test_select_all_releases_nothing(nodes, operator):
 
     response = release(operator, key, confirmed=False, select_across="1")
 
-    assert "Nothing was released" in said(response)[0]
+    assert "Nothing was done" in said(response)[0]
     assert find_lock("orders:7") is not None
 
 
@@ -585,3 +587,279 @@ def test_the_page_is_translatable(nodes, viewer):
     put("orders:7")
     with translation.override("de"):
         assert viewer.get(LIST, headers={"accept-language": "de"}).status_code == 200
+
+
+# More that an operator does
+
+
+def act(client: Client, action: str, *keys: str, confirmed: bool = True, **more: str):
+    """Post an action, as the confirmation page does or as the list and the page of a lock do."""
+    return release(client, *keys, confirmed=confirmed, **{"action": action, **more})
+
+
+@pytest.mark.parametrize("action", ["release", "stop", "extend"])
+def test_each_action_asks_first(nodes, operator, action):
+    """
+    L75: each action leads to a page that lists the locks, says what will happen, and does nothing.
+    """
+    lease = lock("orders:7", renew=False).acquire()
+    key = key_of(fingerprint(lease.token), "default", slug("orders:7"))
+
+    page = act(operator, action, key, confirmed=False).content.decode()
+
+    assert f'name="action" value="{action}"' in page
+    assert "orders:7" in page
+    assert lease.extend()
+    assert not LogEntry.objects.exists()
+
+
+def test_a_holder_is_asked_to_stop(nodes, operator):
+    """
+    L74, L75: asked to stop, the holder finds its lease lost with the reason; the lock stays held, and the log says who
+    asked.
+    """
+    lease = lock("orders:7", renew=False).acquire()
+    key = key_of(fingerprint(lease.token), "default", slug("orders:7"))
+
+    response = act(operator, "stop", key, reason="deploy")
+
+    assert "was asked to stop" in said(response)[0]
+    assert find_lock("orders:7") is not None
+    assert lease.extend() is False
+    assert lease.reason == "revoked"
+    assert LogEntry.objects.get().change_message.startswith("Asked its holder to stop (asked).")
+    assert LogEntry.objects.get().change_message.endswith("Reason: deploy")
+
+
+def test_more_time_is_given(nodes, operator):
+    """
+    L74, L75: a lock is kept for as long as was asked for, and the log says so.
+    """
+    key = put("orders:7", left=5)
+
+    response = act(operator, "extend", key, seconds="50")
+
+    assert "for longer" in said(response)[0]
+    assert find_lock("orders:7").remaining == pytest.approx(49.5, abs=2)
+    assert LogEntry.objects.get().change_message.startswith("Extended by an operator (extended).")
+
+
+@pytest.mark.parametrize("seconds", ["", "x", "-1", "0", "nan", "inf", "1e99", "9" * 5000, "600", "\x00"])
+def test_times_that_are_none_give_none(nodes, operator, seconds):
+    """
+    L78: what is no length of a lease is refused with a message, and nothing is done.
+    """
+    key = put("orders:7", left=5)
+
+    response = act(operator, "extend", key, seconds=seconds)
+
+    assert response.status_code == 200
+    assert "Nothing was done" in said(response)[0]
+    assert find_lock("orders:7").remaining < 6
+
+
+@pytest.mark.parametrize("action", ["stop", "extend"])
+def test_only_what_was_seen_and_only_with_permission(nodes, viewer, action):
+    """
+    L74, L75: who may only look can do neither, and nobody to a lock that changed hands.
+    """
+    key = put("orders:7", left=5)
+    act(viewer, action, key, seconds="50")
+    assert find_lock("orders:7").remaining < 6
+
+    viewer.logout()
+    root = User.objects.create_superuser("root")
+    viewer.force_login(root)
+    put("orders:7", B, left=5)
+    response = act(viewer, action, key, seconds="50")
+
+    assert "changed hands" in said(response)[0]
+    assert find_lock("orders:7").remaining < 6
+    assert not LogEntry.objects.exists()
+
+
+def test_a_shared_lock_is_no_one_holders(nodes, operator):
+    """
+    L74: several holders at once cannot be asked one by one, and the page says so.
+    """
+    with lock("orders:7", shared=True) as lease:
+        key = key_of(find_lock("orders:7").fingerprint, "default", slug("orders:7"))
+        for action in ("stop", "extend"):
+            assert "held by several at once" in said(act(operator, action, key, seconds="50"))[0]
+        assert lease.extend()
+
+
+def test_a_task_can_be_revoked_in_the_same_action(nodes, operator, monkeypatch):
+    """
+    L74: for a lock that a task holds the confirmation offers to revoke the task, and does so when it is ticked.
+    """
+    from django_redlock.celery import control
+
+    revoked = []
+    monkeypatch.setattr(control, "revoke", lambda task_id, **how: revoked.append((task_id, how)))
+    task, view = put("a"), put("b", B, kind="view")
+
+    assert 'name="revoke"' in act(operator, "release", task, confirmed=False).content.decode()
+    assert 'name="revoke"' not in act(operator, "release", view, confirmed=False).content.decode()
+    assert 'name="revoke"' not in act(operator, "extend", task, confirmed=False).content.decode()
+    act(operator, "release", view, revoke="yes")
+    assert revoked == []
+    act(operator, "release", task, revoke="yes", reason="stuck")
+    assert revoked == [("id-1", {"terminate": True})]
+    assert LogEntry.objects.get(object_id="a").change_message.endswith("Reason: stuck (task id-1 revoked)")
+
+
+# The page of a lock, and the nodes
+
+DETAIL, NODES = f"{LIST}lock/", f"{LIST}nodes/"
+
+
+def test_the_page_of_a_lock(nodes, operator):
+    """
+    L71: each node's view, the holder, who waits, and what operators did; the name in the list leads there.
+    """
+    key = put("orders:7")
+    put("orders:7", B, count=1)
+    nodes[4].down = True
+
+    listed = operator.get(LIST).content.decode()
+    page = operator.get(DETAIL, {"key": key})
+    text = page.content.decode()
+
+    assert f"{DETAIL}?key=" in listed
+    assert page.status_code == 200
+    assert text.count("this holder") == 3
+    assert text.count("another holder") == 1
+    assert text.count("no answer") == 1
+    assert "task shop.import id-1 on web-1:77" in text
+    assert "Nobody waits." in text
+    assert A[:8] not in text
+
+
+def test_the_page_of_a_lock_shows_who_waits_and_what_was_done(nodes, operator):
+    """
+    L71, L75: waiters in order, and the entries of the log about this lock.
+    """
+    lease = lock("orders:7", renew=False).acquire()
+    key = key_of(fingerprint(lease.token), "default", slug("orders:7"))
+    waiting = threading.Thread(target=lambda: lock("orders:7", wait=30).acquire().release())
+    waiting.start()
+    try:
+        while not find_lock("orders:7").waiters:
+            pass
+        text = operator.get(DETAIL, {"key": key}).content.decode()
+        listed = operator.get(LIST).content.decode()
+    finally:
+        act(operator, "release", key, reason="stuck")
+        waiting.join(30)
+
+    assert f":{os.getpid()} #" in text
+    assert re.search(r"field-waiting_count[^>]*>1<", listed)
+    after = operator.get(DETAIL, {"key": key}).content.decode()
+    assert "Nobody holds this lock now." in after
+    assert "Released by force (released)." in after
+
+
+def test_who_may_only_look_has_no_buttons(nodes, viewer):
+    """
+    L75: without the release permission the page of a lock has nothing to press.
+    """
+    key = put("orders:7")
+
+    assert "redlock-buttons" not in viewer.get(DETAIL, {"key": key}).content.decode()
+
+
+def test_the_page_of_a_lock_without_a_quorum(nodes, viewer):
+    """
+    L73: with too few nodes the page says that it cannot tell.
+    """
+    key = put("orders:7")
+    for node in nodes[:3]:
+        node.down = True
+
+    assert "Too few to say which locks are held" in viewer.get(DETAIL, {"key": key}).content.decode()
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "x", "a/b", "a/b/c/d", "x/nobody/y", "x/default/%ff", "\x00", "x" * 1_000_000, "../../x", "a/default/\x00"],
+)
+def test_crafted_keys_find_no_page(nodes, operator, key):
+    """
+    L78: what names no lock is a 404 or a free lock, never an error of the server.
+    """
+    assert operator.get(DETAIL, {"key": key}).status_code in (200, 404)
+
+
+def test_scripts_in_names_are_text_on_every_page(nodes, operator):
+    """
+    L78: a name with markup is text on the page of the lock and on every confirmation.
+    """
+    key = put("<script>alert(1)</script>")
+
+    pages = [operator.get(DETAIL, {"key": key})]
+    pages += [act(operator, action, key, confirmed=False) for action in ("stop", "release", "extend")]
+
+    for page in pages:
+        assert "<script>alert" not in page.content.decode()
+        assert "&lt;script&gt;" in page.content.decode()
+
+
+@pytest.mark.parametrize("page", [DETAIL, NODES])
+def test_pages_need_the_view_permission(nodes, page):
+    """
+    L75: strangers are sent to the login, staff without permission gets a 403.
+    """
+    assert Client().get(page).status_code == 302
+    assert client_of().get(page).status_code == 403
+
+
+def test_nodes_in_memory_are_shown(nodes, viewer):
+    """
+    L73: the panel has a row for every node, with how many locks it has, also for one that is down.
+    """
+    put("orders:7")
+    nodes[2].down = True
+
+    text = viewer.get(NODES).content.decode()
+
+    assert all(f"{node.name}</th>" in text for node in nodes)
+    assert "4 of 5 nodes answer; 3 needed." in text
+
+
+def test_real_nodes_are_shown(servers, nodes, viewer):
+    """
+    L73: the panel shows role, version, clock, memory, storage and uptime of real servers, and which does not answer.
+    """
+    servers.reset()
+    servers[1].kill()
+    with override_settings(REDLOCK={"default": {"NODES": servers.urls, "OPTIONS": {"restart_guard": False}}}):
+        text = viewer.get(NODES).content.decode()
+    servers.reset()
+
+    assert text.count("<td>master</td>") == 4
+    assert text.count("<td>unlimited</td>") == 4
+    assert "<td>refused</td>" in text
+    assert re.search(r"<td>[+-]0\.\d{3} s</td>", text)
+
+
+@pytest.mark.parametrize("setting", [None, {"default": {"NODES": []}}])
+def test_nodes_of_settings_that_cannot_be_used(viewer, setting):
+    """
+    A wrong setting is a message on the panel.
+    """
+    with override_settings(REDLOCK=setting):
+        response = viewer.get(NODES)
+
+    assert response.status_code == 200
+    assert "REDLOCK" in response.content.decode()
+
+
+def test_filter_of_what_ends_soon(nodes, viewer):
+    """
+    The list can show what ends within ten seconds.
+    """
+    put("soon", left=5)
+    put("late", left=25)
+
+    assert names(viewer.get(LIST, {"left": "soon"})) == ["soon"]

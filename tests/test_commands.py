@@ -1,6 +1,7 @@
 """``redlock_list`` and ``redlock_clear``: what they say, what they delete, and their exit codes."""
 
 import builtins
+import csv
 import json
 import time
 from io import StringIO
@@ -340,3 +341,33 @@ def test_clear_in_part(nodes):
     assert out.endswith("Deleted 1 key.\n")
     assert "list: a node that has it did not delete it." in err
     assert code == 1
+
+
+def test_list_as_csv(five):
+    """
+    The CSV has a line for each lock, quoted where needed, and no cell that a spreadsheet takes for a formula.
+    """
+    put(five, "a,b", left=20)
+    put(five, "=1+1", B, left=10)
+
+    lines = list(csv.reader(StringIO(run("redlock_list", "--format=csv")[0])))
+
+    assert lines[0][:3] == ["name", "state", "remaining"]
+    assert [line[0] for line in lines[1:]] == ["'=1+1", "a,b"]
+    assert lines[2][-1] == "task shop.import id-1 on web-1:77"
+
+
+@pytest.mark.parametrize(
+    ("sort", "names"), [("remaining", ["b", "a", "c"]), ("name", ["a", "b", "c"]), ("votes", ["c", "b", "a"])]
+)
+def test_list_in_another_order(five, sort, names):
+    """
+    The list can be sorted by what it shows.
+    """
+    put(five, "a", left=20)
+    put(five, "b", left=10)
+    put(five[:2], "c", B)
+
+    data = json.loads(run("redlock_list", "--format=json", f"--sort={sort}")[0])
+
+    assert [entry["name"] for entry in data["locks"]] == names

@@ -435,7 +435,7 @@ def test_release_by_force_ends_the_lease(five):
 
     assert outcome == "released"
     assert lease.extend() is False
-    assert (lease.valid(), lease.reason) == (False, "superseded")
+    assert (lease.valid(), lease.reason) == (False, "revoked")
     assert find_lock("orders:7") is None
 
 

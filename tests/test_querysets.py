@@ -4,6 +4,7 @@
 Where it matters what others see, the rows are in the database ``warehouse``, a file that a second connection reads.
 """
 
+import asyncio
 import threading
 import uuid
 from decimal import Decimal
@@ -11,20 +12,27 @@ from enum import StrEnum
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
+from django.core.handlers.base import BaseHandler
 from django.db import connection, connections, models, transaction
+from django.db.backends.signals import connection_created
 from django.test import TestCase
 
-from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
+from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, StaleTokenError, lock, locks
+from django_redlock.models import Fence
 from django_redlock.nodes import memory
-from django_redlock.querysets import _plain, lock_for_update
+from django_redlock.querysets import lock_for_update
+from django_redlock.rows import _plain
 from django_redlock.signals import lock_acquired, lock_released
 from tests.shop.models import (
+    Customer,
     GiftOrder,
     Invoice,
     Order,
     OrderProxy,
     Parcel,
     ParcelLetter,
+    Purchase,
+    Region,
     Stock,
     Voucher,
     WrappedGiftOrder,
@@ -175,14 +183,16 @@ def test_rows_that_no_longer_match_are_left_out(when_locked):
 @pytest.mark.django_db
 def test_rows_are_read_again_with_one_query(django_assert_num_queries):
     """
-    Three rows cost one query for their keys and one for their values.
+    Three rows cost one query for their keys, one for their fences, and one for their values.
     """
     Order.objects.bulk_create(Order(number=str(number)) for number in range(3))
+    with lock_for_update(Order.objects.all()):
+        pass  # their fences are there now
 
-    with django_assert_num_queries(4) as queries, lock_for_update(Order.objects.all()):  # and a savepoint
+    with django_assert_num_queries(5) as queries, lock_for_update(Order.objects.all()):  # and a savepoint
         pass
 
-    assert [query["sql"].split()[0] for query in queries] == ["SELECT", "SAVEPOINT", "SELECT", "RELEASE"]
+    assert [query["sql"].split()[0] for query in queries] == ["SELECT", "SAVEPOINT", "UPDATE", "SELECT", "RELEASE"]
 
 
 @pytest.mark.django_db
@@ -285,6 +295,282 @@ def test_holder_is_named_for_people():
     assert (taken.value.holder["kind"], taken.value.holder["label"]) == ("model", f"shop.Order {order.pk}")
 
 
+# Several instances
+
+
+@pytest.mark.django_db
+def test_instances_are_refreshed_in_place(when_locked, django_assert_num_queries, leases):
+    """
+    A list gives the same instances in the same order, refreshed with one query, under one lock.
+    """
+    orders = [Order.objects.create() for _ in range(3)][::-1]
+    with lock_for_update(orders):
+        pass
+    when_locked(lambda: Order.objects.update(total=2))
+
+    with django_assert_num_queries(5), lock_for_update(orders) as locked:  # the update above, and a savepoint
+        assert [id(order) for order in locked] == [id(order) for order in orders]
+        assert [order.total for order in orders] == [2, 2, 2]
+
+    assert leases[-1].names == tuple(sorted(map(order_name, orders)))
+
+
+@pytest.mark.django_db
+def test_instances_may_be_of_several_models():
+    """
+    A parent and its child, a row twice, and rows of other tables are locked together; each is refreshed.
+    """
+    gift = GiftOrder.objects.create(pk=7, greeting="hello")
+    order, again = Order.objects.get(pk=7), Order.objects.get(pk=7)
+    stock = Stock.objects.create(place="here", article="pen")
+    Order.objects.update(total=2)
+    GiftOrder.objects.update(greeting="bye")
+    Stock.objects.update(count=5)
+
+    with lock_for_update([gift, order, stock, again]) as locked:
+        assert locked == [gift, order, stock, again]
+        assert (gift.total, gift.greeting, order.total, again.total, stock.count) == (2, "bye", 2, 2, 5)
+        assert not try_to_lock("model:shop.order:7", "model:shop.stock:here,pen")
+
+
+def try_to_lock(*names):
+    """Return which of the names are free."""
+    return [name for name in names if not held(name)]
+
+
+def held(name):
+    try:
+        lock(name, wait=0).acquire().release()
+    except LockTakenError:
+        return True
+    return False
+
+
+@pytest.mark.django_db
+def test_refreshed_instances_forget_what_they_knew_of_others():
+    """
+    Related rows that an instance of a list had fetched are fetched anew, as after ``refresh_from_db()``.
+    """
+    purchases = [Purchase.objects.create(customer=new_customer()) for _ in range(2)]
+    first = Purchase.objects.prefetch_related("orders").select_related("customer__region").get(pk=purchases[0].pk)
+    other = new_customer()
+    Purchase.objects.update(customer=other)
+    first.orders.through.objects.create(purchase=first, order=Order.objects.create())
+
+    with lock_for_update([first, purchases[1]]):
+        assert first.customer == other
+        assert first.orders.count() == len(first.orders.all()) == 1
+
+
+def new_customer():
+    return Customer.objects.create(region=Region.objects.create())
+
+
+@pytest.mark.django_db
+def test_instance_of_a_list_that_is_gone_raises(when_locked):
+    """
+    A list of which a row was deleted meanwhile raises DoesNotExist, and its locks are released.
+    """
+    orders = [Order.objects.create() for _ in range(2)]
+    when_locked(lambda: Order.objects.filter(pk=orders[1].pk).delete())
+
+    with pytest.raises(Order.DoesNotExist, match=f"Order {orders[1].pk} is gone"), lock_for_update(orders):
+        pytest.fail("entered")
+
+    assert is_free(*map(order_name, orders))
+
+
+@pytest.mark.django_db
+def test_locked_instances_are_skipped_when_asked():
+    """
+    ``skip_locked`` leaves out the instances that others have locked, and their rows are not refreshed.
+    """
+    orders = [Order.objects.create() for _ in range(3)]
+    Order.objects.update(total=2)
+
+    with lock(order_name(orders[1])), lock_for_update(orders, skip_locked=True) as locked:
+        assert locked == [orders[0], orders[2]]
+    assert [order.total for order in orders] == [2, 0, 2]
+    with lock_for_update([]) as locked:
+        assert locked == []
+
+
+@pytest.mark.django_db(databases=["default", "warehouse"])
+def test_instances_of_several_databases_are_refused():
+    """
+    Each database has a transaction of its own, so one block cannot have rows of two (L57).
+    """
+    orders = [Order.objects.create(), Order.objects.using("warehouse").create()]
+
+    with pytest.raises(ValueError, match=r"in several databases \(default, warehouse\)"):
+        lock_for_update(orders)
+
+
+@pytest.mark.django_db
+def test_too_many_instances_are_refused():
+    """
+    More than 200 instances are an error at once.
+    """
+    with pytest.raises(ValueError, match="more than 200 rows"):
+        lock_for_update(Order.objects.bulk_create(Order() for _ in range(201)))
+
+
+# Related rows
+
+
+@pytest.mark.django_db
+def test_related_rows_are_locked_with_a_row(leases):
+    """
+    ``of`` names foreign keys, over several steps, and what inherits tables; a null one locks nothing more.
+    """
+    gift = GiftOrder.objects.create(pk=7)
+    customer = new_customer()
+    bought = Purchase.objects.create(customer=customer, parcel=Parcel.objects.create(code="x"), gift=gift)
+    empty = Purchase.objects.create()
+    of = ("self", "customer", "customer__region", "parcel", "gift")
+    names = {
+        f"model:shop.customer:{customer.pk}",
+        f"model:shop.region:{customer.region_id}",
+        "model:shop.parcel:x",
+        "model:shop.order:7",
+        f"model:shop.purchase:{bought.pk}",
+    }
+
+    for target in (bought, [bought], Purchase.objects.filter(pk=bought.pk)):
+        with lock_for_update(target, of=of):
+            pass
+    with lock_for_update(Purchase.objects.all(), of=of):
+        pass
+    with lock_for_update(empty, of=of):
+        pass
+
+    assert [set(lease.names) for lease in leases[:3]] == [names] * 3
+    assert set(leases[3].names) == {*names, f"model:shop.purchase:{empty.pk}"}
+    assert leases[4].names == (f"model:shop.purchase:{empty.pk}",)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("kind", ["instance", "list", "queryset"])
+def test_related_row_that_changed_meanwhile_is_locked_instead(when_locked, leases, kind):
+    """
+    A row that got another related row while the caller waited is locked anew, together with the right one.
+    """
+    purchase, other = Purchase.objects.create(customer=new_customer()), new_customer()
+    target = {"instance": purchase, "list": [purchase], "queryset": Purchase.objects.all()}[kind]
+    when_locked(lambda: Purchase.objects.update(customer=other))
+
+    with lock_for_update(target, of=("customer",)) as locked:
+        assert (locked if kind == "instance" else locked[0]).customer_id == other.pk
+        assert held(f"model:shop.customer:{other.pk}")
+
+    assert len(leases) == 2
+
+
+@pytest.mark.django_db
+def test_related_row_that_never_stays_the_same_is_an_error():
+    """
+    When the related row is another one each time, the error says what is missing, and nothing stays locked.
+    """
+    purchase = Purchase.objects.create(customer=new_customer())
+
+    def change(**about):
+        Purchase.objects.update(customer=new_customer())
+
+    lock_acquired.connect(change)
+    try:
+        with (
+            pytest.raises(RuntimeError, match="others again each of 3 times"),
+            lock_for_update(purchase, of=("customer",)),
+        ):
+            pytest.fail("entered")
+    finally:
+        lock_acquired.disconnect(change)
+
+    assert is_free(f"model:shop.purchase:{purchase.pk}")
+
+
+@pytest.mark.django_db
+def test_rows_with_a_common_related_row_can_be_skipped(monkeypatch):
+    """
+    ``skip_locked`` gives all free rows, also when they share a related row and have to be locked one by one.
+    """
+    customer = new_customer()
+    purchases = [Purchase.objects.create(customer=customer) for _ in range(3)]
+    taken = f"model:shop.purchase:{purchases[1].pk}"
+    everything = Purchase.objects.order_by("pk")
+
+    with lock(taken), lock_for_update(everything, skip_locked=True, of=("customer",)) as locked:
+        assert locked == [purchases[0], purchases[2]]
+    monkeypatch.setattr("django_redlock.querysets.RowLock._free", lambda self, rows: rows)
+    with lock(taken), lock_for_update(everything, skip_locked=True, of=("customer",)) as locked:
+        assert locked == [purchases[0], purchases[2]]
+        assert held(f"model:shop.customer:{customer.pk}")
+    with lock(f"model:shop.customer:{customer.pk}"):
+        with lock_for_update(everything, skip_locked=True, of=("customer",)) as locked:
+            assert locked == []
+
+
+@pytest.mark.parametrize(
+    ("of", "error", "message"),
+    [
+        ("customer", TypeError, r"such as \('customer',\), not the str"),
+        (["costumer"], ValueError, "of='costumer': shop.Purchase has no 'costumer'; it has customer, gift, parcel"),
+        (["customer__name"], ValueError, "of='customer__name': shop.Customer has no 'name'; it has region"),
+        (["total"], ValueError, "shop.Purchase.total is not a relation to one row"),
+        (["orders"], ValueError, "shop.Purchase.orders is not a relation to one row"),
+    ],
+)
+def test_path_that_leads_to_no_row_is_refused(of, error, message):
+    """
+    A mistake in ``of`` is an error that says what there is.
+    """
+    with pytest.raises(error, match=message):
+        lock_for_update(Purchase.objects.all(), of=of)
+
+
+# Round trips
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    """The rounds in which the nodes are asked."""
+    asked = []
+    manager = locks["default"]
+    ask = manager.ask
+    monkeypatch.setattr(manager, "ask", lambda ballot: asked.append(ballot) or ask(ballot))
+    return asked
+
+
+@pytest.mark.django_db
+def test_a_hundred_rows_are_locked_in_one_round(rounds):
+    """
+    Each node gets one request for all rows and one for their release, however many they are.
+    """
+    Order.objects.bulk_create(Order() for _ in range(100))
+
+    with lock_for_update(Order.objects.all()):
+        assert len(rounds) == 1
+
+    assert len(rounds) == 2
+
+
+@pytest.mark.django_db
+def test_locked_rows_are_skipped_in_few_rounds(rounds):
+    """
+    Rows of others cost a look at all of them and a second attempt, not a request per row.
+    """
+    orders = Order.objects.bulk_create(Order() for _ in range(100))
+    taken = [lock(order_name(order)).acquire() for order in orders[::10]]
+    rounds.clear()
+
+    with lock_for_update(Order.objects.all(), skip_locked=True) as locked:
+        assert len(locked) == 90
+
+    for lease in taken:
+        lease.release()
+    assert len(rounds) - len(taken) <= 6
+
+
 # Bad input
 
 
@@ -321,12 +607,13 @@ def test_instance_cannot_be_skipped():
     ("target", "message"),
     [
         (Order, "not ModelBase"),
-        ([1, 2], r"not list; for a list of instances, pass Model\.objects\.filter"),
+        ({1, 2}, "needs a model instance, a list of instances or a queryset, not set"),
+        ([1, 2], "of a list needs model instances, not int"),
         (Order.objects.values("total"), r"leave out values\(\)"),
         (Order.objects.values_list("pk", flat=True), r"leave out values\(\)"),
         (Order.objects.all().union(Order.objects.all()), "Q objects"),
     ],
-    ids=["model", "list", "values", "values_list", "union"],
+    ids=["model", "set", "list", "values", "values_list", "union"],
 )
 def test_target_without_rows_to_read_again_is_refused(target, message):
     """
@@ -553,11 +840,69 @@ class InsideTestCase(TestCase):
 
         assert Order.objects.get().total == 3
 
+    async def test_async_block_is_part_of_the_test_cases_transaction(self):
+        order = await Order.objects.acreate()
+
+        async def change_and_fail():
+            async with lock_for_update(order):
+                await Order.objects.aupdate(total=2)
+                fail()
+
+        with pytest.raises(ZeroDivisionError):
+            await change_and_fail()
+        async with lock_for_update(order):
+            assert order.total == 0
+            await Order.objects.aupdate(total=3)
+
+        assert (await Order.objects.aget()).total == 3
+
     def test_transaction_inside_a_test_case_is_refused(self):
         order = Order.objects.create()
 
         with transaction.atomic(), pytest.raises(RuntimeError, match="inside a transaction"):
             lock_for_update(order).__enter__()
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_request_that_is_a_transaction_is_refused(monkeypatch, leases):
+    """
+    Under ATOMIC_REQUESTS a view has to leave the transaction to the block; the error says how (L52).
+    """
+    monkeypatch.setitem(connections.settings["warehouse"], "ATOMIC_REQUESTS", True)
+    order = Order.objects.using("warehouse").create(total=1)
+
+    def view():
+        with lock_for_update(order):
+            order.total = 2
+            order.save()
+
+    with pytest.raises(
+        RuntimeError, match=r"ATOMIC_REQUESTS, use @locked_view instead, or @transaction\.non_atomic_requests"
+    ):
+        BaseHandler().make_view_atomic(view)()
+    assert leases == []
+    BaseHandler().make_view_atomic(transaction.non_atomic_requests("warehouse")(view))()
+
+    assert total_seen_by_others(order) == 2
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_two_databases_have_a_block_each(order):
+    """
+    A block of one database in that of another locks and commits by itself; what fails inside rolls both back (L57).
+    """
+    local = Order.objects.create(pk=order.pk + 1, total=1)
+
+    def change_both(then):
+        with lock_for_update(order), lock_for_update(local):
+            change(order, total=2, then=lambda: change(local, total=2, then=then))
+
+    with pytest.raises(ZeroDivisionError):
+        change_both(fail)
+    assert (Order.objects.get(pk=local.pk).total, total_seen_by_others(order)) == (1, 1)
+    change_both(lambda: None)
+
+    assert (Order.objects.get(pk=local.pk).total, total_seen_by_others(order)) == (2, 2)
 
 
 @pytest.fixture
@@ -660,6 +1005,25 @@ def test_lock_lost_during_the_commit_says_so(order, leases):
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@pytest.mark.parametrize("kind", ["instance", "list", "queryset"])
+def test_holder_who_was_overtaken_is_refused_by_the_database(order, leases, kind):
+    """
+    When the database has seen a later holder of a row, the block does not begin, and the lease is lost (L53, P9).
+    """
+    other = Order.objects.using("warehouse").create()
+    target = {"instance": order, "list": [order, other], "queryset": Order.objects.using("warehouse").all()}[kind]
+    with lock_for_update(order):
+        pass
+    Fence.objects.using("warehouse").update(token=2**53 - 2, owner="later")
+
+    with pytest.raises(StaleTokenError, match=order_name(order)), lock_for_update(target):
+        pytest.fail("entered")
+
+    assert leases[-1].reason == "fenced"
+    assert is_free(order_name(order))
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 def test_exception_of_the_block_goes_before_the_loss(order, leases):
     """
     A block that fails after its lock was lost raises its own exception.
@@ -700,7 +1064,7 @@ def test_two_sets_in_opposite_order_do_not_deadlock(order):
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 async def test_async_block_locks_and_refreshes(async_connections, leases):
     """
-    ``async with`` takes the same lock, reads the rows again, and saves what the block saves at once.
+    ``async with`` takes the same lock, reads the rows again, and commits at its end what the block saved.
     """
     order = await Order.objects.using("warehouse").acreate(total=1)
     await Order.objects.using("warehouse").aupdate(total=2)
@@ -712,7 +1076,8 @@ async def test_async_block_locks_and_refreshes(async_connections, leases):
             await lock(order_name(order), wait=0).aacquire()
         order.total = 3
         await order.asave()
-        assert await sync_to_async(total_seen_by_others)(order) == 3
+        assert await sync_to_async(total_seen_by_others)(order) == 2
+    assert await sync_to_async(total_seen_by_others)(order) == 3
     async with lock_for_update(Order.objects.using("warehouse").all(), nowait=True) as orders:
         assert [each.total for each in orders] == [3]
 
@@ -720,21 +1085,66 @@ async def test_async_block_locks_and_refreshes(async_connections, leases):
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-async def test_async_block_tells_a_lost_lock_without_undoing(async_connections, leases):
+async def test_async_block_rolls_back_when_its_lock_was_lost(async_connections, leases):
     """
-    Asynchronous code has no transaction: the loss is raised on leaving, and what was saved stays (L53).
+    The loss is raised on leaving, and what was awaited in the block is undone (L53); so it is by an exception (L55).
     """
     order = await Order.objects.using("warehouse").acreate(total=1)
 
-    async def change_and_lose():
+    async def change_and(then):
         async with lock_for_update(order):
-            await sync_to_async(change)(order, total=2, then=lambda: lose(leases[0]))
+            await sync_to_async(change)(order, total=2, then=then)
 
     with pytest.raises(LockLostError):
-        await change_and_lose()
+        await change_and(lambda: lose(leases[0]))
+    with pytest.raises(ZeroDivisionError):
+        await change_and(fail)
 
     await order.arefresh_from_db()
-    assert order.total == 2
+    assert order.total == 1
+    assert await sync_to_async(is_free)(order_name(order))
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+async def test_async_block_leaves_no_connection_behind(async_connections, monkeypatch):
+    """
+    The thread that an asynchronous block has for its transaction ends with it, and closes what it opened.
+    """
+    order = await Order.objects.using("warehouse").acreate(total=1)
+    opened = []
+    connection_created.connect(remember := lambda connection, **about: opened.append(connection))
+    try:
+        async with lock_for_update(order):
+            assert any(each.connection for each in opened)
+    finally:
+        connection_created.disconnect(remember)
+
+    assert [each.connection for each in opened] == [None] * len(opened)
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+async def test_async_blocks_at_once_have_a_transaction_each(async_connections):
+    """
+    Tasks that lock different rows at the same time do not get into each other's transactions.
+    """
+    orders = [await Order.objects.using("warehouse").acreate(total=1) for _ in range(3)]
+
+    async def change_to(order, total):
+        async with lock_for_update(order):
+            order.total = total
+            if total == 3:
+                raise ZeroDivisionError
+            await order.asave()
+
+    outcomes = await asyncio.gather(
+        *(change_to(order, total) for total, order in enumerate(orders, 2)), return_exceptions=True
+    )
+
+    totals = [order.total async for order in Order.objects.using("warehouse").order_by("pk")]
+    assert (totals, [type(each).__name__ for each in outcomes]) == (
+        [2, 1, 4],
+        ["NoneType", "ZeroDivisionError", "NoneType"],
+    )
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])

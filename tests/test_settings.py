@@ -1,8 +1,10 @@
 """The ``REDLOCK`` setting: what is read, when, and what a mistake in it says."""
 
+import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from django.test import override_settings
 
 import django_redlock
 from django_redlock import InvalidRedlockError, LockManager, QuorumUnavailableError, lock, locks
-from django_redlock.checks import check_settings
+from django_redlock.checks import check_deployment, check_settings
 from django_redlock.signals import lock_acquired, lock_released, lock_taken
 from django_redlock.testing import Servers
 
@@ -23,6 +25,7 @@ THREE = ["redis://lock-1:6379", "redis://lock-2:6379", "redis://lock-3:6379"]
 REDIS_CACHE = "django.core.cache.backends.redis.RedisCache"
 DJANGO_REDIS = "django_redis.cache.RedisCache"
 SECRET = "sesame"
+ROOT = Path(__file__).parents[1]
 
 
 def configured(**entry: Any) -> Any:
@@ -220,8 +223,10 @@ def test_public_names_are_these():
         "QuorumUnavailableError",
         "RedlockError",
         "StaleTokenError",
+        "fenced",
         "lock",
         "lock_for_update",
+        "locked_command",
         "locked_view",
         "locks",
     ]
@@ -346,3 +351,83 @@ def test_node_that_sentinels_look_after_is_never_durable():
         (found,) = check_settings()
     assert found.id == "redlock.E010"
     assert "it is never durable" in found.msg
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "code"),
+    [
+        ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://lock-2:6379/1"}}, "W005"),
+        ("CACHES", {"default": {"BACKEND": DJANGO_REDIS, "LOCATION": ["redis://lock-2:6379", "redis://x"]}}, "W005"),
+        ("CELERY_BROKER_URL", "redis://lock-3:6379/5", "W006"),
+        ("BROKER_URL", f"redis://:{SECRET}@lock-3", "W006"),
+    ],
+)
+def test_server_that_something_else_uses_is_a_warning(setting: str, value: Any, code: str):
+    """L67: a node on the server of a cache or of the broker is reported, whatever the database number."""
+    with configured(), override_settings(**{setting: value}):
+        (found,) = check_settings()
+    assert found.id == f"redlock.{code}"
+    assert SECRET not in found.msg
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://cache:6379"}}),
+        ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": None}}),
+        (
+            "CACHES",
+            {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "redis://lock-1"}},
+        ),
+        ("CELERY_BROKER_URL", "amqp://lock-1:6379"),
+        ("CELERY_BROKER_URL", "redis://[lock-1"),
+        ("CELERY_BROKER_URL", 7),
+    ],
+)
+def test_other_servers_are_no_warning(setting: str, value: Any):
+    """L67: caches and brokers elsewhere, or of other kinds, are none of our business, whatever junk they are."""
+    with configured(), override_settings(**{setting: value}):
+        assert check_settings() == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "codes"),
+    [
+        (["rediss://:x@a", "rediss://:x@b", "rediss://:x@c"], []),
+        (["redis://:x@a", "rediss://:x@b", "rediss://:x@c"], ["W101"]),
+        (["rediss://:x@a", "rediss://b", "rediss://:x@c"], ["W102"]),
+        (["rediss://:x@a:1", "rediss://:x@a:2", "rediss://:x@a:3"], ["W103"]),
+        (["redis://127.0.0.1:1", "redis://127.0.0.1:2", "unix:///s"], []),
+        (["memory://a"], []),
+        ([], []),
+    ],
+)
+def test_deployment(nodes: list[str], codes: list[str]):
+    """Without TLS, without a password, all on one host: ``check --deploy`` warns, and ``check`` does not."""
+    with configured(NODES=nodes):
+        assert [message.id for message in check_deployment()] == [f"redlock.{code}" for code in codes]
+        assert not {message.id for message in check_settings()} & {"redlock.W101", "redlock.W102", "redlock.W103"}
+
+
+def test_deployment_of_nothing():
+    """Without the setting there is nothing to say; the other check says that it is missing."""
+    with override_settings(REDLOCK=None):
+        assert check_deployment() == []
+
+
+def test_checks_of_a_deployment_are_run():
+    """``check --deploy`` runs them."""
+    with configured(NODES=["redis://a", "redis://b", "redis://c"]):
+        ids = [message.id for message in checks.run_checks(tags=["redlock"], include_deployment_checks=True)]
+    assert ids == ["redlock.W101", "redlock.W102"] * 3
+
+
+def test_every_check_is_documented_and_tested():
+    """Each id in the source is in the documentation and in this file; none is used for two things."""
+    package = Path(django_redlock.__file__).parent
+    used = {code for path in package.rglob("*.py") for code in re.findall(r"redlock\.([EW]\d+)", path.read_text())}
+    documented = set(re.findall(r"^\| `redlock\.([EW]\d+)` \|", (ROOT / "docs/settings.md").read_text(), re.MULTILINE))
+    here = Path(__file__).read_text()
+
+    assert used == documented
+    assert [code for code in used if code not in here] == []

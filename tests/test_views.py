@@ -24,9 +24,10 @@ from django.views import View
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.nodes import memory
+from django_redlock.refusals import refusal
 from django_redlock.signals import lock_acquired, lock_released
 from django_redlock.view_keys import Call, ViewKey
-from django_redlock.views import locked_view, refusal
+from django_redlock.views import locked_view
 from tests.shop.models import Order
 from tests.shop.views import During, pay
 
@@ -258,17 +259,18 @@ def test_attributes_of_the_view_are_kept():
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-def test_class_is_locked_through_dispatch(client, order):
+@pytest.mark.parametrize("path", ["/pay-class/7/", "/pay-whole-class/7/"])
+def test_class_is_locked_through_dispatch(client, order, path):
     """
-    ``method_decorator(..., name="dispatch")`` locks the class's POST and not its GET.
+    The decorator on the class, and ``method_decorator(..., name="dispatch")``, lock its POST and not its GET.
     """
     with lock(NAME):
-        assert client.get("/pay-class/7/").status_code == 200
-        assert client.post("/pay-class/7/").status_code == 409
-    assert client.post("/pay-class/7/").content == b"paid"
+        assert client.get(path).status_code == 200
+        assert client.post(path).status_code == 409
+    assert client.post(path).content == b"paid"
 
 
-@pytest.mark.parametrize("path", ["/apay/7/", "/apay-class/7/"])
+@pytest.mark.parametrize("path", ["/apay/7/", "/apay-class/7/", "/apay-whole-class/7/"])
 async def test_coroutines_are_locked_until_they_are_done(async_client, path):
     """
     An async view, or an async class through dispatch, holds the lock while it runs, not while it is created.
@@ -318,15 +320,12 @@ def test_coroutine_in_disguise_is_refused():
     assert is_free("view:order")
 
 
-def test_class_itself_is_refused():
+def test_class_that_is_no_view_is_refused():
     """
-    Decorating a class is an error that says how to do it.
+    Decorating another class is an error that says so.
     """
-    with pytest.raises(TypeError, match=r'class Pay write @method_decorator\(locked_view\(...\), name="dispatch"\)'):
-
-        @locked_view("order:{pk}")
-        class Pay(View):
-            pass
+    with pytest.raises(TypeError, match=r"the class Order has no dispatch\(\)"):
+        locked_view("order:{pk}")(Order)
 
 
 # Transactions
@@ -346,7 +345,7 @@ def seen_at_release():
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-@pytest.mark.parametrize("path", ["/pay/7/", "/pay-class/7/", "/pay-under-two-locks/7/"])
+@pytest.mark.parametrize("path", ["/pay/7/", "/pay-class/7/", "/pay-whole-class/7/", "/pay-under-two-locks/7/"])
 def test_lock_is_released_after_the_commit_of_the_request(client, order, atomic_requests, seen_at_release, path):
     """
     Under ATOMIC_REQUESTS another connection sees the change when the lock is free, and not before (L52).
@@ -430,7 +429,7 @@ def test_transaction_around_the_lock_is_refused(client, order, atomic_requests, 
     """
     A decorated method cannot keep Django from opening the transaction outside: an error says where to decorate (L52).
     """
-    with pytest.raises(RuntimeError, match=r'PayByMethod is inside a transaction.* name="dispatch"'):
+    with pytest.raises(RuntimeError, match=r"PayByMethod is inside a transaction.* decorate the class itself"):
         client.post("/pay-by-method/7/")
 
     assert leases == []
@@ -448,7 +447,7 @@ def test_transaction_of_a_test_case_is_no_obstacle(client, leases):
     assert len(leases) == 2
 
 
-@pytest.mark.parametrize("path", ["/apay/7/", "/apay-class/7/"])
+@pytest.mark.parametrize("path", ["/apay/7/", "/apay-class/7/", "/apay-whole-class/7/"])
 @pytest.mark.django_db(databases=["default", "warehouse"])
 async def test_async_views_under_atomic_requests_stay_refused(async_client, atomic_requests, path):
     """
@@ -548,6 +547,72 @@ def test_page_is_for_all_who_do_not_ask_for_json(client, accept):
         answer = client.post("/touch/7/", headers={"accept": accept})
 
     assert answer["Content-Type"] == "text/html; charset=utf-8"
+
+
+@pytest.mark.parametrize(("status", "title"), [(423, "Locked"), (429, "One at a time")])
+def test_another_status_may_be_asked_for(status, title):
+    """
+    ``on_busy`` chooses what the client is told; that too few nodes answer stays 503.
+    """
+    view = locked_view("order", on_busy=status)(lambda request: HttpResponse())
+
+    with lock("view:order"):
+        page = view(requests.post("/"))
+        problem = json.loads(view(requests.post("/", headers={"accept": "application/json"})).content)
+    for node in locks["default"].nodes[:2]:
+        node.down = True
+
+    assert (page.status_code, problem["status"], problem["title"]) == (status, status, title)
+    assert title in page.content.decode()
+    assert int(page["Retry-After"]) >= 1
+    assert view(requests.post("/")).status_code == 503
+
+
+def answer(request, error):
+    return HttpResponse(f"{request.path} {error.name}", status=202)
+
+
+async def answer_later(request, error):
+    return HttpResponse()
+
+
+async def test_answer_may_be_the_projects_own():
+    """
+    ``on_busy`` may be a function of the request and the error, for blocking and for asynchronous views.
+    """
+
+    async def later(request):
+        return HttpResponse()
+
+    decorate = locked_view("order", on_busy=answer)
+    async with lock("view:order"):
+        answers = [decorate(lambda request: HttpResponse())(requests.post("/pay/"))]
+        answers.append(await decorate(later)(requests.post("/pay/")))
+
+    assert [(each.status_code, each.content) for each in answers] == [(202, b"/pay/ view:order")] * 2
+
+
+@pytest.mark.parametrize(("on_busy", "error"), [(500, ValueError), ("409", TypeError), (answer_later, TypeError)])
+def test_answer_that_is_none_is_refused_at_once(on_busy, error):
+    """
+    Another status, a str or a coroutine function is an error when the view is decorated.
+    """
+    with pytest.raises(error, match="on_busy must be"):
+        locked_view("order", on_busy=on_busy)
+
+
+def test_page_may_be_the_projects_own(settings, tmp_path):
+    """
+    A template of the project goes before ours, and knows title, detail and status.
+    """
+    folder = tmp_path / "django_redlock"
+    folder.mkdir()
+    (folder / "busy.html").write_text("{{ title }}|{{ status }}|{{ request.path }}")
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
+
+    page = refusal(requests.post("/pay/"), LockTakenError("order"))
+
+    assert page.content == b"Already in progress|409|/pay/"
 
 
 def test_lock_is_named_when_debugging(client, settings):

@@ -64,6 +64,7 @@ class Wanted:
         shared: Whether other shared holders may have it too.
         barge: Whether to ignore those that wait.
         heartbeat: After how many seconds without a sign of life it is no longer extended; None needs none.
+        max_hold: Longest time that renewal keeps it, in seconds; None is as the rules say.
     """
 
     names: tuple[str, ...]
@@ -77,6 +78,7 @@ class Wanted:
     shared: bool = False
     barge: bool = False
     heartbeat: float | None = None
+    max_hold: float | None = None
 
 
 class Waiter:
@@ -143,6 +145,7 @@ class Granted:
         leaving: The waiter that leaves the queue with the release; empty if none is in it.
         queue: The slug whose queue counts, for a lock with several places.
         untouched: The nodes that certainly have nothing of it, neither the lock nor the waiter.
+        waited: How long it took from the first attempt on, in seconds.
     """
 
     slugs: tuple[str, ...]
@@ -155,6 +158,7 @@ class Granted:
     leaving: str = ""
     queue: str = ""
     untouched: frozenset[int] = frozenset()
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,28 +217,30 @@ class Acquisition:
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
         self._at = Instant(0.0, 0)
         self._stamp = 0
+        self._began = 0.0
         self._nonce = ""
         self._trying = self._slugs
         self._attempts = 0
         self._delay = rules.retry_delay
         self._ballots: list[Ballot] = []  # of the attempt under way
+        self._withdrawn: list[Ballot] = []  # of the one before, which has the same nonce until the next begins
         self._replies: Mapping[int, Reply] = {}  # of the last attempt's first round
         self._enrolled: set[int] = set()
 
     def steps(self, at: Instant) -> Generator[Step, Instant, Granted | GaveUp]:
         """Run until the outcome; yields ballots and pauses, receives the time after each."""
-        self._at, self._stamp, began = at, at.wall, at.now
+        self._at, self._stamp, self._began = at, at.wall, at.now
         while True:
             self.waiter.attend()
             granted = yield from self._try_places()
             if granted is not None:
                 return granted
-            left = self._time_left(began)
+            left = self._time_left()
             over = self._misconfigured() or (left is not None and left <= 0)
             yield from self._withdraw(leaving=over or self._cut_off())
             if over:
-                return self._gave_up(self._at.now - began)
-            self._at = yield self._pause(self._time_left(began))
+                return self._gave_up(self._at.now - self._began)
+            self._at = yield self._pause(self._time_left())
 
     def undo(self, timeout: float = 0.0) -> Ballot:
         """
@@ -263,7 +269,7 @@ class Acquisition:
 
     def _attempt(self, slugs: tuple[str, ...]) -> Generator[Step, Instant, Granted | None]:
         self._attempts += 1
-        self._trying = slugs
+        self._trying, self._withdrawn = slugs, []
         self._nonce = self.wanted.nonce or self._fresh_nonce()
         start, ttl = self._at.now, self.wanted.ttl
         value = self._value()
@@ -283,7 +289,10 @@ class Acquisition:
         ballots, leaving = tuple(self._ballots), self.waiter.name
         # With a nonce that is not of this attempt alone, a node may have something of an earlier hold.
         untouched = frozenset() if self.wanted.nonce else frozenset(ballot.untouched() - self._enrolled)
-        return Granted(slugs, self._nonce, value, token, start, deadline, ballots, leaving, self._queue, untouched)
+        waited = self._at.now - self._began
+        return Granted(
+            slugs, self._nonce, value, token, start, deadline, ballots, leaving, self._queue, untouched, waited
+        )
 
     def _value(self) -> str:
         """Return what to store. Of shared holders no node knows more than that they are shared."""
@@ -339,7 +348,7 @@ class Acquisition:
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
         """Give back what the attempt got, so that nobody finds it in the way."""
         ballot = self._withdrawal(leaving=leaving)
-        self._ballots = []
+        self._withdrawn, self._ballots = self._ballots, []
         if ballot.requests:
             self._at = yield ballot
 
@@ -352,12 +361,14 @@ class Acquisition:
         nodes = {node for ballot in self._ballots for node in ballot.may_hold()}
         waiter = self.waiter.name if leaving else ""
         if waiter:
-            nodes |= self._enrolled
+            # A round that was interrupted has not been counted yet.
+            nodes |= self._enrolled.union(*(ballot.enrolled() for ballot in self._ballots))
             self._enrolled = set()
         release = Release(self._trying, self._nonce, 0.0, waiter, self.wanted.shared, self._queue)
-        return farewell(release, nodes, unanswered(self._ballots), self.wanted.ttl, timeout)
+        unsure = unanswered([*self._withdrawn, *self._ballots])
+        return farewell(release, nodes, unsure, self.wanted.ttl, timeout)
 
-    def _time_left(self, began: float) -> float | None:
+    def _time_left(self) -> float | None:
         """
         Return for how much longer to try.
 
@@ -367,7 +378,7 @@ class Acquisition:
         if self.wanted.wait is None:
             return None
         repeat = self._rules.timeout(self.wanted.ttl) if self._split() else 0.0
-        return began + self.wanted.wait + repeat - self._at.now
+        return self._began + self.wanted.wait + repeat - self._at.now
 
     def _split(self) -> bool:
         """Tell whether contenders share the nodes that answer between them, so that none of them has a quorum."""

@@ -104,7 +104,8 @@ class Release(NamedTuple):
     Delete the holder keys that are ours, and wake who waits first.
 
     *bury* leaves a marker against our own late requests for so many seconds; *leaving* is a waiter that leaves the
-    queue. The others are as in :class:`Acquire`.
+    queue; *revoke* has the marker say that somebody asked the holder to stop. Without names it is only the marker. The
+    others are as in :class:`Acquire`.
     """
 
     slugs: tuple[str, ...]
@@ -113,10 +114,11 @@ class Release(NamedTuple):
     leaving: str = ""
     shared: bool = False
     queue: str = ""
+    revoke: bool = False
 
 
 class Survey(NamedTuple):
-    """Report the locks named, or one page of the index of held names."""
+    """Report the locks named with those that wait for them, or one page of the index."""
 
     slugs: tuple[str, ...] = ()
     offset: int = 0
@@ -137,6 +139,9 @@ ENROLMENT = 3.0
 QUEUE_CAP = 1000
 """Waiters per name; who comes later waits without a place."""
 
+SHOWN_WAITERS = 100
+"""Waiters of one lock that a survey names at most."""
+
 
 class Kind(Enum):
     """What a node's reply means. The last four are said by the client, about a node."""
@@ -149,6 +154,7 @@ class Kind(Enum):
     HELD = "held"  # extended
     MIXED = "partly held"  # some leases of the request were extended; ``Reply.terms`` says which
     REFUSED = "refused"  # not ours any more
+    REVOKED = "revoked"  # as refused, because an operator asked the holder to stop
     RELEASED = "released"
     GONE = "gone"  # nothing there to release
     LISTED = "listed"
@@ -161,6 +167,9 @@ class Kind(Enum):
 POSITIVE = frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.HELD, Kind.MIXED})
 """Replies that count as a vote for what was asked."""
 
+REFUSALS = frozenset({Kind.REFUSED, Kind.REVOKED})
+"""What becomes of a lease that a node does not extend."""
+
 ANSWERS = frozenset(
     {Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.QUEUED, Kind.HELD, Kind.MIXED, Kind.REFUSED, Kind.RELEASED, Kind.GONE}
 )
@@ -170,12 +179,13 @@ ANSWERS = frozenset(
 MISCONFIGURED = (
     *("NOPERM", "NOAUTH", "WRONGPASS", "has no password", "no such database", "READONLY", "MASTERDOWN"),
     *("CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK", "runs in", "is a replica", "is unknown"),
+    *("lacks its table", "is in memory", "is unknown to DATABASES", "cannot be used"),
     *("certificate refused", "has a certificate for another host", "wants a client certificate"),
 )
 """How the details begin that stay the same until the server or the settings are changed."""
 
 
-LEAVING_TRACES = frozenset(Kind) - {Kind.BUSY, Kind.QUEUED, Kind.CANCELLED, Kind.REFUSED, Kind.FAILED}
+LEAVING_TRACES = frozenset(Kind) - {Kind.BUSY, Kind.QUEUED, Kind.CANCELLED, Kind.REFUSED, Kind.REVOKED, Kind.FAILED}
 """Replies after which a node may have something of ours."""
 
 
@@ -184,12 +194,23 @@ ABSENT = -2.0
 
 
 class Row(NamedTuple):
-    """One lock as one node sees it; ``left`` in seconds, None for a key without expiry, ``ABSENT`` for no key."""
+    """
+    One lock as one node sees it.
+
+    Args:
+        slug: Its name, as it stands in the keys.
+        value: What is under the holder's key.
+        left: Seconds until that expires, None for a key without expiry, ``ABSENT`` for no key.
+        fence: Highest token that the node accepted.
+        waiters: Who waits for it, in the order in which their turns come, at most ``SHOWN_WAITERS``; of a page of the
+            index, nobody: whom it has is asked for by name.
+    """
 
     slug: str
     value: str
     left: float | None
     fence: int
+    waiters: tuple[str, ...] = ()
 
 
 class Reply(NamedTuple):

@@ -81,6 +81,16 @@ def queue_of(slug: str) -> str:
     return base if number.isdigit() else ""
 
 
+def presence(process: str) -> str:
+    """Return the slug under which a process says that it lives; that of no lock's name."""
+    return "{" + process + "}~p"
+
+
+def process_of(slug: str) -> str:
+    """Return the process that says by this slug that it lives; empty for any other slug."""
+    return slug[1:-3] if slug.endswith("}~p") else ""
+
+
 def shown(slug: str) -> str:
     """Return the name that a slug shows to people: a long name is cut short, a place has its number behind it."""
     name, _, behind = slug[1:].rpartition("}")

@@ -27,6 +27,9 @@ class Owner:
         ref: What identifies the work to programs, such as a task's id; cut to 120 characters.
         since: When the lock was taken, in seconds since the epoch on the holder's clock.
         ttl: Length of its lease, in seconds.
+        process: Tells its process from all others, so that it can be looked up whether that lives; empty if the lock
+            does not depend on a process.
+        extensions: How often it was extended.
     """
 
     host: str = ""
@@ -36,6 +39,8 @@ class Owner:
     ref: str = ""
     since: float = 0.0
     ttl: float = 0.0
+    process: str = ""
+    extensions: int = 0
 
     def __str__(self) -> str:
         what = " ".join(filter(None, (self.kind, self.label, self.ref)))
@@ -52,11 +57,18 @@ def encode_since(nonce: str, owner: Owner, since: float) -> str:
     return f"{nonce}{_lasting(owner)}{since!r}}}"
 
 
+def counted(value: str, extensions: int) -> str:
+    """Return a stored value, as :func:`encode` made it, of a holder that was extended so often."""
+    return f'{value[:-1]},"extensions":{extensions}}}' if value.endswith("}") else value
+
+
 @lru_cache(maxsize=1024)
 def _lasting(owner: Owner) -> str:
     """Return what is the same for each hold of *owner*: all but the end, which says since when."""
     fields = asdict(owner) | {"label": owner.label[:MAX_LABEL], "ref": owner.ref[:MAX_LABEL]}
-    del fields["since"]
+    del fields["since"], fields["extensions"]
+    if not owner.process:
+        del fields["process"]
     return json.dumps(fields, separators=(",", ":"))[:-1] + ',"since":'
 
 
@@ -72,8 +84,10 @@ def decode(text: str) -> Owner | None:
             ref=str(fields["ref"]),
             since=float(fields["since"]),
             ttl=float(fields["ttl"]),
+            process=str(fields.get("process", "")),
+            extensions=int(fields.get("extensions", 0)),
         )
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError):
         return None
 
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from .acquisition import Floor, Granted, Wanted, farewell, silent, unanswered
-from .messages import Ballot, Extend, Kind, Release, Reply, Term, count
+from .messages import REFUSALS, Ballot, Extend, Kind, Release, Reply, Term, count
+from .owner import counted
 from .rules import Rules
 
 BATCH = 100  # leases in one round at most: a script over more would block its node for a millisecond
@@ -37,11 +38,13 @@ class Tenure:
         self.token = granted.token
         self.since = granted.start
         self.deadline = granted.deadline
+        self.waited = granted.waited
         self.extensions = 0
         self.ended: str | None = None
         self.ended_at = 0.0
-        self._shared = wanted.shared
+        self.shared = wanted.shared
         self._heartbeat = wanted.heartbeat
+        self._max_hold = rules.max_hold if wanted.max_hold is None else wanted.max_hold
         self._beat = granted.start
         self._value = granted.value
         self._rules = rules
@@ -79,6 +82,16 @@ class Tenure:
         """Return how long it was held, in seconds."""
         return (self.ended_at if self.ended else now) - self.since
 
+    # What the fence of a database says and asks
+
+    def seen(self, token: int) -> None:
+        """Note a token that a database has seen: the next proposal goes above it."""
+        self._floor.lift(self._slugs, token)
+
+    def place(self) -> str:
+        """Return the number of the place that is held, of a lock that several may hold; empty for any other."""
+        return self._slugs[0].rpartition("#")[2] if self._queue else ""
+
     # Renewal
 
     def beat(self, now: float) -> None:
@@ -112,7 +125,8 @@ class Tenure:
             self.ttl = ttl
             self.deadline = min(self.deadline, self._rules.deadline(now, ttl))  # already when the request is sent
         self._renew_at = now + self.ttl / 12
-        return Term(self._slugs, self.nonce, self._value, self.ttl, self.token, self._shared, shorten, number)
+        value = counted(self._value, self.extensions + 1)
+        return Term(self._slugs, self.nonce, value, self.ttl, self.token, self.shared, shorten, number)
 
     def asked(self, ballot: Ballot, term: Term) -> None:
         """Note the round that asks for an extension, before it is sent."""
@@ -158,8 +172,9 @@ class Tenure:
             self.deadline = max(self.deadline, self._rules.deadline(start, ttl))
             self._renew_at = start + ttl / 3
             return True
-        if sum(kind is Kind.REFUSED for kind, _ in said) > self._rules.spare:
-            self.end("superseded", now)
+        refused = [kind for kind, _ in said if kind in REFUSALS]
+        if len(refused) > self._rules.spare:
+            self.end("revoked" if Kind.REVOKED in refused else "superseded", now)
         return False
 
     def release(self, timeout: float) -> Ballot:
@@ -171,11 +186,11 @@ class Tenure:
         """
         nodes = set(range(self._rules.nodes)) - self._untouched
         unsure = nodes if self._preparing else unanswered(self._ballots)
-        release = Release(self._slugs, self.nonce, 0.0, self._leaving, self._shared, self._queue)
+        release = Release(self._slugs, self.nonce, 0.0, self._leaving, self.shared, self._queue)
         return farewell(release, nodes, unsure, self.ttl, timeout, self._rules.needed)
 
     def _may_extend(self, when: float) -> bool:
-        return not self._used_up() and when - self.since < self._rules.max_hold
+        return not self._used_up() and when - self.since < self._max_hold
 
     def _silent(self, when: float) -> bool:
         return self._heartbeat is not None and when - self._beat >= self._heartbeat
@@ -189,7 +204,7 @@ class Tenure:
             return "max_extensions"
         if self._silent(self.deadline):
             return "heartbeat"
-        return "max_hold" if self.deadline - self.since >= self._rules.max_hold else "expired"
+        return "max_hold" if self.deadline - self.since >= self._max_hold else "expired"
 
 
 def renewal(terms: Sequence[Term], rules: Rules, timeout: float) -> Ballot:
@@ -211,7 +226,7 @@ def renewal(terms: Sequence[Term], rules: Rules, timeout: float) -> Ballot:
         )
 
     def settled(said: list[Kind]) -> bool:
-        return said.count(Kind.HELD) >= rules.needed or said.count(Kind.REFUSED) > rules.spare
+        return said.count(Kind.HELD) >= rules.needed or sum(kind in REFUSALS for kind in said) > rules.spare
 
     leases = range(len(terms))
     request = Extend(tuple(terms), rules.fence_keep)

@@ -17,8 +17,9 @@ KINDS = {
     "valkey": ".redis",
     "valkeys": ".redis",
     "memory": ".memory",
+    "database": ".database",
 }
-"""Which module opens the nodes of a scheme; imported at first use, because redis-py is slow to import."""
+"""Which module opens the nodes of a scheme; imported at first use, because redis-py and Django are slow to import."""
 
 __all__ = ["KINDS", "AsyncLink", "Link", "LinkError", "Node", "NodeSpec", "open_node"]
 

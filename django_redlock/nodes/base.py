@@ -2,6 +2,7 @@
 What the gathering of votes needs of a node: a name, and links that carry requests and replies in order.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -42,6 +43,11 @@ class NodeSpec:
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     sentinels: tuple[str, ...] = field(default=(), repr=False)
+
+
+async def until_cancelled() -> None:
+    """Do nothing until cancelled: the task of a link that is to end with those of its event loop."""
+    await asyncio.get_running_loop().create_future()
 
 
 class Link(Protocol):
@@ -152,6 +158,9 @@ class Node(Protocol):
 
     instant: bool
     """Whether it connects and answers without waiting for anything."""
+
+    calls: bool
+    """Whether it can tell waiters of their turn; otherwise they ask again, and nobody listens to it."""
 
     fails_over: bool
     """Whether another server may take its place, one that does not know all it knew."""

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from socket import socketpair
+from socket import gethostname, socketpair
 from typing import Any, Generic, TypeVar
 
 from ..core.acquisition import Waiter
@@ -23,6 +23,7 @@ from .base import HintLink, LinkError, Node
 from .gather import CONNECT_TIMEOUT, Clock, steady
 
 LINGER = 10.0  # seconds without waiters after which the connections are dropped
+HOST = gethostname().replace("|", "-").replace(" ", "-")
 RETRY = 1.0  # seconds between two tries to reach a node
 
 Event = TypeVar("Event", threading.Event, asyncio.Event)
@@ -39,7 +40,8 @@ class Waiters(Generic[Event]):
     """
 
     def __init__(self, needed: int, event: Callable[[], Event]) -> None:
-        self.process = f"{os.getpid():x}.{os.urandom(6).hex()}"
+        # The host is for people who look at who waits.
+        self.process = f"{HOST}:{os.getpid()}.{os.urandom(6).hex()}"
         self.listening: set[int] = set()
         self._needed = needed
         self._event: Callable[[], Event] = event
@@ -126,7 +128,7 @@ class Hints:
         """
         event = self.waiters.join(waiter)
         with self._mutex:
-            if self._reader is None or self._reader.ended:
+            if any(node.calls for node in self._nodes) and (self._reader is None or self._reader.ended):
                 self._reader = Reader(self._nodes, self.waiters, self._clock, self._mutex)
                 self._reader.start()
         event.wait(told if self.waiters.told else seconds)
@@ -157,7 +159,7 @@ class Reader(threading.Thread):
         self._links: dict[int, HintLink] = {}
         self._arrived: deque[tuple[int, HintLink | LinkError]] = deque()
         self._connecting: set[int] = set()
-        self._again = dict.fromkeys(range(len(nodes)), 0.0)
+        self._again = {number: 0.0 for number, node in enumerate(nodes) if node.calls}
         self._waker = socketpair()
         for end in self._waker:
             end.setblocking(False)
@@ -300,7 +302,9 @@ class AsyncHints:
         loop = asyncio.get_running_loop()
         if not self._tasks:
             self._tasks = [
-                loop.create_task(self._read(node), name="django_redlock hints") for node in range(len(self._nodes))
+                loop.create_task(self._read(number), name="django_redlock hints")
+                for number, node in enumerate(self._nodes)
+                if node.calls
             ]
         if self._end:
             self._end.cancel()

@@ -6,8 +6,9 @@ They are for tests and for trying things out. A lock over them protects one proc
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Lock
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..core.admission import Greeting
@@ -16,6 +17,7 @@ from ..core.messages import (
     ENROLMENT,
     QUEUE_CAP,
     SHARED,
+    SHOWN_WAITERS,
     Acquire,
     Extend,
     Kind,
@@ -27,6 +29,7 @@ from ..core.messages import (
     Survey,
     Term,
 )
+from ..core.names import queue_of
 from ..core.owner import NONCE_SIZE
 from .base import LinkError, NodeSpec
 
@@ -88,6 +91,7 @@ class MemoryStore:
             self._fences: dict[str, tuple[int, float | None]] = {}
             self._queues: dict[str, Queue] = {}
             self._markers: dict[str, float] = {}
+            self._revoked: set[str] = set()
             self._index: dict[str, float] = {}
 
     def put(self, slug: str, value: str, ttl: float | None) -> None:
@@ -96,6 +100,48 @@ class MemoryStore:
             now = self._now()
             self._holders[slug] = (value, None if ttl is None else now + ttl)
             self._index[slug] = now + (ttl or 0.0)
+
+    def load(self, slug: str, record: Mapping[str, Any]) -> None:
+        """Take what :meth:`dump` gave of a name; for nodes that keep it elsewhere."""
+        if "holder" in record:
+            value, until = record["holder"]
+            self._holders[slug], self._index[slug] = (value, until), until
+            self._shared[slug] = dict(record.get("sharers", {}))
+        if "fence" in record:
+            number, until = record["fence"]
+            self._fences[slug] = (number, until)
+        if "queue" in record:
+            queue = self._queues[slug] = Queue()
+            for waiter, (stamp, until) in record["queue"].items():
+                queue.stamps[waiter], queue.enrolled[waiter] = stamp, until
+
+    def load_marker(self, nonce: str, record: Mapping[str, Any]) -> None:
+        """Take what :meth:`dump_marker` gave."""
+        if "until" in record:
+            self._markers[nonce] = record["until"]
+
+    def dump(self, slug: str) -> dict[str, Any]:
+        """Return what there is of a name, as JSON can write it; of what has expired, nothing."""
+        now = self._now()
+        record: dict[str, Any] = {}
+        if self._holder(slug, now) is not None:
+            record["holder"] = list(self._holders[slug])
+        if self._owner(slug, now) == SHARED:
+            record["sharers"] = dict(self._sharers(slug, now))
+        if self._fence(slug, now):
+            record["fence"] = list(self._fences[slug])
+        queue = self._queues.get(slug, Queue())
+        if waiting := [member for member in queue.in_order() if queue.enrolled[member] > now]:
+            record["queue"] = {member: [queue.stamps[member], queue.enrolled[member]] for member in waiting}
+        return record
+
+    def dump_marker(self, nonce: str) -> dict[str, Any]:
+        """Return what there is of an attempt that has been released."""
+        return {"until": self._markers[nonce]} if self._cancelled(nonce, self._now()) else {}
+
+    def sharers(self, slug: str) -> list[str]:
+        """Return the nonces of those who share a name."""
+        return list(self._shared.get(slug, {}))
 
     def waiters(self, slug: str) -> list[str]:
         """Return who waits for a name, in order."""
@@ -197,7 +243,10 @@ class MemoryStore:
         strangers = [slug for slug in request.slugs if self._owner(slug, now) not in ours]
         firsts = {slug: self._queue(request, slug).first(now, request.waiter) for slug in strangers}
         seated = [slug for slug, first in firsts.items() if first and first == request.waiter]
-        queued = not request.barge and any(first and first != request.waiter for first in firsts.values())
+        queued = not request.barge and any(
+            first and first != request.waiter and not self._ahead_of(request, slug, first)
+            for slug, first in firsts.items()
+        )
         if self._cancelled(request.nonce, now):
             return Reply(Kind.CANCELLED, high, time_us)
         if others or queued:
@@ -213,6 +262,10 @@ class MemoryStore:
             self._write_fence(request.slugs, request.number, request.keep, now)
             return Reply(Kind.ACCEPTED, request.number, time_us)
         return Reply(Kind.GRANTED, high, time_us)
+
+    def _ahead_of(self, request: Acquire, slug: str, first: str) -> bool:
+        """Tell whether a waiter that is not in line came before the first that is: it had left with a vain grant."""
+        return bool(request.waiter) and request.stamp < self._queue(request, slug).stamps[first]
 
     def _in_the_way(self, request: Acquire, slug: str, ours: set[str], now: float) -> bool:
         owner = self._owner(slug, now)
@@ -267,7 +320,8 @@ class MemoryStore:
             or any(self._holder(slug, now) == "" for slug in lost)
             or any(self._fence(slug, now) > term.token for slug in lost)
         ):
-            return Kind.REFUSED, high
+            stopped = self._cancelled(term.nonce, now) and term.nonce in self._revoked
+            return Kind.REVOKED if stopped else Kind.REFUSED, high
         for slug in term.slugs:
             if term.shared:
                 until = 0.0 if term.shorten else self._shared.get(slug, {}).get(term.nonce, 0.0)
@@ -276,7 +330,7 @@ class MemoryStore:
                 self._write(slug, term.value, term.ttl, now)
             else:
                 left = 0.0 if term.shorten else self._left(slug, now) or 0.0
-                self._write(slug, self._holders[slug][0], max(term.ttl, left), now)
+                self._write(slug, term.value, max(term.ttl, left), now)
             if slug in lost:
                 self._write_fence((slug,), term.token, keep, now)
             elif keep is not None and slug in self._fences:
@@ -291,6 +345,7 @@ class MemoryStore:
         free = [slug for slug in mine if self._let_go(request, slug, now)]
         if request.bury > 0:
             self._markers[request.nonce] = now + request.bury
+            (self._revoked.add if request.revoke else self._revoked.discard)(request.nonce)
         for slug in request.slugs:
             queue = self._queue(request, slug)
             was_first = queue.in_order()[:1] == [request.leaving]
@@ -307,6 +362,7 @@ class MemoryStore:
         if request.shared and request.nonce == SHARED:
             if request.bury > 0:
                 self._markers |= dict.fromkeys(self._shared.get(slug, {}), now + request.bury)
+                self._revoked -= self._shared.get(slug, {}).keys()
             self._shared.pop(slug, None)
         elif request.shared:
             del self._shared[slug][request.nonce]
@@ -323,10 +379,14 @@ class MemoryStore:
         if request.size > 0:
             in_order = sorted(self._index, key=lambda slug: (self._index[slug], slug))
             slugs = tuple(in_order[request.offset : request.offset + request.size])
-        rows = tuple(
-            Row(slug, self._holder(slug, now) or "", self._left(slug, now), self._fence(slug, now)) for slug in slugs
-        )
+        rows = tuple(self._row(slug, now, named=not request.size) for slug in slugs)
         return Reply(Kind.LISTED, 0, int(now * 1e6), rows=rows, total=len(self._index))
+
+    def _row(self, slug: str, now: float, *, named: bool) -> Row:
+        queue = self._queues.get(queue_of(slug) or slug, Queue())
+        waiting = tuple(member for member in queue.in_order() if queue.enrolled[member] > now)[:SHOWN_WAITERS]
+        held = self._holder(slug, now) or ""
+        return Row(slug, held, self._left(slug, now), self._fence(slug, now), waiting if named else ())
 
 
 class MemoryNode:
@@ -342,6 +402,7 @@ class MemoryNode:
     """
 
     instant = True
+    calls = True
     fails_over = False
 
     def __init__(self, name: str, store: MemoryStore | None = None) -> None:

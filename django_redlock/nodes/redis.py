@@ -10,6 +10,7 @@ import asyncio
 import errno
 import hashlib
 import inspect
+import json
 import socket
 import ssl
 from collections import deque
@@ -27,9 +28,22 @@ from redis.connection import AbstractConnection, Connection, SSLConnection, Unix
 from redis.retry import Retry
 
 from ..core.admission import Greeting
-from ..core.messages import ABSENT, ENROLMENT, Acquire, Extend, Kind, Raise, Release, Reply, Request, Row, Survey
+from ..core.messages import (
+    ABSENT,
+    ENROLMENT,
+    SHOWN_WAITERS,
+    Acquire,
+    Extend,
+    Kind,
+    Raise,
+    Release,
+    Reply,
+    Request,
+    Row,
+    Survey,
+)
 from ..core.parts import many, merge, split
-from .base import INCOMPLETE, LinkError, NodeSpec
+from .base import INCOMPLETE, LinkError, NodeSpec, until_cancelled
 from .resp import PARTIAL, Replies
 
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
@@ -161,11 +175,11 @@ class Wording:
                 return self._keys(slugs, "hf", shared), [nonce, str(number), ms(keep), flag(shared)]
             case Extend():
                 return self._extend(request)
-            case Release(slugs, nonce, bury, leaving, shared, queue):
+            case Release(slugs, nonce, bury, leaving, shared, queue, revoke):
                 keys = [self._index, self._marker(nonce), *self._keys(slugs, "hqs", shared, queue)]
-                return keys, [nonce, ms(bury) if bury else "0", self._prefix, leaving, flag(shared)]
+                return keys, [nonce, ms(bury) if bury else "0", self._prefix, leaving, flag(shared), flag(revoke)]
             case Survey(slugs, offset, size):
-                return [self._index], [self._prefix, str(offset), str(size), *slugs]
+                return [self._index], [self._prefix, str(offset), str(size), str(SHOWN_WAITERS), *slugs]
 
     def _acquire(self, request: Acquire) -> tuple[list[str], list[str]]:
         keys = self._keys(request.slugs, "hfqs", request.shared, request.queue)
@@ -233,18 +247,24 @@ EXTENSIONS = frozenset({"HELD", "MIXED", "REFUSED"})
 
 def parse_term(said: str) -> tuple[Kind, int]:
     """Return what became of one lease of an extension, and its fence."""
-    return {"H": Kind.HELD, "R": Kind.REFUSED}[said[0]], int(said[1:])
+    return {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}[said[0]], int(said[1:])
 
 
 def parse_survey(parts: list[str]) -> Reply:
     """Return the locks that a survey reports."""
-    kind, fence, time, total, _, *cells = parts
-    rows = zip(cells[::4], cells[1::4], cells[2::4], cells[3::4], strict=True)
-    parsed = tuple(Row(slug, value, seconds_left(pttl), int(number)) for slug, value, pttl, number in rows)
+    kind, fence, time, total, said = parts
+    cells = json.loads(said, strict=False)
+    rows = zip(cells[::5], cells[1::5], cells[2::5], cells[3::5], cells[4::5], strict=True)
+    parsed = tuple(
+        [
+            Row(slug, value, seconds_left(pttl), int(number), tuple(waiters.split(" ")) if waiters else ())
+            for slug, value, pttl, number, waiters in rows
+        ]
+    )
     return Reply(Kind[kind], int(fence), int(time), rows=parsed, total=int(total))
 
 
-def seconds_left(pttl: str) -> float | None:
+def seconds_left(pttl: str | int) -> float | None:
     """Return a PTTL in seconds: None for a key without expiry, ``ABSENT`` for no key."""
     value = int(pttl)
     return None if value == -1 else ABSENT if value == -2 else value / 1000
@@ -406,6 +426,7 @@ class RedisNode:
     """
 
     instant = False
+    calls = True
     fails_over = False
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
@@ -426,6 +447,23 @@ class RedisNode:
 
     def __repr__(self) -> str:
         return f"<RedisNode {self.name}>"
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether its connections are encrypted."""
+        return issubclass(self._class, SSLConnection)
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether a password is sent."""
+        return bool(self._arguments.get("password") or self._arguments.get("credential_provider"))
+
+    @property
+    def remote(self) -> bool:
+        """Whether its connections leave this machine."""
+        host = str(self._arguments.get("host", "localhost"))
+        local = host in ("localhost", "::1") or host.startswith("127.")
+        return self._class is not UnixDomainSocketConnection and not local
 
     def _address(self) -> str:
         if self._class is UnixDomainSocketConnection:
@@ -628,6 +666,7 @@ class RedisHintLink:
         told = []
         try:
             while readable(self._connection):
+                fileno(self._connection)  # redis-py drops the socket when it is reset, and then fails to read
                 told.append(hinted(self._connection.read_response(disable_decoding=True)))
         except BROKEN as error:
             raise LinkError(describe(error)) from None
@@ -813,11 +852,6 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             self._keeper.cancel()
         while self._waiting:
             self._waiting.popleft()[1](Reply(Kind.UNKNOWN, detail=detail))
-
-
-async def until_cancelled() -> None:
-    """Do nothing until cancelled."""
-    await asyncio.get_running_loop().create_future()
 
 
 def take_over(connection: aioconnection.AbstractConnection, protocol: asyncio.BaseProtocol) -> asyncio.StreamWriter:

@@ -285,7 +285,7 @@ def markdown(table: dict[str, dict[str, tuple[bool, str]]]) -> str:
     lines = ["| | " + " | ".join(table) + " |", "| --- |" + " --- |" * len(table)]
     for name in SCENARIOS:
         cells = [column.get(name) for column in table.values()]
-        shown = ["–" if cell is None else cell[1] if cell[0] else f"**{cell[1]}**" for cell in cells]
+        shown = ["-" if cell is None else cell[1] if cell[0] else f"**{cell[1]}**" for cell in cells]
         lines.append(f"| {name} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
 

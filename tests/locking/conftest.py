@@ -1,18 +1,23 @@
 """Managers over real servers and over memory, in both flavours."""
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from django.core.management import call_command
+from django.db import connections
 
 from django_redlock.core.rules import Rules
 from django_redlock.locks import Lease, Lock, LockManager
-from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes import NodeSpec, ledger, open_node
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Servers
+
+from ..services import Database, SQLite, django_database
 
 Manager = Callable[..., LockManager]
 
@@ -59,11 +64,121 @@ def memory() -> Manager:
     return make
 
 
-@pytest.fixture(params=["memory", "real"])
-def manager(request: pytest.FixtureRequest) -> Manager:
+class Tables:
+    """Five databases of one kind that are nodes, each under an alias of its own."""
+
+    def __init__(self, server: SQLite | Database, blocker: Any) -> None:
+        self.scheme = server.scheme
+        self.aliases = [f"{server.scheme}{place}" for place in range(5)]
+        self.urls = [f"database://{alias}" for alias in self.aliases]
+        self._server = server
+        self._blocker = blocker
+        self._open = ExitStack()
+
+    def __enter__(self) -> "Tables":
+        with self._blocker.unblock():
+            for alias in self.aliases:
+                name = self._open.enter_context(self._server.database())
+                self._open.enter_context(django_database(alias, self._server.settings(name)))
+                call_command("migrate", "redlock", database=alias, verbosity=0, skip_checks=True)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._blocker.unblock():
+            self._open.close()
+
+    def query(self, statement: str, place: int = 0) -> list[Any]:
+        """Carry out a statement in one of the databases."""
+        with self._blocker.unblock(), connections[self.aliases[place]].cursor() as cursor:
+            cursor.execute(statement)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def empty(self) -> None:
+        """Forget all locks."""
+        for place in range(5):
+            with self._blocker.unblock():
+                connections[self.aliases[place]].close()  # its server may have been killed
+            self.query(f"DELETE FROM {ledger.TABLE}", place)
+
+
+@pytest.fixture(scope="session")
+def sqlite_tables(tmp_path_factory: pytest.TempPathFactory, django_db_blocker: Any) -> Iterator[Tables]:
+    with Tables(SQLite(tmp_path_factory.mktemp("nodes")), django_db_blocker) as tables:
+        yield tables
+
+
+@pytest.fixture(scope="session")
+def postgresql_tables(postgresql_server: Database, django_db_blocker: Any) -> Iterator[Tables]:
+    with Tables(postgresql_server, django_db_blocker) as tables:
+        yield tables
+
+
+@pytest.fixture(scope="session")
+def mariadb_tables(mariadb_server: Database, django_db_blocker: Any) -> Iterator[Tables]:
+    with Tables(mariadb_server, django_db_blocker) as tables:
+        yield tables
+
+
+DATABASES = ["sqlite", "postgresql", "mariadb"]
+# The servers' tests take their time, and depend on no version.
+EACH_DATABASE = ["sqlite", *(pytest.param(kind, marks=pytest.mark.once) for kind in DATABASES[1:])]
+
+
+def connect(manager: LockManager) -> None:
+    """Connect to all nodes: a database takes its time for that, more than short leases have."""
+    until = time.monotonic() + 20
+    while len({node for node, reply in manager.survey(count=1).items() if reply.time}) < len(manager.nodes):
+        assert time.monotonic() < until
+
+
+@pytest.fixture
+def unblocked(django_db_blocker: Any) -> Iterator[None]:
+    """Let threads of ours use databases: pytest-django forbids it."""
+    with django_db_blocker.unblock():
+        yield
+
+
+def empty_tables(request: pytest.FixtureRequest, kind: str) -> Tables:
+    """Return five empty databases of a kind, which count as five servers."""
+    if kind != "sqlite":
+        request.getfixturevalue(kind)  # it runs, whatever the last test did to it
+    vendor = {"mariadb": "mysql"}.get(kind, kind)
+    greet = ledger.GREET[vendor]
+
+    def greet_as_itself(query: Any, connection: Any) -> Any:
+        greeting = greet(query, connection)
+        return dataclasses.replace(greeting, run_id=f"{greeting.run_id} {connection.alias}")
+
+    request.getfixturevalue("unblocked")
+    request.getfixturevalue("monkeypatch").setitem(ledger.GREET, vendor, greet_as_itself)
+    found: Tables = request.getfixturevalue(f"{kind}_tables")
+    found.empty()
+    return found
+
+
+@pytest.fixture(params=EACH_DATABASE)
+def tables(request: pytest.FixtureRequest) -> Tables:
+    """Five empty databases of each kind in turn."""
+    return empty_tables(request, request.param)
+
+
+@pytest.fixture(params=["memory", "real", *EACH_DATABASE])
+def manager(request: pytest.FixtureRequest) -> Iterator[Manager]:
     """Make managers over nodes of each kind."""
-    make: Manager = request.getfixturevalue(request.param)
-    return make
+    if request.param not in DATABASES:
+        yield request.getfixturevalue(request.param)
+        return
+    tables = empty_tables(request, request.param)
+    managers: list[LockManager] = []
+
+    def make(count: int = 5, **options: Any) -> LockManager:
+        managers.append(real_manager(tables.urls[:count], **options))
+        connect(managers[-1])
+        return managers[-1]
+
+    yield make
+    for one in managers:
+        one.close()
 
 
 class Blocking:
@@ -159,7 +274,7 @@ def held_by(manager: LockManager, slug: str, *tokens: str) -> bool:
     A release is over when its outcome is certain, or at once after an attempt that failed; the last nodes may execute
     it a moment later than they answer another connection.
     """
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while set(holders(manager, slug)) != set(tokens):
         if time.monotonic() > until:
             return False
@@ -169,7 +284,7 @@ def held_by(manager: LockManager, slug: str, *tokens: str) -> bool:
 
 async def eventually(condition: Callable[[], bool]) -> None:
     """Wait until what another process or thread does has happened."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < until
         await asyncio.sleep(0.005)

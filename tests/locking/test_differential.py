@@ -60,14 +60,17 @@ requests = st.one_of(
         st.sampled_from(["", *WAITERS]),
         shared,
         queues,
+        st.booleans(),
     ).map(one_queue),
+    st.builds(Release, st.just(()), nonces, st.just(60.0), revoke=st.booleans()),
     slugs.map(Survey),
+    slugs.map(lambda some: Survey((f"{some[0]}#1",))),
 )
 
 
 def comparable(reply: Reply) -> Any:
     """Return what must be equal: all but the clock, and times left to the nearest second."""
-    rows = [(row.slug, row.value, row.left is None or round(row.left), row.fence) for row in reply.rows]
+    rows = [row._replace(left=row.left is None or round(row.left)) for row in reply.rows]
     left = round(reply.left) if reply.left is not None else None
     # Which of several busy names is described is the first for both.
     return reply.kind, reply.fence, left, reply.detail, reply.place, reply.terms, rows, reply.total

@@ -1,6 +1,7 @@
 """Who waits gets its turn: in order, told of it, and without asking for ever."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -17,7 +19,10 @@ from django_redlock.core import acquisition
 from django_redlock.core.messages import Ballot, Kind
 from django_redlock.locks import Lock, LockManager, instant
 from django_redlock.nodes import Node
+from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.database import DatabaseNode
 from django_redlock.nodes.hints import Waiters
+from django_redlock.nodes.ledger import TABLE, Ledger
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.nodes.redis import RedisNode
 from django_redlock.testing import FaultProxy, Servers
@@ -33,12 +38,29 @@ def waiting(manager: LockManager, name: str = "a") -> int:
 def in_line(node: Node, slug: str) -> int:
     if isinstance(node, MemoryNode):
         return len(node.store.waiters(slug))
+    if isinstance(node, DatabaseNode):
+        return len(queue_in(node.alias, slug))
     assert isinstance(node, RedisNode)
     connection = node._new_connection(1.0)
     connection.send_command("ZCARD", f"t:{slug}:q")
     count = connection.read_response()
     connection.disconnect()
     return int(count)
+
+
+def queue_in(alias: str, slug: str) -> list[str]:
+    """Return who stands in line at a database; Django wants a thread without an event loop for that."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(read_queue, alias, slug).result()
+
+
+def read_queue(alias: str, slug: str) -> list[str]:
+    ledger = Ledger(alias, "t:", 5.0)
+    with closing(ledger):
+        ledger.open()
+        states = [json.loads(state) for (state,) in ledger.query(f"SELECT state FROM {TABLE}")]
+    queue = next((state.get("queue", {}) for state in states if state.get("slug") == slug), {})
+    return [waiter for waiter, (_, until) in queue.items() if until > time.time()]
 
 
 class Line:
@@ -180,6 +202,7 @@ async def test_waiter_that_was_killed_is_passed_when_its_place_has_lapsed(nodes:
     manager.close()
 
 
+@pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
 async def test_waiter_wakes_by_a_hint_and_not_by_its_own_clock(make: Manager, flavour: Flavour, monkeypatch: Any):
     """L45, P28: told of its turn, a waiter needs one more attempt, however long its pause would have been."""
     manager = make()
@@ -291,6 +314,7 @@ async def test_hints_end_with_the_manager(nodes: Servers):
             await eventually(lambda client=client: client.pubsub_channels("t:w:*") == [])
 
 
+@pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
 async def test_call_that_comes_before_the_wait_is_heard(manager: Manager, monkeypatch: Any):
     """L46, P27: the lock is released between a waiter's first refusal and its wait; it asks again at once."""
     one = manager()
@@ -321,3 +345,17 @@ async def test_call_that_comes_before_the_wait_is_heard(manager: Manager, monkey
     assert time.monotonic() - start < 9
     lease.release()
     one.close()
+
+
+async def test_hint_connection_that_is_reset_has_ended(nodes: Servers):
+    """L46: redis-py drops the socket of a connection that is reset; that is its end, not an error nobody expects."""
+    with FaultProxy(nodes[0].url) as proxy:
+        manager = real_manager([proxy.url])
+        link = manager.nodes[0].listen("p", 5.0, print)
+        proxy.reset()
+
+        with pytest.raises(LinkError):
+            await eventually(lambda: bool(link.read()))
+
+        link.close()
+        manager.close()

@@ -58,3 +58,19 @@ class Invoice(models.Model):
     """Its primary key is the order's."""
 
     order = models.OneToOneField(Order, on_delete=models.CASCADE, primary_key=True)
+
+
+class Region(models.Model):
+    name = models.CharField(max_length=20, default="")
+
+
+class Customer(models.Model):
+    region = models.ForeignKey(Region, on_delete=models.CASCADE)
+
+
+class Purchase(models.Model):
+    customer = models.ForeignKey(Customer, null=True, on_delete=models.CASCADE)
+    parcel = models.OneToOneField(Parcel, null=True, on_delete=models.CASCADE)
+    gift = models.ForeignKey(GiftOrder, null=True, on_delete=models.CASCADE, related_name="+")
+    orders = models.ManyToManyField(Order)
+    total = models.IntegerField(default=0)

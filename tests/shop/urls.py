@@ -9,9 +9,13 @@ urlpatterns = [
     path("pay-without-transaction-below/<int:pk>/", views.pay_without_transaction_below),
     path("pay-under-two-locks/<int:pk>/", views.pay_under_two_locks),
     path("pay-class/<int:pk>/", views.Pay.as_view()),
+    path("pay-whole-class/<int:pk>/", views.PayWholeClass.as_view()),
     path("pay-by-method/<int:pk>/", views.PayByMethod.as_view()),
     path("apay/<int:pk>/", views.apay),
     path("apay-class/<int:pk>/", views.APay.as_view()),
+    path("apay-whole-class/<int:pk>/", views.APayWholeClass.as_view()),
+    path("busy-inside/", views.busy_inside),
+    path("abusy-inside/", views.abusy_inside),
     path("stream/<int:pk>/", views.stream),
     path("astream/<int:pk>/", views.astream),
 ]

@@ -9,7 +9,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
-from django_redlock.views import locked_view
+from django_redlock import lock, locked_view
 
 from .models import Order
 
@@ -71,6 +71,15 @@ class Pay(View):
         return save_as_paid(pk)
 
 
+@locked_view("order:{pk}")
+class PayWholeClass(View):
+    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return HttpResponse("form")
+
+    def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return save_as_paid(pk)
+
+
 class PayByMethod(View):
     """Decorated too far inside: under ATOMIC_REQUESTS the transaction is around the lock."""
 
@@ -93,6 +102,13 @@ class APay(View):
 
 
 @locked_view("order:{pk}")
+class APayWholeClass(View):
+    async def post(self, request: HttpRequest, pk: int) -> HttpResponse:
+        During.action()
+        return HttpResponse("paid")
+
+
+@locked_view("order:{pk}")
 def stream(request: HttpRequest, pk: int) -> StreamingHttpResponse:
     return StreamingHttpResponse(iter([b"one", b"two"]))
 
@@ -104,3 +120,14 @@ async def astream(request: HttpRequest, pk: int) -> StreamingHttpResponse:
         yield b"two"
 
     return StreamingHttpResponse(parts())
+
+
+def busy_inside(request: HttpRequest) -> HttpResponse:
+    """Needs a lock that others may have, and catches nothing."""
+    with lock("inside", wait=0):
+        return HttpResponse("done")
+
+
+async def abusy_inside(request: HttpRequest) -> HttpResponse:
+    async with lock("inside", wait=0):
+        return HttpResponse("done")

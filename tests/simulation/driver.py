@@ -27,7 +27,7 @@ from django_redlock.nodes.hints import RETRY, Waiters
 from .network import Faults, Machine, Wire
 from .oracles import Oracles
 from .profiles import TTL, Profile
-from .world import Computer, Routine, Sleep, Task, Wait, World
+from .world import Cancelled, Computer, Routine, Sleep, Task, Wait, World
 
 
 @dataclass(slots=True)
@@ -81,6 +81,9 @@ class Lease:
 
     process: "Process"
     tenure: tenures.Tenure
+    slugs: tuple[str, ...]
+    limit: int = 1
+    shared: bool = False
 
     def believed(self) -> bool:
         """Return whether the holder, asked now, would say that it holds the lock; changes nothing."""
@@ -148,12 +151,26 @@ class Process(Computer):
 
     # What django_redlock.locks does
 
-    def acquire(self, names: tuple[str, ...], wait: float | None) -> Routine:
-        """Try to take a lock; returns the lease or, if there was none to be had, :class:`GaveUp`."""
-        wanted = Wanted(names, TTL, wait, Owner(host=self.name))
+    def acquire(self, names: tuple[str, ...], wait: float | None, limit: int = 1, shared: bool = False) -> Routine:
+        """
+        Try to take a lock; returns the lease or, if there was none to be had, :class:`GaveUp`.
+
+        When it is cancelled it takes back what it asked for: a thread waits for that, a task cannot.
+        """
+        wanted = Wanted(names, TTL, wait, Owner(host=self.name), limit=limit, shared=shared)
         waiter = self._waiters.new_name() if wait != 0 else ""
         acquisition = Acquisition(wanted, self.rules, self.floor, self._fresh_nonce, self.world.random.random, waiter)
-        began = self.world.now
+        try:
+            return (yield from self._run(wanted, acquisition))
+        except Cancelled:
+            self.world.log(self.name, "is cancelled", *names)
+            yield from self.ask(acquisition.undo(0.0 if self.shared else self.rules.timeout(TTL)))
+            raise
+        finally:
+            self._waiters.leave(acquisition.waiter)
+
+    def _run(self, wanted: Wanted, acquisition: Acquisition) -> Routine:
+        began, waiter = self.world.now, acquisition.waiter.name
         steps = acquisition.steps(self.instant())
         step = next(steps)
         while True:
@@ -169,7 +186,6 @@ class Process(Computer):
             try:
                 step = steps.send(self.instant())
             except StopIteration as stop:
-                self._waiters.leave(acquisition.waiter)
                 return self._held(wanted, stop.value, began)
             if isinstance(step, Ballot) and any(isinstance(request, Acquire) for request in step.requests.values()):
                 began = now
@@ -228,8 +244,9 @@ class Process(Computer):
         if isinstance(outcome, GaveUp):
             self.world.log(self.name, "gives up", *wanted.names)
             return outcome
-        lease = Lease(self, tenures.Tenure(wanted, outcome, self.rules, self.floor))
-        self.world.log(self.name, "GRANTED", *wanted.names, outcome.nonce[:4], f"#{outcome.token % 10**9}")
+        tenure = tenures.Tenure(wanted, outcome, self.rules, self.floor)
+        lease = Lease(self, tenure, outcome.slugs, wanted.limit, wanted.shared)
+        self.world.log(self.name, "GRANTED", *outcome.slugs, outcome.nonce[:4], f"#{outcome.token % 10**9}")
         self._oracles.granted(lease, outcome, began)
         return lease
 
@@ -246,8 +263,10 @@ class Process(Computer):
                 self._listen(machine)
         if not bell.rung:
             bell.task = self.current
-            yield Wait(pause.told if self._waiters.told else pause.seconds)
-            bell.task = None
+            try:
+                yield Wait(pause.told if self._waiters.told else pause.seconds)
+            finally:
+                bell.task = None
 
     def _listen(self, machine: Machine) -> None:
         """Have a node tell of turns, now and after every restart."""
@@ -279,12 +298,25 @@ class Process(Computer):
         if not ballot.requests:
             return
         bundle = self._bundles[0] if self.shared else self._bundles.pop() if self._bundles else Bundle()
-        yield from self._ask(bundle, ballot)
+        try:
+            yield from self._ask(bundle, ballot)
+        except Cancelled:
+            self._interrupted(bundle, ballot)
+            raise
         if not self.shared:
             self._bundles.append(bundle)
         if ballot.lasting:
             for node in ballot.missed():
                 self.spawn(self._bring(node, ballot.requests[node], self.clock() + ballot.lasting))
+
+    def _interrupted(self, bundle: Bundle, ballot: Ballot) -> None:
+        """End a round before it is over: a thread's links are in a state that nobody knows, those of a loop are not."""
+        ballot.close()
+        for waiting in bundle.connecting.values():
+            if ballot in waiting:
+                waiting.remove(ballot)
+        for seat in list(bundle.seats.values()) if not self.shared else ():
+            self._unseat(bundle, seat, "closed")
 
     def _bring(self, node: int, request: Request, until: float) -> Routine:
         """Do what :class:`django_redlock.nodes.courier.Courier` does."""
@@ -328,8 +360,10 @@ class Process(Computer):
         task = self.current
         assert task is not None
         bundle.waiting.append(task)
-        yield Wait(left)
-        bundle.waiting.remove(task)
+        try:
+            yield Wait(left)
+        finally:
+            bundle.waiting.remove(task)
 
     def _expects(self, bundle: Bundle, ballot: Ballot) -> bool:
         missing = ballot.requests.keys() - ballot.replies.keys()

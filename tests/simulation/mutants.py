@@ -13,7 +13,8 @@ from unittest.mock import patch
 
 from django_redlock.core.acquisition import GRANTS, Acquisition
 from django_redlock.core.admission import Admission
-from django_redlock.core.messages import Ballot, Kind, Reply
+from django_redlock.core.messages import SHARED, Ballot, Kind, Reply
+from django_redlock.core.names import place
 from django_redlock.core.owner import nonce_of
 from django_redlock.core.rules import Rules, majority
 from django_redlock.core.tenure import Tenure
@@ -24,7 +25,7 @@ from .driver import Process
 from .profiles import PROFILES
 from .scenarios import SCENARIOS
 
-ENOUGH = 150  # schedules after which a mutant counts as alive
+ENOUGH = 600  # schedules after which a mutant counts as alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,65 @@ def no_expiry() -> Iterator[None]:
         yield
 
 
+@mutant("calm")
+def sharing_with_everybody() -> Iterator[None]:
+    """a node lets a shared holder in beside an exclusive one"""
+    in_the_way = MemoryStore._in_the_way
+
+    def judged(self: MemoryStore, request: Any, *more: Any) -> bool:
+        return not request.shared and in_the_way(self, request, *more)
+
+    with patch.object(MemoryStore, "_in_the_way", judged):
+        yield
+
+
+@mutant("calm")
+def overwriting_the_shared() -> Iterator[None]:
+    """a node lets an exclusive holder in beside shared ones"""
+    in_the_way = MemoryStore._in_the_way
+
+    def judged(self: MemoryStore, request: Any, slug: str, ours: set[str], now: float) -> bool:
+        return in_the_way(self, request, slug, ours | {SHARED}, now)
+
+    with patch.object(MemoryStore, "_in_the_way", judged):
+        yield
+
+
+@mutant("net", "pause")
+def no_place_for_who_was_here_before() -> Iterator[None]:
+    """a waiter that lost its place by a vain grant queues behind those who came later"""
+    with patch.object(MemoryStore, "_ahead_of", lambda *args: False):
+        yield
+
+
 # The rounds
+
+
+@mutant("calm")
+def one_place_too_many() -> Iterator[None]:
+    """a lock for two has three places"""
+    places = Acquisition._places
+
+    def more(self: Acquisition) -> list[tuple[str, ...]]:
+        found = places(self)
+        return found if len(found) == 1 else [*found, (place(self._queue, len(found) + 1),)]
+
+    with patch.object(Acquisition, "_places", more):
+        yield
+
+
+@mutant("cancelled")
+def no_undo() -> Iterator[None]:
+    """a cancelled acquisition takes nothing back"""
+    undo = Acquisition.undo
+
+    def undone(self: Acquisition, timeout: float = 0.0) -> Ballot:
+        ballot = undo(self, timeout)
+        ballot.requests = {}
+        return ballot
+
+    with patch.object(Acquisition, "undo", undone):
+        yield
 
 
 @mutant("calm", "net")

@@ -104,7 +104,7 @@ def describe(request: Request) -> str:
         case Extend():
             return "Extend " + ", ".join(f"{term.nonce[:4]} #{term.token % 10**9}" for term in request.terms)
         case Acquire():
-            names = "".join(request.slugs)
+            names = "".join(request.slugs) + " shared" * request.shared
             return f"Acquire {request.nonce[:4]} {names} #{request.number % 10**9} {request.waiter}".rstrip()
         case Raise():
             return f"Raise {request.nonce[:4]} #{request.number % 10**9}"

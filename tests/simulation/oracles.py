@@ -11,7 +11,19 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from django_redlock.core.acquisition import Granted
-from django_redlock.core.messages import Acquire, Ballot, Extend, Kind, Raise, Release, Reply, Request, Survey, Term
+from django_redlock.core.messages import (
+    SHARED,
+    Acquire,
+    Ballot,
+    Extend,
+    Kind,
+    Raise,
+    Release,
+    Reply,
+    Request,
+    Survey,
+    Term,
+)
 
 from .profiles import TTL
 from .world import World
@@ -61,9 +73,22 @@ class Vote:
     booted: float
 
 
+Missing = set[tuple[str, str]]
+"""Names, and the nonces of those who hold them no longer on a node."""
+
+
+def has(machine: "Machine", slug: str, nonce: str, shared: bool) -> bool:
+    """Tell whether a node knows the holder with this nonce, alone or beside other shared ones."""
+    holder = machine.store.execute(Survey((slug,))).rows[0].value[:32]
+    return holder == SHARED and nonce in machine.store._shared.get(slug, ()) if shared else holder == nonce
+
+
 class Oracles:
     """
     Judge one schedule.
+
+    What is unique, ordered and exclusive is a *slug*: the name of a lock or, for one that several may hold, one of
+    its places.
 
     Args:
         world: Whose schedule it is.
@@ -80,8 +105,9 @@ class Oracles:
         self._nodes = nodes
         self._quorum = quorum
         self.guarded = guarded
-        self._held: dict[str, list[Lease]] = defaultdict(list)
+        self._held: dict[str, list[Lease]] = defaultdict(list)  # by name
         self._ended: list[Lease] = []
+        # By slug; and, of those that were not shared, by slug and "!".
         self._completed: dict[str, list[float]] = defaultdict(list)
         self._highest: dict[str, list[int]] = defaultdict(list)
         self._tokens: dict[str, set[int]] = defaultdict(set)
@@ -105,15 +131,19 @@ class Oracles:
                 del self._accepted[node, slug]
         self._released.pop(machine.number, None)
 
-    def before(self, machine: "Machine", request: Request) -> set[str]:
-        """Return the names that a request to extend finds without a holder."""
+    def before(self, machine: "Machine", request: Request) -> Missing:
+        """Return what a request to extend finds to be lost."""
         if not isinstance(request, Extend):
             return set()
-        slugs = tuple(slug for term in request.terms for slug in term.slugs)
-        return {row.slug for row in machine.store.execute(Survey(slugs)).rows if not row.value}
+        return {
+            (slug, term.nonce)
+            for term in request.terms
+            for slug in term.slugs
+            if not has(machine, slug, term.nonce, term.shared)
+        }
 
-    def executed(self, machine: "Machine", request: Request, reply: Reply, missing: set[str], repeated: bool) -> None:
-        """A node executed a request, which found no holder for *missing*."""
+    def executed(self, machine: "Machine", request: Request, reply: Reply, missing: Missing, repeated: bool) -> None:
+        """A node executed a request, which found *missing* to be lost."""
         self.commands += 1
         match request:
             case Acquire() | Raise():
@@ -137,14 +167,13 @@ class Oracles:
             if request.number <= self._accepted.get((node, slug), 0):
                 self.violated("node", f"P3: node {node} accepted {request.number} for {slug} after a greater one")
             self._accepted[node, slug] = max(request.number, self._accepted.get((node, slug), 0))
-        rows = machine.store.execute(Survey(request.slugs)).rows
-        if any(row.value[:32] != request.nonce for row in rows):
+        if not all(has(machine, slug, request.nonce, request.shared) for slug in request.slugs):
             self.violated("node", f"P3: node {node} accepted a number of one who does not hold it")
         self._votes[node, request.nonce].append(Vote(request.number, machine.booted))
 
-    def _heals(self, machine: "Machine", term: Term, missing: set[str]) -> None:
-        """P19: a node without a holder takes the old one back only if it has accepted no greater number."""
-        for slug in missing & set(term.slugs):
+    def _heals(self, machine: "Machine", term: Term, missing: Missing) -> None:
+        """P19: a node that lost a holder takes it back only if it has accepted no greater number."""
+        for slug in [slug for slug in term.slugs if (slug, term.nonce) in missing]:
             highest = self._accepted.get((machine.number, slug), 0)
             if highest > term.token:
                 self.violated("heal", f"P19: node {machine.number} took {term.token} back after {highest}")
@@ -173,8 +202,12 @@ class Oracles:
             self.violated("validity", f"P17: a lease ends {lease.tenure.deadline - latest:.6f} s too late")
         if not lease.believed():
             self.violated("validity", "P17: a lock was granted with no validity left")
+        for slug in lease.slugs:
+            self._check_token(slug, outcome.token, began)
+            self._completes(slug, outcome.token)
+            if not lease.shared:
+                self._completes(slug + "!", outcome.token)
         for name in lease.tenure.names:
-            self._check_token(name, outcome.token, began)
             self._check_alone(name, lease)
 
     def _check_votes(self, outcome: Granted) -> None:
@@ -201,18 +234,23 @@ class Oracles:
         if before and self._highest[name][before - 1] >= token:
             self.violated("token", f"P2: {token} for {name} after {self._highest[name][before - 1]}")
         self._tokens[name].add(token)
-        self._completed[name].append(self._world.now)
-        self._highest[name].append(max(token, self._highest[name][-1] if self._highest[name] else 0))
+
+    def _completes(self, key: str, token: int) -> None:
+        highest = self._highest[key]
+        self._completed[key].append(self._world.now)
+        highest.append(max(token, highest[-1] if highest else 0))
 
     def _check_alone(self, name: str, lease: "Lease") -> None:
-        """P16: nobody else believes to hold it, by his own clock."""
+        """P16: nobody else believes to hold it, by his own clock, unless both share it or there is another place."""
         others = self._held[name]
         for other in list(others):
-            if other.believed():
-                self.violated("overlap", f"P16: {lease.process.name} and {other.process.name} both hold {name}")
-            else:
+            if not other.believed():
                 others.remove(other)
                 self._ended.append(other)
+            elif set(lease.slugs) & set(other.slugs) and not (lease.shared and other.shared):
+                self.violated("overlap", f"P16: {lease.process.name} and {other.process.name} both hold {name}")
+        if len(others) >= lease.limit > 1:
+            self.violated("overlap", f"P16: {len(others) + 1} hold {name} where {lease.limit} may")
         others.append(lease)
 
     def extended(self, lease: "Lease", ballot: Ballot, asked: float, longer: bool, late: bool) -> None:
@@ -225,10 +263,11 @@ class Oracles:
             self.violated("validity", "P18: an extension counted after the deadline")
         if tenure.deadline > self._first_bytes[ballot] + TTL - DRIFT + ROUNDING:
             self.violated("validity", "P17: an extension lasts longer than from before its first byte")
-        for name in tenure.names:
-            before = bisect_left(self._completed[name], asked)
-            if before and self._highest[name][before - 1] > tenure.token:
-                self.violated("heal", f"P19: {tenure.token} of {name} was extended after a later token was complete")
+        for slug in lease.slugs:
+            key = slug + "!" if lease.shared else slug  # a later holder who shares it is none that supersedes
+            before = bisect_left(self._completed[key], asked)
+            if before and self._highest[key][before - 1] > tenure.token:
+                self.violated("heal", f"P19: {tenure.token} of {slug} was extended after a later token was complete")
 
     # At the end
 

@@ -31,6 +31,7 @@ class Profile:
         wall_step: Rate at which a client's wall clock steps.
         die: Rate at which clients are killed.
         slow: Chance that a step of the database takes up to several leases.
+        cancel: Chance that an acquisition is cancelled at some moment.
         tolerated: Oracles whose violations are counted, but no failure: assumptions do not hold here.
     """
 
@@ -54,6 +55,7 @@ class Profile:
     wall_step: float = 0.0
     die: float = 0.0
     slow: float = 0.0
+    cancel: float = 0.05
     tolerated: frozenset[str] = frozenset()
 
 

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from django_redlock.core.acquisition import GaveUp
+from django_redlock.core.messages import Survey
 
 from .database import CLAIMED, increment
 from .driver import Lease
 from .profiles import CALM, LOSS, NET, SLOW, TTL, WITHIN, Profile
-from .schedule import Client, Schedule
+from .schedule import THEMES, Client, Schedule
 from .world import EPOCH, Routine, Sleep
 
 Violations = list[tuple[str, str]]
@@ -72,15 +73,55 @@ def stepping_node(seed: int) -> Violations:
         if not lease.believed():
             oracles.violated("stuck", "P21: the holder lost the lock")
 
-    def visit(client: Client) -> Routine:
-        lease = yield from client.acquire((client.name,), 0.0)
-        yield from client.release(lease)
-
     def attempt(client: Client) -> Routine:
         yield from client.acquire(("a",), 0.0)
 
     holder.spawn(story())
     schedule.world.run(3.0)
+    return oracles.violations
+
+
+def visit(client: Client) -> Routine:
+    """Have a client hear from every node, under a name of its own."""
+    lease = yield from client.acquire((client.name,), 0.0)
+    yield from client.release(lease)
+
+
+def cancelled(seed: int) -> Violations:
+    """
+    P33: an acquisition that is cancelled leaves nothing behind: no key, and no place in a queue.
+
+    Its links are warm or cold, the lock is free or held, and it is cancelled at any moment, as a thread or as a task.
+    """
+    schedule = Schedule(THREE, seed)
+    world, random, oracles = schedule.world, schedule.world.random, schedule.oracles
+    holder, victim = _bystander(schedule), _bystander(schedule)
+    held, warm = random.random() < 0.5, random.random() < 0.7
+
+    def story() -> Routine:
+        lease = (yield from holder.acquire(("a",), 0.0)) if held else None
+        if warm:
+            victim.spawn(visit(victim))
+            yield Sleep(0.1)
+        task = victim.spawn(attempt())
+        yield Sleep(random.choice((0.0005, 0.002, 0.3)) * random.random())
+        if not victim.sessions:
+            task.cancel()
+        yield Sleep(victim.rules.timeout(TTL))
+        if isinstance(lease, Lease):
+            yield from holder.release(lease)
+            yield Sleep(0.01)
+        for machine in schedule.machines:
+            left = machine.store.execute(Survey(("{a}",))).rows[0].value
+            if not victim.sessions and (left or machine.store.waiters("{a}")):
+                oracles.violated("ghost", f"P33: a cancelled acquisition left something on node {machine.number}")
+
+    def attempt() -> Routine:
+        yield from victim.acquire(("a",), None)
+        victim.sessions.append((None, "a"))  # it was quicker
+
+    holder.spawn(story())
+    world.run(3.0)
     return oracles.violations
 
 
@@ -111,6 +152,7 @@ def amnesia(nodes: int, quorum: int, forgetful: int, **hazards: float) -> Callab
         schedule = Schedule(profile, seed, restart_guard=False)
         schedule.oracles.guarded = False
         schedule.crashing = schedule.machines[:forgetful]
+        schedule.busy, schedule.wishes = 5.0, THEMES[0]
         return schedule.run().violations
 
     return scenario
@@ -178,4 +220,5 @@ SCENARIOS: dict[str, Callable[[int], Violations]] = {
     "stepping node": stepping_node,
     "connections reset": reset_connections,
     "no lock": no_lock,
+    "cancelled": cancelled,
 }

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from django_redlock.core.acquisition import GaveUp
 from django_redlock.core.rules import Rules, majority
 
 from .database import GUARDS, Database, increment
@@ -11,13 +10,30 @@ from .driver import Lease, Process
 from .network import Faults, Machine
 from .oracles import Figures, Oracles
 from .profiles import TTL, Profile
-from .world import EPOCH, Clock, Routine, Sleep, World
+from .world import EPOCH, Cancelled, Clock, Routine, Sleep, World
 
-BUSY = 5.0  # seconds of hazards
+BUSY = (1.0, 1.0, 2.0, 5.0)  # seconds of hazards
 QUIET = 20.0  # seconds without, in which every client has to get the lock once more
 NODE_SKEW = 0.2  # seconds by which the clocks of nodes are off at most: beyond a second they would not vote
 EXCERPT = 80  # lines of the trace to show before the first violation
-NAMES = (("a",), ("a",), ("a",), ("b",), ("a", "b"))
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A lock that a client may want."""
+
+    names: tuple[str, ...]
+    limit: int = 1
+    shared: bool = False
+
+
+A = Wish(("a",))
+# What the clients of one schedule contend for.
+THEMES = (
+    (A, A, A, Wish(("b",)), Wish(("a", "b"))),
+    (A, Wish(("two",), limit=2)),
+    (A, Wish(("pages",)), Wish(("pages",), shared=True), Wish(("pages",), shared=True)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +67,7 @@ class Client(Process):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self.sessions: list[tuple[object, str]] = []
+        self.wishes: tuple[Wish, ...] = (A,)
         self.quiet = False
         self.satisfied = False
 
@@ -59,24 +76,37 @@ class Client(Process):
         random = self.world.random
         while not self.quiet:
             yield Sleep(random.expovariate(10))
-            lease = yield from self.acquire(random.choice(NAMES), random.choice((0.0, 0.3, 2.0, None)))
+            lease = yield from self.try_to_get(random.choice(self.wishes), random.choice((0.0, 0.3, 2.0, None)))
             if isinstance(lease, Lease):
                 yield from self.section(database, lease)
-        lease = yield from self.acquire(("a",), None)
-        if not isinstance(lease, GaveUp):
+        for wish in (A, self.wishes[-1]):
+            lease = yield from self.acquire(wish.names, None, wish.limit, wish.shared)
             yield from self.release(lease)
-            self.satisfied = True
+        self.satisfied = True
+
+    def try_to_get(self, wish: Wish, wait: float | None) -> Routine:
+        """Acquire a lock, unless that is cancelled at some moment."""
+        random, trying = self.world.random, [self.current]
+        if random.random() < self._profile.cancel:
+            moment = random.choice((0.0002, 0.001, 0.02, 0.5)) * random.random()
+            self.after(moment, lambda: trying and trying[0] and trying[0].cancel())
+        try:
+            return (yield from self.acquire(wish.names, wait, wish.limit, wish.shared))
+        except Cancelled:
+            return None
+        finally:
+            trying.clear()
 
     def section(self, database: Database, lease: Lease) -> Routine:
         """Increment under a lock, and give it up unless it is left to expire."""
         random, tenure = self.world.random, lease.tenure
         if random.random() < 0.6:
             self.renew(lease)
-        for guard in random.sample(GUARDS, 3):
+        for guard in random.sample(GUARDS, 0 if lease.shared else 3):  # who shares a lock does not write
             if not lease.ensure():
                 break
             yield from self.breathe()
-            yield from increment(database, self, random.choice(tenure.names), tenure.token, tenure.nonce, guard)
+            yield from increment(database, self, random.choice(lease.slugs), tenure.token, tenure.nonce, guard)
         if random.random() < 0.2:
             yield Sleep(random.uniform(0, 1.5 * TTL))
         if self.quiet or random.random() < 0.9:
@@ -100,6 +130,8 @@ class Schedule:
         self.profile = profile
         self.seed = seed
         self.world = world = World(seed, traced)
+        self.busy = world.random.choice(BUSY)
+        self.wishes = world.random.choice(THEMES)
         nodes, quorum = world.random.choice(profile.sizes)
         self.rules = Rules(nodes, quorum, ttl=TTL, max_ttl=TTL, **options)  # type: ignore[arg-type]
         self.oracles = Oracles(world, nodes, quorum or majority(nodes), nodes > 2)
@@ -125,7 +157,7 @@ class Schedule:
         self._often(profile.freeze, lambda: random.choice(self.machines).stop(random.expovariate(5 / TTL)))
         self._often(profile.die, self._die)
         self._often(profile.block, self._block)
-        world.run(BUSY)
+        world.run(self.busy)
         self._calm_down()
         end = world.now + QUIET
         while world.now < end and not all(client.satisfied or client.dead for client in self.clients):
@@ -145,6 +177,7 @@ class Schedule:
         )
         self._set(client.wall, self.profile.skew)
         client.steady.rate = client.wall.rate
+        client.wishes = self.wishes
         self.clients.append(client)
         for _ in range(0 if idle else self.world.random.choice((1, 1, 2))):
             client.spawn(client.work(self.database))
@@ -161,7 +194,7 @@ class Schedule:
         """Let something happen at random moments."""
         if rate:
             time = self.world.random.expovariate(rate)
-            while time < BUSY:
+            while time < self.busy:
                 self.world.at(time, happen)
                 time += self.world.random.expovariate(rate)
 

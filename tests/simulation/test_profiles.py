@@ -1,24 +1,43 @@
-"""Schedules of every profile, judged by every oracle."""
+"""Schedules of every profile, from seeds that are new in each run, judged by every oracle."""
+
+import os
+from collections.abc import Iterator
+from secrets import randbelow
 
 import pytest
 
 from .profiles import PROFILES, Profile
+from .runs import HEADS, Runs, line
 from .schedule import run
 
 pytestmark = pytest.mark.once
 
-EACH = 8  # schedules per test
-CHUNKS = 4  # tests per profile, so that they spread over the processors
+EACH = 300  # schedules of each profile: 3,300 in all
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Runs]:
+    with Runs(os.cpu_count() or 1) as runs:
+        yield runs
+
+
+@pytest.fixture(scope="module")
+def seed() -> int:
+    """The first of the seeds; they are new in each run, unless ``REDLOCK_SEED`` repeats an old one."""
+    return int(os.environ.get("REDLOCK_SEED") or randbelow(10**9))
+
+
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda profile: profile.name.replace(" ", "-"))
-def test_oracles_hold_in_every_schedule(profile: Profile, chunk: int):
+def test_oracles_hold_in_every_schedule(profile: Profile, runs: Runs, seed: int, capsys: pytest.CaptureFixture[str]):
     """P1, P2, P3, P4, P9, P10, P11, P16, P17, P18, P19, P20, P24, P26, P29, P39: whatever the profile does."""
-    for seed in range(chunk * EACH, chunk * EACH + EACH):
-        outcome = run(profile, seed)
+    figures, failures = runs.run(profile, range(seed, seed + EACH))
 
-        assert not outcome.failures, str(outcome)
+    with capsys.disabled():
+        if profile.name == next(iter(PROFILES)):
+            print(f"\nseed {seed}, or REDLOCK_SEED={seed}\n{HEADS}", end="")
+        print("\n" + line(profile.name, figures), end="")
+    assert figures.schedules == EACH
+    assert not failures, "\n\n".join(map(str, failures[:2]))
 
 
 def test_one_seed_is_one_schedule():

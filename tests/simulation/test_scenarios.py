@@ -11,6 +11,7 @@ from .driver import Lease
 from .profiles import CALM, TTL
 from .scenarios import (
     amnesia,
+    cancelled,
     lagging,
     late_raises,
     lost_replies,
@@ -71,11 +72,10 @@ def test_quorums_that_survive_amnesia(nodes: int, quorum: int, forgetful: int):
     assert [violation for seed in range(12) for violation in scenario(seed)] == []
 
 
-def test_one_amnesiac_too_many_is_found():
-    """P6: with one more the oracles find a violation, so that the test above means something."""
-    scenario = amnesia(3, 2, 1, skew=2.0, cut=0.05)
-
-    assert any(scenario(seed) for seed in range(300))
+@pytest.mark.parametrize("seed", range(60))
+def test_acquisitions_are_cancelled(seed: int):
+    """P33, L10, L11: whatever it waits for, as a thread or as a task, it leaves neither a key nor a place in line."""
+    assert cancelled(seed) == []
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -39,6 +39,10 @@ Command = Sleep | Wait | Call
 Routine = Generator[Command, Any, Any]
 
 
+class Cancelled(Exception):
+    """Raised in a task where it waits, as asyncio does on cancellation, or a signal handler in a thread."""
+
+
 class World:
     """
     Everything that happens in one schedule, in order of time.
@@ -115,6 +119,12 @@ class Task:
             self._ticket += 1
             self._process.after(self._process.lag(), self.resume, self._ticket)
 
+    def cancel(self) -> None:
+        """Raise :class:`Cancelled` in it, instead of whatever it waits for."""
+        self.waiting = False
+        self._ticket += 1
+        self._process.after(self._process.lag(), self.resume, self._ticket, Cancelled())
+
     def resume(self, ticket: int, value: Any = None) -> None:
         """Let it run to its next command."""
         if ticket != self._ticket:
@@ -124,18 +134,15 @@ class Task:
         process = self._process
         process.current = self
         try:
-            command = self._routine.send(value)
-        except StopIteration:
+            command = self._routine.throw(value) if isinstance(value, Cancelled) else self._routine.send(value)
+        except (StopIteration, Cancelled):
             return
         ticket = self._ticket
-        match command:
-            case Sleep(seconds):
-                process.after(process.lag() + seconds / process.steady.rate, self.resume, ticket)
-            case Wait(seconds):
-                self.waiting = True
-                process.after(process.lag() + seconds / process.steady.rate, self.resume, ticket)
-            case Call(begin):
-                begin(lambda answer: process.after(0.0, self.resume, ticket, answer))
+        if isinstance(command, Call):
+            command.begin(lambda answer: process.after(0.0, self.resume, ticket, answer))
+        else:
+            self.waiting = isinstance(command, Wait)
+            process.after(process.lag() + command.seconds / process.steady.rate, self.resume, ticket)
 
 
 class Computer:

@@ -41,7 +41,13 @@ for i = 3, last, 4 do
       redis.call('ZREM', KEYS[i + 3], first)
       first = redis.call('ZRANGE', KEYS[i + 2], 0, 0)[1]
     end
-    if first and first == waiter then seated[i] = true elseif first and not barge then queued = true end
+    if first and first == waiter then
+      seated[i] = true
+    elseif first and not barge then
+      -- Who makes room when granted has left the line where an attempt failed as a whole; its stamp says so.
+      local ahead_of_it = waiter ~= '' and tonumber(ARGV[10]) < tonumber(redis.call('ZSCORE', KEYS[i + 2], first))
+      queued = queued or not ahead_of_it
+    end
   end
 end
 if cancelled then return 'CANCELLED ' .. high .. ' ' .. stamp .. ' 0 -1 ' end

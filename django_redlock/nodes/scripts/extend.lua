@@ -10,7 +10,8 @@ local now_ms = math.floor(tonumber(stamp) / 1000)
 redis.call('ZCARD', index)
 
 local function extend(at, names, shared, shorten, nonce, ttl, token, value)
-  local last, high, refused, lost = at + 2 * names, '0', redis.call('EXISTS', KEYS[at]) == 1, {}
+  local marker = redis.call('GET', KEYS[at])
+  local last, high, refused, lost = at + 2 * names, '0', marker, {}
   for i = at + 1, last, 2 do
     local current = redis.call('GET', KEYS[i])
     local fence = redis.call('GET', KEYS[i + 1]) or '0'
@@ -24,7 +25,7 @@ local function extend(at, names, shared, shorten, nonce, ttl, token, value)
       if tonumber(fence) > tonumber(token) then refused = true end
     end
   end
-  if refused then return 'R' .. high end
+  if refused then return (marker == 'stop' and 'S' or 'R') .. high end
   for i = at + 1, last, 2 do
     local ends = now_ms + ttl
     if shared then
@@ -39,7 +40,7 @@ local function extend(at, names, shared, shorten, nonce, ttl, token, value)
       redis.call('SET', KEYS[i], value, 'PX', ttl)
     else
       if not shorten then ends = now_ms + math.max(ttl, redis.call('PTTL', KEYS[i])) end
-      redis.call('PEXPIRE', KEYS[i], ends - now_ms)
+      redis.call('SET', KEYS[i], value, 'PX', ends - now_ms) -- it says how often it was extended
     end
     if lost[i] then
       if keep == '' then redis.call('SET', KEYS[i + 1], token) else redis.call('SET', KEYS[i + 1], token, 'PX', keep) end

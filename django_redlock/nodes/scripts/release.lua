@@ -1,7 +1,7 @@
 -- Give a lock up, if it is ours; let a waiter leave the queue; wake who is first in it.
 -- KEYS: index, cancel marker; of each name: holder, queue, enrolments; if shared, the holders of each name
 -- Shared holders have a nonce each; the word that stands for all of them in the holder's key ends all their holds.
--- ARGV: nonce, bury ms, prefix, waiter that leaves ('' is none), shared ('1' or '')
+-- ARGV: nonce, bury ms, prefix, waiter that leaves ('' is none), shared, revoke ('1' or '')
 local index, marker = KEYS[1], KEYS[2]
 local nonce, bury, prefix, leaving, shared = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5] == '1'
 local SHARED = 'shared--------------------------'
@@ -47,7 +47,7 @@ for i in pairs(mine) do
   released = true
 end
 -- A request of ours may still be on its way, and must find this marker.
-if bury > 0 then redis.call('SET', marker, '1', 'PX', bury) end
+if bury > 0 then redis.call('SET', marker, ARGV[6] == '1' and 'stop' or '1', 'PX', bury) end
 -- Only the first in line is told; a hint that is lost costs it time and nothing else.
 for i, first in pairs(firsts) do
   local left = false

@@ -3,12 +3,15 @@
 import os
 import signal
 import time
+from io import StringIO
 
 import pytest
-from celery import Task, chain, chord
+from celery import Task, _state, chain, chord
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
+from django.core.management import call_command
 
 from django_redlock.celery import singleton_task
+from django_redlock.inventory import held_locks
 
 from .. import project
 from .real import LEASE, SLACK, free, gone, task, until
@@ -312,3 +315,30 @@ def test_warm_shutdown(start, stage, what):
     leaving.wait(timeout=10)
     assert result.get(timeout=10) == f"{what} done"
     assert free("hold", what)()
+
+
+@pytest.mark.parametrize("option", ["--terminate-task", "--polite=1"])
+def test_operator_takes_a_task_its_slot(worker, stage, what, monkeypatch, option):
+    """
+    L74: an operator releases the slot of a running task and has the task revoked and ended in the same action; asked
+    politely, a body that does not look at its lease loses its slot all the same when the time is over.
+    """
+    monkeypatch.setattr(_state._tls, "current_app", project.app)
+    result = task("hold_long").delay(what)
+    child = stage.hear("started")
+    (name,) = [held.name for held in held_locks().locks if what in held.name]
+    out = StringIO()
+
+    call_command("redlock_release", name, option, "--no-input", "--reason=stuck", stdout=out, stderr=out)
+
+    until(free("hold_long", what))
+    assert f"{name}: released." in out.getvalue()
+    if option == "--terminate-task":
+        assert f"told the workers to revoke task {result.id}." in out.getvalue()
+        until(gone(child))
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=10)
+    else:
+        assert f"{name}: its holder was asked to stop." in out.getvalue()
+        stage.allow()
+        stage.hear("ended")

@@ -1,0 +1,229 @@
+"""
+The admin page *Held locks*: a change list over the nodes instead of a table, a page for each lock, and the nodes.
+
+Its templates extend the admin's and never copy them, because they differ from release to release.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin, messages
+from django.contrib.admin import helpers
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.forms.widgets import Script
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.template.loader import render_to_string
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from ..inventory import printable
+from ..models import HeldLock
+from .actions import (
+    MAX_REASON,
+    MAX_RELEASE,
+    MORE_TIME,
+    OUTCOMES,
+    Choice,
+    audit,
+    can_revoke,
+    carry_out,
+    look_again,
+    refusal,
+    revoke_task,
+    seconds_wanted,
+)
+from .changelist import HeldLockChangeList
+from .columns import Columns, clock
+from .pages import detail, panels
+from .rows import FILTERS, known_aliases
+
+if TYPE_CHECKING:
+    AnyModelAdmin = admin.ModelAdmin[HeldLock]
+else:
+    AnyModelAdmin = object
+
+REFRESH = 5  # seconds
+
+__all__ = ["MAX_RELEASE", "HeldLockAdmin", "HeldLockAdminMixin", "clock"]
+
+
+class HeldLockAdminMixin(Columns, AnyModelAdmin):
+    """The page, for any base class: ``class Locks(HeldLockAdminMixin, unfold.admin.ModelAdmin)``."""
+
+    actions = ("stop", "release", "extend")
+    list_display = (
+        *("lock_name", "lock_state", "time_left", "votes_shown", "held_by", "held_since"),
+        *("waiting_count", "times_extended", "fence"),
+    )
+    list_display_links = None
+    list_filter = FILTERS
+    list_per_page = 50
+    ordering = ("remaining",)
+    search_fields = ("name", "holder")
+    search_help_text = _("Words of the lock's name or its holder.")
+    show_facets = admin.ShowFacets.NEVER
+
+    class Media:
+        css = {"all": ["django_redlock/held_locks.css"]}
+        js = [Script("django_redlock/held_locks.js", defer=True)]
+
+    # Who may do what
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Return False: locks are taken in code."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return False: there is nothing to edit."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return False: a lock is released, with a permission of its own."""
+        return False
+
+    def has_release_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may take a lock away from its holder, ask it to stop, or give it more time."""
+        return request.user.has_perm("redlock.release_heldlock")
+
+    # Pages
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        """Return the list over the nodes."""
+        return HeldLockChangeList
+
+    def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
+        """Return the columns: with the alias if there are several."""
+        name, *rest = self.list_display
+        return (name, "alias", *rest) if len(known_aliases()) > 1 else self.list_display
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add what the page asks every few seconds, the page of a lock, and the nodes."""
+        wrap = self.admin_site.admin_view
+        return [
+            path("live/", wrap(self.live_view), name="redlock_heldlock_live"),
+            path("lock/", wrap(self.detail_view), name="redlock_heldlock_detail"),
+            path("nodes/", wrap(self.nodes_view), name="redlock_heldlock_nodes"),
+            *super().get_urls(),
+        ]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Show the list."""
+        context = {"title": gettext("Held locks"), "refresh": REFRESH, **(extra_context or {})}
+        return super().changelist_view(request, context)
+
+    def live_view(self, request: HttpRequest) -> HttpResponse:
+        """Return the same rows as the list with the same query string, and the nodes, as JSON with HTML in it."""
+        self._check_view(request)
+        cl = self.get_changelist_instance(request)
+        cl.formset = None  # before Django 6.1 this is left to changelist_view
+        context = {"cl": cl, "opts": cl.opts}
+        parts = {part: render_to_string(f"admin/redlock/heldlock/{part}.html", context) for part in ("nodes", "rows")}
+        return JsonResponse({"version": 1, "count": cl.result_count, **parts})
+
+    def detail_view(self, request: HttpRequest) -> HttpResponse:
+        """Show one lock: what each node has of it, who holds it, who waits, and what was done about it."""
+        self._check_view(request)
+        about = detail(request.GET.get("key", ""))
+        return self._page(request, "detail.html", title=about["name"], **about)
+
+    def nodes_view(self, request: HttpRequest) -> HttpResponse:
+        """Show the nodes of every alias."""
+        self._check_view(request)
+        return self._page(request, "panel.html", title=gettext("Nodes"), panels=list(panels()))
+
+    def _check_view(self, request: HttpRequest) -> None:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+
+    def _page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
+        request.current_app = self.admin_site.name
+        shared = {
+            **self.admin_site.each_context(request),
+            "opts": HeldLock._meta,
+            "checkbox": helpers.ACTION_CHECKBOX_NAME,
+            "may_release": self.has_release_permission(request),
+        }
+        return TemplateResponse(request, f"admin/redlock/heldlock/{template}", {**shared, **context})
+
+    # What an operator does
+
+    @admin.action(permissions=["release"], description=_("Ask the holders of the selected locks to stop"))
+    def stop(self, request: HttpRequest, queryset: QuerySet[HeldLock]) -> HttpResponse | None:
+        """Ask for confirmation, then ask exactly the holders that were on the page."""
+        return self._act(request, "stop")
+
+    @admin.action(permissions=["release"], description=_("Release the selected locks"))
+    def release(self, request: HttpRequest, queryset: QuerySet[HeldLock]) -> HttpResponse | None:
+        """
+        Ask for confirmation, then release exactly the holders that were on the page.
+
+        What was posted decides, not *queryset*: it says which holder of a lock the user saw, and "select all" would
+        add locks that nobody saw.
+        """
+        return self._act(request, "release")
+
+    @admin.action(permissions=["release"], description=_("Keep others out of the selected locks for longer"))
+    def extend(self, request: HttpRequest, queryset: QuerySet[HeldLock]) -> HttpResponse | None:
+        """Ask for confirmation and for how long, then extend exactly the holds that were on the page."""
+        return self._act(request, "extend")
+
+    def _act(self, request: HttpRequest, action: str) -> HttpResponse | None:
+        keys = list(dict.fromkeys(request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)))
+        problem = refusal(request, keys)
+        if problem:
+            self._say(request, messages.ERROR, problem)
+            return None
+        seen = list(look_again(keys))
+        if request.POST.get("confirmed") != "yes":
+            return self._confirmation(request, action, seen)
+        seconds = 0.0
+        if action == "extend":
+            seconds, problem = seconds_wanted(request.POST.get("seconds", ""), seen)
+        if problem:
+            self._say(request, messages.ERROR, problem)
+            return None
+        for choice in seen:
+            self._act_on(request, action, choice, seconds)
+        return None
+
+    def _confirmation(self, request: HttpRequest, action: str, seen: list[Choice]) -> HttpResponse:
+        count = sum(choice.unchanged for choice in seen)
+        titles = {
+            "release": ngettext("Release a lock", "Release %(count)d locks", count),
+            "stop": ngettext("Ask a holder to stop", "Ask %(count)d holders to stop", count),
+            "extend": ngettext("More time for a lock", "More time for %(count)d locks", count),
+        }
+        return self._page(
+            request,
+            "release.html",
+            title=titles[action] % {"count": count},
+            action=action,
+            choices=seen,
+            count=count,
+            max_reason=MAX_REASON,
+            more_time=int(MORE_TIME),
+            can_revoke=action != "extend" and can_revoke(seen),
+        )
+
+    def _act_on(self, request: HttpRequest, action: str, choice: Choice, seconds: float) -> None:
+        reason = printable(request.POST.get("reason", "").strip()[:MAX_REASON])
+        outcome = carry_out(action, choice, seconds, reason)
+        level, text = OUTCOMES[outcome]
+        self._say(request, level, text % {"lock": choice.name})
+        if outcome not in ("released", "unknown", "asked", "extended"):
+            return
+        if request.POST.get("revoke") == "yes" and choice.task and action != "extend" and not choice.problem:
+            revoke_task(choice)
+            reason = f"{reason} (task {printable(choice.task)} revoked)".strip()
+        audit(request, action, choice, outcome, reason)
+
+    def _say(self, request: HttpRequest, level: int, text: str) -> None:
+        self.message_user(request, text, level)
+
+
+@admin.register(HeldLock)
+class HeldLockAdmin(HeldLockAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    """The page in Django's own admin."""

@@ -1,0 +1,196 @@
+"""
+What an operator does to chosen locks: what was chosen as it is now, what came of it, and the admin's log of it.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.http import HttpRequest
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from ..conf import InvalidRedlockError
+from ..handler import locks
+from ..inventory import ask_to_stop, extend_lock, find_locks, force_release, printable
+from ..models import HeldLock, parse_key
+from .columns import moment
+from .rows import known_aliases
+
+MAX_REASON = 200  # characters
+MAX_RELEASE = 20  # locks in one go: what one can read on one page
+MORE_TIME = 30.0  # seconds that the page offers
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """
+    One lock that somebody chose, as it is now.
+
+    Args:
+        key: What was chosen.
+        fingerprint: The holder that was on the page.
+        alias: The lock's alias.
+        slug: The lock's slug.
+        row: The lock as it is now; None if it is free or cannot be seen.
+        problem: Why nothing can be done about it: ``changed``, ``gone``, ``unknown``; empty if something can.
+    """
+
+    key: str
+    fingerprint: str
+    alias: str
+    slug: str
+    row: HeldLock | None
+    problem: str
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the holder is still the one that was on the page."""
+        return not self.problem
+
+    @property
+    def name(self) -> str:
+        """The lock's name."""
+        return self.row.name if self.row else printable(self.slug.removeprefix("{").removesuffix("}"))
+
+    @property
+    def since(self) -> str:
+        """When the holder took it."""
+        return moment(self.row.since if self.row else None)
+
+    @property
+    def task(self) -> str:
+        """The id of the Celery task that holds it; empty if none does."""
+        owner = self.row.lock.owner if self.row else None
+        return owner.ref if owner and owner.kind == "task" else ""
+
+    @property
+    def explanation(self) -> str:
+        """Why nothing can be done about it."""
+        return OUTCOMES[self.problem][1] % {"lock": self.name} if self.problem else ""
+
+
+OUTCOMES: dict[str, tuple[int, Any]] = {
+    "released": (messages.SUCCESS, _("“%(lock)s” was released.")),
+    "asked": (
+        messages.SUCCESS,
+        _("The holder of “%(lock)s” was asked to stop. It learns of it at its next renewal; watch the lock."),
+    ),
+    "extended": (messages.SUCCESS, _("“%(lock)s” keeps others out for longer.")),
+    "shared": (
+        messages.WARNING,
+        _("“%(lock)s” is held by several at once, who cannot be asked or given time one by one."),
+    ),
+    "changed": (
+        messages.ERROR,
+        _("“%(lock)s” was left alone: it changed hands since you looked. Look again and decide anew."),
+    ),
+    "gone": (messages.INFO, _("“%(lock)s” was left alone: nobody holds it any more.")),
+    "unknown": (
+        messages.WARNING,
+        _("“%(lock)s”: too few nodes answered to tell whether it is free. Look again, then repeat."),
+    ),
+}
+AUDITED = {
+    "release": (DELETION, "Released by force"),
+    "stop": (CHANGE, "Asked its holder to stop"),
+    "extend": (CHANGE, "Extended by an operator"),
+}
+
+
+def carry_out(action: str, choice: Choice, seconds: float, reason: str) -> str:
+    """Do what was confirmed; returns a key of ``OUTCOMES``."""
+    if choice.problem:
+        return choice.problem
+    if action == "stop":
+        return ask_to_stop("", choice.fingerprint, choice.alias, slug=choice.slug)
+    if action == "extend":
+        return extend_lock("", choice.fingerprint, seconds, choice.alias, slug=choice.slug)
+    return force_release("", choice.fingerprint, choice.alias, slug=choice.slug, reason=reason)
+
+
+def seconds_wanted(text: str, choices: Iterable[Choice]) -> tuple[float, str]:
+    """Return for how long to extend locks, and why that cannot be if it cannot."""
+    try:
+        seconds = float(text.replace(",", ".")[:20])
+        for choice in choices:
+            locks[choice.alias].rules.check_ttl(seconds)
+    except (ValueError, InvalidRedlockError) as error:
+        return 0.0, gettext("Nothing was done: %(why)s") % {"why": error}
+    return seconds, ""
+
+
+def refusal(request: HttpRequest, keys: list[str]) -> str:
+    """Return why nothing can be done about so much at once, or nothing."""
+    if request.POST.get("select_across", "0") not in ("", "0"):
+        return gettext("Nothing was done: “select all” includes locks that you have not seen. Tick them.")
+    if len(keys) > MAX_RELEASE:
+        return gettext("Nothing was done: select at most %(max)d locks at a time.") % {"max": MAX_RELEASE}
+    return ""
+
+
+def look_again(keys: Iterable[str]) -> Iterator[Choice]:
+    """Yield what was chosen as it is now; each alias is asked once."""
+    parsed: dict[str, list[tuple[str, str, str]]] = {}
+    for key in keys:
+        try:
+            fingerprint, alias, slug = parse_key(key)
+        except ValueError:
+            continue  # not from our page
+        if alias in known_aliases():
+            parsed.setdefault(alias, []).append((key, fingerprint, slug))
+    for alias, chosen in parsed.items():
+        yield from _choices(alias, chosen)
+
+
+def _choices(alias: str, chosen: list[tuple[str, str, str]]) -> Iterator[Choice]:
+    try:
+        snapshot = find_locks([slug for _key, _fingerprint, slug in chosen], alias)
+    except InvalidRedlockError:
+        return
+    found = {lock.slug: lock for lock in snapshot.locks}
+    for key, fingerprint, slug in chosen:
+        lock = found.get(slug)
+        row = HeldLock.of(lock) if lock else None
+        if lock is None:
+            problem = "gone" if snapshot.has_quorum else "unknown"
+        else:
+            problem = "" if lock.fingerprint == fingerprint else "changed"
+        yield Choice(key, fingerprint, alias, slug, row, problem)
+
+
+def revoke_task(choice: Choice) -> None:
+    """Tell Celery's workers to end the task that holds a lock."""
+    from ..celery.control import revoke  # only here: Celery is optional
+
+    revoke(choice.task, terminate=True)
+
+
+def can_revoke(choices: Iterable[Choice]) -> bool:
+    """Return whether a lock is held by a task, and Celery is installed."""
+    from importlib.util import find_spec
+
+    return any(choice.task for choice in choices) and find_spec("celery") is not None
+
+
+def audit(request: HttpRequest, action: str, choice: Choice, outcome: str, reason: str) -> None:
+    """Write who did what to whose lock, and why. The admin's helpers for it differ from release to release."""
+    row = choice.row
+    flag, done = AUDITED[action]
+    left = f"{row.remaining:.1f} s left" if row and row.remaining is not None else "no time known"
+    holder = row.holder or "another program" if row else "unknown"
+    parts = [
+        f"{done} ({outcome}).",
+        f"Alias {choice.alias}, holder {holder}, fingerprint {choice.fingerprint}, {left}.",
+    ]
+    LogEntry.objects.create(
+        user_id=int(request.user.pk or 0),
+        content_type=ContentType.objects.get_for_model(HeldLock, for_concrete_model=False),
+        object_id=choice.name,
+        object_repr=choice.name[:200],
+        action_flag=flag,
+        change_message=" ".join([*parts, f"Reason: {reason}"] if reason else parts),
+    )

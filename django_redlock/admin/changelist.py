@@ -1,0 +1,88 @@
+"""
+A change list whose rows come from the nodes.
+
+Only what a change list takes from its database is replaced; columns, filters, search, sorting, pages and actions
+are Django's.
+"""
+
+from typing import Any
+
+from django import forms
+from django.contrib.admin.options import IS_POPUP_VAR
+from django.contrib.admin.views.main import ALL_VAR, ORDER_VAR, SEARCH_VAR, ChangeList, ChangeListSearchForm
+from django.http import HttpRequest
+
+from ..inventory import find_locks
+from ..models import HeldLock
+from .rows import FILTERS, AliasFilter, HeldLocks, banners
+
+MAX_SEARCH = 200  # characters
+
+
+class LockSearchForm(ChangeListSearchForm):
+    """A search whose words every link of the page can carry."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields = {SEARCH_VAR: forms.CharField(required=False, strip=False, max_length=MAX_SEARCH)}
+
+
+class HeldLockChangeList(ChangeList):
+    """A change list whose rows come from the nodes: one answer per page, never a query."""
+
+    search_form_class = LockSearchForm
+
+    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Any:
+        """Return the locks that match the filters and the search, in the order asked for."""
+        self._forget_strange_parameters()
+        (self.filter_specs, self.has_filters, _rest, _many, self.has_active_filters) = self.get_filters(request)
+        self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
+        if not hasattr(self, "banners"):
+            self.banners = list(banners(request.GET.get(AliasFilter.parameter_name)))
+        rows = HeldLocks(
+            HeldLock.of(lock) for banner in self.banners if banner.snapshot for lock in banner.snapshot.locks
+        )
+        for spec in self.filter_specs:
+            rows = spec.queryset(request, rows)  # type: ignore[assignment, arg-type]  # a list, not a queryset
+        return self._in_order(rows.matching(self._found))
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Cut one page out of the locks; a page that does not exist is the nearest one that does."""
+        paginator = self.model_admin.get_paginator(request, self.queryset, self.list_per_page)
+        page = paginator.get_page(self.page_num)
+        self.page_num = page.number
+        self.result_count = self.full_result_count = paginator.count
+        self.show_full_result_count = False
+        self.can_show_all = self.result_count <= self.list_max_show_all
+        self.multi_page = self.result_count > self.list_per_page
+        everything = self.show_all and self.can_show_all
+        self.result_list = self.queryset if everything else page.object_list
+        self._count_waiters(list(self.result_list))
+        self.show_admin_actions = bool(self.result_list)
+        self.paginator = paginator
+
+    def _count_waiters(self, rows: list[HeldLock]) -> None:
+        """Ask who waits for the locks on the page; of all locks it would take the nodes too long."""
+        for alias in {row.alias for row in rows}:
+            asked = find_locks([row.lock.slug for row in rows if row.alias == alias], alias)
+            waiters = {lock.slug: lock.waiters for lock in asked.locks}
+            for row in rows:
+                if row.alias == alias:
+                    row.waiting = len(waiters.get(row.lock.slug, ()))
+
+    def _forget_strange_parameters(self) -> None:
+        """Drop what this list does not know; Django would look for fields of these names."""
+        known = {spec.parameter_name for spec in FILTERS}
+        known |= {ORDER_VAR, ALL_VAR, IS_POPUP_VAR} | ({SEARCH_VAR} if self.query else set())
+        self.filter_params = {name: values for name, values in self.filter_params.items() if name in known}
+        self.params = {name: value for name, value in self.params.items() if name in known}
+
+    def _found(self, row: HeldLock) -> bool:
+        text = f"{row.name} {row.holder}".casefold()
+        return all(word in text for word in self.query.casefold().split())
+
+    def _in_order(self, rows: HeldLocks) -> HeldLocks:
+        for column, direction in reversed(self.get_ordering_field_columns().items()):
+            if column < len(self.list_display):
+                rows = rows.sorted_by(self.get_ordering_field(self.list_display[column]), direction == "desc")
+        return rows

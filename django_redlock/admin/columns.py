@@ -1,0 +1,147 @@
+"""
+What the columns of the list show, for people and for the script that counts the time down.
+"""
+
+import re
+from datetime import datetime
+
+from django.contrib import admin
+from django.urls import reverse
+from django.utils.formats import date_format
+from django.utils.html import format_html, format_html_join
+from django.utils.http import urlencode
+from django.utils.safestring import SafeString
+from django.utils.timezone import localtime
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from ..inventory import State, printable
+from ..models import HeldLock
+from .rows import KINDS
+
+DASH = "\N{EN DASH}"
+
+
+class Columns:
+    """The columns, for a :class:`~django.contrib.admin.ModelAdmin`."""
+
+    admin_site: admin.AdminSite
+
+    @admin.display(description=_("Lock"), ordering="name")
+    def lock_name(self, row: HeldLock) -> SafeString:
+        """Return the name, and for the script the key by which it finds the row again."""
+        identity = f"{row.alias} {row.lock.slug}"
+        url = reverse("admin:redlock_heldlock_detail", current_app=self.admin_site.name)
+        return format_html(
+            '<a class="redlock-name" data-lock="{}" href="{}?{}">{}</a>',
+            identity,
+            url,
+            urlencode({"key": row.pk}),
+            breakable(row.name),
+        )
+
+    @admin.display(description=_("Alias"), ordering="alias")
+    def alias(self, row: HeldLock) -> str:
+        """Return the alias."""
+        return row.alias
+
+    @admin.display(description=_("State"), ordering="state")
+    def lock_state(self, row: HeldLock) -> SafeString:
+        """Return the state in words."""
+        return format_html('<span class="redlock-state redlock-{}">{}</span>', row.state, row.lock.state.label)
+
+    @admin.display(description=_("Remaining"), ordering="remaining")
+    def time_left(self, row: HeldLock) -> str:
+        """Return the time left, for people and for the script."""
+        if row.remaining is None:
+            return DASH if row.state != State.NO_EXPIRY else gettext("never ends")
+        bar = format_html(
+            '<progress max="{}" value="{}" aria-hidden="true"></progress>',
+            f"{max(row.lock.ttl or row.remaining, 0.1):.1f}",
+            f"{row.remaining:.1f}",
+        )
+        return format_html(
+            '<span class="redlock-left" data-left="{}"><time datetime="PT{}S">{}</time> {}</span>',
+            f"{row.remaining:.1f}",
+            int(row.remaining),
+            clock(row.remaining),
+            bar,
+        )
+
+    @admin.display(description=_("Votes"), ordering="votes")
+    def votes_shown(self, row: HeldLock) -> SafeString:
+        """Return how many nodes have this holder, with a dot for each node and the same in words."""
+        lock = row.lock
+        having = [view.fingerprint == lock.fingerprint for view in lock.views]
+        dots = format_html_join("", '<i class="redlock-{}"></i>', (("yes" if has else "no",) for has in having))
+        lacking = ", ".join(view.node for view, has in zip(lock.views, having, strict=True) if not has)
+        words = gettext("%(votes)d of %(nodes)d nodes") % {"votes": lock.votes, "nodes": lock.nodes}
+        words += "; " + gettext("without %(nodes)s") % {"nodes": lacking} if lacking else ""
+        return format_html(
+            '<span class="redlock-votes" title="{words}">'
+            '<span aria-hidden="true">{votes}/{nodes} <span>{dots}</span></span>'
+            '<span class="visually-hidden">{words}</span></span>',
+            words=words,
+            votes=lock.votes,
+            nodes=lock.nodes,
+            dots=dots,
+        )
+
+    @admin.display(description=_("Holder"), ordering="holder")
+    def held_by(self, row: HeldLock) -> str:
+        """Return who holds it: what, then where."""
+        owner = row.lock.owner
+        if owner is None:
+            return gettext("another program")
+        kind = dict(KINDS).get(owner.kind, owner.kind)
+        what = " ".join(filter(None, (owner.label, owner.ref))) or str(kind)
+        where = f"{owner.host}:{owner.pid}" if owner.host else ""
+        detail = " · ".join(filter(None, (str(kind) if what != kind else "", printable(where))))
+        return format_html(
+            '<span class="redlock-what">{}</span> <span class="redlock-where">{}</span>',
+            breakable(printable(what)),
+            detail,
+        )
+
+    @admin.display(description=_("Since"), ordering="since")
+    def held_since(self, row: HeldLock) -> str:
+        """Return when it was taken: the time if that was today."""
+        return moment(row.since)
+
+    @admin.display(description=_("Waiting"))
+    def waiting_count(self, row: HeldLock) -> str:
+        """Return how many wait for it."""
+        return str(row.waiting) if row.waiting else DASH
+
+    @admin.display(description=_("Extended"), ordering="extensions")
+    def times_extended(self, row: HeldLock) -> str:
+        """Return how often it was extended."""
+        return str(row.extensions)
+
+    @admin.display(description=_("Fencing token"), ordering="fencing_token")
+    def fence(self, row: HeldLock) -> str:
+        """Return the number of this hold."""
+        return str(row.fencing_token) if row.fencing_token else DASH
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as minutes and seconds, or hours, minutes and seconds."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def breakable(text: str) -> SafeString:
+    """Return *text* as HTML that may be broken where its parts end."""
+    return format_html_join(SafeString("<wbr>"), "{}", ((part,) for part in re.split(r"(?<=[._:/-])", text)))
+
+
+def moment(when: datetime | None) -> str:
+    """Return a point in time for people: the time of day if it was today."""
+    if when is None:
+        return DASH
+    local = localtime(when)
+    today = local.date() == datetime.now(local.tzinfo).date()
+    shown = local.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M")
+    full = date_format(local, "DATETIME_FORMAT")
+    return format_html('<time datetime="{}" title="{}">{}</time>', local.isoformat("T", "seconds"), full, shown)

@@ -1,0 +1,165 @@
+"""
+The page of one lock, and the panel of nodes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.admin.models import LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.http import Http404
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from ..conf import InvalidRedlockError
+from ..handler import locks
+from ..inventory import HeldLock as Held
+from ..inventory import Snapshot, View, find_locks, held_locks, name_of, printable, stale_keys
+from ..models import HeldLock, key_of, parse_key
+from .columns import DASH, clock, moment
+from .rows import known_aliases
+
+EXAMINE = 0.5  # seconds for each answer of a node: the page must not wait for one that is silent
+ENTRIES = 10  # of the admin's log
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One node, as the panel shows it: each cell is text."""
+
+    name: str
+    votes: bool
+    answers: str
+    round_trip: str = DASH
+    role: str = DASH
+    version: str = DASH
+    clock: str = DASH
+    locks: str = DASH
+    memory: str = DASH
+    persistence: str = DASH
+    uptime: str = DASH
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The nodes of one alias."""
+
+    alias: str
+    snapshot: Snapshot | None
+    rows: tuple[NodeRow, ...]
+    problem: str = ""
+
+
+def detail(key: str) -> dict[str, Any]:
+    """
+    Return what the page of one lock shows.
+
+    Raises:
+        Http404: *key* names no lock.
+    """
+    try:
+        _fingerprint, alias, slug = parse_key(key[:20_000])
+        if alias not in known_aliases():
+            raise ValueError
+        snapshot = find_locks([slug], alias)
+    except (ValueError, InvalidRedlockError):
+        raise Http404(gettext("There is no such lock.")) from None
+    name = printable(name_of(slug))
+    held = snapshot.locks[0] if snapshot.locks else None
+    return {
+        "name": name,
+        "alias": alias,
+        "snapshot": snapshot,
+        "row": HeldLock.of(held) if held else None,
+        "key": key_of(held.fingerprint, alias, slug) if held else "",
+        "facts": _facts(held) if held else [],
+        "views": [_view(held, view) for view in held.views] if held else [],
+        "waiters": [printable(str(waiter)) for waiter in held.waiters] if held else [],
+        "stale": [(each.reason.label, ", ".join(each.nodes)) for each in stale_keys(snapshot)],
+        "entries": _entries(name),
+    }
+
+
+def panels() -> Iterator[Panel]:
+    """Yield the nodes of each alias; settings that fail are shown, not raised."""
+    try:
+        names = list(locks)
+    except InvalidRedlockError as error:
+        yield Panel("", None, (), str(error))
+        return
+    for alias in names:
+        try:
+            yield _panel(alias)
+        except InvalidRedlockError as error:
+            yield Panel(alias, None, (), str(error))
+
+
+def _facts(held: Held) -> list[tuple[Any, str]]:
+    owner = held.owner
+    row = HeldLock.of(held)
+    return [
+        (_("Remaining"), DASH if held.remaining is None else clock(held.remaining)),
+        (_("Votes"), f"{held.votes}/{held.nodes}"),
+        (_("Holder"), printable(str(owner)) if owner else gettext("another program")),
+        (_("Since"), moment(row.since)),
+        (_("Lease"), DASH if held.ttl is None else clock(held.ttl)),
+        (_("Extended"), str(held.extensions)),
+        (_("Fencing token"), str(held.fencing_token or DASH)),
+        (_("Fingerprint"), held.fingerprint),
+    ]
+
+
+def _view(held: Held, view: View) -> tuple[str, ...]:
+    if not view.answered:
+        return (view.node, gettext("no answer"), DASH, DASH, DASH)
+    if not view.fingerprint:
+        return (view.node, gettext("nothing"), DASH, str(view.fence or DASH), DASH)
+    same = view.fingerprint == held.fingerprint
+    has = gettext("this holder") if same else gettext("another holder")
+    left = gettext("never ends") if view.left is None else clock(view.left)
+    owner = printable(str(view.owner)) if view.owner else gettext("another program")
+    return (view.node, has, left, str(view.fence or DASH), owner)
+
+
+def _entries(name: str) -> list[LogEntry]:
+    about = ContentType.objects.get_for_model(HeldLock, for_concrete_model=False)
+    found = LogEntry.objects.filter(content_type=about, object_id=name).select_related("user")
+    return list(found.order_by("-action_time")[:ENTRIES])
+
+
+def _panel(alias: str) -> Panel:
+    from ..nodes.examine import examine_all  # only here: the other pages have no use for redis-py
+
+    manager = locks[alias]
+    snapshot = held_locks(alias)
+    said = examine_all(manager.nodes, EXAMINE, rights=False)
+    rows = [_node(snapshot, place, examined) for place, examined in enumerate(said)]
+    return Panel(alias, snapshot, tuple(rows))
+
+
+def _node(snapshot: Snapshot, place: int, said: Any) -> NodeRow:
+    status = snapshot.nodes[place]
+    detail = said.detail or status.detail
+    answers = detail or gettext("yes")
+    count = sum(bool(lock.views[place].fingerprint) for lock in snapshot.locks)
+    held = f"{count}+" if not snapshot.complete else str(count)
+    if not said.info:
+        return NodeRow(status.name, status.votes, answers, locks=held if status.answered else DASH)
+    limited = said.number("maxmemory")
+    policy = said.info.get("maxmemory_policy", DASH)
+    server = "Valkey" if "valkey_version" in said.info else "Redis"
+    appends = said.info.get("aof_enabled") == "1"
+    return NodeRow(
+        status.name,
+        status.votes,
+        answers,
+        round_trip=f"{said.round_trip * 1000:.2f} ms",
+        role=said.info.get("role", DASH),
+        version=f"{server} {said.info.get('valkey_version') or said.info.get('redis_version')}",
+        clock=f"{said.ahead:+.3f} s",
+        locks=held,
+        memory=policy if limited else gettext("unlimited"),
+        persistence=gettext("append-only file") if appends else gettext("none"),
+        uptime=clock(said.number("uptime_in_seconds")),
+    )

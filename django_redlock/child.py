@@ -1,0 +1,209 @@
+"""
+A program in a process group of its own, which does not outlive the lock that it runs under.
+
+Signals are passed on to the group. When the lock is lost, the group gets SIGTERM and, if it is still there after a
+grace, SIGKILL. When this process is killed, so that nobody renews the lock any more, a guardian does the same.
+"""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+LOOK = 0.05  # seconds between two looks whether a group that was told to end has ended
+
+# Reads the number of the group, and then nothing until the writer is gone: a killed process closes its pipes.
+# A shell, because it is there on every POSIX system and takes a twentieth of Python's memory.
+GUARDIAN = """\
+read -r group && ! read -r nothing || exit
+kill -s TERM -- "-$group" 2>/dev/null && kill -s CONT -- "-$group" 2>/dev/null || exit
+waited=0
+while kill -s 0 -- "-$group" 2>/dev/null; do
+  [ "$waited" -ge "$1" ] && { kill -s KILL -- "-$group"; exit; }
+  sleep 1
+  waited=$((waited + 1))
+done
+"""
+
+
+class Child:
+    """
+    A running program.
+
+    Args:
+        command: The program and its arguments.
+        grace: Seconds from SIGTERM to SIGKILL.
+        env: Its environment.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], *, grace: float, env: Mapping[str, str]) -> None:
+        self._grace = grace
+        self._deadline: float | None = None  # when a group that was told to end must be gone
+        self._reaped = False
+        self._mutex = threading.RLock()  # a signal may arrive while this very thread has it
+        self._guardian = subprocess.Popen(
+            ["/bin/sh", "-c", GUARDIAN, "redlock_run", str(round(grace))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            self._process = subprocess.Popen(command, env=env, process_group=0)
+        except BaseException:
+            self._dismiss()
+            raise
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.write(b"%d\n" % self._process.pid)
+        self._guardian.stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        """Its process id, and the number of its group."""
+        return self._process.pid
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the whole group, unless the program has ended."""
+        with self._mutex:
+            if not self._reaped:  # until then its number cannot become another's
+                _kill_group(self.pid, number)
+
+    def end(self) -> None:
+        """Have the group end: SIGTERM now, SIGKILL after the grace. Returns at once; from any thread."""
+        with self._mutex:
+            if self._deadline is not None:
+                return
+            self._deadline = time.monotonic() + self._grace
+        self.signal(signal.SIGTERM)
+        self.signal(signal.SIGCONT)  # a stopped process acts on nothing else but SIGKILL
+        timer = threading.Timer(self._grace, self.signal, [signal.SIGKILL])
+        timer.daemon = True
+        timer.start()
+
+    def wait(self) -> int:
+        """
+        Return the program's exit code when it has ended, 128 and more for one that a signal ended.
+
+        If the group was told to end, all of it is gone.
+        """
+        self._wait_for_end()
+        with self._mutex:
+            self._reaped = True
+        code = self._process.wait()
+        self._clear()
+        self._dismiss()
+        return code if code >= 0 else 128 - code
+
+    def _wait_for_end(self) -> None:
+        """Block until the program has ended, and leave it to be waited for; signals are handled meanwhile."""
+        with terminal_lent(self.pid) as terminal:
+            while True:
+                found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | (os.WSTOPPED if terminal else 0))
+                if terminal is None or found is None or found.si_code != os.CLD_STOPPED:
+                    return
+                os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)
+                terminal.pause()
+
+    def _clear(self) -> None:
+        """Wait for what is left of a group that was told to end; kill it after the grace."""
+        while self._deadline is not None and _kill_group(self.pid, 0):
+            if time.monotonic() >= self._deadline:
+                _kill_group(self.pid, signal.SIGKILL)
+                return
+            time.sleep(LOOK)
+
+    def _dismiss(self) -> None:
+        self._guardian.kill()
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.close()
+        self._guardian.wait()
+
+
+def _kill_group(group: int, number: int) -> bool:
+    """Send a signal; returns whether there was somebody to get it."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # macOS says so of a group of which only the ended leader is left
+        return False
+    return True
+
+
+@contextmanager
+def signals_passed_on(child: Child) -> Iterator[None]:
+    """Pass the signals that this process gets on to the child; those that it ignores, as under nohup, stay ignored."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        child.signal(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in PASSED_ON:
+            number = getattr(signal, name)
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, pass_on)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Terminal:
+    """The terminal at which this process runs, lent to a child's group: it may read, and gets Ctrl-C and Ctrl-Z."""
+
+    def __init__(self, descriptor: int, group: int) -> None:
+        self._descriptor = descriptor
+        self._group = group
+
+    def lend(self) -> None:
+        """Put the child in the foreground, and wake it if it was stopped for not being there."""
+        self._give(self._group)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._group, signal.SIGCONT)
+
+    def take_back(self) -> None:
+        """Put this process in the foreground."""
+        self._give(os.getpgrp())
+
+    def pause(self) -> None:
+        """Stop like the child was stopped, as with Ctrl-Z, until somebody lets this process go on."""
+        self.take_back()
+        os.killpg(os.getpgrp(), signal.SIGSTOP)
+        self.lend()
+
+    def _give(self, group: int) -> None:
+        before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # which whoever is not in the foreground would get
+        try:
+            with suppress(OSError):
+                os.tcsetpgrp(self._descriptor, group)
+        finally:
+            signal.signal(signal.SIGTTOU, before)
+
+
+@contextmanager
+def terminal_lent(group: int) -> Iterator[Terminal | None]:
+    """Lend the terminal to a group, if this process is in the foreground of one."""
+    descriptor = 0
+    try:
+        ours = os.tcgetpgrp(descriptor) == os.getpgrp()
+    except OSError:
+        ours = False
+    if not ours or threading.current_thread() is not threading.main_thread():
+        yield None
+        return
+    terminal = Terminal(descriptor, group)
+    terminal.lend()
+    try:
+        yield terminal
+    finally:
+        terminal.take_back()

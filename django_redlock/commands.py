@@ -1,0 +1,192 @@
+"""
+Run a management command under a lock: cron on every server, and one of them does the work.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, overload
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import BaseCommand, CommandError
+from django.http import HttpRequest
+
+from .conf import DEFAULT_ALIAS
+from .exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
+from .handler import locks
+from .locks import Lease, Lock, check_wait
+from .view_keys import Call, Key, ViewKey
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+# Those of sysexits.h that say what happened, as cron, systemd and mail servers understand them.
+SKIPPED = 75  # EX_TEMPFAIL: somebody else does the work
+NO_QUORUM = 69  # EX_UNAVAILABLE: nobody can tell
+LOST = 76  # EX_PROTOCOL: it was begun, and was not alone to the end
+
+log = logging.getLogger("django_redlock")
+
+
+@overload
+def locked_command(key: type[BaseCommand]) -> type[BaseCommand]: ...
+
+
+@overload
+def locked_command(
+    key: Key | None = None,
+    *,
+    ttl: float | None = None,
+    wait: float | None = 0,
+    max_hold: float | None = None,
+    skip_exit_code: int = SKIPPED,
+    using: str = DEFAULT_ALIAS,
+) -> Callable[[Decorated], Decorated]: ...
+
+
+def locked_command(
+    key: Any = None,
+    *,
+    ttl: float | None = None,
+    wait: float | None = 0,
+    max_hold: float | None = None,
+    skip_exit_code: int = SKIPPED,
+    using: str = DEFAULT_ALIAS,
+) -> Any:
+    """
+    Let only one run at a time of a management command do its work, on however many servers it is started.
+
+    Decorates the class, or its ``handle()``; ``@locked_command`` alone locks the command's name. In ``handle()``,
+    ``self.lease`` is the lease: call ``self.lease.ensure()`` between two pieces of long work.
+
+    Args:
+        key: What to lock, as the name ``command:<key>``: a template with the command's options, such as
+            ``"import:{supplier}"``, or a callable that takes the options and returns a str, or a list of these. None
+            is the command's name.
+        ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``. It is renewed as the settings say.
+        wait: How long to try, in seconds; 0 is one attempt, None is for ever.
+        max_hold: Longest time that renewal keeps the lock, in seconds; None is ``OPTIONS["max_hold"]``, an hour by
+            default.
+        skip_exit_code: How a run ends that finds the lock taken; 0 says nothing, too.
+        using: Alias in ``REDLOCK``.
+
+    Raises:
+        ImproperlyConfigured: The key can never be resolved.
+        TypeError: What is decorated is no command.
+        ValueError: *wait* is not a number of seconds.
+
+    A run that does not get the lock raises ``CommandError``, with the exit code 75 when it is taken and 69 when too
+    few nodes answer; one that lost it, 76. An option that the key needs and that has no value is a ``CommandError``.
+    """
+    check_wait(wait)
+    if isinstance(key, type):
+        return locked_command()(key)
+
+    def decorate(target: Any) -> Any:
+        handle = target.handle if isinstance(target, type) and issubclass(target, BaseCommand) else target
+        if not inspect.isfunction(handle):
+            raise TypeError(f"@locked_command decorates a BaseCommand or its handle(), not {target!r}.")
+        options = {"ttl": ttl, "wait": wait, "max_hold": max_hold}
+        locked = _locked(handle, target.__module__, key, options, skip_exit_code, using)
+        if handle is target:
+            return locked
+        target.handle = locked
+        return target
+
+    return decorate
+
+
+def _locked(handle: Any, module: str, key: Key | None, options: dict[str, Any], skip_exit_code: int, using: str) -> Any:
+    name = module.rpartition(".")[2]
+    resolve = (lambda given: name) if key is None else CommandKey(module, key).resolve_for
+
+    @wraps(handle)
+    def locked(self: BaseCommand, *args: Any, **given: Any) -> Any:
+        lock = locks[using].lock(f"command:{_or_fail(resolve, given)}", kind="command", label=name, **options)
+        lease = acquire(lock, skip_exit_code)
+        if lease is None:
+            return None
+        self.lease = lease  # type: ignore[attr-defined]
+        try:
+            result = handle(self, *args, **given)
+        except BaseException:
+            lease.release()
+            raise
+        give_up(lease)
+        return result
+
+    return locked
+
+
+def _or_fail(resolve: Callable[[dict[str, Any]], str], given: dict[str, Any]) -> str:
+    try:
+        return resolve(given)
+    except ImproperlyConfigured as error:
+        raise CommandError(str(error)) from None
+
+
+def acquire(lock: Lock, skip_exit_code: int) -> Lease | None:
+    """
+    Take the lock of a command; returns None when it is taken and that is no error.
+
+    Raises:
+        CommandError: It is taken, or too few nodes answer; with the exit code that says which.
+    """
+    try:
+        return lock.acquire()
+    except LockTakenError as error:
+        log.info("command skipped: %s", error, extra={"event": "command_skipped", "lock": error.name})
+        if skip_exit_code == 0:
+            return None
+        raise CommandError(f"Skipped: {error}", returncode=skip_exit_code) from error
+    except QuorumUnavailableError as error:
+        raise CommandError(str(error), returncode=NO_QUORUM) from error
+
+
+def give_up(lease: Lease) -> None:
+    """
+    Release the lock of a command that is done.
+
+    Raises:
+        CommandError: It had ended before.
+    """
+    if lease.release() in ("expired", "taken"):
+        why = explain(lease)
+        raise CommandError(f"Done, but {why}; another run may have begun meanwhile.", returncode=LOST)
+
+
+def explain(lease: Lease) -> str:
+    """Return how a lock was lost, in words."""
+    reason = "superseded" if lease.reason in (None, "released") else lease.reason
+    return f"the lock {lease.name!r} was lost: {EXPLANATIONS[reason]}"
+
+
+class CommandKey(ViewKey):
+    """The key of a command, whose fields are its options."""
+
+    decorator = "locked_command"
+    place = "option of the command"
+    occasion = "run"
+
+    def __init__(self, command: str, key: Key) -> None:
+        super().__init__(command, key, inspect.signature(lambda **options: None))
+
+    def read_source(self, text: str) -> list[Any]:
+        """Return nothing: a command has options, and neither user nor session."""
+        return []
+
+    def check_constant(self, text: str) -> None:
+        """Accept a key that is the same for every run, as most are."""
+
+    def call(self, key: Callable[..., Any], call: Call) -> object:
+        """Return what a callable makes of the options."""
+        return key(**call.kwargs)
+
+    def resolve_for(self, options: dict[str, Any]) -> str:
+        """
+        Return the key of a run with these options.
+
+        Raises:
+            ImproperlyConfigured: An option that it needs has no value.
+        """
+        return self.resolve(Call(HttpRequest(), (), options, options))

@@ -1,0 +1,415 @@
+"""
+What is wrong with the nodes of an alias, what can come of it, and what to do.
+
+Each finding has a name that stays the same, one cause, and a remedy that can be typed. Nothing is changed on a node
+but keys of the doctor's own, which are gone a second later.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+from django.core.checks import ERROR
+
+from .checks import check_settings
+from .conf import DEFAULT_ALIAS
+from .core.admission import MAX_SKEW
+from .core.rules import Rules
+from .exceptions import RedlockError
+from .handler import locks
+from .locks import LockManager
+from .nodes.base import Node
+from .nodes.examine import Examination, examine_all
+
+LEVELS = ("note", "warning", "error")
+OLDEST = {"redis_version": (6, 2), "valkey_version": (7, 2)}
+CLOCKS_APART = 0.1  # seconds, from which on tokens may need a second round trip
+FULL = 0.9  # share of the memory
+
+
+class Finding(NamedTuple):
+    """
+    One thing that is wrong.
+
+    Args:
+        id: Its name, which stays the same; that of a system check for what the settings alone show.
+        level: ``note``, ``warning`` (it will surprise) or ``error`` (locks fail, or may be held twice).
+        node: The node's display name; empty if it is about all of them.
+        text: What is wrong and what can come of it.
+        remedy: What to do.
+    """
+
+    id: str
+    level: str
+    node: str
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """
+    What the doctor found at one alias.
+
+    Args:
+        alias: The alias in ``REDLOCK``.
+        rules: Its numbers.
+        nodes: What each node says of itself.
+        findings: What is wrong, the worst first.
+    """
+
+    alias: str
+    rules: Rules
+    nodes: tuple[Examination, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def level(self) -> str:
+        """The worst level found; empty if nothing is wrong."""
+        return max((finding.level for finding in self.findings), key=LEVELS.index, default="")
+
+
+def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
+    """
+    Examine the nodes of an alias, and take, extend and release a lock of the doctor's own on each of them.
+
+    Args:
+        using: The alias in ``REDLOCK``.
+        timeout: Seconds to wait for each answer of a node.
+
+    Raises:
+        InvalidRedlockError: The alias cannot be used.
+    """
+    manager = locks[using]
+    said = examine_all(manager.nodes, timeout)
+    found = [
+        *_settings(using),
+        *_quorum(said, manager.rules),
+        *(finding for node in said for check in CHECKS for finding in check(node, manager.rules)),
+        *_duplicates(said),
+        *_clocks(said),
+        *_trials(manager, said, timeout),
+    ]
+    worst_first = sorted(found, key=lambda finding: -LEVELS.index(finding.level))
+    return Diagnosis(using, manager.rules, tuple(said), tuple(worst_first))
+
+
+def _settings(alias: str) -> Iterator[Finding]:
+    """Yield what the system checks say of this alias, and which nodes other parts of the project use."""
+    for message in check_settings():
+        if f"REDLOCK[{alias!r}]" in message.msg:
+            level = "error" if message.level >= ERROR else "warning"
+            yield Finding(str(message.id), level, "", message.msg, str(message.hint or ""))
+
+
+# One node
+
+
+def _unreachable(node: Examination, rules: Rules) -> Iterator[Finding]:
+    if node.detail:
+        why = f"It cannot be reached ({node.detail}): it gives no vote, and one more that fails may stop all locks."
+        remedy = next((text for word, text in REMEDIES.items() if node.detail.startswith(word)), REMEDIES["refused"])
+        yield Finding("unreachable", "warning", node.name, why, remedy)
+
+
+REMEDIES = {
+    "refused": "Start the server; see that its port and `bind` are those of NODES, and that no firewall is between.",
+    "timeout": "See whether the host is up, whether a firewall drops packets, and what `redis-cli --latency` and "
+    "`SLOWLOG GET` say: something may block the server.",
+    "unknown host": "Correct the host's name in NODES, or in your DNS.",
+    "NOAUTH": "Put the password into the URL or the node's OPTIONS.",
+    "WRONGPASS": "Correct the user and the password in the URL or the node's OPTIONS.",
+    "has no password": "Take the password out of the URL, or set `requirepass` on the server.",
+    "NOPERM": "Give the user the rights that the documentation lists under Security.",
+    "certificate": "Put the authority's certificate into the node's OPTIONS as 'ssl_ca_certs', or renew the server's.",
+    "has a certificate": "Use the name in the certificate as the host in NODES.",
+    "wants a client": "Put 'ssl_certfile' and 'ssl_keyfile' into the node's OPTIONS.",
+    "TLS failed": "See that the server speaks TLS on this port, or write redis:// instead of rediss://.",
+    "LOADING": "Wait: it loads its data.",
+    "max clients": "Raise `maxclients`, or look for what keeps so many connections open (`CLIENT LIST`).",
+    "no such database": "Use a database number that the server has (`databases`).",
+    "sentinel": "See that the sentinels run and know the service: `redis-cli -p 26379 SENTINEL MASTER name`.",
+    "no such file": "See that the socket's path in NODES is that of `unixsocket`.",
+}
+
+
+def _silent(node: Examination, rules: Rules) -> Iterator[Finding]:
+    if node.known and not node.detail and not node.info and rules.guards_restarts:
+        yield Finding(
+            "no-info",
+            "error",
+            node.name,
+            "It refuses INFO, so nobody knows when it restarted: it gives no vote.",
+            "ACL SETUSER locks +info, or OPTIONS['restart_guard'] = False.",
+        )
+
+
+def _role(node: Examination, rules: Rules) -> Iterator[Finding]:
+    if node.info.get("role") == "slave":
+        yield Finding(
+            "replica",
+            "error",
+            node.name,
+            "It is a replica: it takes no locks, and one that is promoted may not have the last ones.",
+            "List its master in NODES, or make it one: REPLICAOF NO ONE.",
+        )
+    mode = node.info.get("redis_mode", node.info.get("server_mode", "standalone"))
+    if mode != "standalone":
+        yield Finding(
+            "mode",
+            "error",
+            node.name,
+            f"It runs in {mode} mode: it gives no vote.",
+            "List standalone masters: a cluster is one logical node whose failovers lose locks.",
+        )
+    if node.number("connected_slaves"):
+        yield Finding(
+            "has-replicas",
+            "note",
+            node.name,
+            f"It has {node.number('connected_slaves')} replicas: if one takes its place, the last locks are missing.",
+            "Use a master without replicas, or let failovers be known: a node of Redis Sentinel.",
+        )
+
+
+def _version(node: Examination, rules: Rules) -> Iterator[Finding]:
+    field = "valkey_version" if "valkey_version" in node.info else "redis_version"
+    said = node.info.get(field, "")
+    version = tuple(int(part) for part in said.split(".")[:2] if part.isdigit())
+    if len(version) == 2 and version < OLDEST[field]:
+        oldest = ".".join(map(str, OLDEST[field]))
+        yield Finding(
+            "version",
+            "warning",
+            node.name,
+            f"It is version {said}; locks are tested from {oldest} on.",
+            f"Upgrade it to {oldest} or later.",
+        )
+
+
+def _speed(node: Examination, rules: Rules) -> Iterator[Finding]:
+    timeout = rules.timeout(rules.ttl)
+    if node.round_trip > timeout / 2:
+        yield Finding(
+            "slow",
+            "error" if node.round_trip > timeout else "warning",
+            node.name,
+            f"The shortest of a few round trips took {node.round_trip * 1000:.0f} ms, and a round waits "
+            f"{timeout * 1000:.0f} ms: its votes come late, or too late.",
+            f"Use a server nearer by, or raise OPTIONS['node_timeout'] to {4 * node.round_trip:.2f} and ttl with it.",
+        )
+
+
+def _memory(node: Examination, rules: Rules) -> Iterator[Finding]:
+    limit, policy = node.number("maxmemory"), node.info.get("maxmemory_policy", "noeviction")
+    if limit and policy != "noeviction":
+        allowed = node.name in rules.allow_evicting
+        yield Finding(
+            "evicts",
+            "warning" if allowed else "error",
+            node.name,
+            f"Its maxmemory-policy is {policy}: when its memory is full it may drop held locks"
+            + (", as OPTIONS['allow_evicting'] accepts." if allowed else ". It gives no vote."),
+            "CONFIG SET maxmemory-policy noeviction, and in redis.conf; or a server of its own for the locks.",
+        )
+    if node.number("evicted_keys"):
+        yield Finding(
+            "evicted",
+            "warning",
+            node.name,
+            f"It has evicted {node.number('evicted_keys')} keys since it started; locks may have been among them.",
+            "CONFIG SET maxmemory-policy noeviction and a larger maxmemory; CONFIG RESETSTAT sets the count to 0.",
+        )
+    if limit and node.number("used_memory") > FULL * limit:
+        yield Finding(
+            "memory-full",
+            "warning",
+            node.name,
+            f"{node.number('used_memory') / limit:.0%} of its maxmemory is used: soon it refuses to take locks (OOM).",
+            "Raise maxmemory, or find what fills it: redis-cli --bigkeys.",
+        )
+
+
+def _persistence(node: Examination, rules: Rules) -> Iterator[Finding]:
+    appends = node.info.get("aof_enabled") == "1"
+    if not node.info:
+        return
+    if node.name in rules.durable and not appends:
+        yield Finding(
+            "not-durable",
+            "error",
+            node.name,
+            "OPTIONS['durable'] names it, and it keeps no append-only file: after a restart it votes at once and has "
+            "forgotten its locks, so that two may hold one.",
+            "CONFIG SET appendonly yes and appendfsync always, and in redis.conf; or take it off OPTIONS['durable'].",
+        )
+    elif not appends and not rules.guards_restarts:
+        yield Finding(
+            "forgets",
+            "warning",
+            node.name,
+            "It keeps no append-only file, and restarts are not guarded: one that restarts forgets its locks and "
+            "votes at once.",
+            "OPTIONS['restart_guard'] = True, or appendonly yes with appendfsync always.",
+        )
+    broken = [what for what in WRITES if node.info.get(what) == "err"]
+    if broken:
+        yield Finding(
+            "cannot-save",
+            "warning",
+            node.name,
+            f"It cannot write its data to disk ({', '.join(broken)}): it may refuse every lock (MISCONF).",
+            "See its log and its disk; CONFIG SET stop-writes-on-bgsave-error no lets it go on meanwhile.",
+        )
+
+
+WRITES = ("rdb_last_bgsave_status", "aof_last_bgrewrite_status", "aof_last_write_status")
+
+
+def _restarted(node: Examination, rules: Rules) -> Iterator[Finding]:
+    left = rules.guard - node.number("uptime_in_seconds")
+    if node.info and rules.guards_restarts and left > 0 and node.name not in rules.durable:
+        yield Finding(
+            "restarted",
+            "warning",
+            node.name,
+            f"It started {node.number('uptime_in_seconds')} s ago and may have forgotten locks: it gives no vote for "
+            f"{left:.0f} s.",
+            "Wait, and find out why it restarted (its log, dmesg). Every lease of before has ended by then.",
+        )
+
+
+def _rights(node: Examination, rules: Rules) -> Iterator[Finding]:
+    for right in node.refused:
+        yield Finding(
+            "right",
+            "error",
+            node.name,
+            f"Its user lacks the right {right}: requests fail with NOPERM.",
+            f"ACL SETUSER locks {right}, then ACL SAVE. The documentation lists all rights under Security.",
+        )
+
+
+def _transport(node: Examination, rules: Rules) -> Iterator[Finding]:
+    if node.known and not node.encrypted and not node.local:
+        yield Finding(
+            "no-tls",
+            "warning",
+            node.name,
+            "The connection is not encrypted: who can listen can read names, and forge and end locks.",
+            "Write rediss:// and give the server a certificate, or silence this if the network is trusted.",
+        )
+    if node.ignored:
+        yield Finding(
+            "ignored-options",
+            "note",
+            node.name,
+            f"Its OPTIONS or URL set {', '.join(node.ignored)}, which locks do not use: a request that is sent twice "
+            "could take a lock twice, so there are no retries, and timeouts come from OPTIONS['node_timeout'].",
+            "Take them out.",
+        )
+
+
+CHECKS: tuple[Callable[[Examination, Rules], Iterator[Finding]], ...] = (
+    *(_unreachable, _silent, _role, _version, _speed, _memory, _persistence, _restarted, _rights, _transport),
+)
+
+
+# All nodes together
+
+
+def _quorum(said: list[Examination], rules: Rules) -> Iterator[Finding]:
+    reached = sum(not node.detail for node in said)
+    if reached < rules.needed:
+        yield Finding(
+            "no-quorum",
+            "error",
+            "",
+            f"{reached} of {rules.nodes} nodes can be reached, and {rules.needed} are needed: no lock can be taken.",
+            "Bring nodes back; what each of them lacks is below.",
+        )
+
+
+def _duplicates(said: list[Examination]) -> Iterator[Finding]:
+    first: dict[str, str] = {}
+    for node in said:
+        run_id = node.info.get("run_id", "")
+        if run_id and first.setdefault(run_id, node.name) != node.name:
+            yield Finding(
+                "duplicate",
+                "error",
+                node.name,
+                f"It is the same server as {first[run_id]}: one server has one vote, however often it is listed.",
+                "List independent servers in NODES.",
+            )
+
+
+def _clocks(said: list[Examination]) -> Iterator[Finding]:
+    known = [node for node in said if node.round_trip]
+    if len(known) < 2:
+        return
+    middle = median(node.ahead for node in known)
+    for node in known:
+        apart = abs(node.ahead - middle) - node.round_trip / 2
+        if apart > CLOCKS_APART:
+            doubted = apart > MAX_SKEW
+            yield Finding(
+                "clock",
+                "error" if doubted else "warning",
+                node.name,
+                f"Its clock is {apart:.1f} s {'ahead of' if node.ahead > middle else 'behind'} the others': "
+                + ("it gives no vote." if doubted else "fencing tokens may cost a second round trip."),
+                "Run NTP on its host (chronyc tracking, timedatectl), and do not set clocks by hand.",
+            )
+    if abs(middle) > MAX_SKEW:
+        yield Finding(
+            "own-clock",
+            "warning",
+            "",
+            f"The clock of this machine is {abs(middle):.1f} s {'behind' if middle > 0 else 'ahead of'} the nodes': "
+            "tokens cost a second round trip, and ages are shown wrong.",
+            "Run NTP on this host.",
+        )
+
+
+def _trials(manager: LockManager, said: list[Examination], timeout: float) -> Iterator[Finding]:
+    """Take, extend and release a lock on each node that can be reached, as if it were the only one."""
+    for node, examined in zip(manager.nodes, said, strict=True):
+        if examined.detail:
+            continue
+        problem = _trial(node, manager.rules, timeout)
+        if problem:
+            yield Finding(
+                "trial",
+                "error",
+                node.name,
+                f"A lock of the doctor's own could not be taken, extended and released on it: {problem}",
+                "See the other findings about it, its log, and what the documentation of settings says of these words.",
+            )
+
+
+def _trial(node: Node, rules: Rules, timeout: float) -> str:
+    alone = Rules(
+        nodes=1,
+        ttl=60.0,
+        max_ttl=max(60.0, rules.max_ttl),
+        node_timeout=timeout,
+        fence_keep=60.0,
+        restart_guard=False,
+        clock_guard=False,
+        allow_evicting=(node.name,),
+    )
+    manager = LockManager([node], alone, alias="doctor")
+    try:
+        lease = manager.lock(
+            f"doctor:{os.urandom(8).hex()}", wait=0, renew=False, kind="command", label="doctor"
+        ).acquire()
+        extended = lease.extend()
+        outcome = lease.release()
+        return "" if extended and outcome == "released" else f"extended: {extended}, release: {outcome}."
+    except RedlockError as error:
+        return str(error)
+    finally:
+        manager.close()

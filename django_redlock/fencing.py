@@ -1,0 +1,398 @@
+"""
+Transactions in which the database has the last word: it refuses a holder who has been overtaken.
+
+A lease cannot stop a holder that is paused past its end and then goes on; only what is written to can ("How to do
+distributed locking", Martin Kleppmann, 2016). So the first statement of the transaction *claims* the lease's row in
+the table of fences: it stores (token, owner) there if the stored pair is smaller or the same, and keeps the row
+locked until the end. Whatever is read afterwards is what earlier holders committed, and none of them can commit
+later. No clock, no lock and no property of the tokens is needed for that.
+"""
+
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
+from inspect import iscoroutinefunction
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from .exceptions import StaleTokenError
+from .locks import Lease
+from .models import MAX_SHOWN, Fence, fence_key
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+ATTEMPTS = 3  # to find a row that was just created; only somebody who deletes rows all the time needs more
+BATCH = 500  # rows in one statement: SQLite takes 999 values, older versions no more
+LONGEST_PAUSE = 1.0  # seconds between two runs of a section that ran into another
+
+# What says that a transaction ran into another and may be run again: PostgreSQL's SQLSTATE, the numbers of MySQL and
+# MariaDB (deadlock; row changed since the snapshot), SQLite's BUSY and LOCKED.
+CONFLICT_STATES = {"40001", "40P01"}
+CONFLICT_NUMBERS = {1213, 1020}
+CONFLICT_CODES = {5, 6}
+
+ISOLATION = {
+    "postgresql": "SHOW transaction_isolation",
+    "mysql": "SELECT @@transaction_isolation",
+    "mariadb": "SELECT @@tx_isolation",  # knows the other name from 11.1 on
+}
+
+
+def fenced(
+    lease: Lease | Iterable[Lease],
+    *,
+    using: str | Iterable[str] = DEFAULT_DB_ALIAS,
+    margin: float | None = None,
+    retries: int = 0,
+    nested: bool = False,
+) -> "Fenced":
+    """
+    Run a block, or a function, in a transaction that only the latest holder of a lock can commit.
+
+    ``with lock("report:7") as lease, fenced(lease):`` opens the outermost transaction, claims the lease's fence as its
+    first statement, runs the body and commits. Read inside what you write inside: a value that was read before may be
+    an earlier holder's. ``fenced(lease, retries=3).run(function, *args)`` does the same around a function, and again
+    when the database says that the transaction ran into another one. ``async with`` and ``arun()`` are the same in
+    asynchronous code.
+
+    Args:
+        lease: An exclusive lease, or several of them; the fences of all their names are claimed.
+        using: Alias in ``DATABASES``, or several. Each has a fence of its own, because it must live with the data; they
+            are claimed in alphabetical order, all before the body, and committed one after the other.
+        margin: Seconds of the lease that must be left at the start and at the commit; None is a twentieth of its ttl.
+        retries: How often ``run()`` and ``arun()`` run the function again after a serialization failure or a deadlock.
+        nested: Allow a transaction around this one, at READ COMMITTED only. What was read in it before the claim is
+            not protected.
+
+    Raises:
+        TypeError: The lease is something else.
+        ValueError: The lease is shared, or the options exclude each other.
+
+    On entering the block: ``LockLostError``, ``StaleTokenError`` when the database has seen a later holder (the lease
+    is lost then), ``RuntimeError`` when a transaction is already open, and errors of the database. On leaving it:
+    ``LockLostError`` when the lease ended or less than the margin is left, and errors of the database. Whatever is
+    raised, nothing is committed; only with several databases a failing commit leaves the earlier ones committed.
+    """
+    leases = (lease,) if isinstance(lease, Lease) else tuple(lease)
+    for each in leases:
+        if not isinstance(each, Lease):
+            raise TypeError(
+                f"fenced() needs a lease, as acquire() and 'with lock(...)' give it, not {type(each).__name__}."
+            )
+        if each.shared:
+            raise ValueError(
+                f"Lock {each.name!r} is held with shared=True, so several may write at once, and none of them is the "
+                "latest. Take it exclusively to write."
+            )
+    if nested and retries:
+        raise ValueError(
+            "retries=... and nested=True exclude each other: only the outermost transaction can run again."
+        )
+    aliases = (using,) if isinstance(using, str) else tuple(sorted(set(using)))
+    return Fenced(leases, aliases, margin, retries, nested)
+
+
+class Fenced:
+    """A transaction behind a fence, as :func:`fenced` describes it; it can be used again, one block at a time."""
+
+    def __init__(
+        self, leases: tuple[Lease, ...], databases: tuple[str, ...], margin: float | None, retries: int, nested: bool
+    ) -> None:
+        self._leases = leases
+        self._databases = databases
+        self._margin = margin
+        self._retries = retries
+        self._nested = nested
+        self._entered: AbstractContextManager[None] | None = None
+        self._aentered: AbstractAsyncContextManager[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Fenced {', '.join(lease.name for lease in self._leases)}>"
+
+    def __enter__(self) -> None:
+        self._refuse_misuse()
+        entering = self._transaction()
+        entering.__enter__()
+        self._entered = entering
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._entered is not None
+        entered, self._entered = self._entered, None
+        return entered.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> None:
+        self._refuse_misuse()
+        entering = self._atransaction()
+        await entering.__aenter__()
+        self._aentered = entering
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._aentered is not None
+        entered, self._aentered = self._aentered, None
+        return await entered.__aexit__(kind, error, trace)
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """
+        Call *function* in a transaction of its own; returns what it returns.
+
+        It is called again, with the same arguments, when the transaction ran into another one and ``retries`` are
+        left. So it must have no effects outside the database. Raises what the block raises, and what it raises.
+        """
+        pause = 0.02
+        for left in range(self._retries, -1, -1):
+            try:
+                with self._transaction():
+                    return function(*args, **kwargs)
+            except DatabaseError as error:
+                if not left or not is_conflict(error):
+                    raise
+            time.sleep(random.uniform(0, pause))
+            pause = min(2 * pause, LONGEST_PAUSE)
+        raise AssertionError("unreachable")
+
+    async def arun(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """
+        Do what :meth:`run` does, in the thread in which Django's asynchronous interface runs its queries.
+
+        Args:
+            function: A plain function, not a coroutine function; no other task's queries come between its own.
+            args: Its arguments.
+            kwargs: Its arguments.
+        """
+        if iscoroutinefunction(function):
+            raise TypeError(
+                f"arun() needs a plain function, and {function.__qualname__} is a coroutine function; use 'async with'."
+            )
+        return await sync_to_async(self.run)(function, *args, **kwargs)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with ExitStack() as opened:
+            self._open(opened)
+            yield
+            self._check()  # the last thing before COMMIT
+
+    @asynccontextmanager
+    async def _atransaction(self) -> AsyncIterator[None]:
+        async with own_thread():
+            await sync_to_async(self.__enter__)()
+            try:
+                yield
+            except BaseException as error:
+                if not await sync_to_async(self.__exit__)(type(error), error, error.__traceback__):
+                    raise
+            else:
+                await sync_to_async(self.__exit__)(None, None, None)
+
+    def _open(self, stack: ExitStack) -> None:
+        """Begin the transactions, claim the fences in all of them; *stack* ends them."""
+        for alias in self._databases:
+            self._refuse(connections[alias])
+        for _ in range(ATTEMPTS):
+            self._check()
+            with ExitStack() as opened:
+                missing = self._begin(opened)
+                if not missing:
+                    self._check()  # it may have waited for an earlier holder's transaction
+                    stack.push(opened.pop_all())
+                    return
+                for alias in self._databases:
+                    transaction.set_rollback(True, using=alias)
+            # Outside the transaction: inserting after a failed update deadlocks on InnoDB, where both lock the gap.
+            for alias, rows in missing.items():
+                create(alias, rows)
+        raise RuntimeError(
+            f"The fence of {self!r} disappears as soon as it is created; who deletes rows of {Fence._meta.db_table}?"
+        )
+
+    def _begin(self, opened: ExitStack) -> dict[str, dict[str, str]]:
+        """Open the transactions and claim; returns, per database, the fences that are not there, with their names."""
+        missing: dict[str, dict[str, str]] = {}
+        for alias in self._databases:
+            opened.enter_context(transaction.atomic(using=alias, durable=not self._nested))
+            with explained(alias):
+                for lease in self._leases:
+                    if lacking := claim(lease, alias):
+                        missing.setdefault(alias, {}).update(lacking)
+        return missing
+
+    def _check(self) -> None:
+        for lease in self._leases:
+            lease.ensure(lease.ttl / 20 if self._margin is None else self._margin)
+
+    def _refuse(self, connection: BaseDatabaseWrapper) -> None:
+        """Raise unless the claim will be the first statement of a transaction that ends with the block."""
+        if self._nested:
+            _refuse_snapshots(connection)
+        elif in_transaction(connection):
+            raise RuntimeError(
+                f"fenced() is inside a transaction of database {connection.alias!r}, in which something may have been "
+                "read before the claim. Move it out of atomic(): under ATOMIC_REQUESTS, mark the view with "
+                "@transaction.non_atomic_requests. Or write nested=True, and rely on nothing that was read before."
+            )
+        elif not connection.in_atomic_block and not connection.get_autocommit():
+            raise RuntimeError(
+                f"fenced() commits at its end, but autocommit is off for database {connection.alias!r}, so that the "
+                "commit is up to you and a transaction may be open already. Turn autocommit on."
+            )
+
+    def _refuse_misuse(self) -> None:
+        if self._retries:
+            raise ValueError("A block cannot be run again: write fenced(lease, retries=...).run(function).")
+        if self._entered is not None:
+            raise RuntimeError(f"{self!r} is already entered; call fenced() anew for every block.")
+
+
+@asynccontextmanager
+async def own_thread() -> AsyncIterator[None]:
+    """
+    Have a task's database calls run in a thread of its own, unless its request has one.
+
+    In the thread that all other tasks share, their queries would become part of the transaction. Below
+    ``async_to_sync()``, as in Django's ``TestCase``, it stays the thread of the blocking caller.
+    """
+    async with ThreadSensitiveContext() as context:
+        try:
+            yield
+        finally:
+            if context.token is not None:  # the thread ends with this block, and nobody else would close them
+                await sync_to_async(_close_idle)()
+
+
+def _close_idle() -> None:
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:  # else a blocking caller of this event loop is not done with it
+            connection.close()
+
+
+def claim(lease: Lease, using: str) -> dict[str, str]:
+    """
+    Claim the fences of a lease in the transaction that is open; returns those that do not exist, with their names.
+
+    Args:
+        lease: The holder.
+        using: Alias in ``DATABASES``.
+
+    Raises:
+        StaleTokenError: The database has seen a later holder; the lease is lost now.
+    """
+    fences = {fence_key(name, place): shown(name, place) for name, place in lease.slots()}
+    keys = sorted(fences)
+    missing: dict[str, str] = {}
+    for first in range(0, len(keys), BATCH):
+        some = keys[first : first + BATCH]
+        missing |= {key: fences[key] for key in _claim(lease, using, some)}
+    return missing
+
+
+def _claim(lease: Lease, using: str, keys: list[str]) -> list[str]:
+    token, owner = lease.fencing_token, lease.owner()
+    rows = Fence.objects.using(using).filter(pk__in=keys)
+    mine = Q(token=token, owner=owner)
+    if rows.filter(Q(token__lt=token) | mine).update(token=token, owner=owner, updated=Now()) == len(keys):
+        return []
+    overtaken = [
+        seen for seen, by in rows.values_list("token", "owner") if (seen, by) != (token, owner) and seen >= token
+    ]
+    if overtaken:
+        lease.fenced_out(max(overtaken))
+        raise StaleTokenError(lease.name, token)
+    # One that is found now and was not by the update may have been claimed by nobody, or by this lease in another
+    # thread; either way this transaction does not hold it.
+    found = set(rows.values_list("key", flat=True))
+    return [key for key in keys if key not in found] or keys
+
+
+def create(using: str, rows: Mapping[str, str]) -> None:
+    """Create fences that anybody can claim; those that exist stay as they are."""
+    fences = [Fence(key=key, name=name, updated=Now()) for key, name in sorted(rows.items())]
+    Fence.objects.using(using).bulk_create(fences, batch_size=BATCH // 5, ignore_conflicts=True)
+
+
+def shown(name: str, place: str) -> str:
+    """Return a lock's name as people can read it in the table."""
+    text = f"{name} #{place}" if place else name
+    text = text.replace("\0", "�")  # which PostgreSQL cannot store
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
+
+
+def in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether a transaction is open, other than the one of Django's ``TestCase``, as for ``durable=True``."""
+    blocks = connection.atomic_blocks
+    return bool(blocks) and not blocks[-1]._from_testcase  # type: ignore[attr-defined]
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Return whether a database error says that a transaction ran into another one, and may be run again."""
+    cause = error.__cause__ or error
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    number = cause.args[0] if cause.args else None
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the rest says more precisely what
+    return state in CONFLICT_STATES or number in CONFLICT_NUMBERS or code in CONFLICT_CODES
+
+
+@contextmanager
+def explained(alias: str) -> Iterator[None]:
+    """Say what to type if the database has no table of fences."""
+    try:
+        yield
+    except DatabaseError as error:
+        if not is_conflict(error) and "redlock_fence" in str(error) and _table_is_missing(alias):
+            raise ImproperlyConfigured(
+                f"Database {alias!r} has no table {Fence._meta.db_table}: put 'django_redlock' into INSTALLED_APPS and "
+                f"type manage.py migrate redlock --database {alias}"
+            ) from error
+        raise
+
+
+def _table_is_missing(alias: str) -> bool:
+    # A connection of its own, because that of the failed transaction answers nothing until it is rolled back.
+    connection = connections[alias].copy()
+    try:
+        with suppress(DatabaseError):
+            return Fence._meta.db_table not in connection.introspection.table_names()
+    finally:
+        connection.close()
+    return False
+
+
+def _refuse_snapshots(connection: BaseDatabaseWrapper) -> None:
+    """Raise if what is read after the claim may be older than the claim, because something was read before it."""
+    level = isolation_level(connection)
+    if level != "read committed":
+        raise RuntimeError(
+            f"nested=True needs READ COMMITTED, and database {connection.alias!r} is at {level.upper()}: a statement "
+            "before the claim fixes what is read after it, so the claim would protect nothing. Move fenced() out of "
+            "atomic()."
+        )
+
+
+def isolation_level(connection: BaseDatabaseWrapper) -> str:
+    """Return the isolation level of a connection, such as "read committed"; of unknown databases, their kind."""
+    statement = ISOLATION.get("mariadb" if getattr(connection, "mysql_is_mariadb", False) else connection.vendor)
+    if statement is None:
+        # SQLite refuses to write after a read that is no longer up to date, so a claim there proves what was read.
+        return "read committed" if connection.vendor == "sqlite" else connection.vendor
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return str(cursor.fetchone()[0]).lower().replace("-", " ")

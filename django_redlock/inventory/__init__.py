@@ -1,0 +1,98 @@
+"""
+What is held, in part, or left behind: one answer for the admin, the commands and metrics.
+
+Every node keeps an index of the names it holds, in the order of their expiry. A listing asks all nodes at once for
+one page of it after the other, then for the names that only some of them reported; it never scans a key space, and
+it is bounded in names and in time. A node that does not answer degrades the answer and never breaks it.
+
+The secret of a lock never leaves this package, nor is it kept: holders are told apart by a *fingerprint*, and to
+release one the nodes are asked again for the value with that fingerprint.
+"""
+
+from collections.abc import Iterable
+
+from ..conf import DEFAULT_ALIAS
+from ..core.names import slug as slug_of
+from ..exceptions import QuorumUnavailableError
+from ..handler import locks
+from .model import HeldLock, NodeStatus, Snapshot, StaleKey, Staleness, State, View, Waiting, name_of, printable
+from .poll import MAX_NAMES, MAX_SECONDS, PAGE, Poll, aask, ask, ask_for
+from .release import ask_to_stop, extend_lock, force_release
+from .stale import remove_stale, stale_keys
+
+__all__ = [
+    "MAX_NAMES",
+    "MAX_SECONDS",
+    "PAGE",
+    "HeldLock",
+    "NodeStatus",
+    "Snapshot",
+    "StaleKey",
+    "Staleness",
+    "State",
+    "View",
+    "Waiting",
+    "afind_locks",
+    "aheld_locks",
+    "ask_to_stop",
+    "extend_lock",
+    "find_lock",
+    "find_locks",
+    "force_release",
+    "held_locks",
+    "name_of",
+    "printable",
+    "remove_stale",
+    "stale_keys",
+]
+
+
+def held_locks(using: str = DEFAULT_ALIAS) -> Snapshot:
+    """
+    Return the locks held now and which nodes say so; blocks for about a second at most.
+
+    Raises:
+        InvalidRedlockError: The alias cannot be used.
+    """
+    poll = Poll(locks[using])
+    ask(poll, poll.pages())
+    return poll.snapshot()
+
+
+async def aheld_locks(using: str = DEFAULT_ALIAS) -> Snapshot:
+    """Do what :func:`held_locks` does without blocking."""
+    poll = Poll(locks[using])
+    await aask(poll, poll.pages())
+    return poll.snapshot()
+
+
+def find_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS) -> Snapshot:
+    """
+    Return the same for some locks only, by their slugs, and who waits for them.
+
+    Raises:
+        InvalidRedlockError: The alias cannot be used.
+    """
+    return ask_for(slugs, locks[using]).snapshot()
+
+
+async def afind_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS) -> Snapshot:
+    """Do what :func:`find_locks` does without blocking."""
+    poll = Poll(locks[using])
+    await aask(poll, poll.named(list(slugs)))
+    return poll.snapshot()
+
+
+def find_lock(name: str, using: str = DEFAULT_ALIAS) -> HeldLock | None:
+    """
+    Return a lock as the nodes see it, with who waits for it, or None if it is free.
+
+    Raises:
+        QuorumUnavailableError: Too few nodes answered to tell.
+        InvalidRedlockError: The alias cannot be used.
+    """
+    snapshot = find_locks([slug_of(name)], using)
+    if not snapshot.has_quorum:
+        said = {node.name: node.detail or "answered" for node in snapshot.nodes}
+        raise QuorumUnavailableError(name, 0.0, 1, said, snapshot.rules.needed)
+    return snapshot.locks[0] if snapshot.locks else None

@@ -1,0 +1,280 @@
+"""
+What an inventory is made of: nodes, what each of them has under a name, and what they make of it together.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from django.db.models import TextChoices
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from ..core.names import shown
+from ..core.owner import Owner
+from ..core.rules import Rules
+
+
+class State(TextChoices):
+    """
+    What the nodes together say of a lock.
+
+    ``held``: all of them have one holder. ``degraded``: a quorum has, the others have not, or do not answer.
+    ``partial``: one holder, and too few nodes that say so: an attempt on its way, or what is left of one.
+    ``split``: several holders, none of them with a quorum. ``orphaned``: a quorum has one holder, whose process died.
+    ``no_expiry``: no quorum lets it end by itself, so it was not written by this library.
+    """
+
+    HELD = "held", gettext_lazy("held")
+    DEGRADED = "degraded", gettext_lazy("degraded")
+    PARTIAL = "partial", gettext_lazy("partial")
+    SPLIT = "split", gettext_lazy("split")
+    ORPHANED = "orphaned", gettext_lazy("orphaned")
+    NO_EXPIRY = "no_expiry", gettext_lazy("no expiry")
+
+
+class Staleness(TextChoices):
+    """Why a key is stale; see :func:`stale_keys`."""
+
+    NO_EXPIRY = "no_expiry", gettext_lazy("it has no expiry, which no lease is without: it would never end")
+    TOO_LONG = "too_long", gettext_lazy("it expires later than any lease of its holder could")
+    FOREIGN = "foreign", gettext_lazy("its value is not one that this library writes")
+    RESIDUE = "residue", gettext_lazy("too few nodes have it, and it is older than its lease")
+    ORPHANED = "orphaned", gettext_lazy("the process that held it died, and nobody will release it")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """
+    One node and whether it answers.
+
+    Args:
+        name: Its display name.
+        answered: Whether it answered in time.
+        detail: Why it did not, or why it answers and may not vote.
+    """
+
+    name: str
+    answered: bool
+    detail: str = ""
+
+    @property
+    def votes(self) -> bool:
+        """Whether its vote counts."""
+        return self.answered and not self.detail
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """
+    One lock as one node sees it.
+
+    Args:
+        node: The node's display name.
+        answered: Whether it answered in time; the rest is empty if not.
+        fingerprint: Tells the holder from others; empty if the node has no key.
+        owner: What the key says of its holder; None if there is no key or it is not in our format.
+        left: Seconds until the key expires there; None if it has no expiry.
+        fence: The highest fencing token that the node accepted for this name.
+    """
+
+    node: str
+    answered: bool
+    fingerprint: str = ""
+    owner: Owner | None = None
+    left: float | None = 0.0
+    fence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """
+    Somebody who waits for a lock.
+
+    Args:
+        host: The host's name.
+        pid: The process id there.
+        number: Which of the process's waiters.
+        nodes: How many nodes have put it in line.
+    """
+
+    host: str
+    pid: int
+    number: int
+    nodes: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid} #{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLock:
+    """
+    One lock, as all nodes together see it.
+
+    Args:
+        slug: What stands for its name in the keys.
+        alias: Its alias in ``REDLOCK``.
+        state: See :class:`State`.
+        remaining: Seconds until the hold ends unless its holder extends it: those that a quorum of nodes grants,
+            less the allowance for drift. None when no quorum has one holder, or when it never ends.
+        votes: How many nodes have this holder.
+        fingerprint: Tells this holder from others; safe to show.
+        owner: What the keys say of the holder; None if they are not in our format.
+        fencing_token: The number of this hold; 0 when the nodes no longer know.
+        views: What each node of the alias has, in the order of the settings.
+        waiters: Who waits for it, in the order of their turns; only known of a lock that was asked for by name.
+    """
+
+    slug: str
+    alias: str
+    state: State
+    remaining: float | None
+    votes: int
+    fingerprint: str
+    owner: Owner | None
+    fencing_token: int
+    views: tuple[View, ...]
+    waiters: tuple[Waiting, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The lock's name; a very long one is cut short."""
+        return name_of(self.slug)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the alias has."""
+        return len(self.views)
+
+    @property
+    def ttl(self) -> float | None:
+        """Length of the holder's lease in seconds; None when unknown."""
+        return self.owner.ttl or None if self.owner else None
+
+    @property
+    def since(self) -> float | None:
+        """When the holder took it, in seconds since the epoch on the holder's clock; None when unknown."""
+        return self.owner.since or None if self.owner else None
+
+    @property
+    def extensions(self) -> int:
+        """How often its holder has extended it."""
+        return max((view.owner.extensions for view in self.leaders if view.owner), default=0)
+
+    @property
+    def leaders(self) -> tuple[View, ...]:
+        """The views of the nodes that have this holder."""
+        return tuple(view for view in self.views if view.fingerprint == self.fingerprint)
+
+    @property
+    def silent_for(self) -> float:
+        """For how many seconds, by the nodes' clocks, its holder has neither taken nor extended it; 0 if unknown."""
+        lefts = [view.left for view in self.leaders if view.left is not None]
+        return max(0.0, self.ttl - max(lefts)) if self.ttl and len(lefts) == len(self.leaders) else 0.0
+
+    def has_holder(self, fingerprint: str) -> bool:
+        """Return whether any node has the holder with this fingerprint."""
+        return bool(fingerprint) and any(view.fingerprint == fingerprint for view in self.views)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """
+    The held locks of one alias at one moment.
+
+    Args:
+        alias: The alias in ``REDLOCK``.
+        nodes: Its nodes, in the order of the settings.
+        locks: What they hold, soonest end first; empty if too few nodes answered.
+        complete: Whether these are all; a listing is bounded.
+        taken: When it was made, in seconds since the epoch.
+        rules: The numbers of the alias.
+        total: How many names the nodes' indexes have; those whose holders died a while ago may be among them.
+    """
+
+    alias: str
+    nodes: tuple[NodeStatus, ...]
+    locks: tuple[HeldLock, ...]
+    complete: bool
+    taken: float
+    rules: Rules = field(repr=False)
+    total: int = 0
+
+    @property
+    def answering(self) -> int:
+        """How many nodes answered."""
+        return sum(node.answered for node in self.nodes)
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether enough nodes answered to say what is held."""
+        return self.answering >= self.rules.needed
+
+    @property
+    def quorum(self) -> str:
+        """How many nodes answer and how many are needed, in words."""
+        counts = {"answering": self.answering, "nodes": len(self.nodes), "needed": self.rules.needed}
+        have = _("%(answering)d of %(nodes)d nodes answer; %(needed)d needed.") % counts
+        return f"{have} {self._outlook()}"
+
+    @property
+    def trouble(self) -> str:
+        """Which nodes do not answer or may not vote, and why; empty if all do."""
+        return ", ".join(f"{node.name} ({node.detail})" for node in self.nodes if not node.votes)
+
+    def _outlook(self) -> str:
+        spare = sum(node.votes for node in self.nodes) - self.rules.needed
+        if not self.has_quorum:
+            return _("Too few to say which locks are held, or to take one.")
+        if spare < 0:
+            return _("Too few of them may vote: no lock can be taken.")
+        if spare == 0:
+            return _("No other may fail.")
+        return ngettext("%(spare)d more may fail.", "%(spare)d more may fail.", spare) % {"spare": spare}
+
+
+@dataclass(frozen=True, slots=True)
+class StaleKey:
+    """
+    A key that no live holder needs and that keeps others out, or would for too long.
+
+    Args:
+        lock: The lock whose name it has.
+        fingerprint: Tells its value from others.
+        reason: Why it is stale.
+        nodes: The nodes that have it.
+        owner: What it says of its holder, if it is in our format.
+    """
+
+    lock: HeldLock
+    fingerprint: str
+    reason: Staleness
+    nodes: tuple[str, ...]
+    owner: Owner | None
+
+    @property
+    def since(self) -> float | None:
+        """When it was written, in seconds since the epoch; None when unknown."""
+        return self.owner.since or None if self.owner else None
+
+
+def by_holder(views: Iterable[View]) -> dict[str, list[View]]:
+    """Return the views that have a key, by whose it is."""
+    groups: dict[str, list[View]] = {}
+    for view in views:
+        if view.fingerprint:
+            groups.setdefault(view.fingerprint, []).append(view)
+    return groups
+
+
+def name_of(slug: str) -> str:
+    """Return the name that a slug stands for, or what somebody else wrote into the index."""
+    try:
+        return shown(slug)
+    except ValueError:
+        return slug
+
+
+def printable(text: str) -> str:
+    """Return *text* with everything that could move a cursor or hide in a page written as an escape."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -1,0 +1,85 @@
+"""
+Which keys no live holder needs, and their end.
+"""
+
+import time
+from collections.abc import Iterator
+
+from ..core.messages import Kind
+from ..core.owner import Owner, fingerprint
+from ..core.rules import Rules
+from ..handler import locks
+from .model import HeldLock, Snapshot, StaleKey, Staleness, State, View, by_holder
+from .poll import ask_for
+from .release import burial, delete
+
+
+def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
+    """
+    Return the keys among *snapshot* that no live holder needs.
+
+    A key is stale when it has no expiry, when it expires later than any lease of its holder could, when its value
+    is not ours, when too few nodes have it and it is older than its lease, or when the process that held it died.
+    What a quorum holds for a living process is never stale, nor is what a quorum may hold, counting every node that
+    did not answer, nor what was renewed in the last half of its lease: its holder lost some nodes and is about to put
+    it back.
+
+    Args:
+        snapshot: A listing.
+        now: The time in seconds since the epoch; None is now.
+    """
+    moment = time.time() if now is None else now
+    return [key for lock in snapshot.locks for key in _stale(lock, snapshot.rules, moment)]
+
+
+def remove_stale(key: StaleKey) -> str:
+    """
+    Delete a stale key from the nodes that have it, if it is still there and still stale.
+
+    Returns:
+        ``removed``; ``changed`` if it is gone, or no longer stale; ``failed`` if a node that has it may still have it.
+    """
+    slug = key.lock.slug
+    poll = ask_for([slug], locks[key.lock.alias])
+    again = [each for each in stale_keys(poll.snapshot()) if each.fingerprint == key.fingerprint]
+    # Should the process live after all, it must not put back what it finds missing.
+    bury = burial(poll, slug, key.fingerprint) if key.reason is Staleness.ORPHANED else 0.0
+    ballot = delete(poll, slug, key.fingerprint, bury) if again else None
+    if ballot is None:
+        return "changed"
+    having = [place for place, row in poll.seen(slug).items() if fingerprint(row.value) == key.fingerprint]
+    kinds = {ballot.replies[place].kind if place in ballot.replies else Kind.UNKNOWN for place in having}
+    if kinds <= {Kind.RELEASED, Kind.GONE}:
+        return "removed"
+    return "changed" if kinds <= {Kind.RELEASED, Kind.GONE, Kind.BUSY} else "failed"
+
+
+def _stale(lock: HeldLock, rules: Rules, now: float) -> Iterator[StaleKey]:
+    silent = sum(not view.answered for view in lock.views)
+    for holder, group in by_holder(lock.views).items():
+        owner = next((view.owner for view in group if view.owner), None)
+        if lock.state is State.ORPHANED and holder == lock.fingerprint:
+            yield StaleKey(lock, holder, Staleness.ORPHANED, tuple(view.node for view in group), owner)
+            continue
+        longest = max(rules.max_ttl, owner.ttl if owner else 0.0)
+        longest += rules.drift(longest)
+        sound = [view.left for view in group if view.left is not None and view.left <= longest]
+        if len(sound) + silent >= rules.needed or _renewed(owner, sound):
+            continue
+        reason = _reason(group, owner, longest, now)
+        if reason:
+            yield StaleKey(lock, holder, reason, tuple(view.node for view in group), owner)
+
+
+def _renewed(owner: Owner | None, lefts: list[float]) -> bool:
+    return owner is not None and any(left > owner.ttl / 2 for left in lefts)
+
+
+def _reason(group: list[View], owner: Owner | None, longest: float, now: float) -> Staleness | None:
+    if any(view.left is None for view in group):
+        return Staleness.NO_EXPIRY
+    if any(view.left is not None and view.left > longest for view in group):
+        return Staleness.TOO_LONG
+    if owner is None:
+        return Staleness.FOREIGN
+    return Staleness.RESIDUE if owner.since and now - owner.since > owner.ttl else None

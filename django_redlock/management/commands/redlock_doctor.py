@@ -1,0 +1,121 @@
+"""Say what is wrong with the nodes, what can come of it, and what to do."""
+
+import json
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
+
+from ...conf import InvalidRedlockError, aliases
+from ...doctor import Diagnosis, Finding, diagnose
+from ...inventory import printable
+from ..shown import seconds
+
+VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
+EXIT = {"": 0, "note": 0, "warning": 1, "error": 2}
+
+
+class Command(BaseCommand):
+    """``manage.py redlock_doctor``."""
+
+    help = (
+        "Examine every node: whether it can be reached, may vote, keeps its data and time, grants all rights, and "
+        "takes a lock. Exits with 0 if all is well, 1 for warnings, 2 for errors."
+    )
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Add the options."""
+        parser.add_argument(
+            "--using", action="append", metavar="ALIAS", help="Alias in REDLOCK; may be repeated. Default: all."
+        )
+        parser.add_argument("--format", default="text", choices=("text", "json"), help="Default: text.")
+        parser.add_argument(
+            "--fail-level",
+            default="warning",
+            choices=("warning", "error", "never"),
+            help="From which level on the exit code tells of it. Default: warning.",
+        )
+        parser.add_argument(
+            "--timeout", type=seconds, default=1.0, metavar="SECONDS", help="For each answer of a node. Default: 1."
+        )
+
+    @no_translations
+    def handle(self, *, using: list[str] | None, format: str, fail_level: str, timeout: float, **options: Any) -> None:
+        """Examine, then write what was found."""
+        try:
+            found = [diagnose(alias, timeout=timeout) for alias in using or aliases()]
+        except InvalidRedlockError as error:
+            raise CommandError(f"{error} ({error.code})", returncode=2) from None
+        if format == "json":
+            self.stdout.write(document(found))
+        else:
+            for diagnosis in found:
+                self._show(diagnosis)
+        worst = max((diagnosis.level for diagnosis in found), key=lambda level: EXIT[level], default="")
+        if fail_level != "never" and EXIT[worst] >= EXIT[fail_level]:
+            count = sum(EXIT[finding.level] >= EXIT[fail_level] for each in found for finding in each.findings)
+            raise CommandError(f"Not all is well: {count} to look at.", returncode=EXIT[worst])
+
+    def _show(self, diagnosis: Diagnosis) -> None:
+        count = len(diagnosis.nodes)
+        self.stdout.write(self.style.MIGRATE_HEADING(f"{diagnosis.alias}: {count} node{'s' if count > 1 else ''}"))
+        for node in diagnosis.nodes:
+            self.stdout.write(f"  {printable(summary(node))}")
+        for finding in diagnosis.findings:
+            self._tell(finding)
+        if not diagnosis.findings:
+            text = "  All is well: a lock was taken, extended and released on each node."
+            self.stdout.write(self.style.SUCCESS(text))
+
+    def _tell(self, finding: Finding) -> None:
+        style = {"error": self.style.ERROR, "warning": self.style.WARNING}.get(finding.level, self.style.NOTICE)
+        where = f"{finding.node}: " if finding.node else ""
+        self.stdout.write("")
+        self.stdout.write(style(f"{finding.level.upper()} {finding.id}") + f"  {printable(where + finding.text)}")
+        self.stdout.write(f"    Remedy: {finding.remedy}")
+
+
+def summary(node: Any) -> str:
+    """Return one line about a node."""
+    if not node.known:
+        return f"{node.name}: not a server; its lock is tried all the same."
+    if node.detail:
+        return f"{node.name}: {node.detail}"
+    version = node.info.get("valkey_version") or node.info.get("redis_version") or "of unknown version"
+    server = "Valkey" if "valkey_version" in node.info else "Redis"
+    role = node.info.get("role", "unknown role")
+    return (
+        f"{node.name}: {server} {version}, {role}, up {node.number('uptime_in_seconds')} s, "
+        f"round trip {node.round_trip * 1000:.1f} ms, clock {node.ahead:+.3f} s"
+    )
+
+
+def document(found: list[Diagnosis]) -> str:
+    """Return what was found as JSON; its keys are described in docs/commands.md."""
+    return json.dumps(
+        {
+            "version": VERSION,
+            "level": max((each.level for each in found), key=lambda level: EXIT[level], default="") or "ok",
+            "aliases": [
+                {
+                    "using": each.alias,
+                    "level": each.level or "ok",
+                    "nodes": [
+                        {
+                            "name": node.name,
+                            "detail": node.detail,
+                            "round_trip": round(node.round_trip, 6),
+                            "clock": round(node.ahead, 6),
+                            "version": node.info.get("valkey_version") or node.info.get("redis_version"),
+                            "role": node.info.get("role"),
+                            "uptime": node.number("uptime_in_seconds"),
+                        }
+                        for node in each.nodes
+                    ],
+                    "findings": [finding._asdict() for finding in each.findings],
+                }
+                for each in found
+            ],
+        },
+        indent=2,
+    )

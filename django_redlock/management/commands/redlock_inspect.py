@@ -1,0 +1,91 @@
+"""Show all that is known of one lock: what each node has, who holds it, who waits."""
+
+import json
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
+
+from ...conf import DEFAULT_ALIAS
+from ...inventory import HeldLock, Snapshot, View, printable, stale_keys
+from ..shown import NO_QUORUM, VERSION, columns, entry, holder, iso, left, listing, local, warn
+
+FREE = 1
+
+
+class Command(BaseCommand):
+    """``manage.py redlock_inspect``."""
+
+    help = (
+        "Show what each node has of one lock, who holds it and who waits for it. Exits with 0 if it is held, 1 if it "
+        "is free, 3 when too few nodes answer."
+    )
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Add the options."""
+        parser.add_argument("name", help="The lock's name.")
+        parser.add_argument("--using", default=DEFAULT_ALIAS, metavar="ALIAS", help="Alias in REDLOCK.")
+        parser.add_argument("--format", default="text", choices=("text", "json"), help="Default: text.")
+
+    @no_translations
+    def handle(self, *, name: str, using: str, format: str, **options: Any) -> None:
+        """Ask the nodes by name and write what they say."""
+        snapshot = listing(using, [name])
+        lock = snapshot.locks[0] if snapshot.locks else None
+        if format == "json":
+            self.stdout.write(document(snapshot, name, lock))
+        elif lock:
+            self.stdout.write(described(snapshot, lock))
+        warn(self, snapshot)
+        if not snapshot.has_quorum:
+            raise CommandError("Too few nodes answer to say whether it is held.", returncode=NO_QUORUM)
+        if lock is None:
+            raise CommandError(f"{printable(name)} is free.", returncode=FREE)
+
+
+def described(snapshot: Snapshot, lock: HeldLock) -> str:
+    """Return what is known of a lock as lines of plain text."""
+    facts = [
+        ("Lock", printable(lock.name)),
+        ("State", str(lock.state.label)),
+        ("Remaining", left(lock.remaining)),
+        ("Votes", f"{lock.votes} of {lock.nodes}, {snapshot.rules.needed} needed"),
+        ("Holder", holder(lock)),
+        ("Since", local(lock.since)),
+        ("Lease", "-" if lock.ttl is None else f"{lock.ttl:g} s, extended {lock.extensions} times"),
+        ("Fencing token", str(lock.fencing_token or "-")),
+        ("Fingerprint", lock.fingerprint),
+    ]
+    parts = [columns([(f"{title}:", value) for title, value in facts])]
+    parts.append(columns([("NODE", "HAS", "REMAINING", "TOKEN", "HOLDER"), *(_row(lock, view) for view in lock.views)]))
+    waiters = [f"  {place}. {printable(str(waiter))}" for place, waiter in enumerate(lock.waiters, 1)]
+    parts.append("\n".join([f"Waiting: {len(waiters) or 'nobody'}", *waiters]))
+    stale = [f"Stale: {key.reason.label} ({', '.join(key.nodes)})." for key in stale_keys(snapshot)]
+    return "\n\n".join([*parts, *stale])
+
+
+def _row(lock: HeldLock, view: View) -> tuple[str, ...]:
+    if not view.answered:
+        return (view.node, "no answer", "-", "-", "-")
+    if not view.fingerprint:
+        return (view.node, "nothing", "-", str(view.fence or "-"), "-")
+    has = "this holder" if view.fingerprint == lock.fingerprint else "another"
+    ends = "never ends" if view.left is None else left(view.left)
+    return (view.node, has, ends, str(view.fence or "-"), printable(str(view.owner or "(another program)")))
+
+
+def document(snapshot: Snapshot, name: str, lock: HeldLock | None) -> str:
+    """Return the same as JSON; its keys are described in docs/commands.md."""
+    about: dict[str, Any] = {
+        "version": VERSION,
+        "using": snapshot.alias,
+        "taken": iso(snapshot.taken),
+        "name": name,
+        "known": snapshot.has_quorum,
+        "lock": None,
+    }
+    if lock:
+        waiters = [{"host": each.host, "pid": each.pid, "nodes": each.nodes} for each in lock.waiters]
+        stale = [{"reason": key.reason.value, "nodes": key.nodes} for key in stale_keys(snapshot)]
+        about["lock"] = {**entry(lock), "waiters": waiters, "stale": stale}
+    return json.dumps(about, indent=2)

@@ -1,0 +1,159 @@
+"""Take locks away from whoever holds them, politely or by force."""
+
+import sys
+import time
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
+
+from ...conf import DEFAULT_ALIAS
+from ...inventory import HeldLock, ask_to_stop, find_locks, force_release, printable
+from ..shown import NO_QUORUM, chosen, holder, left, listing, seconds, warn
+
+CHANGED = 4  # exit code: somebody else holds one of them now
+MOST = 20  # locks at a time: what one can read
+EVERY = 0.5  # seconds between two looks at a lock whose holder was asked to stop
+
+
+class Command(BaseCommand):
+    """``manage.py redlock_release``."""
+
+    help = (
+        "Release held locks, whoever holds them: exactly the holders that are shown. Their leases are lost at their "
+        "next renewal; until then they may go on. Exits with 3 when too few nodes answer, 4 when a lock changed hands."
+    )
+    requires_system_checks = ()
+    stealth_options = ("stdin",)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Add the options."""
+        parser.add_argument("names", nargs="*", metavar="NAME", help="The locks' names.")
+        parser.add_argument("--match", metavar="GLOB", help="Those whose name matches, instead, such as 'orders:*'.")
+        parser.add_argument("--using", default=DEFAULT_ALIAS, metavar="ALIAS", help="Alias in REDLOCK.")
+        parser.add_argument("--fingerprint", help="Only if the holder is this one, as redlock_inspect shows it.")
+        parser.add_argument(
+            "--polite",
+            type=seconds,
+            metavar="SECONDS",
+            help="Ask the holders to stop first, and wait so long for them to release the locks themselves.",
+        )
+        parser.add_argument("--revoke-task", action="store_true", help="Revoke the Celery tasks that hold them.")
+        parser.add_argument(
+            "--terminate-task", action="store_true", help="The same, and end the processes in which they run."
+        )
+        parser.add_argument("--reason", default="", help="For the log.")
+        parser.add_argument("--dry-run", action="store_true", help="Only say what would be released.")
+        parser.add_argument(
+            "--noinput", "--no-input", action="store_false", dest="interactive", help="Release without asking."
+        )
+
+    @no_translations
+    def handle(
+        self,
+        *,
+        names: list[str],
+        match: str | None,
+        using: str,
+        fingerprint: str | None,
+        polite: float | None,
+        revoke_task: bool,
+        terminate_task: bool,
+        reason: str,
+        dry_run: bool,
+        interactive: bool,
+        **options: Any,
+    ) -> None:
+        """Show, ask, release."""
+        if bool(names) == bool(match):
+            raise CommandError("Name the locks, or choose them with --match.")
+        snapshot = listing(using, names or None)
+        warn(self, snapshot)
+        if not snapshot.has_quorum:
+            raise CommandError("Too few nodes answer to say what is held.", returncode=NO_QUORUM)
+        locks = chosen(snapshot, match, None)
+        if len(locks) > MOST:
+            raise CommandError(f"{len(locks)} locks match; at most {MOST} are released at a time. Choose fewer.")
+        self._show(locks, fingerprint)
+        locks = [lock for lock in locks if fingerprint in (None, lock.fingerprint)]
+        if locks and self._may_release(len(locks), dry_run, interactive, options.get("stdin", sys.stdin)):
+            if polite:
+                self._ask(locks, polite)
+            for lock in locks if revoke_task or terminate_task else ():
+                self._revoke(lock, terminate_task)
+            self._release(locks, printable(reason[:200]), told=bool(polite or revoke_task or terminate_task))
+        elif fingerprint and not dry_run and not locks:
+            raise CommandError("Nothing was released: the holder is another one now.", returncode=CHANGED)
+
+    def _show(self, locks: list[HeldLock], fingerprint: str | None) -> None:
+        for lock in locks:
+            other = "" if fingerprint in (None, lock.fingerprint) else " Left alone: it has another holder."
+            about = f"{lock.state.label}, {left(lock.remaining)} left, held by {holder(lock)}, {lock.fingerprint}"
+            self.stdout.write(f"{printable(lock.name)}: {about}.{other}")
+        if not locks:
+            self.stdout.write("Nothing is held.")
+
+    def _may_release(self, count: int, dry_run: bool, interactive: bool, stdin: Any) -> bool:
+        if dry_run or (interactive and not stdin.isatty()):
+            hint = "" if dry_run else " Nobody is there to ask: use --no-input to release."
+            self.stdout.write(f"Dry run: {_locks(count)} would be released.{hint}")
+            return False
+        question = f"\nRelease {_locks(count)}?\n\n    Type 'yes' to continue, or 'no' to cancel: "
+        if interactive and input(question) != "yes":
+            raise CommandError("Nothing was released.")
+        return True
+
+    def _release(self, locks: list[HeldLock], reason: str, *, told: bool) -> None:
+        outcomes = set()
+        for lock in locks:
+            outcome = force_release(lock.name, lock.fingerprint, lock.alias, slug=lock.slug, reason=reason)
+            if told and outcome == "gone":
+                outcome = "released"  # by its holder
+            outcomes.add(outcome)
+            style = self.style.SUCCESS if outcome == "released" else self.style.ERROR
+            self.stdout.write(style(f"{printable(lock.name)}: {SAID[outcome]}"))
+        if "unknown" in outcomes:
+            raise CommandError("Too few nodes answered.", returncode=NO_QUORUM)
+        if "changed" in outcomes:
+            raise CommandError("Not all were released.", returncode=CHANGED)
+
+    def _ask(self, locks: list[HeldLock], grace: float) -> None:
+        """Ask the holders to stop, and wait until they have or their time is over."""
+        waiting = {}
+        for lock in locks:
+            outcome = ask_to_stop(lock.name, lock.fingerprint, lock.alias, slug=lock.slug)
+            if outcome == "asked":
+                waiting[lock.slug] = lock
+            self.stdout.write(f"{printable(lock.name)}: {ASKED.get(outcome) or SAID[outcome]}")
+        until = time.monotonic() + grace
+        while waiting and time.monotonic() < until:
+            time.sleep(min(EVERY, max(0.0, until - time.monotonic())))
+            using = next(iter(waiting.values())).alias
+            held = {lock.slug: lock for lock in find_locks(list(waiting), using).locks}
+            for slug, lock in list(waiting.items()):
+                if slug not in held or not held[slug].has_holder(lock.fingerprint):
+                    del waiting[slug]
+
+    def _revoke(self, lock: HeldLock, terminate: bool) -> None:
+        if lock.owner is None or lock.owner.kind != "task" or not lock.owner.ref:
+            self.stderr.write(self.style.WARNING(f"{printable(lock.name)}: not held by a Celery task."))
+            return
+        from ...celery.control import revoke  # only here: Celery is optional
+
+        revoke(lock.owner.ref, terminate=terminate)
+        self.stdout.write(f"{printable(lock.name)}: told the workers to revoke task {printable(lock.owner.ref)}.")
+
+
+ASKED = {
+    "asked": "its holder was asked to stop.",
+    "shared": "several hold it; they cannot be asked.",
+}
+SAID = {
+    "released": "released.",
+    "changed": "not released: it changed hands.",
+    "gone": "nobody holds it any more.",
+    "unknown": "too few nodes answered to tell whether it is free.",
+}
+
+
+def _locks(count: int) -> str:
+    return "1 lock" if count == 1 else f"{count} locks"

@@ -1,0 +1,122 @@
+"""Run a program under a lock."""
+
+import os
+import sys
+from argparse import ArgumentTypeError
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from ... import commands
+from ...child import Child, signals_passed_on
+from ...conf import DEFAULT_ALIAS, InvalidRedlockError
+from ...handler import locks
+from ...locks import Lease, Lock
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells say it
+GRACE = 10.0  # seconds
+
+
+class Command(BaseCommand):
+    """Runs a program while it holds a lock, and ends it when the lock is lost."""
+
+    help = (
+        "Run a program under a lock, for cron on several servers: manage.py redlock_run nightly -- backup --all. "
+        "Exits with the program's code; 75 if the lock is taken, 69 if too few nodes answer, 76 if it was lost."
+    )
+    requires_system_checks: list[str] = []
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Define the options."""
+        parser.usage = "%(prog)s [options] name -- program [argument ...]"
+        parser.add_argument("name", help="the lock's name")
+        parser.add_argument("program", nargs="+", help="what to run, behind two dashes; with its arguments")
+        parser.add_argument("--using", default=DEFAULT_ALIAS, metavar="ALIAS", help="alias in REDLOCK")
+        parser.add_argument("--ttl", type=seconds, metavar="SECONDS", help='length of the lease; OPTIONS["ttl"]')
+        parser.add_argument(
+            "--wait", type=waiting, default=0.0, metavar="SECONDS", help="how long to try, or 'forever'; 0"
+        )
+        parser.add_argument(
+            "--max-hold", type=seconds, metavar="SECONDS", help='end it after so long; OPTIONS["max_hold"], an hour'
+        )
+        parser.add_argument(
+            "--grace", type=duration, default=GRACE, metavar="SECONDS", help=f"from SIGTERM to SIGKILL; {GRACE:g}"
+        )
+        parser.add_argument(
+            "--skip-exit-code", type=exit_code, default=commands.SKIPPED, metavar="CODE", help="if it is taken; 75"
+        )
+
+    def handle(
+        self, *, name: str, program: list[str], using: str, skip_exit_code: int, grace: float, **options: Any
+    ) -> None:
+        """Take the lock, run the program, and end as it did."""
+        if os.name != "posix":
+            raise CommandError("redlock_run needs process groups and signals, which this system does not have.")
+        lease = commands.acquire(_lock(using, name, program, options), skip_exit_code)
+        if lease is None:
+            return
+        try:
+            code = _run(program, lease, grace)
+            if not lease.valid():
+                said = f"Ended {Path(program[0]).name!r} (exit code {code}), because {commands.explain(lease)}."
+                raise CommandError(said, returncode=commands.LOST)
+        except BaseException:
+            lease.release()
+            raise
+        commands.give_up(lease)
+        if code:
+            sys.exit(code)
+
+
+def _run(program: list[str], lease: Lease, grace: float) -> int:
+    """Run the program to its end, or to that of the lease; returns its exit code."""
+    env = {**os.environ, "REDLOCK_NAME": lease.name, "REDLOCK_FENCING_TOKEN": str(lease.fencing_token)}
+    try:
+        child = Child(program, grace=grace, env=env)
+    except OSError as error:
+        code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        raise CommandError(f"Cannot run {program[0]!r}: {error.strerror}.", returncode=code) from None
+    with signals_passed_on(child):
+        lease.on_lost(lambda lease: child.end())
+        return child.wait()
+
+
+def _lock(using: str, name: str, program: list[str], options: dict[str, Any]) -> Lock:
+    label = Path(program[0]).name  # without its arguments: they may hold a secret
+    chosen = {key: options[key] for key in ("ttl", "wait", "max_hold")}
+    try:
+        return locks[using].lock(name, kind="command", label=label, **chosen)
+    except (InvalidRedlockError, ValueError) as error:
+        raise CommandError(str(error)) from None
+
+
+def seconds(text: str) -> float:
+    """Return a positive number of seconds that an option was given."""
+    number = duration(text)
+    if not number:
+        raise ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
+    return number
+
+
+def waiting(text: str) -> float | None:
+    """Return a number of seconds from 0, or None for ``forever``."""
+    return None if text == "forever" else duration(text)
+
+
+def duration(text: str) -> float:
+    """Return a number of seconds from 0 that an option was given."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise ArgumentTypeError(f"must be a number of seconds, not {text!r}")
+    return number
+
+
+def exit_code(text: str) -> int:
+    """Return an exit code that an option was given."""
+    if not text.isdecimal() or int(text) > 255:
+        raise ArgumentTypeError(f"must be an exit code from 0 to 255, not {text!r}")
+    return int(text)

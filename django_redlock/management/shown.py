@@ -1,0 +1,203 @@
+"""
+What the commands share: how they ask, what their options mean, and how locks are shown to people and to programs.
+"""
+
+import csv
+import json
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from io import StringIO
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from ..conf import InvalidRedlockError
+from ..core.names import check_name, slug
+from ..inventory import HeldLock, Snapshot, find_locks, held_locks, printable
+
+NO_QUORUM = 3  # exit code
+VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
+COLUMNS = ("LOCK", "STATE", "REMAINING", "VOTES", "HOLDER", "SINCE", "TOKEN")
+FIELDS = ("name", "state", "remaining", "ttl", "votes", "nodes", "extensions", "fencing_token", "fingerprint", "since")
+ORDERS: dict[str, Callable[[HeldLock], Any]] = {
+    "remaining": lambda lock: (lock.remaining is None, lock.remaining),
+    "name": lambda lock: lock.name,
+    "state": lambda lock: lock.state,
+    "votes": lambda lock: lock.votes,
+    "since": lambda lock: (lock.since is None, lock.since),
+    "holder": lambda lock: str(lock.owner or ""),
+    "extensions": lambda lock: lock.extensions,
+}
+
+
+def positive(text: str) -> int:
+    """Return a whole number from 1 that an option was given."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
+    return number
+
+
+def seconds(text: str) -> float:
+    """Return a positive number of seconds that an option was given."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e9:
+        raise ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
+    return number
+
+
+def listing(using: str, names: list[str] | None = None) -> Snapshot:
+    """Return the held locks of an alias, or only those named, or fail as a command does."""
+    try:
+        return find_locks([slug(check_name(name)) for name in names], using) if names else held_locks(using)
+    except (InvalidRedlockError, ValueError) as error:
+        raise CommandError(str(error)) from None
+
+
+def chosen(snapshot: Snapshot, match: str | None, state: list[str] | None, sort: str = "remaining") -> list[HeldLock]:
+    """Return the locks whose names match a glob and whose states are among some, in an order."""
+    locks = [
+        lock
+        for lock in snapshot.locks
+        if (match is None or fnmatchcase(lock.name, match)) and (not state or lock.state in state)
+    ]
+    return sorted(locks, key=ORDERS[sort])
+
+
+def warn(command: BaseCommand, snapshot: Snapshot) -> None:
+    """Say on standard error what is missing in a listing."""
+    if snapshot.trouble:
+        command.stderr.write(command.style.WARNING(f"{snapshot.quorum} Trouble: {snapshot.trouble}."))
+    if not snapshot.complete:
+        text = "There are more locks than one listing asks for; these end first."
+        command.stderr.write(command.style.WARNING(text))
+
+
+def table(locks: Iterable[HeldLock]) -> str:
+    """Return locks as lines of plain text."""
+    rows = [cells(lock) for lock in locks]
+    return columns([COLUMNS, *rows]) if rows else "No locks."
+
+
+def columns(lines: list[tuple[str, ...]]) -> str:
+    """Return lines of cells with their columns one below the other."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def cells(lock: HeldLock) -> tuple[str, ...]:
+    """Return what a table shows of a lock."""
+    return (
+        printable(lock.name),
+        str(lock.state.label),
+        left(lock.remaining),
+        f"{lock.votes}/{lock.nodes}",
+        holder(lock),
+        local(lock.since),
+        str(lock.fencing_token or "-"),
+    )
+
+
+def holder(lock: HeldLock) -> str:
+    """Return who holds a lock, for people."""
+    return printable(str(lock.owner)) if lock.owner else "(another program)"
+
+
+def left(remaining: float | None) -> str:
+    """Return a remaining time for people."""
+    return "-" if remaining is None else f"{remaining:.1f} s"
+
+
+def local(moment: float | None) -> str:
+    """Return a moment in the time of this machine, for people."""
+    return "-" if moment is None else datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def document(snapshot: Snapshot, locks: list[HeldLock]) -> str:
+    """Return locks and nodes as JSON; its keys are described in docs/commands.md."""
+    return json.dumps(
+        {
+            "version": VERSION,
+            "using": snapshot.alias,
+            "taken": iso(snapshot.taken),
+            "complete": snapshot.complete,
+            "quorum": {
+                "nodes": len(snapshot.nodes),
+                "answering": snapshot.answering,
+                "needed": snapshot.rules.needed,
+                "met": snapshot.has_quorum,
+            },
+            "nodes": [asdict(node) for node in snapshot.nodes],
+            "locks": [entry(lock) for lock in locks],
+        },
+        indent=2,
+    )
+
+
+def sheet(locks: list[HeldLock]) -> str:
+    """Return locks as comma-separated values, with a first line that names them."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*FIELDS, "holder"])
+    for lock in locks:
+        about = entry(lock)
+        writer.writerow([_unambiguous(about[field]) for field in FIELDS] + [_unambiguous(holder(lock))])
+    return out.getvalue().rstrip("\n")
+
+
+def _unambiguous(value: Any) -> Any:
+    """Return a value that no spreadsheet takes for a formula: names come from outside."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
+def entry(lock: HeldLock) -> dict[str, Any]:
+    """Return what the JSON says of a lock."""
+    return {
+        "name": lock.name,
+        "state": lock.state.value,
+        "remaining": None if lock.remaining is None else round(lock.remaining, 3),
+        "ttl": lock.ttl,
+        "votes": lock.votes,
+        "nodes": lock.nodes,
+        "extensions": lock.extensions,
+        "fencing_token": lock.fencing_token or None,
+        "fingerprint": lock.fingerprint,
+        "since": iso(lock.since),
+        "holder": _holder(lock),
+        "views": [
+            {
+                "node": view.node,
+                "answered": view.answered,
+                "fingerprint": view.fingerprint or None,
+                "remaining": view.left if view.fingerprint else None,
+                "fencing_token": view.fence or None,
+            }
+            for view in lock.views
+        ],
+    }
+
+
+def _holder(lock: HeldLock) -> dict[str, Any] | None:
+    owner = lock.owner
+    if owner is None:
+        return None
+    return {"kind": owner.kind, "label": owner.label, "ref": owner.ref, "host": owner.host, "pid": owner.pid}
+
+
+def iso(moment: float | None) -> str | None:
+    """Return a moment for programs."""
+    return None if moment is None else datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,112 @@
+"""
+Middleware: one request at a time on some paths, and answers to errors about locks.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+from django.http import HttpRequest, HttpResponse
+from django.utils.decorators import sync_and_async_middleware
+from django.utils.deprecation import MiddlewareMixin
+
+from .conf import DEFAULT_ALIAS
+from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
+from .locks import Lease, check_wait
+from .refusals import OnBusy, check_on_busy, refusal
+from .view_keys import Key
+from .views import Guard, Options, OwnTransactions, check_methods, guarded, guarded_async
+
+
+def locked_paths(
+    paths: Iterable[str | re.Pattern[str]],
+    key: Key = "user_or_ip",
+    *,
+    ttl: float | None = None,
+    wait: float | None = 0,
+    methods: Iterable[str] | None = None,
+    on_busy: OnBusy = 409,
+    using: str = DEFAULT_ALIAS,
+) -> Callable[[Any], Any]:
+    """
+    Return a middleware that lets in one request at a time, for each value of *key*, on all of *paths* together.
+
+    Give it a name in a module of yours, and name that in ``MIDDLEWARE``, below those that the key needs, such as
+    ``AuthenticationMiddleware``. The lock goes around the view, its transaction and the middleware below.
+
+    Args:
+        paths: Beginnings of paths, such as ``"/checkout/"``, or compiled regular expressions that are searched for;
+            without the script's prefix.
+        key: What to lock, as the name ``request:<key>``; see :func:`~django_redlock.views.locked_view`. A template has
+            no argument but ``{request}``.
+        ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``.
+        wait: How long a request tries, in seconds; 0 is one attempt. A waiting request occupies its worker.
+        methods: The methods that are locked; None is all but GET, HEAD, OPTIONS and TRACE.
+        on_busy: The answer when the lock is taken; see :func:`~django_redlock.views.locked_view`.
+        using: Alias in ``REDLOCK``.
+
+    Raises:
+        ImproperlyConfigured: The key can never be resolved.
+        TypeError: An argument is of the wrong type.
+        ValueError: A path does not begin with ``/``, or another argument cannot work.
+    """
+    matches = _matcher(paths)
+    options = Options(key, ttl, check_wait(wait), check_methods(methods), check_on_busy(on_busy), using)
+    guard = _RequestGuard(options, matches)
+
+    @sync_and_async_middleware
+    def middleware(get_response: Any) -> Any:
+        return guarded_async(guard, get_response) if iscoroutinefunction(get_response) else guarded(guard, get_response)
+
+    return middleware
+
+
+class LockErrorMiddleware(MiddlewareMixin):
+    """
+    Answer errors about locks that a view did not catch, as ``@locked_view`` does its own.
+
+    409 when somebody else has the lock or overtook this holder, 503 when too few nodes answer. A lock that was lost
+    stays an error: whether the work was committed is for the view to say.
+    """
+
+    def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
+        """Return the answer, or None for any other error."""
+        if isinstance(exception, LockTakenError | QuorumUnavailableError | StaleTokenError):
+            return refusal(request, exception)
+        return None
+
+
+class _RequestGuard(Guard):
+    """The requests on some paths: outside of all transactions, which have been committed when they come back."""
+
+    prefix = "request"
+
+    def __init__(self, options: Options, matches: Callable[[str], bool]) -> None:
+        super().__init__("locked_paths", inspect.signature(lambda request: None), options, below=OwnTransactions())
+        self._matches = matches
+
+    def applies(self, request: HttpRequest) -> bool:
+        """Return whether the path and the method are locked."""
+        return super().applies(request) and self._matches(request.path_info)
+
+    def ensure(self, lease: Lease) -> None:
+        """Do nothing: the response is there, and a lock that was lost is noted when it is released."""
+
+
+def _matcher(paths: Iterable[str | re.Pattern[str]]) -> Callable[[str], bool]:
+    if isinstance(paths, str):
+        raise TypeError(f"paths must be a list such as [{paths!r}], not the str {paths!r}.")
+    beginnings, patterns = [], []
+    for path in paths:
+        if isinstance(path, re.Pattern):
+            patterns.append(path)
+        elif path.startswith("/"):
+            beginnings.append(path)
+        else:
+            raise ValueError(f"A path begins with '/', unlike {path!r}; for a pattern pass re.compile({path!r}).")
+    if not beginnings and not patterns:
+        raise ValueError('paths=[] locks no request; name at least one, or write ["/"] for all.')
+    start = tuple(beginnings)
+    return lambda path: path.startswith(start) or any(pattern.search(path) for pattern in patterns)

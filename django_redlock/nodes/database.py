@@ -1,0 +1,440 @@
+"""
+A database of ``DATABASES`` as a node: SQLite, PostgreSQL, MySQL or MariaDB.
+
+Each process has one connection to such a node, which is not Django's and so outside every transaction of the
+project, and one thread that uses it; who asks is told of the reply over a socket, as by a Redis node. What several
+threads ask at once is decided and written together. What is written, and how, :mod:`.ledger` says.
+"""
+
+import asyncio
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import groupby
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from weakref import WeakSet
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from ..core.admission import Greeting
+from ..core.messages import Kind, Reply, Request, Survey
+from .base import AsyncHintLink, HintLink, LinkError, NodeSpec, until_cancelled
+from .engines import CLOCKS
+from .gather import steady
+from .ledger import Ledger, UntouchedError
+
+AT_ONCE = 50  # requests that are decided and written together, at most
+UNUSED = 1.0  # seconds for which a connection waits for its first link
+FAREWELL = 1.0  # seconds that what was sent last has, before a connection is torn down
+
+
+class Job(NamedTuple):
+    """A request, and who gets the reply or hears that there will be none."""
+
+    request: Request
+    deliver: Callable[[Reply | LinkError], None]
+
+
+class Clerk(threading.Thread):
+    """
+    Carries out the requests of a process at one database, in the order in which they come.
+
+    It ends when its last link is closed, or when it cannot know what the database did.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(name="django_redlock database", daemon=True)
+        self.opened: Future[Greeting | LinkError] = Future()
+        self.ended = False
+        self._pid = os.getpid()
+        self._ledger = ledger
+        self._inbox: SimpleQueue[Job | None] = SimpleQueue()
+        self._mutex = threading.Lock()
+        self._at_work = threading.Lock()
+        self._paused = False
+        self._busy_since = float("inf")
+        self._links: set[Callable[[LinkError], None]] = set()
+
+    @property
+    def usable(self) -> bool:
+        """Whether it takes requests, or may soon."""
+        return not self.ended and not self.inherited
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it belongs to the process that this one was forked from."""
+        return self._pid != os.getpid()
+
+    def attach(self, on_end: Callable[[LinkError], None]) -> None:
+        """Take one more link; *on_end* tells it that there will be no more replies."""
+        with self._mutex:
+            if not self.usable:
+                raise LinkError("closed")
+            self._links.add(on_end)
+
+    def detach(self, on_end: Callable[[LinkError], None]) -> bool:
+        """Forget a link, and end with the last one; returns whether it was that."""
+        if self.inherited:
+            return False
+        with self._mutex:
+            self._links.discard(on_end)
+            last = not self._links and not self.ended
+            self.ended = self.ended or last
+        if last:
+            self._inbox.put(None)
+        if steady() - self._busy_since > self._ledger.patience:
+            self._ledger.abort()  # the server is silent
+        return last
+
+    def finish(self) -> None:
+        """Wait until what was sent has been carried out; does not wait for a silent server."""
+        if threading.current_thread() is not self:
+            self.join(FAREWELL)
+            if self.is_alive():
+                self._ledger.abort()
+                self.join(FAREWELL)
+
+    def submit(self, job: Job) -> None:
+        """
+        Have a request carried out.
+
+        Raises:
+            LinkError: There is nobody any more to do that.
+        """
+        with self._mutex:
+            if not self.usable:
+                raise LinkError("closed")
+            self._inbox.put(job)
+
+    def run(self) -> None:
+        outcome: Greeting | LinkError
+        try:
+            with self._at_work:
+                outcome = self._ledger.open()
+        except LinkError as error:
+            outcome = error
+        except Exception as error:  # a driver's own, such as of an option that it does not know
+            outcome = LinkError(f"cannot be used ({type(error).__name__})")
+        self.ended = isinstance(outcome, LinkError)
+        self.opened.set_result(outcome)
+        reason = LinkError("closed")
+        try:
+            while not isinstance(outcome, LinkError) and (jobs := self._take()):
+                for _, some in groupby(jobs, lambda job: isinstance(job.request, Survey)):
+                    self._do(list(some))
+        except LinkError as broken:
+            reason = broken
+        finally:
+            self._end(reason)
+
+    def _take(self) -> list[Job]:
+        """Wait for something to do; returns nothing when it is time to end."""
+        try:
+            jobs = [self._inbox.get(timeout=None if self._links else UNUSED)]
+        except Empty:
+            with self._mutex:
+                self.ended = not self._links
+            return [] if self.ended else self._take()
+        with suppress(Empty):
+            while jobs[-1] is not None and len(jobs) < AT_ONCE:
+                jobs.append(self._inbox.get_nowait())
+        if jobs[-1] is None:
+            self._inbox.put(None)  # what came before it comes first
+        return [job for job in jobs if job]
+
+    def _do(self, jobs: Sequence[Job]) -> None:
+        replies: Iterable[Reply | LinkError] = []
+        try:
+            with self._at_work:
+                self._busy_since = steady()
+                replies = self._ledger.execute([job.request for job in jobs])
+        except UntouchedError as error:
+            replies = [Reply(Kind.FAILED, detail=error.detail)] * len(jobs)
+            raise
+        except LinkError as error:
+            replies = [error] * len(jobs)
+            raise
+        finally:
+            self._busy_since = float("inf")
+            for job, reply in zip(jobs, replies, strict=False):
+                job.deliver(reply)
+
+    def _end(self, error: LinkError) -> None:
+        with self._mutex:
+            self.ended = True
+            links = list(self._links)
+        with self._at_work:
+            self._ledger.close()
+        with suppress(Empty):
+            while True:
+                job = self._inbox.get_nowait()
+                if job:
+                    job.deliver(error)
+        for on_end in links:
+            on_end(error)
+
+    # A connection must not be carried over a fork: SQLite's locks belong to a process, and what the child says at its
+    # end is said in the parent's name. So it is closed before, and made anew when it is needed.
+
+    def pause(self) -> None:
+        """Close the connection and do nothing until :meth:`resume`; a silent server is not waited for."""
+        self._paused = self._at_work.acquire(timeout=FAREWELL)
+        if not self._paused:
+            self._ledger.abort()
+            self._paused = self._at_work.acquire(timeout=FAREWELL)
+        if self._paused:
+            self._ledger.close()
+
+    def resume(self) -> None:
+        """Go on."""
+        if self._paused:
+            self._paused = False
+            self._at_work.release()
+
+
+class DatabaseLink:
+    """A process's way to its clerk, for one thread at a time."""
+
+    def __init__(self, clerk: Clerk, greeting: Greeting) -> None:
+        self.greeting = greeting
+        self._clerk = clerk
+        self._replies: deque[Reply | LinkError] = deque()
+        self._mutex = threading.Lock()
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._closed = False
+        try:
+            clerk.attach(self._deliver)
+        except LinkError:
+            self._reader.close()
+            self._writer.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+        self._clerk.submit(Job(request, self._deliver))
+
+    def _deliver(self, reply: Reply | LinkError) -> None:
+        self._replies.append(reply)
+        with self._mutex:  # the number of a closed socket may be another's by now
+            if not self._closed:
+                with suppress(BlockingIOError):
+                    self._writer.send(b"!")
+
+    def readable(self) -> bool:
+        with suppress(OSError):
+            self._reader.recv(4096)
+        return bool(self._replies) or not self._clerk.usable
+
+    def receive(self, request: Request) -> Reply | None:
+        reply = self._replies.popleft() if self._replies else LinkError("closed")
+        if isinstance(reply, LinkError):
+            raise reply
+        return reply
+
+    def close(self) -> None:
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            self._reader.close()
+            self._writer.close()
+        if self._clerk.detach(self._deliver):
+            self._clerk.finish()
+
+
+class AsyncDatabaseLink:
+    """The same for all tasks of an event loop."""
+
+    def __init__(self, clerk: Clerk, greeting: Greeting) -> None:
+        self.greeting = greeting
+        self.broken = False
+        self._clerk = clerk
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[Callable[[Reply | None], bool]] = deque()
+        clerk.attach(self._on_end)
+        self._keeper = self._loop.create_task(until_cancelled(), name="django_redlock link")
+        self._keeper.add_done_callback(lambda keeper: self.close())
+
+    def send(
+        self,
+        request: Request,
+        packed: dict[int, bytes],
+        on_reply: Callable[[Reply | None], bool],
+        *,
+        in_full: bool = False,
+    ) -> None:
+        if self.broken:
+            raise LinkError("closed")
+        self._clerk.submit(Job(request, self._deliver))
+        self._waiting.append(on_reply)
+
+    def _deliver(self, reply: Reply | LinkError) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._take, reply)
+
+    def _on_end(self, error: LinkError) -> None:
+        self._deliver(error)
+
+    def _take(self, reply: Reply | LinkError) -> None:
+        if isinstance(reply, LinkError):
+            self._end(reply.detail)
+        elif self._waiting:
+            self._waiting.popleft()(reply)
+
+    def close(self) -> None:
+        self._end("closed")
+
+    def _end(self, detail: str) -> None:
+        if self.broken:
+            return
+        self.broken = True
+        with suppress(RuntimeError):  # the loop is closed already, and its tasks with it
+            self._keeper.cancel()
+        if self._clerk.detach(self._on_end):
+            threading.Thread(target=self._clerk.finish, name="django_redlock close", daemon=True).start()
+        while self._waiting:
+            self._waiting.popleft()(Reply(Kind.UNKNOWN, detail=detail))
+
+
+class DatabaseNode:
+    """
+    A database of ``DATABASES``.
+
+    Args:
+        spec: Its URL, ``database://alias``.
+        prefix: What every key begins with.
+
+    Raises:
+        ValueError: There is no such database, or none that can be a node.
+    """
+
+    instant = False
+    calls = False
+    fails_over = False
+
+    def __init__(self, spec: NodeSpec, prefix: str) -> None:
+        self.alias = urlsplit(spec.url).netloc
+        connection = self._known()
+        self.name = spec.name or f"database:{self.alias}"
+        self.address = address(connection, self.alias)
+        if spec.options:
+            raise ValueError("a database takes no OPTIONS: they are those of its entry in DATABASES")
+        self._prefix = prefix
+        self._mutex = threading.Lock()
+        self._clerk: Clerk | None = None
+        _nodes.add(self)
+
+    def __repr__(self) -> str:
+        return f"<DatabaseNode {self.name}>"
+
+    def _known(self) -> Any:
+        if self.alias not in connections:
+            known = ", ".join(map(repr, connections))
+            raise ValueError(f"DATABASES has no alias {self.alias!r}, it has {known}; write database://default")
+        try:
+            connection = connections.create_connection(self.alias)
+        except ImproperlyConfigured as error:
+            raise ValueError(f"Django cannot use the database {self.alias!r} ({type(error).__name__})") from None
+        if connection.vendor not in CLOCKS:
+            raise ValueError(f"the database {self.alias!r} is not SQLite, PostgreSQL, MySQL or MariaDB")
+        return connection
+
+    def connect(self, timeout: float) -> DatabaseLink:
+        """Open a link; see :class:`~django_redlock.nodes.base.Node`."""
+        clerk = self._hire(timeout)
+        try:
+            return DatabaseLink(clerk, greeted(clerk.opened.result(timeout)))
+        except TimeoutError:
+            raise LinkError("timeout") from None
+
+    async def aconnect(self, timeout: float) -> AsyncDatabaseLink:
+        """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
+        clerk = self._hire(timeout)
+        opened = asyncio.shield(asyncio.wrap_future(clerk.opened))  # others may wait for it, too
+        try:
+            return AsyncDatabaseLink(clerk, greeted(await asyncio.wait_for(opened, timeout)))
+        except TimeoutError:
+            raise LinkError("timeout") from None
+
+    def _hire(self, timeout: float) -> Clerk:
+        with self._mutex:
+            if self._clerk is None or not self._clerk.usable:
+                if self._clerk and self._clerk.inherited:
+                    _left_alone.append(self._clerk)
+                self._clerk = Clerk(Ledger(self.alias, self._prefix, timeout))
+                self._clerk.start()
+            return self._clerk
+
+    def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> HintLink:
+        """Refuse: a database calls nobody."""
+        raise LinkError("does not call waiters")
+
+    async def alisten(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> AsyncHintLink:
+        """Refuse: a database calls nobody."""
+        raise LinkError("does not call waiters")
+
+    # Forks
+
+    def before_fork(self) -> None:
+        """Take the connection out of the way."""
+        self._mutex.acquire()
+        if self._clerk and self._clerk.usable:
+            self._clerk.pause()
+
+    def after_fork(self) -> None:
+        """Go on, in the parent; the child begins anew."""
+        if self._clerk:
+            self._clerk.resume()
+        self._mutex.release()
+
+
+def greeted(outcome: Greeting | LinkError) -> Greeting:
+    """Return what a database said of itself, or raise why it said nothing."""
+    if isinstance(outcome, LinkError):
+        raise LinkError(outcome.detail)
+    return outcome
+
+
+def address(connection: Any, alias: str) -> str:
+    """Return where a database is: one server, or one file, has one vote."""
+    entry = connection.settings_dict
+    if connection.vendor != "sqlite":
+        return f"{connection.vendor}:{entry.get('HOST') or alias}:{entry.get('PORT', '')}"
+    return f"sqlite:{entry['NAME'] if connection.is_in_memory_db() else os.path.realpath(entry['NAME'])}"
+
+
+_nodes: WeakSet[DatabaseNode] = WeakSet()
+_paused: list[DatabaseNode] = []
+# Clerks of a parent whose fork Python was not told of: a driver would end their connections with them.
+_left_alone: list[Clerk] = []
+
+
+def _before_fork() -> None:
+    _paused[:] = list(_nodes)
+    for node in _paused:
+        node.before_fork()
+
+
+def _after_fork() -> None:
+    while _paused:
+        _paused.pop().after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+
+def open_node(spec: NodeSpec, prefix: str) -> DatabaseNode:
+    """Return the node of a ``database`` URL."""
+    return DatabaseNode(spec, prefix)

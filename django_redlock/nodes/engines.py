@@ -1,0 +1,157 @@
+"""
+The databases that can be nodes, each in its own words: their clocks, their identities, their limits.
+"""
+
+import os
+import socket
+from collections.abc import Callable
+from math import ceil
+from time import time_ns
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from ..core.admission import Greeting
+from .base import LinkError
+
+Query = Callable[..., list[tuple[Any, ...]]]
+
+# The server's clock at this moment, in whole microseconds since the epoch.
+CLOCKS = {
+    "postgresql": "(extract(epoch from clock_timestamp()) * 1000000)::bigint",
+    "mysql": "timestampdiff(microsecond, '1970-01-01 00:00:00', utc_timestamp(6))",
+    "sqlite": "redlock_clock()",
+}
+# An insertion that does nothing if the row is there: how it begins and how it ends.
+INSERTS = {
+    "postgresql": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
+    "mysql": ("INSERT IGNORE INTO", ""),
+    "sqlite": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
+}
+# SQLite would begin by reading, and fail if another writes before it does.
+BEGINS = {"postgresql": "BEGIN", "mysql": "BEGIN", "sqlite": "BEGIN IMMEDIATE"}
+
+
+def own_connection(alias: str, patience: float) -> Any:
+    """
+    Return a connection of Django's that is ours alone, not yet connected.
+
+    Raises:
+        LinkError: The alias is gone, or its driver.
+    """
+    try:
+        connection = connections.create_connection(alias)
+    except (ImproperlyConfigured, KeyError):
+        raise LinkError("is unknown to DATABASES") from None
+    options = dict(connection.settings_dict.get("OPTIONS") or {})
+    connection.settings_dict = connection.settings_dict | {"AUTOCOMMIT": True, "OPTIONS": options}
+    seconds = max(1, ceil(patience))
+    match connection.vendor:
+        case "postgresql":
+            options.pop("pool", None)
+            options["connect_timeout"] = max(2, seconds)  # libpq takes no less
+        case "mysql":
+            options |= {"connect_timeout": seconds, "read_timeout": seconds + 1, "write_timeout": seconds + 1}
+        case "sqlite":
+            options["timeout"] = patience
+    return connection
+
+
+def prepare_postgresql(query: Query, connection: Any, patience: float) -> None:
+    """Bound what a statement, and a process that was paused between two, can keep others waiting."""
+    milliseconds = max(1, round(patience * 1000))
+    query(
+        f"SELECT set_config('statement_timeout', '{milliseconds}', false), "
+        f"set_config('idle_in_transaction_session_timeout', '{max(1000, milliseconds)}', false), "
+        "set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), false)"
+    )
+
+
+def prepare_mysql(query: Query, connection: Any, patience: float) -> None:
+    """Do the same; MySQL has nothing against a paused process."""
+    seconds = max(1, ceil(patience))
+    bounds = f"SET SESSION innodb_lock_wait_timeout = {seconds}"
+    if connection.mysql_is_mariadb:
+        bounds += f", SESSION max_statement_time = {patience}, SESSION idle_transaction_timeout = {seconds}"
+    query(bounds)
+
+
+def prepare_sqlite(query: Query, connection: Any, patience: float) -> None:
+    """Have a commit survive a power cut, whatever the project thinks of its own."""
+    query("PRAGMA synchronous = EXTRA")
+    connection.connection.create_function("redlock_clock", 0, lambda: time_ns() // 1000)
+
+
+def greet_postgresql(query: Query, connection: Any) -> Greeting:
+    """Return which cluster it is, on which timeline: a standby that was promoted is another one."""
+    standby, fsync, uptime = query(
+        "SELECT pg_is_in_recovery(), current_setting('fsync') = 'on' AND current_setting('full_page_writes') = 'on', "
+        "extract(epoch from clock_timestamp() - pg_postmaster_start_time())"
+    )[0]
+    if standby:
+        raise LinkError("is a replica")
+    identity, log = query(
+        "SELECT (SELECT system_identifier FROM pg_control_system()), pg_walfile_name(pg_current_wal_lsn())"
+    )[0]
+    return Greeting(run_id=f"postgresql {identity} {log[:8]}", uptime=float("inf") if fsync else float(uptime))
+
+
+def greet_mysql(query: Query, connection: Any) -> Greeting:
+    """Return which server it is; MySQL and MariaDB have different words for that."""
+    identity = "server_uid" if connection.mysql_is_mariadb else "server_uuid"
+    known = query(f"SHOW GLOBAL VARIABLES LIKE '{identity}'")
+    where, read_only, flush = query(
+        "SELECT concat_ws(':', @@hostname, @@port, @@datadir), @@read_only, @@innodb_flush_log_at_trx_commit"
+    )[0]
+    if read_only:
+        raise LinkError("is a replica")
+    uptime = float(query("SHOW GLOBAL STATUS LIKE 'Uptime'")[0][1])
+    return Greeting(
+        run_id=f"mysql {known[0][1] if known else where}", uptime=float("inf") if int(flush) == 1 else uptime
+    )
+
+
+def greet_sqlite(query: Query, connection: Any) -> Greeting:
+    """Return which file it is."""
+    file = os.stat(query("PRAGMA database_list")[0][2])
+    return Greeting(run_id=f"sqlite {file.st_dev} {file.st_ino}", uptime=float("inf"))
+
+
+# How drivers and servers say what is known by a word, in lower case.
+PHRASES = (
+    ("password authentication failed", "WRONGPASS"),
+    ("access denied", "WRONGPASS"),
+    ("no pg_hba.conf entry", "NOAUTH"),
+    ("permission denied", "NOPERM"),
+    ("command denied", "NOPERM"),
+    ("unknown database", "no such database"),
+    ("starting up", "LOADING"),
+    ("too many", "max clients"),
+    ("unable to open database file", "no such file"),
+    ("translate host name", "unknown host"),
+    ("timeout", "timeout"),
+    ("timed out", "timeout"),
+)
+
+
+def word(error: Exception) -> str:
+    """Return the word for an error, or nothing; the rest of it may name users, hosts and values."""
+    text = str(error).lower()
+    if 'database "' in text and "does not exist" in text:
+        return "no such database"
+    return next((short for phrase, short in PHRASES if phrase in text), "")
+
+
+PREPARE = {"postgresql": prepare_postgresql, "mysql": prepare_mysql, "sqlite": prepare_sqlite}
+GREET = {"postgresql": greet_postgresql, "mysql": greet_mysql, "sqlite": greet_sqlite}
+
+
+def shut_down(raw: Any) -> None:
+    """End the socket of a driver's connection without closing it: the thread that uses it does that."""
+    held = getattr(raw, "_sock", None)  # PyMySQL's
+    if held is not None:
+        held.shutdown(socket.SHUT_RDWR)
+        return
+    with socket.socket(fileno=os.dup(raw.fileno())) as copy:
+        copy.shutdown(socket.SHUT_RDWR)

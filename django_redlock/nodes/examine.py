@@ -1,0 +1,194 @@
+"""
+What one Redis or Valkey server says of itself when it is asked closely, for the doctor and for the panel of nodes.
+
+A connection of its own asks for INFO, measures round trips and the server's clock, and tries each command that the
+locks need, as the user that they use, on keys that are gone a second later.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from redis import exceptions
+from redis.connection import AbstractConnection
+
+from .base import LinkError, Node
+from .redis import BROKEN, RedisNode, describe, parse_error, read
+from .sentinel import SentinelNode, parse_master
+
+SAMPLES = 5  # round trips, of which the shortest counts
+IGNORED = frozenset({"retry", "retry_on_timeout", "retry_on_error", "health_check_interval", "max_connections"})
+IGNORED |= {"socket_timeout", "socket_connect_timeout"}
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """
+    What was learned of one node.
+
+    Args:
+        name: Its display name.
+        detail: Why it could not be examined; empty if it could.
+        round_trip: Seconds that the shortest of a few took.
+        ahead: By how many seconds its clock is ahead of ours, give or take half a round trip.
+        info: What it says of itself; empty if it says nothing.
+        refused: The rights that its user lacks, as in ``ACL SETUSER``.
+        encrypted: Whether the connection is encrypted.
+        local: Whether it stays on this machine.
+        ignored: Options of the connection that are not used.
+        known: Whether this kind of node can be examined at all.
+    """
+
+    name: str
+    detail: str = ""
+    round_trip: float = 0.0
+    ahead: float = 0.0
+    info: Mapping[str, str] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
+    encrypted: bool = False
+    local: bool = False
+    ignored: tuple[str, ...] = ()
+    known: bool = True
+
+    def number(self, what: str) -> int:
+        """Return a number that the server says of itself; 0 if it does not."""
+        try:
+            return int(float(self.info.get(what, "0")))
+        except ValueError:
+            return 0
+
+
+def examine_all(nodes: tuple[Node, ...], timeout: float, *, rights: bool = True) -> list[Examination]:
+    """Examine nodes, all at once; a node that does not answer costs *timeout* seconds, a few times."""
+    with ThreadPoolExecutor(len(nodes), thread_name_prefix="django_redlock examine") as pool:
+        return list(pool.map(lambda node: examine(node, timeout, rights=rights), nodes))
+
+
+def examine(node: Node, timeout: float, *, rights: bool = True) -> Examination:
+    """
+    Return what one node says of itself.
+
+    Args:
+        node: The node; one that is no server of this kind says nothing.
+        timeout: Seconds to wait for each answer.
+        rights: Whether to try each command that locks need.
+    """
+    if not isinstance(node, RedisNode):
+        return Examination(node.name, known=False)
+    ignored = tuple(sorted(IGNORED & node._arguments.keys()))
+    blank = Examination(node.name, encrypted=node.encrypted, local=not node.remote, ignored=ignored)
+    try:
+        connection = _open(node, timeout)
+    except (LinkError, *BROKEN) as error:
+        # Of all that redis-py sends to make a connection, only SELECT needs a right.
+        refused = ("+select",) if describe(error) == "NOPERM" else ()
+        return replace(blank, detail=describe(error), refused=refused)
+    try:
+        return _ask(node, connection, rights, blank)
+    except (LinkError, *BROKEN) as error:
+        return replace(blank, detail=describe(error))
+    finally:
+        connection.disconnect()
+
+
+def _open(node: RedisNode, timeout: float) -> AbstractConnection:
+    where: dict[str, Any] = {}
+    if isinstance(node, SentinelNode):
+        master = parse_master(node._ask(node._sentinels[0], timeout))
+        where = {"host": master.host, "port": master.port}
+    connection = node._new_connection(timeout, **where)
+    try:
+        connection.connect()
+    except BROKEN:
+        connection.disconnect()
+        raise
+    return connection
+
+
+def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: Examination) -> Examination:
+    raw = _say(connection, "INFO")
+    info: dict[str, str] = {}
+    if isinstance(raw, bytes):
+        lines = raw.decode("utf-8", "replace").splitlines()
+        info = dict(line.split(":", 1) for line in lines if ":" in line)
+    elif parse_error(raw).detail != "NOPERM":
+        raise LinkError(parse_error(raw).detail or "error reply")
+    round_trip, ahead = _clock(connection)
+    db = int(node._arguments.get("db") or 0)
+    refused = tuple(_refused(connection, node._wording._prefix, db)) if rights else ()
+    return replace(blank, round_trip=round_trip, ahead=ahead, info=info, refused=refused)
+
+
+def _clock(connection: AbstractConnection) -> tuple[float, float]:
+    """Return the shortest round trip and by how much the server's clock was ahead during it, in seconds."""
+    samples = []
+    for _ in range(SAMPLES):
+        wall, began = time.time(), time.perf_counter()
+        said = _say(connection, "TIME")
+        took = time.perf_counter() - began
+        there = int(said[0]) + int(said[1]) / 1e6 if isinstance(said, list) else wall + took / 2
+        samples.append((took, there - (wall + took / 2)))
+    return min(samples)
+
+
+def commands(prefix: str, db: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """
+    Yield each right that locks need, with a command that tries it; what these write is gone a second later.
+
+    ``EVALSHA`` of a script that does not exist is refused by name before it is looked up.
+    """
+    key = f"{prefix}x:doctor:{os.urandom(8).hex()}"
+    line, number = f"{key}:line", f"{key}:number"
+    yield "+info", ("INFO", "server")
+    if db:
+        yield "+select", ("SELECT", db)
+    yield "+time", ("TIME",)
+    yield "+set", ("SET", key, "1", "PX", 1000)
+    yield "+get", ("GET", key)
+    yield "+mget", ("MGET", key)
+    yield "+exists", ("EXISTS", key)
+    yield "+pexpire", ("PEXPIRE", key, 1000)
+    yield "+pttl", ("PTTL", key)
+    yield "+zadd", ("ZADD", line, "1", "a")
+    yield "", ("PEXPIRE", line, 1000)
+    yield "+zrange", ("ZRANGE", line, 0, -1)
+    yield "+zrangebyscore", ("ZRANGEBYSCORE", line, "-inf", "+inf")
+    yield "+zcard", ("ZCARD", line)
+    yield "+zrank", ("ZRANK", line, "a")
+    yield "+zscore", ("ZSCORE", line, "a")
+    yield "+zremrangebyscore", ("ZREMRANGEBYSCORE", line, "5", "6")
+    yield "+zrem", ("ZREM", line, "a")
+    yield "+del", ("DEL", key, line)
+    yield "+eval", ("EVAL", "return 1", 1, number)
+    yield "+evalsha", ("EVALSHA", "0" * 40, 1, number)
+    yield "+publish", ("PUBLISH", f"{prefix}w:doctor", "doctor|0")
+    yield "+subscribe", ("SUBSCRIBE", f"{prefix}w:doctor")
+
+
+def _refused(connection: AbstractConnection, prefix: str, db: int) -> Iterator[str]:
+    """Yield the rights that are missing."""
+    seen = set()
+    for right, command in commands(prefix, db):
+        said = _say(connection, *command)
+        missing = _missing(said, right, prefix)
+        if missing and missing not in seen:
+            seen.add(missing)
+            yield missing
+
+
+def _missing(said: Any, right: str, prefix: str) -> str:
+    """Return which right the reply to a command says is missing; the servers tell commands from keys and channels."""
+    if not isinstance(said, exceptions.RedisError) or parse_error(said).detail != "NOPERM":
+        return ""
+    text = str(said).lower()
+    if "channel" in text:
+        return f"&{prefix}w:*"
+    return f"~{prefix}*" if "key" in text else right
+
+
+def _say(connection: AbstractConnection, *command: Any) -> Any:
+    connection.send_command(*command, check_health=False)
+    return read(connection)

@@ -1,0 +1,366 @@
+"""
+The table of a database that is a node, and how requests change it.
+
+What a node knows of a name is one row, and a request changes it by compare and set: read the row and the server's
+clock, have the node in memory decide (:mod:`.memory`, so that the algorithm is not written once more), and write the
+row back if its version is still the one that was read. Otherwise somebody else was faster, and all of it is done
+again. For one name, that is one statement that reads and one that writes, each a transaction of its own: a process
+that is paused between them holds no lock of the database, least of all SQLite's only one. Several rows are written in
+one transaction, in the order of their keys, so that two writers cannot wait for each other.
+
+A hold ends by the server's clock, as read just then: in a transaction PostgreSQL's ``now()`` would be the time at
+which that began. SQLite has no server; its clock is that of the machine, which all its processes share.
+"""
+
+import json
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DatabaseError
+
+from ..core.admission import Greeting
+from ..core.messages import SHARED, Acquire, Extend, Kind, Raise, Release, Reply, Request, Survey
+from ..core.names import queue_of
+from ..core.parts import merge, split
+from .base import LinkError
+from .engines import BEGINS, CLOCKS, GREET, INSERTS, PREPARE, own_connection, shut_down, word
+from .gather import steady
+from .memory import MemoryStore
+
+TABLE = "redlock_noderecord"
+PAUSE = 0.005  # seconds, at most, before what somebody else was faster with is tried again
+CLEANING = 60.0  # seconds between two looks for rows that are of no use any more, and how long they stay beyond it
+CLEANED = 500  # of them at once
+KEYS = 500  # rows that are read by one statement
+SAME_START = 1.5  # seconds by which two looks at an uptime in whole seconds may disagree on when the server started
+FOR_EVER = 2**62  # microseconds since the epoch: what never ends
+
+
+def digest(*parts: str) -> str:
+    """Return what stands for names in a column that every database compares byte by byte."""
+    return blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def micros(seconds: float | None) -> int:
+    """Return seconds since the epoch as the columns have them; None is never."""
+    return FOR_EVER if seconds is None else min(FOR_EVER, round(seconds * 1e6))
+
+
+class UntouchedError(LinkError):
+    """A database cannot be used, and certainly has not carried out what it was to do."""
+
+
+class Stored(NamedTuple):
+    """A row as it was read; ``version`` is None for one that is not there."""
+
+    version: int | None
+    record: dict[str, Any]
+
+
+class Change(NamedTuple):
+    """What a row is to be, if its version is still *version*."""
+
+    digest: str
+    version: int | None
+    ends: int | None
+    kept: int
+    state: str
+
+
+class Names(NamedTuple):
+    """What requests are about: slugs, and the nonces that may have been released before they were granted."""
+
+    slugs: set[str]
+    nonces: set[str]
+
+
+def names_of(requests: Iterable[Request]) -> Names:
+    """Return what must be known to decide on *requests*."""
+    names = Names(set(), set())
+    for request in requests:
+        match request:
+            case Extend(terms):
+                for term in terms:
+                    names.slugs.update(term.slugs)
+                    names.nonces.add(term.nonce)
+            case Acquire() | Release():
+                names.slugs.update(request.slugs)
+                names.slugs.update({request.queue} - {""})
+                names.nonces.add(request.nonce)
+            case Raise() | Survey():
+                names.slugs.update(request.slugs)
+    return names
+
+
+def buried(requests: Iterable[Request]) -> set[str]:
+    """Return the slugs whose rows change so that no request of before a release is granted after it."""
+    return {slug for one in requests if isinstance(one, Release) and one.bury for slug in one.slugs}
+
+
+class Ledger:
+    """
+    The table in one database, over one connection; used by one thread at a time.
+
+    Args:
+        alias: The database's alias in ``DATABASES``.
+        prefix: What the keys of the lock's alias begin with.
+        patience: Seconds that a request may take.
+    """
+
+    def __init__(self, alias: str, prefix: str, patience: float) -> None:
+        self.alias = alias
+        self._realm = digest(prefix)
+        self._prefix = prefix
+        self.patience = patience
+        self._connection: Any = None
+        self._cursor: Any = None
+        self._greeting: Greeting | None = None
+        self._since = 0.0
+        self._cleaned = steady()
+
+    def open(self) -> Greeting:
+        """
+        Connect.
+
+        Raises:
+            LinkError: It cannot be used, now or at all, or is not the server of before, or has been restarted.
+        """
+        self.close()
+        connection = self._connection = own_connection(self.alias, self.patience)
+        if connection.vendor == "sqlite" and connection.is_in_memory_db():
+            raise LinkError("is in memory, where no other process finds a lock")
+        try:
+            with connection.wrap_database_errors:
+                connection.connect()
+                self._cursor = connection.create_cursor()
+                PREPARE[connection.vendor](self.query, connection, self.patience)
+                greeting = GREET[connection.vendor](self.query, connection)
+                self._check_table()
+            return self._know(greeting)
+        except (DatabaseError, ImproperlyConfigured, OSError) as error:
+            self.close()
+            raise LinkError(word(error) or "refused") from None
+        except LinkError:
+            self.close()
+            raise
+
+    def _know(self, greeting: Greeting) -> Greeting:
+        """Compare with what the server said before: who has links to it must hear of a restart."""
+        before, since = self._greeting, steady() - (greeting.uptime or 0.0)
+        if before and (
+            before.run_id != greeting.run_id
+            or (greeting.uptime != float("inf") and abs(since - self._since) > SAME_START)
+        ):
+            raise LinkError("restarted")
+        self._greeting, self._since = greeting, since
+        return greeting
+
+    def _check_table(self) -> None:
+        try:
+            self.query(f"SELECT digest, realm, version, ends, kept, state FROM {TABLE} WHERE digest = ''")
+        except DatabaseError as error:
+            lacks = f"lacks its table: run manage.py migrate redlock --database={self.alias}"
+            raise LinkError(word(error) or lacks) from None
+
+    def query(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Carry out a statement and return its rows; not through Django's cursor, which logs what it is given."""
+        with self._connection.wrap_database_errors:
+            self._cursor.execute(statement, parameters)
+            return list(self._cursor.fetchall()) if self._cursor.description else []
+
+    def close(self) -> None:
+        """Drop the connection; the next request makes a new one."""
+        connection, self._connection, self._cursor = self._connection, None, None
+        if connection is not None and connection.connection is not None:
+            with suppress(Exception):  # each driver has its own for what is broken already
+                connection.connection.close()  # Django's close() refuses to where an event loop runs
+
+    def abort(self) -> None:
+        """Have what waits for the server fail at once; from any thread."""
+        with suppress(Exception):  # whatever the driver says of a connection that is just being used or closed
+            raw = self._connection.connection
+            if self._connection.vendor == "sqlite":
+                raw.interrupt()
+            else:
+                shut_down(raw)
+
+    # Requests
+
+    def execute(self, requests: Sequence[Request]) -> list[Reply]:
+        """
+        Carry out requests, in one atomic step; either all of them are surveys or none is.
+
+        Raises:
+            LinkError: They may have been carried out, or not.
+            UntouchedError: They have not, and the server is not to be used as it was.
+        """
+        until = steady() + self.patience
+        while True:
+            writing: list[Change] = []
+            try:
+                self._reopen()
+                replies, writing = self._decide(requests)
+                if not writing or self._write(writing):
+                    self._clean()
+                    return replies
+                detail = "contended"
+            except (DatabaseError, OSError):
+                detail = self._failed(unclear=bool(writing))
+            if steady() >= until:
+                return [Reply(Kind.FAILED, detail=detail)] * len(requests)
+            time.sleep(random.random() * PAUSE)
+
+    def _reopen(self) -> None:
+        """Connect if there is no connection any more."""
+        if self._connection is None:
+            try:
+                self.open()
+            except LinkError as error:
+                raise UntouchedError(error.detail) from None
+
+    def _failed(self, *, unclear: bool) -> str:
+        """Return what to say of an error; a server that still answers has undone what it could not do."""
+        answers = self._connection is not None and self._connection.vendor == "sqlite"
+        with suppress(DatabaseError, OSError, AttributeError):
+            self.query("ROLLBACK")
+            answers = True
+        self.close()
+        if unclear and not answers:
+            raise LinkError("reset")
+        return "error reply" if answers else "reset"
+
+    def survey(self, request: Survey) -> Reply:
+        """Report the locks named, or one page of those that are held, in the order in which they end."""
+        slugs, total = request.slugs, 0
+        if request.size > 0:
+            held = f"FROM {TABLE} WHERE realm = %s AND ends > {self.clock}"
+            total = self.query(f"SELECT count(*) {held}", [self._realm])[0][0]
+            page = f"SELECT state {held} ORDER BY ends, digest LIMIT {int(request.size)} OFFSET {int(request.offset)}"
+            slugs = tuple(json.loads(state)["slug"] for (state,) in self.query(page, [self._realm]))
+        known = self._load(Names({queue_of(slug) or slug for slug in slugs} | set(slugs), set()))
+        return known.store.execute(Survey(slugs))._replace(total=total)
+
+    @property
+    def clock(self) -> str:
+        """The server's clock as an expression."""
+        return CLOCKS[self._connection.vendor]
+
+    def _decide(self, requests: Sequence[Request]) -> tuple[list[Reply], list[Change]]:
+        if surveys := [self.survey(request) for request in requests if isinstance(request, Survey)]:
+            return surveys, []
+        known = self._load(names_of(requests))
+        before = known.dump()
+        replies = [merge([known.store.execute(part) for part in split(request)]) for request in requests]
+        touched = {self._digest("h", slug) for slug in buried(requests)}
+        after = known.dump()
+        changes = [
+            change(known, key, record)
+            for key, record in sorted(after.items())
+            if record != before[key] or key in touched
+        ]
+        return replies, changes
+
+    def _load(self, names: Names) -> "Known":
+        """Read what there is of names, and the clock."""
+        digests = {self._digest("h", slug): slug for slug in names.slugs}
+        markers = {self._digest("x", nonce): nonce for nonce in names.nonces}
+        now, rows = self._read([*digests, *markers])
+        known = Known(now, digests, markers, rows)
+        # Whoever ends the holds of all who share a lock has to know who they are.
+        sharers = {nonce for slug in names.slugs for nonce in known.store.sharers(slug)} - names.nonces
+        if SHARED in names.nonces and sharers:
+            return self._load(Names(names.slugs, names.nonces | sharers))
+        return known
+
+    def _read(self, digests: Sequence[str]) -> tuple[int, dict[str, Stored]]:
+        now = 0
+        rows: dict[str, Stored] = {}
+        for start in range(0, max(1, len(digests)), KEYS):
+            some = digests[start : start + KEYS]
+            marks = ", ".join(["%s"] * len(some)) or "''"
+            found = self.query(
+                f"SELECT {self.clock}, r.digest, r.version, r.state FROM (SELECT 1 AS one) AS one "
+                f"LEFT JOIN {TABLE} AS r ON r.digest IN ({marks})",
+                some,
+            )
+            now = now or int(found[0][0])
+            rows |= {key: Stored(version, json.loads(state)) for _, key, version, state in found if key}
+        return now, rows
+
+    def _digest(self, kind: str, name: str) -> str:
+        return digest(self._prefix, kind, name)
+
+    def _write(self, changes: Sequence[Change]) -> bool:
+        """Write rows, all or none; returns whether they were those that had been read."""
+        if len(changes) == 1:
+            return self._put(changes[0])
+        self.query(BEGINS[self._connection.vendor])
+        written = all(self._put(one) for one in changes)
+        self.query("COMMIT" if written else "ROLLBACK")
+        return written
+
+    def _put(self, change: Change) -> bool:
+        values = [random.getrandbits(62), change.ends, change.kept, change.state, change.digest]
+        if change.version is None:
+            insert, otherwise = INSERTS[self._connection.vendor]
+            columns = "version, ends, kept, state, digest, realm"
+            statement = f"{insert} {TABLE} ({columns}) VALUES (%s, %s, %s, %s, %s, %s) {otherwise}"
+            values.append(self._realm)
+        else:
+            statement = (
+                f"UPDATE {TABLE} SET version = %s, ends = %s, kept = %s, state = %s WHERE digest = %s AND version = %s"
+            )
+            values.append(change.version)
+        self.query(statement, values)
+        return bool(self._cursor.rowcount == 1)
+
+    def _clean(self) -> None:
+        """Delete rows that have been of no use for a while, now and then; that they fail to go harms nothing."""
+        if steady() - self._cleaned < CLEANING:
+            return
+        self._cleaned = steady()
+        with suppress(DatabaseError):
+            useless = f"kept < {self.clock} - {int(CLEANING * 1e6)}"
+            found = self.query(f"SELECT digest FROM {TABLE} WHERE {useless} ORDER BY kept LIMIT {CLEANED}")
+            for (key,) in found:
+                self.query(f"DELETE FROM {TABLE} WHERE digest = %s AND {useless}", [key])
+
+
+class Known:
+    """What was read of some names at one moment, and the node in memory that decides on it."""
+
+    def __init__(
+        self, now: int, slugs: Mapping[str, str], markers: Mapping[str, str], rows: Mapping[str, Stored]
+    ) -> None:
+        self.store = MemoryStore(lambda: now / 1e6)
+        self.rows = rows
+        self.now = now
+        self._slugs = slugs
+        self._markers = markers
+        for key, slug in slugs.items():
+            if key in rows:
+                self.store.load(slug, rows[key].record)
+        for key, nonce in markers.items():
+            if key in rows:
+                self.store.load_marker(nonce, rows[key].record)
+
+    def dump(self) -> dict[str, dict[str, Any]]:
+        """Return what the rows are to be, by their keys."""
+        records = {key: {"slug": slug, **self.store.dump(slug)} for key, slug in self._slugs.items()}
+        return records | {key: self.store.dump_marker(nonce) for key, nonce in self._markers.items()}
+
+
+def change(known: Known, key: str, record: dict[str, Any]) -> Change:
+    """Return how to write a record, with what finds it in a listing and tells when it is of no use any more."""
+    ends = micros(record["holder"][1]) if "holder" in record else None
+    times = [record[part][1] for part in ("holder", "fence") if part in record]
+    times += [until for _, until in record.get("queue", {}).values()]
+    times += [record["until"]] if "until" in record else []
+    kept = max([known.now, *map(micros, times)])
+    version = known.rows[key].version if key in known.rows else None
+    return Change(key, version, ends, kept, json.dumps(record, separators=(",", ":")))

@@ -1,0 +1,138 @@
+"""
+Say on the nodes that this process lives, for as long as it holds locks.
+
+A process that holds locks for longer than a moment keeps one key on every node, which the watchdog renews and which
+ends soon after the process does. So whoever looks at held locks knows which of them nobody will release, and does not
+have to guess from a host and a process id. Nothing else depends on it: a lock is held by its own keys alone.
+
+The key is written by the request that takes a lock, under a name that no lock can have, so every kind of node can
+keep it.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from .core.messages import POSITIVE, Acquire, Ballot, count
+from .core.names import presence
+from .core.owner import Owner, encode
+from .nodes.gather import steady
+
+FIRST = 2.0  # seconds that a process holds a lock before it says so: those that are shorter cost nothing
+EVERY = 3.0  # seconds
+LIFE = 10.0  # seconds for which it counts as living without having said so again
+SILENCE = 6.0  # seconds after which a lock that nothing was heard of belongs to a process that should have said so
+NEVER = float("inf")
+
+
+class Manager(Protocol):
+    """What is needed of a :class:`~django_redlock.locks.LockManager`."""
+
+    nodes: tuple[Any, ...]
+    rules: Any
+
+    def ask(self, ballot: Ballot) -> None:
+        """Carry out one round."""
+
+    async def aask(self, ballot: Ballot) -> None:
+        """The same without blocking."""
+
+
+class Dog(Protocol):
+    """What is needed of a watchdog."""
+
+    def watch(self, lease: Any) -> None:
+        """Look after it."""
+
+    def forget(self, lease: Any) -> None:
+        """Look after it no longer."""
+
+    def tends(self, keeper: Any) -> bool:
+        """Return whether it looks after leases of *keeper*."""
+
+
+class Presence:
+    """
+    One process's sign of life on the nodes of one alias; the watchdog takes it for one more lease.
+
+    Args:
+        manager: Whose nodes are told.
+        owner: The process.
+        dog: The watchdog that looks after the leases.
+        clock: Returns seconds on a steady clock.
+    """
+
+    renewed = True
+    slack = 0.0
+
+    def __init__(self, manager: Manager, owner: Owner, dog: Callable[[], Dog], clock: Callable[[], float] = steady):
+        self._manager = manager
+        self._dog = dog
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._nonce = os.urandom(16).hex()
+        self._slugs = (presence(owner.process),)
+        self._value = encode(self._nonce, owner)
+        self._due = NEVER
+
+    @property
+    def keeper(self) -> "Presence":
+        """Who renews it: itself."""
+        return self
+
+    def join(self) -> None:
+        """Say from now on that the process lives; called when it has taken a lock."""
+        if self._due is NEVER:
+            with self._mutex:
+                if self._due is NEVER:
+                    self._due = self._clock() + FIRST
+                    self._dog().watch(self)
+
+    def leave(self) -> None:
+        """Stop saying it, because the connections are closed; the next lock begins anew."""
+        with self._mutex:
+            self._due = NEVER
+        self._dog().forget(self)
+
+    def due(self) -> float:
+        """Return when to say it next."""
+        return self._due
+
+    def valid(self) -> bool:
+        """Return whether locks are held; if not, it ends."""
+        with self._mutex:
+            if not self._dog().tends(self._manager):
+                self._due = NEVER
+        return self._due is not NEVER
+
+    def extend(self, leases: Any) -> int:
+        """Say it, blocking for at most one node timeout."""
+        ballot = self._beat()
+        self._manager.ask(ballot)
+        return ballot.count(*POSITIVE)
+
+    async def aextend(self, leases: Any) -> int:
+        """Say it without blocking."""
+        ballot = self._beat()
+        await self._manager.aask(ballot)
+        return ballot.count(*POSITIVE)
+
+    def _beat(self) -> Ballot:
+        with self._mutex:
+            if self._due is not NEVER:
+                self._due = self._clock() + EVERY
+        rules = self._manager.rules
+        # Token 0 is never accepted, so no fence is kept; the key itself is what counts.
+        request = Acquire(self._slugs, self._nonce, self._value, LIFE, 0, LIFE, 0.0)
+        everywhere = dict.fromkeys(range(len(self._manager.nodes)), request)
+        timeout = rules.timeout(rules.ttl)
+        return Ballot(everywhere, lambda replies: count(replies, *POSITIVE) >= rules.needed, timeout, rules.needed)
+
+
+def this_process(host: str, process: str) -> Owner:
+    """Return what a process says of itself: the program's name, and not its arguments, which may be secret."""
+    program = os.path.basename(sys.argv[0]) if sys.argv else ""
+    return Owner(host, os.getpid(), "process", program, since=time.time(), ttl=LIFE, process=process)

@@ -1,0 +1,352 @@
+"""
+Which rows are locked, what their locks are called, and how the rows are read again once they are locked.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, Generic, Protocol, TypeVar
+
+from django.core.exceptions import FieldDoesNotExist
+from django.db import router
+from django.db.models import Model, QuerySet
+
+M = TypeVar("M", bound=Model)
+Read = TypeVar("Read", covariant=True)
+
+MAX_ROWS = 200  # rows in one lock
+SELF = "self"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row to lock: its primary key, the names that stand for it, and what identifies it among instances."""
+
+    pk: Any
+    names: frozenset[str]
+    key: str = ""
+
+
+class Target(Protocol[Read]):
+    """What is locked: which rows, in which database, and how they are read again."""
+
+    db: str
+    label: str
+    related: "Related"
+
+    def rows(self) -> list[Row]:
+        """Find the rows, before they are locked."""
+
+    def again(self, rows: list[Row]) -> list[Row]:
+        """Find those of the rows that are still there, once they are locked."""
+
+    def read(self, rows: list[Row]) -> Read:
+        """Read them, once they are locked."""
+
+
+class Related:
+    """
+    The related rows that are locked together with a row, as ``of=`` names them.
+
+    Args:
+        of: Paths of foreign keys such as ``"customer"`` or ``"customer__region"``, as for ``select_related()``;
+            ``"self"`` is the row itself, which is locked in any case.
+
+    Raises:
+        TypeError: It is a str.
+    """
+
+    def __init__(self, of: Sequence[str]) -> None:
+        if isinstance(of, str):
+            raise TypeError(f"of must be a tuple or list such as ({of!r},), not the str {of!r}.")
+        self._paths = [path for path in of if path != SELF]
+
+    def __bool__(self) -> bool:
+        return bool(self._paths)
+
+    def keys(self, model: type[Model]) -> list[tuple[type[Model], str]]:
+        """
+        Return the models at the root of *model* and of what is locked with it, and where their primary keys are.
+
+        Raises:
+            ValueError: A path leads to no single row.
+        """
+        found = _roots(model)
+        for path in self._paths:
+            found += [(root, f"{path}__{field}") for root, field in _roots(_follow(model, path))]
+        return found
+
+    def rows(self, queryset: QuerySet[Any]) -> list[Row]:
+        """Return the rows of a queryset, without repetitions, one more than are allowed at most; asks once."""
+        keys = self.keys(queryset.model)
+        fields = list(dict.fromkeys(["pk", *(field for _, field in keys)]))  # Django 5.2.0 gives a repeated one once
+        names: dict[Any, set[str]] = {}
+        for values in queryset.values_list(*fields)[: MAX_ROWS + 1]:
+            found = dict(zip(fields, values, strict=True))
+            known = names.setdefault(found["pk"], set())
+            known.update(_name(root, found[field]) for root, field in keys if None not in _parts(found[field]))
+        return [Row(pk, frozenset(each)) for pk, each in names.items()]
+
+
+class Rows(Generic[M]):
+    """The rows of a queryset."""
+
+    def __init__(self, queryset: QuerySet[M], related: Related) -> None:
+        _check_queryset(queryset)
+        related.keys(queryset.model)
+        queryset = queryset.all()
+        queryset._for_write = True  # type: ignore[attr-defined]  # as select_for_update(): a replica may lag behind
+        self._queryset = queryset
+        self.related = related
+        self.db = queryset.db
+        self.label = queryset.model._meta.label
+
+    def rows(self) -> list[Row]:
+        """
+        Find the rows.
+
+        Raises:
+            ValueError: There are more than one lock can have.
+        """
+        found = self._queryset.using(self.db)
+        found.query.select_for_update = False  # needs a transaction, which is opened when the rows are locked
+        rows = self.related.rows(found)
+        check_number(rows, self.label)
+        return rows
+
+    def again(self, rows: list[Row]) -> list[Row]:
+        """Find those that still match the queryset."""
+        return self.related.rows(self._still(rows))
+
+    def read(self, rows: list[Row]) -> list[M]:
+        """Return the rows that still match the queryset, in its order."""
+        return list(self._still(rows))
+
+    def _still(self, rows: list[Row]) -> QuerySet[M]:
+        again = self._queryset.using(self.db)
+        again.query.clear_limits()  # a slice cannot be filtered, and the primary keys are all it has
+        return again.filter(pk__in=[row.pk for row in rows])
+
+
+class Instances(Generic[M]):
+    """Rows of which the caller has instances; they may be of several models, in one database."""
+
+    def __init__(self, instances: Sequence[M], related: Related) -> None:
+        for instance in instances:
+            _check_instance(instance)
+            related.keys(type(instance))
+        aliases = {router.db_for_write(type(instance), instance=instance) for instance in instances}
+        if len(aliases) > 1:
+            raise ValueError(
+                f"The instances are in several databases ({', '.join(sorted(aliases))}), which have a transaction "
+                "each. Lock them in one block per database, and always in the same order."
+            )
+        self._instances = instances
+        self.related = related
+        self.db = aliases.pop() if aliases else router.db_for_write(Model)
+        self.label = ", ".join(dict.fromkeys(instance._meta.label for instance in instances)) or "nothing"
+        check_number(instances, self.label)
+
+    def rows(self) -> list[Row]:
+        """Name the rows; asks no database, unless related rows are locked, too."""
+        if self.related:
+            return [row for model, some in self._by_model() for row in self._find(model, some)]
+        return list({row.key: row for row in map(_row, self._instances)}.values())
+
+    def again(self, rows: list[Row]) -> list[Row]:
+        """Name them again: their related rows may be others now."""
+        return self.rows()
+
+    def read(self, rows: list[Row]) -> list[M]:
+        """
+        Refresh and return the instances of *rows*; asks once per model.
+
+        Raises:
+            DoesNotExist: One of them is gone.
+        """
+        chosen = {row.key for row in rows}
+        for model, some in self._by_model():
+            wanted = [instance for instance in some if _identity(instance) in chosen]
+            if len(self._instances) == 1:
+                wanted[0].refresh_from_db(using=self.db)
+                continue
+            fresh = {_identity(found): found for found in _fetch(model, self.db, wanted)}
+            for instance in wanted:
+                if _identity(instance) not in fresh:
+                    raise model.DoesNotExist(  # type: ignore[attr-defined]
+                        f"{model._meta.label} {instance.pk} is gone."
+                    )
+                _refresh(instance, fresh[_identity(instance)])
+        return [instance for instance in self._instances if _identity(instance) in chosen]
+
+    def _find(self, model: type[M], some: list[M]) -> Iterator[Row]:
+        found = {_identity_of(model, row.pk): row.names for row in self.related.rows(_fetch(model, self.db, some))}
+        for instance in some:
+            row = _row(instance)
+            yield replace(row, names=row.names | found.get(row.key, frozenset()))
+
+    def _by_model(self) -> list[tuple[type[M], list[M]]]:
+        models: dict[type[M], list[M]] = {}
+        for instance in self._instances:
+            models.setdefault(type(instance), []).append(instance)
+        return list(models.items())
+
+
+class Instance(Generic[M]):
+    """One row, of which the caller has an instance."""
+
+    def __init__(self, instance: M, related: Related) -> None:
+        self._instances = Instances([instance], related)
+        self.related, self.db, self.label = related, self._instances.db, self._instances.label
+        self.rows, self.again = self._instances.rows, self._instances.again
+
+    def read(self, rows: list[Row]) -> M:
+        """Refresh and return the instance."""
+        return self._instances.read(rows)[0]
+
+
+def check_number(rows: Sequence[object], label: str) -> None:
+    """
+    Make sure that one lock can have all these rows.
+
+    Raises:
+        ValueError: There are too many.
+    """
+    if len(rows) > MAX_ROWS:
+        raise ValueError(
+            f"These are more than {MAX_ROWS} rows of {label}, the most that one lock can have. Lock slices of them, or "
+            f"one name for all of them: with lock('{label.lower()}:all')."
+        )
+
+
+def _fetch(model: type[M], db: str, instances: Iterable[M]) -> QuerySet[M]:
+    return model._base_manager.using(db).filter(pk__in=[instance.pk for instance in instances])
+
+
+def _refresh(instance: Model, fresh: Model) -> None:
+    """Do what ``refresh_from_db()`` does, with a row that has been read already."""
+    for field in instance._meta.concrete_fields:
+        setattr(instance, field.attname, getattr(fresh, field.attname))
+    for relation in (*instance._meta.fields, *instance._meta.related_objects, *instance._meta.private_fields):
+        if getattr(relation, "is_relation", False) and relation.is_cached(instance):
+            relation.delete_cached_value(instance)
+    instance._prefetched_objects_cache = {}  # type: ignore[attr-defined]
+    instance._state.db = fresh._state.db
+
+
+def _check_instance(instance: object) -> None:
+    if not isinstance(instance, Model):
+        raise TypeError(f"lock_for_update() of a list needs model instances, not {type(instance).__name__}.")
+    if instance._state.adding or None in _parts(instance.pk):
+        raise ValueError(
+            f"This {instance._meta.label} is not saved, so it has no row to lock. Save it first; nobody else can "
+            "know it before."
+        )
+
+
+def _check_queryset(queryset: object) -> None:
+    if not isinstance(queryset, QuerySet):
+        raise TypeError(
+            "lock_for_update() needs a model instance, a list of instances or a queryset, not "
+            f"{type(queryset).__name__}."
+        )
+    if queryset._fields is not None:  # type: ignore[attr-defined]
+        raise TypeError(
+            "lock_for_update() needs a queryset of instances; leave out values(), values_list() and dates(), and take "
+            "the values from the rows inside the block."
+        )
+    if queryset.query.combinator:
+        raise TypeError(
+            "lock_for_update() cannot read the rows of union(), intersection() or difference() again; combine the "
+            "conditions with Q objects."
+        )
+
+
+# Names
+
+
+def _row(instance: Model) -> Row:
+    roots = _roots(type(instance))
+    names = frozenset(_name(root, getattr(instance, field)) for root, field in roots)
+    return Row(instance.pk, names, _identity(instance))
+
+
+def _identity(instance: Model) -> str:
+    return _identity_of(type(instance), instance.pk)
+
+
+def _identity_of(model: type[Model], pk: object) -> str:
+    """Return what is the same for a row however its key is written, and different for a parent and its child."""
+    concrete = model._meta.concrete_model or model
+    return _name(concrete, pk)
+
+
+def _follow(model: type[Model], path: str) -> type[Model]:
+    """Return the model at the end of a path of foreign keys."""
+    for name in path.split("__"):
+        try:
+            field = model._meta.get_field(name)
+        except FieldDoesNotExist:
+            known = sorted(each.name for each in model._meta.get_fields() if _single(each))
+            raise ValueError(
+                f"of={path!r}: {model._meta.label} has no {name!r}; it has {', '.join(known) or 'no relation'}."
+            ) from None
+        if not _single(field):
+            raise ValueError(f"of={path!r}: {model._meta.label}.{name} is not a relation to one row.")
+        model = field.related_model  # type: ignore[assignment]
+    return model
+
+
+def _single(field: Any) -> bool:
+    return bool((field.many_to_one or field.one_to_one) and field.related_model)
+
+
+def _parts(pk: object) -> tuple[object, ...]:
+    return pk if isinstance(pk, tuple) else (pk,)
+
+
+def _roots(model: type[Model]) -> list[tuple[type[Model], str]]:
+    """
+    Return the models at the root of *model*, and the field in which it has their primary keys.
+
+    A proxy is its concrete model, and a row of a child is also a row of its parents. There are several roots only
+    when a model inherits the tables of several.
+    """
+    concrete = model._meta.concrete_model or model
+    tops = dict(_links(concrete))
+    if len(tops) > 1:
+        return list(tops.items())
+    return [(next(iter(tops), concrete), "pk")]
+
+
+def _links(concrete: type[Model]) -> Iterator[tuple[type[Model], str]]:
+    for parent, link in concrete._meta.parents.items():
+        if parent._meta.parents:
+            yield from _links(parent)
+        elif link:
+            yield parent, link.attname
+
+
+def _name(root: type[Model], key: object) -> str:
+    """Return the name that stands for a row, the same in every process and for every way to write its key."""
+    fields = root._meta.pk_fields
+    texts = [_plain(field.to_python(part)) for field, part in zip(fields, _parts(key), strict=True)]
+    if len(texts) > 1:
+        texts = [text.replace("%", "%25").replace(",", "%2C") for text in texts]
+    return f"model:{root._meta.label_lower}:{','.join(texts)}"
+
+
+def _plain(value: Any) -> str:
+    """Return the text of a key, the same for equal values."""
+    match value:
+        case str():
+            return str.__str__(value)  # a member of TextChoices is its value
+        case datetime() if value.tzinfo:
+            return value.astimezone(UTC).isoformat()
+        case Decimal():
+            return format(value.normalize(), "f")
+        case bytes() | bytearray() | memoryview():
+            return bytes(value).hex()
+        case _:
+            return str(value)

@@ -1,0 +1,43 @@
+"""Tell the stories of the fence, on SQLite and three servers: ``python -m tests.fencing [name ...]``."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from django_redlock.testing import start_servers
+
+from .holder import configure
+
+
+def main(names: list[str]) -> None:
+    """Tell the stories that are named, or all."""
+    with tempfile.TemporaryDirectory() as folder, start_servers(3) as servers:
+        entries = {
+            alias: {
+                "ENGINE": "django.db.backends.sqlite3",
+                "NAME": str(Path(folder, alias)),
+                "OPTIONS": {"timeout": 60},
+            }
+            for alias in ("default", "other")
+        }
+        configure(entries, servers.urls)
+        tell(entries["default"], servers.urls, names)
+
+
+def tell(entry: dict, nodes: list[str], names: list[str]) -> None:
+    """Tell stories in a process that Django is set up in."""
+    from . import scenarios, sources
+    from .counting import Ledger, prepare
+
+    for alias in ("default", "other"):
+        prepare(alias)
+    stage = scenarios.Stage("default", "other", entry, nodes)
+    for name in names or scenarios.STORIES:
+        print(f"\n{name}")
+        Ledger("default").clear()
+        scenarios.STORIES[name](stage)
+    sources.forget()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,120 @@
+"""
+Threads that increment a counter by reading and writing, with no lock at all.
+
+Their tokens grow, but arrive late, and a fifth of them is given out twice. So every claim has to fight.
+"""
+
+import itertools
+import random
+import threading
+import time
+from collections import Counter
+from contextlib import nullcontext
+
+from django.db import DatabaseError, connections
+
+from django_redlock import Lease, StaleTokenError, fenced
+from django_redlock.fencing import is_conflict
+
+from .counting import Ledger
+from .sources import lease_of
+
+THREADS = 4
+SECTIONS = 15  # per thread
+STEPS = 3  # transactions per section
+
+
+class BrokenSource:
+    """Gives out tokens that grow, a fifth of them twice, or none."""
+
+    def __init__(self, twice: float) -> None:
+        self._twice = twice
+        self._mutex = threading.Lock()
+        self._tokens = itertools.count(1000)
+        self._last = next(self._tokens)
+
+    def token(self) -> int:
+        with self._mutex:
+            if random.random() >= self._twice:
+                self._last = next(self._tokens)
+            return self._last
+
+
+class Experiment:
+    """
+    Threads that increment one counter, each section with a lease that keeps nobody out.
+
+    Args:
+        alias: Alias in ``DATABASES``.
+        name: Name of the lock.
+        fence: Whether an increment is a fenced transaction; otherwise it is two statements.
+        retries: How often one that ran into another is run again.
+        locked: Whether the threads take turns all the same, with tokens in order, as under a lock that works.
+    """
+
+    sections = THREADS * SECTIONS
+
+    def __init__(self, alias: str, name: str, *, fence: bool = True, retries: int = 0, locked: bool = False) -> None:
+        self.alias = alias
+        self.name = name
+        self.fence = fence
+        self.retries = retries
+        self.turn = threading.Lock() if locked else nullcontext()
+        self.counter = Ledger(alias)
+        self.source = BrokenSource(0 if locked else 0.2)
+        self.seen: Counter[str] = Counter()
+        self.surprises: list[BaseException] = []
+        self._before = 0
+
+    def run(self) -> None:
+        """Run all threads to their end."""
+        self._before = self.counter.read()
+        threads = [threading.Thread(target=self._work) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(240)
+        assert not any(thread.is_alive() for thread in threads)
+        assert self.surprises == []
+
+    @property
+    def lost(self) -> int:
+        """How many committed increments are not in the counter."""
+        return self.seen["committed"] - (self.counter.read() - self._before)
+
+    def _work(self) -> None:
+        try:
+            for _ in range(SECTIONS):
+                with self.turn:
+                    self._section()
+        except BaseException as error:
+            self.surprises.append(error)
+        finally:
+            connections.close_all()
+
+    def _section(self) -> None:
+        token = self.source.token()
+        time.sleep(random.uniform(0, 0.01))  # delivered late
+        lease = lease_of(self.name, token=token)
+        for _ in range(STEPS):
+            try:
+                self._increment(lease)
+                self.seen["committed"] += 1
+            except StaleTokenError:
+                self.seen["stale"] += 1
+                return
+            except DatabaseError as error:
+                if not is_conflict(error):
+                    raise
+                self.seen["conflicts"] += 1
+
+    def _increment(self, lease: Lease) -> None:
+        def increment() -> None:
+            value = self.counter.read()
+            time.sleep(random.uniform(0, 0.003))
+            self.counter.write(value + 1, lease.fencing_token, lease.owner())
+
+        if self.fence:
+            fenced(lease, using=self.alias, retries=self.retries).run(increment)
+        else:
+            increment()

@@ -1,0 +1,34 @@
+"""Leases for the tests of the fence: as good as real ones, and from sources that are broken on purpose."""
+
+import itertools
+
+from django_redlock.core.rules import Rules
+from django_redlock.locks import Lease, LockManager
+from django_redlock.nodes import NodeSpec, open_node
+
+_numbers = itertools.count()
+_managers: list[LockManager] = []
+
+
+def lease_of(name: str | list[str], token: int = 0, **options) -> Lease:
+    """
+    Return a lease that nobody else respects, because its node is asked by nobody else: no lock at all.
+
+    Args:
+        name: Name of the lock.
+        token: Its fencing token, whatever the node granted; 0 keeps that.
+        options: For the lock.
+    """
+    node = open_node(NodeSpec(f"memory://nobody-else-{next(_numbers)}"), "redlock:")
+    manager = LockManager([node], Rules(nodes=1, restart_guard=False))
+    _managers.append(manager)
+    lease = manager.lock(name, wait=0, **{"ttl": 30.0, "renew": False} | options).acquire()
+    if token:
+        lease._tenure.token = token
+    return lease
+
+
+def forget() -> None:
+    """Close the connections of all managers made so far."""
+    while _managers:
+        _managers.pop().close()

@@ -1,0 +1,192 @@
+"""
+Each assumption, broken on purpose: what it is needed for goes wrong, and an oracle says so.
+
+Without this an assumption might be stated for nothing, and the schedules that keep it would prove less than they seem
+to. The letters are those of ``docs/guarantees.md``.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from .database import Database
+from .driver import Lease, Process
+from .mutants import read_before_claim
+from .profiles import CALM, LOSS, PAUSE, TTL
+from .scenarios import THREE, Violations, amnesia, visit
+from .schedule import Client, Schedule
+from .world import Routine, Sleep
+
+ENOUGH = 500  # schedules after which an assumption counts as not needed
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """
+    One assumption, broken.
+
+    Args:
+        letter: Its name.
+        broken: How it is broken.
+        oracle: The oracle that must object.
+        scenario: Runs one schedule.
+        change: Breaks something in the simulator for as long as its context lasts.
+    """
+
+    letter: str
+    broken: str
+    oracle: str
+    scenario: Callable[[int], Violations]
+    change: Callable[[], Any] = nullcontext
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What went wrong without an assumption, and in which schedule; None if nothing did."""
+
+    assumption: Assumption
+    what: str | None
+    seed: int
+
+
+def need(assumption: Assumption) -> Need:
+    """Run schedules until the oracle objects that must."""
+    with assumption.change():
+        for seed in range(ENOUGH):
+            found = [what for oracle, what in assumption.scenario(seed) if oracle == assumption.oracle]
+            if found:
+                return Need(assumption, found[0], seed)
+    return Need(assumption, None, ENOUGH)
+
+
+def shown(needs: list[Need]) -> str:
+    """Return what to print."""
+    lines = [
+        f"{need.assumption.letter:<3} {need.assumption.broken}  <- schedule {need.seed + 1}: {need.what or 'NOTHING'}"
+        for need in needs
+    ]
+    missed = sum(need.what is not None for need in needs)
+    return "\n".join([*lines, f"{missed} of {len(needs)} assumptions are needed"])
+
+
+def most_clocks_step(seed: int) -> Violations:
+    """Two of three nodes' clocks step forward together, and a client comes that has not heard of any of them before."""
+    schedule = Schedule(THREE, seed)
+    holder, cold = (schedule.start_client(idle=True) for _ in range(2))
+
+    def story() -> Routine:
+        yield from visit(holder)
+        lease = yield from holder.acquire(("a",), 0.0)
+        assert isinstance(lease, Lease)
+        for machine in schedule.machines[:2]:
+            machine.set_clock(60.0)
+        yield Sleep(0.1)
+        cold.spawn(cold.acquire(("a",), 0.0))
+
+    holder.spawn(story())
+    schedule.world.run(3.0)
+    return schedule.oracles.violations
+
+
+def one_of_three_forgets(seed: int) -> Violations:
+    """The one node that two quorums share forgets the token of the first, and the clock of the second is behind."""
+    schedule = Schedule(THREE, seed, restart_guard=False)
+    schedule.oracles.guarded = False
+    first, second = (schedule.start_client(idle=True) for _ in range(2))
+    second.wall.step(-2.0)
+
+    def story() -> Routine:
+        second.spawn(visit(second))
+        yield from visit(first)
+        yield Sleep(0.1)
+        cut_off(first, 2)
+        yield from first.release((yield from first.acquire(("a",), 0.0)))
+        schedule.machines[1].crash(forget=True)
+        schedule.machines[1].start()
+        cut_off(second, 0)
+        second.spawn(second.acquire(("a",), 2.0))
+
+    first.spawn(story())
+    schedule.world.run(5.0)
+    return schedule.oracles.violations
+
+
+def cut_off(client: Client, node: int) -> None:
+    """Have no request of a client arrive at a node any more."""
+    for bundle in client._bundles:
+        bundle.seats[node].wire.deaf = True
+
+
+def tokens_are_forgotten(seed: int) -> Violations:
+    """All nodes forget the last token, and long after comes a client whose clock is further behind than that."""
+    schedule = Schedule(THREE, seed)
+    first, second = (schedule.start_client(idle=True) for _ in range(2))
+    second.wall.step(-60.0)
+
+    def story() -> Routine:
+        yield from first.release((yield from first.acquire(("a",), 0.0)))
+        for machine in schedule.machines:
+            machine.crash(forget=True)
+            machine.start()
+        yield Sleep(5 * TTL)
+        second.spawn(second.acquire(("a",), None))
+
+    first.spawn(story())
+    schedule.world.run(10.0)
+    return schedule.oracles.violations
+
+
+def slow_clocks(seed: int) -> Violations:
+    """The steady clocks of some clients lose a fifth of the time."""
+
+    class Slow(Schedule):
+        def start_client(self, idle: bool = False) -> Client:
+            client = super().start_client(idle)
+            client.steady.rate = self.world.random.choice((0.8, 1.0))
+            return client
+
+    return Slow(CALM, seed).run().violations
+
+
+@contextmanager
+def rows_stay_unlocked() -> Iterator[None]:
+    """A claim does not lock its row until the transaction ends."""
+    commit = Database._commit
+
+    def at_once(self: Database, session: Any, name: str, then: Callable[[], None]) -> None:
+        then()
+
+    def committed(self: Database, session: Any, name: str, *more: Any) -> bool:
+        self.row(name).locked_by = session
+        return commit(self, session, name, *more)
+
+    with patch.object(Database, "_lock", at_once), patch.object(Database, "_commit", committed):
+        yield
+
+
+@contextmanager
+def few_nonces() -> Iterator[None]:
+    """All clients draw from the same four nonces."""
+    with patch.object(Process, "_fresh_nonce", lambda self: f"{self.world.random.randrange(4):032x}"):
+        yield
+
+
+def schedules_of(profile: Any) -> Callable[[int], Violations]:
+    """Return the scenario that is a profile's."""
+    return lambda seed: Schedule(profile, seed).run().violations
+
+
+ASSUMPTIONS = [
+    Assumption("A1", "one node of three forgets its tokens, and clocks are off", "token", one_of_three_forgets),
+    Assumption("A1'", "nodes that forgot the locks vote at once", "overlap", amnesia(3, 2, 2)),
+    Assumption("A2", "two of three nodes' clocks step forward together", "overlap", most_clocks_step),
+    Assumption("A2", "the clocks of some clients lose a fifth of the time", "overlap", slow_clocks),
+    Assumption("A3", "nodes forget, and clocks lag by more than the guard time", "token", tokens_are_forgotten),
+    Assumption("A4", "rows do not stay locked", "update", schedules_of(replace(PAUSE, slow=0.1)), rows_stay_unlocked),
+    Assumption(
+        "A5", "the section reads before it claims", "update", schedules_of(PAUSE), contextmanager(read_before_claim)
+    ),
+    Assumption("A6", "nonces are not unique", "overlap", schedules_of(LOSS), few_nonces),
+]

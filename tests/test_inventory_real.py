@@ -1,0 +1,390 @@
+"""Every state, and every kind of stale key, as it comes about on real servers; and what an operator does about it."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from django.test import override_settings
+
+from django_redlock import Lease, lock, locks
+from django_redlock.core.names import presence, slug
+from django_redlock.inventory import (
+    MAX_NAMES,
+    PAGE,
+    HeldLock,
+    Staleness,
+    State,
+    afind_locks,
+    aheld_locks,
+    ask_to_stop,
+    extend_lock,
+    find_lock,
+    find_locks,
+    force_release,
+    held_locks,
+    remove_stale,
+    stale_keys,
+)
+from django_redlock.testing import Servers
+
+from .holder import holding
+
+OPTIONS = {"restart_guard": False, "node_timeout": 1.0, "ttl": 30.0, "max_ttl": 60.0}
+
+
+@pytest.fixture
+def five(nodes: Servers) -> Iterator[Servers]:
+    """Five real servers under the default alias; they have just started, so the restart guard is off."""
+    with override_settings(REDLOCK={"default": {"NODES": nodes.urls, "OPTIONS": OPTIONS}}):
+        yield nodes
+
+
+def taken(name: str = "orders:7", **how) -> Lease:
+    """Take a lock that nobody renews."""
+    return lock(name, renew=False, **how).acquire()
+
+
+def found(name: str = "orders:7") -> HeldLock:
+    """Return a lock that is there."""
+    held = find_lock(name)
+    assert held is not None
+    return held
+
+
+def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait until a condition holds."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "in vain"
+        time.sleep(0.1)
+
+
+def stale(name: str = "orders:7") -> list[Staleness]:
+    """Return why the keys under a name are stale."""
+    return [key.reason for key in stale_keys(find_locks([slug(name)]))]
+
+
+# States
+
+
+def test_held_and_degraded(five):
+    """
+    L71, L73: a lock on all nodes is held; with a node killed, or one that forgot it, it is degraded.
+    """
+    lease = taken()
+    states = [found().state]
+    five[0].kill()
+    states.append(found().state)
+    five[0].restart()
+    locks.reset()
+    states.append(found().state)
+
+    assert states == [State.HELD, State.DEGRADED, State.DEGRADED]
+    assert found().votes == 4
+    assert lease.valid()
+
+
+def test_partial_then_split(five):
+    """
+    L71: a lock that three of five nodes forgot is partial, with the nodes that have it; with a second holder on two
+    others, it is split.
+    """
+    taken(label="first")
+    for server in five[2:]:
+        server.restart()
+    locks.reset()
+    partial = found()
+    taken(label="second")
+    five[4].restart()
+    locks.reset()
+
+    assert (partial.state, partial.votes, partial.remaining) == (State.PARTIAL, 2, None)
+    assert [bool(view.fingerprint) for view in partial.views] == [True, True, False, False, False]
+    assert found().state == State.SPLIT
+    assert [view.owner.label if view.owner else "" for view in found().views] == ["first"] * 2 + ["second"] * 2 + [""]
+
+
+def test_no_expiry(five):
+    """
+    L72: a lock that somebody persisted on a quorum is shown as one that never ends, without a number.
+    """
+    taken()
+    for server in five[:3]:
+        with server.client() as client:
+            client.persist("redlock:{orders:7}:h")
+
+    assert (found().state, found().remaining) == (State.NO_EXPIRY, None)
+
+
+def test_orphaned_is_known_and_not_guessed(five):
+    """
+    L77: the lock of a process that got SIGKILL is orphaned a while later; that of a living process that does not
+    renew either is not. Orphaned keys are stale, and clearing them frees the lock and leaves the other one.
+    """
+    with (
+        holding(five.urls, "dead", renew=False, ttl=60) as dead,
+        holding(five.urls, "alive", renew=False, ttl=60) as alive,
+    ):
+        dead.hear("held")
+        alive.hear("held")
+        dead.kill()
+        eventually(lambda: found("dead").state == State.ORPHANED)
+        eventually(lambda: found("alive").silent_for > 7)
+
+        assert found("alive").state == State.HELD
+        assert {held.name: held.state for held in held_locks().locks} == {"dead": "orphaned", "alive": "held"}
+        assert (stale("dead"), stale("alive")) == ([Staleness.ORPHANED], [])
+        assert remove_stale(stale_keys(find_locks([slug("dead")]))[0]) == "removed"
+        assert find_lock("dead") is None
+        assert lock("dead", wait=0).acquire().release() == "released"
+        alive.end()
+        assert alive.hear("released")["outcomes"] == ["released"]
+
+
+def test_a_process_that_died_after_it_said_that_it_lives_is_known_to_be_dead(five):
+    """
+    L77: a process says that it lives once it has held a lock for a moment, and is dead when it no longer does.
+    """
+    with holding(five.urls, "orders:7", renew=False, ttl=60) as holder:
+        holder.hear("held")
+        owner = found().owner
+        assert owner is not None
+        with five[0].client() as client:
+            eventually(lambda: client.exists(f"redlock:{presence(owner.process)}:h"))
+            assert 0 < client.pttl(f"redlock:{presence(owner.process)}:h") <= 10_000
+            assert client.exists(f"redlock:{presence(owner.process)}:f") == 0
+        holder.kill()
+
+        eventually(lambda: found().state == State.ORPHANED)
+
+
+def test_processes_are_no_locks(five):
+    """
+    L70: what a process says of itself is in no listing, and ends with its locks.
+    """
+    lease = taken()
+    with five[0].client() as client:
+        eventually(lambda: client.zcard("redlock:index") == 2)
+        assert [held.name for held in held_locks().locks] == ["orders:7"]
+        lease.release()
+        eventually(lambda: not client.keys("redlock:*~p:h"))
+
+
+def test_an_event_loop_says_that_its_process_lives(five):
+    """
+    L77: a process that holds locks in an event loop only says so as well.
+    """
+
+    async def held() -> None:
+        async with lock("orders:7", renew=False, ttl=30):
+            with five[0].client() as client:
+                await asyncio.to_thread(eventually, lambda: client.keys("redlock:*~p:h"))
+        await locks["default"].aclose()
+
+    asyncio.run(asyncio.wait_for(held(), 30))
+
+
+# What is known of a lock
+
+
+def test_extensions_are_counted(five):
+    """
+    L71: the inventory says how often a lock was extended, also when a node missed some, and since when it is held.
+    """
+    lease = taken()
+    before = found().extensions
+    assert lease.extend()
+    assert lease.extend()
+
+    assert (before, found().extensions) == (0, 2)
+    assert found().since == pytest.approx(time.time(), abs=20)
+    assert found().owner.process
+
+
+def test_waiters_are_listed_in_the_order_of_their_turns(five):
+    """
+    L47, L71: those who wait are listed in order, with host and process id; one that was killed is not listed any more
+    a while later.
+    """
+    lease = taken(ttl=60)
+    with holding(five.urls, "orders:7") as first:
+        eventually(lambda: len(found().waiters) == 1)
+        with holding(five.urls, "orders:7") as second:
+            eventually(lambda: len(found().waiters) == 2)
+            line = found().waiters
+            listed = held_locks().locks[0]
+            first.kill()
+            eventually(lambda: len(found().waiters) == 1)
+
+            assert [(waiter.pid, waiter.nodes) for waiter in line] == [(first.process.pid, 5), (second.process.pid, 5)]
+            assert listed.waiters == ()
+            assert found().waiters[0].pid == second.process.pid
+            lease.release()
+            second.hear("held")
+
+
+def test_asked_without_blocking(five):
+    """
+    L70: the asyncio twins give the same answers.
+    """
+    taken()
+
+    async def both():
+        try:
+            return await aheld_locks(), await afind_locks([slug("orders:7")])
+        finally:
+            await locks["default"].aclose()
+
+    for snapshot in asyncio.run(both()):
+        assert [(held.name, held.state) for held in snapshot.locks] == [("orders:7", State.HELD)]
+
+
+def test_listing_of_ten_thousand_is_bounded(five):
+    """
+    L70: beside ten thousand held locks a listing asks for a bounded number of small pages, and says that there is more.
+    """
+    manager = locks["default"]
+    leases = [
+        manager.lock([f"{batch}:{number}" for number in range(100)], renew=False, ttl=60).acquire()
+        for batch in range(100)
+    ]
+    with five[0].client() as client:
+        client.config_resetstat()
+        snapshot = held_locks()
+        asked = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+
+    assert MAX_NAMES - 5 <= len(snapshot.locks) <= MAX_NAMES  # processes are in the index as well
+    assert (snapshot.complete, snapshot.total >= 10_000) == (False, True)
+    assert asked <= MAX_NAMES // PAGE + 1
+    del leases
+
+
+# Stale keys
+
+
+def test_keys_that_never_end_are_stale(five):
+    """
+    L77: a key without expiry is stale.
+    """
+    taken()
+    for server in five:
+        with server.client() as client:
+            client.persist("redlock:{orders:7}:h")
+
+    assert stale() == [Staleness.NO_EXPIRY]
+
+
+def test_keys_that_end_too_late_are_stale(five):
+    """
+    L77: a key that somebody gave more time than any lease has is stale.
+    """
+    taken()
+    for server in five:
+        with server.client() as client:
+            client.expire("redlock:{orders:7}:h", 3600)
+
+    assert stale() == [Staleness.TOO_LONG]
+
+
+def test_keys_of_another_library_are_stale(five):
+    """
+    L77: what redis-py's own lock left under our name on two nodes is stale.
+    """
+    for server in five[:2]:
+        with server.client() as client:
+            client.lock("redlock:{orders:7}:h", timeout=50).acquire(blocking=False)
+
+    assert stale() == [Staleness.FOREIGN] * 2  # each with a value of its own
+
+
+def test_what_is_left_of_a_lock_is_stale(five):
+    """
+    L77: what two nodes have left of a lock that the others forgot is stale when it is older than its lease, and not
+    while its holder may still put it back.
+    """
+    lease = taken(ttl=10)
+    assert lease.extend()
+    for server in five[2:]:
+        server.restart()
+    locks.reset()
+    snapshot = find_locks([slug("orders:7")])
+    later = time.time() + 60
+
+    assert stale_keys(snapshot, later) == []  # renewed in the last half of its lease
+    eventually(lambda: all((view.left or 0) < 5 for view in found().views))
+    assert [key.reason for key in stale_keys(find_locks([slug("orders:7")]), later)] == [Staleness.RESIDUE]
+    assert stale_keys(find_locks([slug("orders:7")]), time.time() - 60) == []  # younger than its lease
+
+
+# What an operator does
+
+
+def test_a_holder_that_is_asked_to_stop_stops(five):
+    """
+    L74: asked to stop, a holder finds its lease lost with the reason, and gives the lock up; until then nobody else
+    gets in. The next holder has a higher token.
+    """
+    with holding(five.urls, "orders:7", {"node_timeout": 0.5}, ttl=6) as holder:
+        token = holder.hear("held")["tokens"][0]
+
+        assert ask_to_stop("orders:7", found().fingerprint) == "asked"
+        assert find_lock("orders:7") is not None
+        assert holder.hear("lost")["reason"] == "revoked"
+        assert holder.hear("stopped")["reason"] == "revoked"
+        holder.hear("released")
+
+    with lock("orders:7", wait=0) as lease:
+        assert lease.fencing_token > token
+
+
+def test_only_the_holder_that_was_seen_is_asked(five):
+    """
+    L74: asked about a holder that is gone, nobody is disturbed; several holders at once cannot be asked.
+    """
+    seen = taken()
+    old = found().fingerprint
+    seen.release()
+    lease = taken()
+
+    assert ask_to_stop("orders:7", old) == "changed"
+    assert lease.extend()
+    lease.release()
+    assert ask_to_stop("orders:7", old) == "gone"
+    with lock("shared", shared=True):
+        assert ask_to_stop("shared", found("shared").fingerprint) == "shared"
+
+
+def test_more_time_for_a_holder(five):
+    """
+    L74: an operator can keep others out for longer, while the lock's holder is still the one that was seen.
+    """
+    lease = taken(ttl=10)
+    seen = found().fingerprint
+
+    assert extend_lock("orders:7", seen, 55.0) == "extended"
+    remaining = found().remaining
+    with pytest.raises(ValueError, match="ttl must be from"):
+        extend_lock("orders:7", seen, 600.0)
+    lease.release()
+
+    assert remaining == pytest.approx(54.4, abs=5)
+    assert extend_lock("orders:7", seen, 55.0) == "gone"
+    other = taken()
+    assert extend_lock("orders:7", seen, 55.0) == "changed"
+    assert found().remaining <= 30
+    assert other.valid()
+
+
+def test_too_few_nodes_to_do_anything(five):
+    """
+    L73: with three of five nodes frozen, what an operator asks for is unknown and never half done in silence.
+    """
+    taken()
+    seen = found().fingerprint
+    for server in five[:3]:
+        server.freeze()
+
+    assert force_release("orders:7", seen) == "unknown"
+    assert ask_to_stop("orders:7", seen) == "unknown"
+    assert extend_lock("orders:7", seen, 55.0) == "unknown"

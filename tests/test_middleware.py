@@ -1,0 +1,295 @@
+"""
+``locked_paths``: one request at a time on some paths; ``LockErrorMiddleware``: answers to what views did not catch.
+"""
+
+import re
+import threading
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
+from django.http import HttpResponse
+from django.test import Client, RequestFactory
+
+from django_redlock import LockTakenError, lock, locks
+from django_redlock.middleware import locked_paths
+from django_redlock.nodes import memory
+from django_redlock.signals import lock_acquired, lock_released
+from tests.shop.models import Order
+from tests.shop.views import During
+
+PATIENCE = 20.0  # seconds after which a thread that waits for another has failed
+NAME = "request:ip:127.0.0.1"
+
+
+@pytest.fixture(autouse=True)
+def shop(settings):
+    """The shop under its middleware, over nodes without locks."""
+    settings.ROOT_URLCONF = "tests.shop.urls"
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "tests.shop.middleware.one_per_user",
+        "tests.shop.middleware.one_per_order",
+        "django_redlock.middleware.LockErrorMiddleware",
+    ]
+    memory.forget_nodes()
+    locks.reset()
+    yield
+    During.action = staticmethod(lambda: None)
+    locks.reset()
+    memory.forget_nodes()
+
+
+@pytest.fixture
+def leases():
+    """The leases that were acquired, in order."""
+    acquired = []
+
+    def remember(lease, **about):
+        acquired.append(lease)
+
+    lock_acquired.connect(remember)
+    yield acquired
+    lock_acquired.disconnect(remember)
+
+
+@pytest.fixture
+async def async_connections():
+    """Closes the connections of the thread in which asynchronous code reaches the database."""
+    yield
+    await sync_to_async(connections.close_all)()
+
+
+def during(action):
+    During.action = staticmethod(action)
+
+
+def is_free(name=NAME):
+    try:
+        lock(name, wait=0).acquire().release()
+    except LockTakenError:
+        return False
+    return True
+
+
+def lose(lease):
+    """Let somebody else take the lock over, and the lease find out."""
+    locks["default"].release(lease.names, lease.token)
+    with lock(lease.names, wait=0):
+        lease.extend()
+
+
+def test_one_request_at_a_time_on_all_paths_together(client):
+    """
+    While one request runs, another of the same client to any of the paths gets 409; elsewhere it goes through.
+    """
+    answers = []
+
+    def ask_meanwhile():
+        during(lambda: None)
+        answers.extend(Client().post(path).status_code for path in ("/touch/8/", "/stream/1/", "/touch-class/"))
+        answers.append(Client(REMOTE_ADDR="127.0.0.2").post("/touch/7/").status_code)
+
+    during(ask_meanwhile)
+
+    # The view has a lock of its own, of another name; so have the two to other orders.
+    assert client.post("/touch/9/").status_code == 200
+    assert answers == [409, 409, 404, 200]
+    assert is_free()
+
+
+@pytest.mark.django_db
+def test_user_is_locked_wherever_they_are(client, leases):
+    """
+    By default the lock is that of the user who is logged in.
+    """
+    user = User.objects.create(pk=42)
+    client.force_login(user)
+
+    assert client.post("/touch/7/").status_code == 200
+
+    assert [lease.name for lease in leases] == ["request:user:42", "view:order:7"]
+    assert is_free("request:user:42")
+
+
+def test_key_methods_and_answer_are_chosen(client):
+    """
+    The arguments are those of ``locked_view``.
+    """
+    with lock("request:7"):
+        assert client.get("/touch/7/").status_code == 429
+        assert client.get("/touch/8/").status_code == 200
+        assert client.post("/touch/7/").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/apay/7/", "/touch/7/"])
+async def test_asynchronous_requests_are_locked(async_client, path):
+    """
+    Under ASGI the middleware is asynchronous, around asynchronous and blocking views.
+    """
+    held = []
+    during(lambda: held.append(not is_free()))
+
+    answer = await async_client.post(path)
+
+    assert (answer.status_code, held, is_free()) == (200, [True], True)
+    async with lock(NAME):
+        assert (await async_client.post(path)).status_code == 409
+
+
+@pytest.mark.django_db
+def test_stream_keeps_the_lock(client):
+    """
+    A streaming response holds the lock until the server has closed it.
+    """
+    answer = client.post("/stream/7/")
+    assert not is_free()
+
+    assert b"".join(answer.streaming_content) == b"onetwo"
+    assert is_free()
+
+
+@pytest.mark.django_db
+async def test_asynchronous_stream_keeps_the_lock(async_client, async_connections):
+    """
+    The same under ASGI.
+    """
+    answer = await async_client.post("/astream/7/")
+    assert not is_free()
+
+    assert b"".join([part async for part in answer.streaming_content]) == b"onetwo"
+    await sync_to_async(answer.close)()
+    assert is_free()
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_lock_is_released_after_the_commit_of_the_request(client, monkeypatch):
+    """
+    Under ATOMIC_REQUESTS the lock goes around the transaction (L52).
+    """
+    monkeypatch.setitem(connections.settings["warehouse"], "ATOMIC_REQUESTS", True)
+    Order.objects.using("warehouse").create(pk=7)
+    seen = []
+
+    def look(lease, **about):
+        if lease.name == NAME:
+            seen.append(paid_as_others_see())
+
+    lock_released.connect(look)
+    try:
+        assert client.post("/pay/7/").status_code == 200
+    finally:
+        lock_released.disconnect(look)
+
+    assert seen == [True]
+
+
+def paid_as_others_see():
+    seen = []
+
+    def look():
+        seen.append(Order.objects.using("warehouse").get(pk=7).paid)
+        connections.close_all()
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    return seen[0]
+
+
+def test_lost_lock_is_logged(client, leases, caplog):
+    """
+    When the response comes back, everything has been committed: it is sent, and the log tells of the loss.
+    """
+    during(lambda: lose(leases[0]))
+
+    assert client.post("/touch/7/").status_code == 200
+
+    assert "the lock of view locked_paths ended before the view did" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_transaction_around_the_middleware_is_refused():
+    """
+    A transaction that was opened further out would commit after the release (L52).
+    """
+    middleware = locked_paths(["/"])(lambda request: HttpResponse())
+
+    with (
+        pytest.raises(RuntimeError, match="locked_paths is inside a transaction"),
+        transaction.atomic(using="warehouse"),
+    ):
+        middleware(RequestFactory().post("/"))
+
+
+@pytest.mark.parametrize(
+    ("paths", "options", "error", "message"),
+    [
+        ("/touch/", {}, TypeError, r"must be a list such as \['/touch/'\]"),
+        ([], {}, ValueError, "locks no request"),
+        (["touch/"], {}, ValueError, r"begins with '/', unlike 'touch/'; for a pattern pass re\.compile"),
+        (["/"], {"key": "{pk}"}, ImproperlyConfigured, r"'\{pk\}' names no argument of the view"),
+        (["/"], {"wait": -1}, ValueError, "wait"),
+        (["/"], {"methods": "POST"}, TypeError, "methods"),
+        (["/"], {"on_busy": 500}, ValueError, "on_busy"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_at_once(paths, options, error, message):
+    """
+    A mistake is an error when the server starts.
+    """
+    with pytest.raises(error, match=message):
+        locked_paths(paths, **options)
+
+
+def test_missing_value_is_an_error_and_never_a_shared_lock(client, leases):
+    """
+    A request without a value for the key raises, and locks nothing.
+    """
+    request = RequestFactory().post("/touch/7/", REMOTE_ADDR="")
+    middleware = locked_paths([re.compile("touch")])(lambda request: pytest.fail("ran"))
+
+    with pytest.raises(ImproperlyConfigured, match="the server passes no REMOTE_ADDR"):
+        middleware(request)
+    assert leases == []
+
+
+# Errors of the view
+
+
+def test_error_of_a_lock_inside_is_answered(client):
+    """
+    A lock that the view could not get is 409 for people and programs; without a quorum it is 503.
+    """
+    with lock("inside"):
+        page = client.post("/busy-inside/")
+        problem = client.post("/busy-inside/", headers={"accept": "application/json"})
+    for node in locks["default"].nodes[:2]:
+        node.down = True
+    unknown = client.post("/busy-inside/")
+
+    assert (page.status_code, problem.status_code, unknown.status_code) == (409, 409, 503)
+    assert b"<h1>Already in progress</h1>" in page.content
+    assert problem["Content-Type"] == "application/problem+json"
+
+
+async def test_error_of_a_lock_inside_is_answered_under_asgi(async_client):
+    """
+    The same for an asynchronous view.
+    """
+    async with lock("inside"):
+        assert (await async_client.post("/abusy-inside/")).status_code == 409
+
+
+def test_other_errors_stay_errors(client):
+    """
+    What is not about a lock is not the middleware's business.
+    """
+    during(lambda: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        client.post("/touch/7/")
+    assert is_free()

@@ -1,0 +1,283 @@
+"""
+``locked_view`` and Django REST framework: who asks is known when the lock is taken, and errors are problem details.
+"""
+
+import threading
+
+import pytest
+from django.db import connections
+
+pytest.importorskip("rest_framework", reason="needs Django REST framework: pip install djangorestframework")
+
+from rest_framework.test import APIClient
+
+from django_redlock import LockTakenError, StaleTokenError, lock, locks
+from django_redlock.contrib.rest_framework import exception_handler
+from django_redlock.nodes import memory
+from django_redlock.signals import lock_acquired, lock_released
+from tests.shop.models import Order
+from tests.shop.views import During
+
+PATIENCE = 20.0  # seconds after which a thread that waits for another has failed
+HANDLER = "django_redlock.contrib.rest_framework.exception_handler"
+
+
+@pytest.fixture(autouse=True)
+def shop(settings):
+    """The shop's interface over nodes without locks."""
+    settings.ROOT_URLCONF = "tests.shop.api"
+    memory.forget_nodes()
+    locks.reset()
+    yield
+    During.action = staticmethod(lambda: None)
+    locks.reset()
+    memory.forget_nodes()
+
+
+@pytest.fixture
+def api():
+    return APIClient()
+
+
+@pytest.fixture
+def names():
+    """The names that were locked, in order."""
+    acquired = []
+
+    def remember(lease, **about):
+        acquired.append(lease.name)
+
+    lock_acquired.connect(remember)
+    yield acquired
+    lock_acquired.disconnect(remember)
+
+
+@pytest.fixture
+def atomic_requests(monkeypatch):
+    """A project in which every request is a transaction of the database with a file."""
+    monkeypatch.setitem(connections.settings["warehouse"], "ATOMIC_REQUESTS", True)
+
+
+@pytest.fixture
+def order(transactional_db):
+    return Order.objects.using("warehouse").create(pk=7)
+
+
+def paid_as_others_see():
+    seen = []
+
+    def look():
+        seen.append(Order.objects.using("warehouse").get(pk=7).paid)
+        connections.close_all()
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    return seen[0]
+
+
+@pytest.fixture
+def seen_at_release():
+    """What another connection reads at the moment when the lock is free."""
+    seen = []
+
+    def look(**about):
+        seen.append(paid_as_others_see())
+
+    lock_released.connect(look)
+    yield seen
+    lock_released.disconnect(look)
+
+
+def during(action):
+    During.action = staticmethod(action)
+
+
+# One at a time
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json", "text/html"])
+def test_second_request_gets_problem_details(api, accept):
+    """
+    A program is told in JSON, whatever it accepts, with Retry-After and without the name of the lock.
+    """
+    with lock("view:order:7"):
+        answer = api.post("/pay/7/", headers={"accept": accept})
+
+    problem = answer.json()
+    assert (answer.status_code, answer["Content-Type"]) == (409, "application/problem+json")
+    assert (problem["status"], problem["title"]) == (409, "Already in progress")
+    assert 1 <= int(answer["Retry-After"]) <= 10
+    assert "order:7" not in str(problem)
+
+
+@pytest.mark.django_db(databases=["default", "warehouse"])
+def test_set_of_views_is_locked_with_its_actions(api, names):
+    """
+    A ViewSet locks all its actions that change something; ``on_busy`` counts there as well.
+    """
+    Order.objects.using("warehouse").create(pk=7)
+
+    assert api.put("/orders/7/").json() == {"updated": "7"}
+    assert api.post("/orders/7/pay/").json() == {"paid": "7"}
+    with lock("view:order:7"):
+        assert api.post("/orders/7/pay/").status_code == 423
+
+    assert names[:2] == ["view:order:7"] * 2
+
+
+def test_missing_quorum_is_not_the_clients_fault(api):
+    """
+    Without a quorum the answer is 503.
+    """
+    for node in locks["default"].nodes[:2]:
+        node.down = True
+
+    answer = api.post("/orders/7/pay/")
+
+    assert (answer.status_code, answer.json()["status"], answer["Retry-After"]) == (503, 503, "5")
+
+
+def test_safe_methods_and_unknown_ones_are_not_locked(api):
+    """
+    A GET goes through while the lock is taken, and a method that the view does not have is 405.
+    """
+    with lock("view:order:7"):
+        assert api.get("/pay/7/").json() == {"form": True}
+        assert api.delete("/pay/7/").status_code == 405
+
+
+@pytest.mark.django_db
+def test_stream_keeps_the_lock(api):
+    """
+    A streaming response holds the lock until it is closed.
+    """
+    answer = api.patch("/pay/7/")
+    with pytest.raises(LockTakenError):
+        lock("view:order:7", wait=0).acquire()
+
+    assert b"".join(answer.streaming_content) == b"onetwo"
+    with lock("view:order:7", wait=0):
+        pass
+
+
+# Who asks, and what
+
+
+def test_user_is_known_by_token(api, names):
+    """
+    The lock is taken after authentication and permissions, so ``user`` works with tokens, and strangers wait for none.
+    """
+    assert api.post("/mine/", headers={"x-token": "42"}).json() == {"user": 42}
+    assert api.post("/mine/").status_code == 403
+    assert api.post("/mine/", headers={"x-token": "x"}).status_code == 403
+
+    assert names == ["view:user:42"]
+
+
+@pytest.mark.parametrize(("body", "name"), [({"order": 7}, "7"), ({"order": "a:b"}, "a%3Ab")])
+def test_key_may_be_in_the_body(api, names, body, name):
+    """
+    ``post:order`` reads what the framework parsed, JSON as well as forms.
+    """
+    assert api.post("/posted/", body, format="json").status_code == 200
+    assert api.post("/posted/", body, format="multipart").status_code == 200
+
+    assert names == [f"view:order:post:order:{name}"] * 2
+
+
+@pytest.mark.parametrize("body", [{}, {"order": ""}, [1, 2]])
+def test_missing_value_is_the_clients_mistake(api, names, body):
+    """
+    A body without the key's value is 400 and says what is missing; nothing is locked.
+    """
+    answer = api.post("/posted/", body, format="json")
+
+    assert (answer.status_code, answer.json()) == (400, {"detail": "the client sent no order"})
+    assert names == []
+
+
+def test_function_below_the_framework_knows_the_user(api, names):
+    """
+    Below ``@api_view`` the request is the framework's.
+    """
+    during(lambda: None)
+
+    with lock("view:42:7"):
+        answer = api.post("/pay-below/7/", headers={"x-token": "42"})
+
+    assert (answer.status_code, answer["Content-Type"]) == (409, "application/problem+json")
+
+
+# Transactions
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@pytest.mark.parametrize("path", ["/pay/7/", "/orders/7/pay/", "/pay-above/7/", "/pay-below/7/"])
+def test_lock_is_released_after_the_commit_of_the_request(api, order, atomic_requests, seen_at_release, path):
+    """
+    Under ATOMIC_REQUESTS another connection sees the change when the lock is free, and not before (L52).
+    """
+    inside = []
+    during(lambda: inside.append(paid_as_others_see()))
+
+    assert api.post(path, headers={"x-token": "42"}).status_code == 200
+
+    assert (inside, seen_at_release) == ([False], [True])
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@pytest.mark.parametrize("path", ["/pay/7/", "/pay-above/7/"])
+def test_error_of_the_view_rolls_back_before_the_release(api, order, atomic_requests, seen_at_release, path):
+    """
+    An error that the framework answers rolls the request back, and then the lock is free (L52, L55).
+    """
+    inside = []
+    during(lambda: inside.append(connections["warehouse"].in_atomic_block))
+
+    assert api.put(path).status_code == 400
+
+    assert (inside, seen_at_release, paid_as_others_see()) == ([True], [False], False)
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_request_that_is_not_locked_keeps_its_transaction(api, order, atomic_requests):
+    """
+    A GET of a locked class is still a transaction under ATOMIC_REQUESTS.
+    """
+    inside = []
+    during(lambda: inside.append(connections["warehouse"].in_atomic_block))
+
+    api.get("/pay/7/")
+
+    assert inside == [True]
+
+
+# Errors
+
+
+def test_error_of_a_lock_inside_is_answered_by_the_handler(api, settings):
+    """
+    With our exception handler, a lock that the view could not get is problem details, too.
+    """
+    settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": HANDLER}
+
+    with lock("inside"):
+        taken = api.post("/pay-inside/")
+    for node in locks["default"].nodes[:2]:
+        node.down = True
+    unknown = api.post("/pay-inside/")
+
+    assert (taken.status_code, taken["Content-Type"]) == (409, "application/problem+json")
+    assert taken.json()["title"] == "Already in progress"
+    assert int(taken["Retry-After"]) >= 1
+    assert taken["Cache-Control"] == "no-store"
+    assert (unknown.status_code, unknown["Retry-After"]) == (503, "5")
+
+
+def test_holder_that_was_overtaken_is_told_of_a_conflict():
+    """
+    What the database refused because a later holder was there is 409, and other errors are the framework's.
+    """
+    assert exception_handler(StaleTokenError("order:7", 3), {}).status_code == 409
+    assert exception_handler(ZeroDivisionError(), {}) is None
