@@ -200,6 +200,7 @@ def spin(what: str) -> None:
 @singleton_task(lease=30.0, on_overlap="wait")
 def leave(what: str, status: int) -> str:
     """End the process, by the way that Python programs end."""
+    stage(what).say("left")
     sys.exit(status)
 
 

@@ -47,7 +47,7 @@ def test_nothing_without_an_app(monkeypatch):
     ("options", "found"),
     [
         ({"lease": 61.0}, ["redlock.E020"]),
-        ({"lease": 4.0}, ["redlock.W020"]),
+        ({"lease": 5.0}, ["redlock.W020"]),
         ({"on_overlap": "join", "ignore_result": True}, ["redlock.W022"]),
         ({"challenge": True, "ignore_result": True}, ["redlock.W022"]),
         ({"on_overlap": "join"}, []),

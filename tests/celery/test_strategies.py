@@ -9,6 +9,7 @@ from celery.beat import Scheduler
 from celery.exceptions import TaskRevokedError
 from celery.schedules import schedule
 from celery.signals import beat_init
+from django.core.management import CommandError, call_command
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import (
@@ -826,3 +827,24 @@ def test_interrupted_when_lost(app, worker):
     assert worker.run() == "FAILURE"
     with pytest.raises(LockLostError):
         result.get(timeout=1)
+
+
+def test_command(make, app, capsys):
+    """
+    ``redlock_inspect --task`` explains a call; it names the nearest task, and says what arguments look like.
+    """
+    make()
+    app.finalize()
+
+    call_command("redlock_inspect", "--task", "shop.sync", "--args", "[7]")
+
+    assert f"lock       {NAME}" in capsys.readouterr().out
+    for arguments, message in (
+        (["--task", "shop.synk"], "did you mean 'shop.sync'"),
+        (["--task", "shop.sync", "--args", "7"], "takes a list in JSON"),
+        (["--task", "shop.sync", "--args", "["], "are no JSON"),
+        (["--task", "shop.sync", "--args", "[]"], "does not take these arguments"),
+        ([], "Say which lock"),
+    ):
+        with pytest.raises(CommandError, match=message):
+            call_command("redlock_inspect", *arguments)
