@@ -150,6 +150,11 @@ class Lease:
         return "forked" if self._forked() else self._tenure.ended
 
     @property
+    def waited(self) -> float:
+        """How long it took to get, in seconds."""
+        return self._tenure.waited
+
+    @property
     def extensions(self) -> int:
         """How often it has been extended."""
         return self._tenure.extensions
@@ -163,11 +168,6 @@ class Lease:
         ``async with``.
         """
         return self._lost
-
-    @property
-    def waited(self) -> float:
-        """How long it took to get the lock, in seconds."""
-        return self._tenure.waited
 
     def held(self) -> float:
         """Return for how many seconds the lock has been held, or was until it ended."""
@@ -587,7 +587,7 @@ class LockManager:
         self.entered: WeakValueDictionary[tuple[Any, ...], Lease] = WeakValueDictionary()
         self._floor = Floor()
         self.admission = Admission(rules, tuple(node.name for node in self.nodes), steady, time.time)
-        self._gather = Gather(self.nodes, self.admission)
+        self._gather = Gather(self.nodes, self.admission, steady)
         self._hints = Hints(self.nodes, rules.needed)
         self.courier = Courier(self.nodes)
         self._presence = self._new_presence(lambda: watchdog)
@@ -901,7 +901,7 @@ class LockManager:
         loop = asyncio.get_running_loop()
         side = self._loops.get(loop)
         if side is None:
-            gather = AsyncGather(self.nodes, self.admission, self._gather.breakers)
+            gather = AsyncGather(self.nodes, self.admission, self._gather.breakers, steady)
             presence = self._new_presence(loop_watchdog)
             side = self._loops[loop] = LoopSide(gather, AsyncHints(self.nodes, self.rules.needed), presence)
         return side

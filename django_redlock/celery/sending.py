@@ -14,7 +14,6 @@ from django.utils.crypto import salted_hmac
 
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..locks import fresh_nonce
-from .exceptions import DuplicateTask
 from .execution import Execution
 from .keys import canonical
 from .options import SingletonOptions
@@ -179,7 +178,8 @@ class Call:
             return self.publish(self.ticket).about(holder, accepted=True)
         # The holder would not follow the links of this call, and nobody would notice that they are lost.
         if (how == "raise" and not beat) or self.options.get("link") or self.options.get("link_error"):
-            raise DuplicateTask(holder.task_id, holder.state, holder.retry_after, self.ticket.name) from None
+            error = self.task.duplicate_error
+            raise error(holder.task_id, holder.state, holder.retry_after, self.ticket.name) from None
         if how in ("rerun", "replace"):
             return self._send_after(holder)
         if how != "skip" and holder.task_id:

@@ -145,7 +145,7 @@ class Granted:
         leaving: The waiter that leaves the queue with the release; empty if none is in it.
         queue: The slug whose queue counts, for a lock with several places.
         untouched: The nodes that certainly have nothing of it, neither the lock nor the waiter.
-        waited: How long it took, in seconds, from the beginning of the first attempt.
+        waited: How long it took from the first attempt on, in seconds.
     """
 
     slugs: tuple[str, ...]
@@ -216,8 +216,8 @@ class Acquisition:
         self._slugs = tuple(slug(name) for name in wanted.names)
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
         self._at = Instant(0.0, 0)
-        self._began = 0.0
         self._stamp = 0
+        self._began = 0.0
         self._nonce = ""
         self._trying = self._slugs
         self._attempts = 0
@@ -235,12 +235,12 @@ class Acquisition:
             granted = yield from self._try_places()
             if granted is not None:
                 return granted
-            left = self._time_left(self._began)
+            left = self._time_left()
             over = self._misconfigured() or (left is not None and left <= 0)
             yield from self._withdraw(leaving=over or self._cut_off())
             if over:
                 return self._gave_up(self._at.now - self._began)
-            self._at = yield self._pause(self._time_left(self._began))
+            self._at = yield self._pause(self._time_left())
 
     def undo(self, timeout: float = 0.0) -> Ballot:
         """
@@ -291,7 +291,7 @@ class Acquisition:
         untouched = frozenset() if self.wanted.nonce else frozenset(ballot.untouched() - self._enrolled)
         waited = self._at.now - self._began
         return Granted(
-            *(slugs, self._nonce, value, token, start, deadline, ballots, leaving), self._queue, untouched, waited
+            slugs, self._nonce, value, token, start, deadline, ballots, leaving, self._queue, untouched, waited
         )
 
     def _value(self) -> str:
@@ -368,7 +368,7 @@ class Acquisition:
         unsure = unanswered([*self._withdrawn, *self._ballots])
         return farewell(release, nodes, unsure, self.wanted.ttl, timeout)
 
-    def _time_left(self, began: float) -> float | None:
+    def _time_left(self) -> float | None:
         """
         Return for how much longer to try.
 
@@ -378,7 +378,7 @@ class Acquisition:
         if self.wanted.wait is None:
             return None
         repeat = self._rules.timeout(self.wanted.ttl) if self._split() else 0.0
-        return began + self.wanted.wait + repeat - self._at.now
+        return self._began + self.wanted.wait + repeat - self._at.now
 
     def _split(self) -> bool:
         """Tell whether contenders share the nodes that answer between them, so that none of them has a quorum."""

@@ -34,6 +34,7 @@ def configure(broker: str, results: str, visibility_timeout: float = 3600) -> No
         worker_hijack_root_logger=False,
         worker_enable_remote_control=True,
         worker_max_tasks_per_child=int(os.environ.get("TEST_MAX_TASKS", 0)) or None,
+        worker_send_task_events=bool(os.environ.get("TEST_EVENTS")),
         worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_SHUTDOWN", 0)),
         result_backend_transport_options={"retry_policy": {"timeout": 5.0}},
     )
@@ -207,6 +208,24 @@ def report(what: str) -> list[Any]:
     """Return what this process has of the locks: its id, its threads, and whether its parent's were left alone."""
     names = sorted(thread.name for thread in threading.enumerate() if "redlock" in thread.name)
     return [os.getpid(), names]
+
+
+@singleton_task(lease=3.0, acks_late=True)
+def hold_watched(what: str) -> str:
+    return perform(what)
+
+
+@singleton_task(key=("what",), on_duplicate="replace")
+def newest(what: str, which: str) -> str:
+    stage(what).say(which)
+    return which
+
+
+@singleton_task(key=("what",), on_duplicate="rerun")
+def trailing(what: str, number: int) -> int:
+    stage(what).say(f"run {number}")
+    stage(what).wait()
+    return number
 
 
 @singleton_task
