@@ -170,6 +170,10 @@ class Lease:
         """
         return self._lost
 
+    def held(self) -> float:
+        """Return for how many seconds the lock has been held, or was until it ended."""
+        return self._tenure.held(steady())
+
     def remaining(self) -> float:
         """Return the seconds of validity left; 0.0 when it ended."""
         return self._tenure.remaining(steady()) if self.valid() else 0.0
@@ -669,15 +673,19 @@ class LockManager:
         self.ask(ballot)
         return release_outcome(ballot, self.rules)
 
-    def survey(self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0) -> dict[int, Reply]:
-        """Ask every node for the locks named, or for one page of its index; returns what came in time."""
-        ballot = self._survey(slugs, offset, count)
+    def survey(
+        self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0, but: Iterable[int] = ()
+    ) -> dict[int, Reply]:
+        """Ask every node, *but* some, for the locks named, or for one page of its index; returns what came in time."""
+        ballot = self._survey(slugs, offset, count, but)
         self.ask(ballot)
         return ballot.replies
 
-    async def asurvey(self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0) -> dict[int, Reply]:
+    async def asurvey(
+        self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0, but: Iterable[int] = ()
+    ) -> dict[int, Reply]:
         """Do what :meth:`survey` does without blocking."""
-        ballot = self._survey(slugs, offset, count)
+        ballot = self._survey(slugs, offset, count, but)
         await self.aask(ballot)
         return ballot.replies
 
@@ -712,8 +720,24 @@ class LockManager:
         self._follow_up(ballot)
 
     def _follow_up(self, ballot: Ballot) -> None:
+        if self._gather.breakers.news:
+            self._tell_of_nodes()
         if ballot.lasting and (missed := ballot.missed()):
             self.courier.take({node: ballot.requests[node] for node in missed}, steady() + ballot.lasting)
+
+    def _tell_of_nodes(self) -> None:
+        """Tell which nodes went down or came back, once for each change, whoever noticed it."""
+        news = self._gather.breakers.news
+        while news:
+            try:
+                place, down = news.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            event, node = "node_down" if down else "node_up", self.nodes[place].name
+            level = logging.WARNING if down else logging.INFO
+            about = {"event": event, "node": node, "alias": self.alias}
+            log.log(level, "node %s: %s (%s)", "down" if down else "up", node, self.alias, extra=about)
+            self.notify(event, node=node)
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is its name in the queues of the nodes."""
@@ -872,8 +896,8 @@ class LockManager:
             name, outcome.waited, outcome.attempts, said, outcome.retry_after, asdict(holder) if holder else None
         )
 
-    def _survey(self, slugs: tuple[str, ...], offset: int, count: int) -> Ballot:
-        requests = dict.fromkeys(range(len(self.nodes)), Survey(slugs, offset, count))
+    def _survey(self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int] = ()) -> Ballot:
+        requests = dict.fromkeys(set(range(len(self.nodes))).difference(but), Survey(slugs, offset, count))
         return Ballot(requests, lambda replies: False, self.rules.timeout(self.rules.ttl), self.rules.needed)
 
     def _loop_side(self) -> "LoopSide":

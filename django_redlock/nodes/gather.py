@@ -48,20 +48,36 @@ class Breaker:
 
     rest: float = 0.0
     until: float = 0.0
+    tell: Callable[[bool], object] = bool  # called with whether it is down now, when that changes
 
     def failed(self, now: float) -> None:
         """Note a failure; the node is left alone for a while."""
+        if not self.rest:
+            self.tell(True)
         if now >= self.until:
             self.rest = min(LONGEST_REST, self.rest * 2 or FIRST_REST)
             self.until = now + self.rest
 
     def answered(self) -> None:
         """Note an answer; the node is asked again."""
-        self.rest = self.until = 0.0
+        if self.rest:
+            self.rest = self.until = 0.0
+            self.tell(False)
 
 
 class Breakers(list[Breaker]):
-    """One breaker per node, shared by all that ask the nodes of an alias."""
+    """
+    One breaker per node, shared by all that ask the nodes of an alias.
+
+    ``news`` has the nodes that went down or came back, until somebody takes it.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self.news: deque[tuple[int, bool]] = deque(maxlen=100)
+        super().__init__(Breaker(tell=partial(self._note, node)) for node in range(nodes))
+
+    def _note(self, node: int, down: bool) -> None:
+        self.news.append((node, down))
 
     def resting(self, ballot: Ballot, now: float) -> set[int]:
         """
@@ -226,7 +242,7 @@ class Gather:
         self._clock = clock
         self._bundles: list[Bundle] = []
         self._by_thread: WeakKeyDictionary[Here, list[Bundle]] | None = WeakKeyDictionary() if is_green() else None
-        self.breakers = Breakers(Breaker() for _ in nodes)
+        self.breakers = Breakers(len(nodes))
 
     def ask(self, ballot: Ballot) -> None:
         """Carry out one round: send, and wait until it is decided, everyone replied, or its time is over."""
