@@ -91,7 +91,7 @@ def fenced(
     ``LockLostError`` when the lease ended or less than the margin is left, and errors of the database. Whatever is
     raised, nothing is committed; only with several databases a failing commit leaves the earlier ones committed.
     """
-    leases = (lease,) if isinstance(lease, Lease) else tuple(lease)
+    leases = [lease] if isinstance(lease, Lease) else list(lease)
     for each in leases:
         if not isinstance(each, Lease):
             raise TypeError(
@@ -107,7 +107,8 @@ def fenced(
             "retries=... and nested=True exclude each other: only the outermost transaction can run again."
         )
     aliases = (using,) if isinstance(using, str) else tuple(sorted(set(using)))
-    return Fenced(leases, aliases, margin, retries, nested)
+    leases.sort(key=lambda each: each.names)  # in the same order everywhere, so that two do not wait for each other
+    return Fenced(tuple(leases), aliases, margin, retries, nested)
 
 
 class Fenced:
@@ -277,6 +278,11 @@ class Fenced:
             raise RuntimeError(f"{self!r} is already entered; call fenced() anew for every block.")
 
 
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Call a function in the thread of Django's asynchronous interface, even if the task is cancelled meanwhile."""
+    return await shield(sync_to_async(function)(*args))
+
+
 @asynccontextmanager
 async def own_thread() -> AsyncIterator[None]:
     """
@@ -291,13 +297,8 @@ async def own_thread() -> AsyncIterator[None]:
         try:
             yield
         finally:
-            if own:
-                await in_thread(connections.close_all)  # nobody else will
-
-
-async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Call a function in the thread of Django's asynchronous interface, even if the task is cancelled meanwhile."""
-    return await shield(sync_to_async(function)(*args))
+            if own:  # the thread ends with this block, and nobody else would close them
+                await in_thread(connections.close_all)
 
 
 def claim(lease: Lease, using: str) -> dict[str, str]:

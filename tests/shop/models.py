@@ -61,6 +61,12 @@ class Invoice(models.Model):
     order = models.OneToOneField(Order, on_delete=models.CASCADE, primary_key=True)
 
 
+class Pallet(FencedModel):
+    """Rows that know their latest writer."""
+
+    weight = models.IntegerField(default=0)
+
+
 class Region(models.Model):
     name = models.CharField(max_length=20, default="")
 
@@ -75,9 +81,3 @@ class Purchase(models.Model):
     gift = models.ForeignKey(GiftOrder, null=True, on_delete=models.CASCADE, related_name="+")
     orders = models.ManyToManyField(Order)
     total = models.IntegerField(default=0)
-
-
-class Pallet(FencedModel):
-    """Rows that know their latest writer."""
-
-    weight = models.IntegerField(default=0)
