@@ -424,6 +424,17 @@ def test_server_that_forgets_nothing_needs_no_guard(mariadb: MariaDB):
             mariadb.execute(f"SET GLOBAL innodb_flush_log_at_trx_commit = {before[0]}")
 
 
+def test_file_survives_a_power_cut_and_needs_no_guard(tmp_path: Path):
+    """P20: SQLite waits for the disk on this connection, whatever the project thinks of its own."""
+    server = SQLite(tmp_path)
+    careless = {"init_command": "PRAGMA synchronous = OFF"}
+    with server.database() as name, django_database("file", server.settings(name, OPTIONS=careless)):
+        call_command("migrate", "redlock", database="file", verbosity=0, skip_checks=True)
+        with closing(Ledger("file", "t:", 5.0)) as ledger:
+            assert ledger.open().uptime == float("inf")
+            assert ledger.query("PRAGMA synchronous") == [(3,)]  # EXTRA
+
+
 @pytest.mark.once
 def test_standby_does_not_vote_and_is_another_server_when_promoted():
     """P22, L63: a failover is noticed by whoever knew the server of before."""
