@@ -14,7 +14,6 @@ from celery.exceptions import Ignore, Retry, TaskRevokedError
 
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..locks import Lease, fresh_nonce
-from .exceptions import DuplicateTask
 from .execution import Execution, done_name, leave_queue
 from .options import SingletonOptions
 from .sending import Call, replaced_name
@@ -135,7 +134,8 @@ class Arrival:
         if not ticket.waited:
             tell(self.task, "singleton_overlap", f"{ticket.name} is {holder}", **about, strategy=how)
         if how == "raise":
-            raise DuplicateTask(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
+            error = self.task.duplicate_error
+            raise error(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
         if how == "succeed":
             raise Answered(self.rules.overlap_value)
         if how in ("wait", "join") and not self.request.is_eager:
@@ -302,7 +302,8 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
         lease = take_running(replace(ticket, scope=RUNNING), task.singleton_options.lease, task.name, "")
     except LockTakenError as refusal:
         holder = Holder.of(refusal)
-        raise DuplicateTask(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
+        error = task.duplicate_error
+        raise error(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
     try:
         yield
     finally:

@@ -137,9 +137,8 @@ def judge(book: Any, project: Any, fleet: Fleet, killed: Counter[str], minutes: 
     print(
         f"soak of {minutes:g} minutes: two workers, beat, {project.KEYS} keys, lease {project.LEASE:g} s, {NODES} nodes"
     )
-    print(
-        f"killed                            {', '.join(f'{n} {what}' for what, n in sorted(killed.items())) or 'nothing'}"
-    )
+    dead = ", ".join(f"{n} {what}" for what, n in sorted(killed.items())) or "nothing"
+    print(f"killed                            {dead}")
     print(f"calls                             {figures.calls}, of which {figures.accepted} were accepted")
     print(
         f"bodies                            {figures.begun} begun, {figures.finished} finished, of {figures.keys} keys"

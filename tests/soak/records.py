@@ -1,4 +1,4 @@
-"""What the tasks and the caller record, and what must be true of it. All processes are on one machine, with one clock."""
+"""What tasks and callers record, and what must be true of it. All processes are on one machine, with one clock."""
 
 import os
 import sqlite3
@@ -58,7 +58,8 @@ class Records:
         """Return, in words, every two bodies of one key that ran at the same time."""
         rows = self._database.execute(
             "SELECT a.key, a.task, a.pid, a.began, a.seen, b.task, b.pid, b.began FROM run a JOIN run b "
-            "ON a.key = b.key AND a.id != b.id AND a.began <= b.began AND b.began < a.seen AND (a.began < b.began OR a.id < b.id)"
+            "ON a.key = b.key AND a.id != b.id AND a.began <= b.began AND b.began < a.seen "
+            "AND (a.began < b.began OR a.id < b.id)"
         )
         return [
             f"key {key}: {a} in {pid} from {began:.2f} to {seen:.2f}, and {b} in {other} from {start:.2f}"
