@@ -21,6 +21,7 @@ from contextlib import (
     suppress,
 )
 from inspect import iscoroutinefunction
+from threading import get_ident
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -290,18 +291,14 @@ async def own_thread() -> AsyncIterator[None]:
     In the thread that all other tasks share, their queries would become part of the transaction. Below
     ``async_to_sync()``, as in Django's ``TestCase``, it stays the thread of the blocking caller.
     """
-    async with ThreadSensitiveContext() as context:
+    outside = await sync_to_async(get_ident)()
+    async with ThreadSensitiveContext():
+        own = outside != await sync_to_async(get_ident)()
         try:
             yield
         finally:
-            if context.token is not None:  # the thread ends with this block, and nobody else would close them
-                await in_thread(_close_idle)
-
-
-def _close_idle() -> None:
-    for connection in connections.all(initialized_only=True):
-        if not connection.in_atomic_block:  # else a blocking caller of this event loop is not done with it
-            connection.close()
+            if own:  # the thread ends with this block, and nobody else would close them
+                await in_thread(connections.close_all)
 
 
 def claim(lease: Lease, using: str) -> dict[str, str]:

@@ -140,7 +140,7 @@ def _panel(alias: str) -> Panel:
 
 def _node(snapshot: Snapshot, place: int, said: Any) -> NodeRow:
     status = snapshot.nodes[place]
-    detail = status.detail or said.detail
+    detail = said.detail or status.detail
     answers = detail or gettext("yes")
     count = sum(bool(lock.views[place].fingerprint) for lock in snapshot.locks)
     held = f"{count}+" if not snapshot.complete else str(count)
@@ -154,7 +154,7 @@ def _node(snapshot: Snapshot, place: int, said: Any) -> NodeRow:
         status.name,
         status.votes,
         answers,
-        round_trip=f"{said.round_trip * 1000:.1f} ms",
+        round_trip=f"{said.round_trip * 1000:.2f} ms",
         role=said.info.get("role", DASH),
         version=f"{server} {said.info.get('valkey_version') or said.info.get('redis_version')}",
         clock=f"{said.ahead:+.3f} s",

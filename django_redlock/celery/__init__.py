@@ -4,6 +4,7 @@ Celery tasks of which one runs at a time: :func:`singleton_task`.
 Needs the extra ``celery``. Nothing else in the package imports this one.
 """
 
+from . import checks as checks  # registers itself
 from .decorator import singleton_task
 from .exceptions import DuplicateTask
 from .handle import Singleton, SlotHolder

@@ -41,7 +41,7 @@ class SingletonRequest(Request):
         """Free the slot of a child that is dead. Other failures freed it in the child, or have yet to."""
         error = _cause(exc_info)
         if isinstance(error, (WorkerLostError, Terminated)):
-            self._bury(requeued=isinstance(error, WorkerLostError) and self._comes_back)
+            self._bury(requeued=self._comes_back(error))
         elif isinstance(error, TimeLimitExceeded):
             self._shorten()
         super().on_failure(exc_info, send_failed_event, return_ok)
@@ -61,10 +61,13 @@ class SingletonRequest(Request):
                 free(ticket.using, ticket.waiting, ticket.token)
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
 
-    @property
-    def _comes_back(self) -> bool:
-        """Whether the broker is told to deliver the message again when its child was lost."""
-        return bool(self.task.acks_late and self.task.reject_on_worker_lost)
+    def _comes_back(self, error: BaseException) -> bool:
+        """Return whether the broker delivers the message again though its child is dead."""
+        if not self.task.acks_late:
+            return False
+        # A worker that is told to stop at once cancels what it has not acknowledged, and the broker gets that back.
+        cancelled = isinstance(error, Terminated) and getattr(self, "_already_cancelled", False)
+        return bool(cancelled or (isinstance(error, WorkerLostError) and self.task.reject_on_worker_lost))
 
     def _bury(self, requeued: bool) -> None:
         """Free the slot of a dead child; one whose message is delivered again gets it back, for a while."""

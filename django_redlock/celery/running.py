@@ -14,7 +14,6 @@ from celery.exceptions import Ignore, Retry, TaskRevokedError
 
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..locks import Lease, fresh_nonce
-from .exceptions import DuplicateTask
 from .execution import Execution, done_name, leave_queue
 from .options import SingletonOptions
 from .sending import Call, replaced_name
@@ -89,8 +88,7 @@ class Arrival:
         execution = Execution(self.task, self.ticket, self.rules, lease)
         try:
             self._leave_queue()
-            if self._is_done():
-                raise Ignore(f"{self.request.id} came a second time, and had been done.")
+            self._leave_if_done()  # it may have ended since it was looked at
         except BaseException:
             execution.end(hold=False)
             raise
@@ -136,7 +134,8 @@ class Arrival:
         if not ticket.waited:
             tell(self.task, "singleton_overlap", f"{ticket.name} is {holder}", **about, strategy=how)
         if how == "raise":
-            raise DuplicateTask(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
+            error = self.task.duplicate_error
+            raise error(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
         if how == "succeed":
             raise Answered(self.rules.overlap_value)
         if how in ("wait", "join") and not self.request.is_eager:
@@ -204,6 +203,7 @@ class Arrival:
     def _look_at_notes(self) -> None:
         """Leave if the message was replaced or answered meanwhile, or must not run a second time."""
         ticket = self.ticket
+        self._leave_if_done()  # before it takes the slot, or two copies could keep each other waiting for ever
         if ticket.joined:
             self._answer_with(ticket.joined)
         if self.rules.on_duplicate == "replace" and peek(ticket.using, replaced_name(ticket.task_id)).value:
@@ -237,6 +237,11 @@ class Arrival:
     @property
     def _watch_name(self) -> str:
         return f"watch:{self.ticket.task_id}"
+
+    def _leave_if_done(self) -> None:
+        if self._is_done():
+            self._free_watch()
+            raise Ignore(f"{self.request.id} came a second time, and had been done.")
 
     def _is_done(self) -> bool:
         """Return whether this is a late copy of a message whose work is done."""
@@ -297,7 +302,8 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
         lease = take_running(replace(ticket, scope=RUNNING), task.singleton_options.lease, task.name, "")
     except LockTakenError as refusal:
         holder = Holder.of(refusal)
-        raise DuplicateTask(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
+        error = task.duplicate_error
+        raise error(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
     try:
         yield
     finally:

@@ -17,6 +17,7 @@ from celery.utils import uuid
 from ..handler import locks
 from ..locks import fresh_nonce
 from ._compat import BaseTask, P, R
+from .exceptions import DuplicateTask
 from .execution import Execution
 from .handle import Singleton
 from .interrupt import SlotLostError
@@ -41,6 +42,7 @@ class SingletonTask(BaseTask[P, R]):
 
     abstract = True
     singleton_options: SingletonOptions = SingletonOptions()
+    duplicate_error: type[DuplicateTask] = DuplicateTask
 
     @property
     def singleton(self) -> Singleton:

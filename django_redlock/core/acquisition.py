@@ -145,6 +145,7 @@ class Granted:
         leaving: The waiter that leaves the queue with the release; empty if none is in it.
         queue: The slug whose queue counts, for a lock with several places.
         untouched: The nodes that certainly have nothing of it, neither the lock nor the waiter.
+        waited: How long it took from the first attempt on, in seconds.
     """
 
     slugs: tuple[str, ...]
@@ -157,6 +158,7 @@ class Granted:
     leaving: str = ""
     queue: str = ""
     untouched: frozenset[int] = frozenset()
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,7 @@ class Acquisition:
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
         self._at = Instant(0.0, 0)
         self._stamp = 0
+        self._began = 0.0
         self._nonce = ""
         self._trying = self._slugs
         self._attempts = 0
@@ -226,18 +229,18 @@ class Acquisition:
 
     def steps(self, at: Instant) -> Generator[Step, Instant, Granted | GaveUp]:
         """Run until the outcome; yields ballots and pauses, receives the time after each."""
-        self._at, self._stamp, began = at, at.wall, at.now
+        self._at, self._stamp, self._began = at, at.wall, at.now
         while True:
             self.waiter.attend()
             granted = yield from self._try_places()
             if granted is not None:
                 return granted
-            left = self._time_left(began)
+            left = self._time_left()
             over = self._misconfigured() or (left is not None and left <= 0)
             yield from self._withdraw(leaving=over or self._cut_off())
             if over:
-                return self._gave_up(self._at.now - began)
-            self._at = yield self._pause(self._time_left(began))
+                return self._gave_up(self._at.now - self._began)
+            self._at = yield self._pause(self._time_left())
 
     def undo(self, timeout: float = 0.0) -> Ballot:
         """
@@ -286,7 +289,10 @@ class Acquisition:
         ballots, leaving = tuple(self._ballots), self.waiter.name
         # With a nonce that is not of this attempt alone, a node may have something of an earlier hold.
         untouched = frozenset() if self.wanted.nonce else frozenset(ballot.untouched() - self._enrolled)
-        return Granted(slugs, self._nonce, value, token, start, deadline, ballots, leaving, self._queue, untouched)
+        waited = self._at.now - self._began
+        return Granted(
+            slugs, self._nonce, value, token, start, deadline, ballots, leaving, self._queue, untouched, waited
+        )
 
     def _value(self) -> str:
         """Return what to store. Of shared holders no node knows more than that they are shared."""
@@ -362,7 +368,7 @@ class Acquisition:
         unsure = unanswered([*self._withdrawn, *self._ballots])
         return farewell(release, nodes, unsure, self.wanted.ttl, timeout)
 
-    def _time_left(self, began: float) -> float | None:
+    def _time_left(self) -> float | None:
         """
         Return for how much longer to try.
 
@@ -372,7 +378,7 @@ class Acquisition:
         if self.wanted.wait is None:
             return None
         repeat = self._rules.timeout(self.wanted.ttl) if self._split() else 0.0
-        return began + self.wanted.wait + repeat - self._at.now
+        return self._began + self.wanted.wait + repeat - self._at.now
 
     def _split(self) -> bool:
         """Tell whether contenders share the nodes that answer between them, so that none of them has a quorum."""

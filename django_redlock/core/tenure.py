@@ -37,6 +37,7 @@ class Tenure:
         self.nonce = granted.nonce
         self.token = granted.token
         self.since = granted.start
+        self.waited = granted.waited
         self.deadline = granted.deadline
         self.extensions = 0
         self.ended: str | None = None

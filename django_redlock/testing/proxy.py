@@ -140,7 +140,8 @@ class FaultProxy:
         assert connection is not None
         self._connections.add(connection)
         try:
-            await self._relay(reader, writer)
+            with suppress(asyncio.CancelledError):  # by a reset; asyncio of Python 3.11 would print it
+                await self._relay(reader, writer)
         except* (_BrokenError, OSError):
             pass  # both ends are closed; there is nobody to tell
         finally:

@@ -20,7 +20,7 @@ import socket
 import sys
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
@@ -79,11 +79,15 @@ class Server:
         args: More arguments for the server, for instance
             ``("--appendonly", "yes", "--appendfsync", "always")`` for one that
             remembers everything when it is killed. As a rule nothing is stored.
+        environment: Variables to add to those of this process.
     """
 
-    def __init__(self, *, password: str = "", args: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *, password: str = "", args: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
         self.password = password
         self.args = tuple(args)
+        self.environment = dict(environment or {})
         self._process: Popen[bytes] | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="redlock-server-"))
         self.port = reserve_port(self)
@@ -198,7 +202,8 @@ class Server:
         if self.password:
             options += ["--requirepass", self.password]
         command = [str(find_server()), *options, *self.args]
-        self._process = spawn(command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT)
+        surroundings = os.environ | self.environment
+        self._process = spawn(command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=surroundings)
 
     def _wait_until_ready(self) -> None:
         try:

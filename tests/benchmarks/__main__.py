@@ -11,7 +11,7 @@ from pathlib import Path
 
 from django_redlock.testing import start_servers
 
-from . import aio, faults, free, listing, names, pages, plots, publishing, renewal, startup, syscalls, waiting
+from . import aio, faults, free, listing, names, pages, plots, publishing, renewal, rows, startup, syscalls, waiting
 from .bench import Bench, set_up
 from .report import Section, dump, lines, load
 
@@ -22,6 +22,7 @@ GROUPS: dict[str, Callable[[Bench], Iterator[Section]]] = {
     "renewal": renewal.run,
     "waiting": waiting.run,
     "names": names.run,
+    "rows": rows.run,
     "syscalls": syscalls.run,
     "listing": listing.run,
     "startup": startup.run,

@@ -34,6 +34,7 @@ def configure(broker: str, results: str, visibility_timeout: float = 3600) -> No
         worker_hijack_root_logger=False,
         worker_enable_remote_control=True,
         worker_max_tasks_per_child=int(os.environ.get("TEST_MAX_TASKS", 0)) or None,
+        worker_send_task_events=bool(os.environ.get("TEST_EVENTS")),
         worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_SHUTDOWN", 0)),
         result_backend_transport_options={"retry_policy": {"timeout": 5.0}},
     )
@@ -49,7 +50,7 @@ class Stage:
     """
 
     def __init__(self, url: str, what: str) -> None:
-        self._client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=30)
+        self._client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=90)
         self._events, self._word = f"events:{what}", f"word:{what}"
 
     def say(self, event: str) -> None:
@@ -76,7 +77,7 @@ class Stage:
 
     def wait(self) -> bool:
         """Wait until the test allows to go on; returns whether it did."""
-        return bool(self._client.blpop([self._word], timeout=20))
+        return bool(self._client.blpop([self._word], timeout=60))
 
     def close(self) -> None:
         """Hang up."""
@@ -199,6 +200,7 @@ def spin(what: str) -> None:
 @singleton_task(lease=30.0, on_overlap="wait")
 def leave(what: str, status: int) -> str:
     """End the process, by the way that Python programs end."""
+    stage(what).say("left")
     sys.exit(status)
 
 
@@ -207,6 +209,32 @@ def report(what: str) -> list[Any]:
     """Return what this process has of the locks: its id, its threads, and whether its parent's were left alone."""
     names = sorted(thread.name for thread in threading.enumerate() if "redlock" in thread.name)
     return [os.getpid(), names]
+
+
+@singleton_task(bind=True, key=("what",))
+def show_headers(self: Any, what: str, first: Any = None) -> list[Any]:
+    """Return the headers of both attempts."""
+    if not self.request.retries:
+        raise self.retry(args=(what, dict(self.request.headers)), countdown=0)
+    return [first, dict(self.request.headers)]
+
+
+@singleton_task(lease=3.0, acks_late=True)
+def hold_watched(what: str) -> str:
+    return perform(what)
+
+
+@singleton_task(key=("what",), on_duplicate="replace")
+def newest(what: str, which: str) -> str:
+    stage(what).say(which)
+    return which
+
+
+@singleton_task(key=("what",), on_duplicate="rerun")
+def trailing(what: str, number: int) -> int:
+    stage(what).say(f"run {number}")
+    stage(what).wait()
+    return number
 
 
 @singleton_task

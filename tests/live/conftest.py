@@ -4,19 +4,22 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from subprocess import PIPE, Popen, run
 from typing import Any
 
 import pytest
 
+from django_redlock.models import Fence
 from django_redlock.testing import Servers
 from django_redlock.testing.processes import spawn
 from tests.services import django_database
+from tests.shop.models import Order
 
 CHECKOUT = Path(__file__).parents[2]
 TTL = 5.0  # seconds
-PATIENCE = 30.0  # seconds
+PATIENCE = 60.0  # seconds
 
 
 class Live(list["Popen[bytes]"]):
@@ -42,8 +45,11 @@ class Live(list["Popen[bytes]"]):
         return self.python("-m", "django", *args, **options)
 
     def use(self, entry: dict[str, Any]) -> None:
-        """Have the processes use a database; creates its tables."""
+        """Have the processes use a database."""
         self.env["LIVE_DATABASE"] = json.dumps({key: value for key, value in entry.items() if value is not None})
+
+    def migrate(self) -> None:
+        """Create the tables of the database."""
         command = [sys.executable, "-m", "django", "migrate", "--run-syncdb", "--verbosity", "0"]
         done = run(command, cwd=CHECKOUT, env=self.env, capture_output=True, text=True, check=False)
         assert not done.returncode, done.stderr
@@ -59,14 +65,26 @@ def live(nodes: Servers) -> Iterator[Live]:
         process.communicate()
 
 
+@pytest.fixture(scope="session")
+def prepared() -> Iterator[tuple[ExitStack, dict[str, Any]]]:
+    """The databases that the tests of this process share, by kind; each has its tables already."""
+    with ExitStack() as stack:
+        yield stack, {}
+
+
 @pytest.fixture
-def database(engine: Any, live: Live, django_db_blocker: Any) -> Iterator[str]:
-    """The alias of the processes' database, of each kind in turn, in this process."""
-    with engine.database() as name, django_db_blocker.unblock():
-        entry = engine.settings(name)
-        live.use(entry)
-        with django_database("live", entry):
-            yield "live"
+def database(engine: Any, live: Live, prepared: Any, django_db_blocker: Any) -> Iterator[str]:
+    """The alias, in this process, of the processes' database; of each kind in turn, and without rows."""
+    stack, entries = prepared
+    known = entries.get(engine.scheme)
+    entry = known or entries.setdefault(engine.scheme, engine.settings(stack.enter_context(engine.database())))
+    live.use(entry)
+    if not known:
+        live.migrate()
+    with django_db_blocker.unblock(), django_database("live", entry):
+        Order.objects.using("live").all().delete()
+        Fence.objects.using("live").all().delete()
+        yield "live"
 
 
 def said(process: "Popen[bytes]") -> str:

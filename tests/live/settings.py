@@ -8,7 +8,7 @@ from tests.settings import *  # noqa: F403
 
 ROOT_URLCONF = "tests.live.urls"
 ALLOWED_HOSTS = ["127.0.0.1"]
-INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_redlock", "tests.shop"]
+INSTALLED_APPS = ["django_redlock", "tests.shop"]
 MIDDLEWARE: list[str] = []
 
 IN_MEMORY = '{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}'

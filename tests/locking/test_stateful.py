@@ -1,4 +1,4 @@
-"""What two managers do to one or three real nodes, and what happens to these, a model of a few lines foretells."""
+"""What two managers do to one or three real nodes, and what happens to these: a model of a few lines foretells it."""
 
 import time
 from dataclasses import dataclass, field
@@ -92,7 +92,7 @@ class Locks(RuleBasedStateMachine):
 
     @rule(target=held, manager=st.integers(0, 1), name=st.sampled_from(NAMES), shared=st.booleans())
     def acquire(self, manager: int, name: str, shared: bool) -> Any:
-        """P1, P2, P4: who gets a quorum has it, with a token greater than all before; who does not leaves nothing."""
+        """P1, P2, P4: who gets a quorum has it, with a token above all before; who does not leaves nothing."""
         self.attempts += 1
         places = [node[name] for node in self.places]
         granted = [place for place in places if place.lets_in(shared)]
@@ -116,7 +116,7 @@ class Locks(RuleBasedStateMachine):
 
     @rule(held=held)
     def extend(self, held: Held) -> None:
-        """P18, P19: a node that lost the holder takes it back but for a later one; a quorum of these is the end."""
+        """P18, P19: a node that lost the holder takes it back, unless it knows a later one."""
         ended = held.lease.reason
         places = [node[held.name] for node in self.places]
         agree = [place for place in places if held in place.holders or place.heals(held)]
@@ -201,7 +201,7 @@ class Locks(RuleBasedStateMachine):
         return [node for node, reply in manager.survey(slugs=("{a}",)).items() if reply.kind is Kind.LISTED]
 
     def settle(self) -> None:
-        """P3: wait until every node knows what it should; a request that nobody waits for may take a moment."""
+        """P3: wait until every node knows what it should: nobody waited for some of the requests."""
         until = time.monotonic() + PATIENCE
         while (found := self.found()) != (foretold := self.foretold()):
             assert time.monotonic() < until, (found, foretold)

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import StaleKey, printable, remove_stale, stale_keys
@@ -51,6 +51,7 @@ class Command(BaseCommand):
             help="Only keys whose holder took them at least so long ago; those that do not say are left alone.",
         )
 
+    @no_translations
     def handle(
         self,
         *,

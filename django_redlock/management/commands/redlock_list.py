@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import State
@@ -28,6 +28,7 @@ class Command(BaseCommand):
         )
         parser.add_argument("--limit", type=positive, metavar="N", help="At most so many, the first in that order.")
 
+    @no_translations
     def handle(
         self,
         *,

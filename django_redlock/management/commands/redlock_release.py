@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import HeldLock, ask_to_stop, find_locks, force_release, printable
@@ -47,6 +47,7 @@ class Command(BaseCommand):
             "--noinput", "--no-input", action="store_false", dest="interactive", help="Release without asking."
         )
 
+    @no_translations
     def handle(
         self,
         *,

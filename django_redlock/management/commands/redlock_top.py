@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import Snapshot, State
@@ -26,6 +26,7 @@ class Command(BaseCommand):
         parser.add_argument("--interval", type=seconds, default=2.0, metavar="SECONDS", help="Default: 2.")
         parser.add_argument("--once", action="store_true", help="Show it once.")
 
+    @no_translations
     def handle(self, *, using: str, interval: float, once: bool, **options: Any) -> None:
         """Show, wait, show again."""
         try:

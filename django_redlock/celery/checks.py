@@ -1,0 +1,127 @@
+"""
+System checks: settings of Celery with which singletons are not what one expects of them.
+
+They look at the tasks of the default app, and import its modules as a worker does; without an app of the project's
+there is nothing to look at.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakSet
+
+from celery import _state
+from celery.backends.base import DisabledBackend
+from django.core.checks import CheckMessage, Error, Warning, register
+
+from ..checks import TAG
+from ..conf import InvalidRedlockError
+from ..handler import locks
+from .task import SingletonTask
+
+BEATS = 3  # heartbeats, of which one may come late, that a lease must have time for
+
+_importing: WeakSet[Any] = WeakSet()
+"""Apps whose tasks a check is just importing."""
+
+
+@register(TAG)
+def check_singletons(**kwargs: Any) -> list[CheckMessage]:
+    """Report singleton tasks that cannot work as they are declared, or that will surprise."""
+    if _state.default_app is None and _state._tls.current_app is None:  # type: ignore[attr-defined]
+        return []
+    app: Any = _state.get_current_app()
+    if app in _importing:  # Celery runs Django's checks when it imports the tasks
+        return []
+    _importing.add(app)
+    try:
+        app.loader.import_default_modules()
+    finally:
+        _importing.discard(app)
+    tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
+    messages = [message for task in tasks for message in _check_task(app, task)]
+    return messages + list(_check_beat(app, tasks))
+
+
+def _check_task(app: Any, task: Any) -> Iterator[CheckMessage]:
+    yield from _lease(task)
+    yield from _late_ack(app, task)
+    yield from _results(task)
+    if not isinstance(task, _chosen(app)):
+        yield Warning(
+            f"The singleton task {task.name} is not of the app's own task class {_chosen(app).__name__}.",
+            hint="Derive its class from app.Task too, or use @singleton_task, which does.",
+            id="redlock.W023",
+        )
+
+
+def _lease(task: Any) -> Iterator[CheckMessage]:
+    options = task.singleton_options
+    try:
+        rules = locks[options.using].rules
+        rules.check_ttl(options.lease)
+    except InvalidRedlockError:
+        return  # check_settings says so
+    except ValueError as error:
+        yield Error(f"lease={options.lease:g} of the singleton task {task.name}: {error}", id="redlock.E020")
+        return
+    shortest = BEATS * 2 * rules.timeout(options.lease)
+    if options.lease < shortest:
+        yield Warning(
+            f"lease={options.lease:g} of the singleton task {task.name} has no time for {BEATS} heartbeats, if nodes "
+            "are slow.",
+            hint=f"Make it {shortest:g} s or longer, or OPTIONS['node_timeout'] shorter.",
+            id="redlock.W020",
+        )
+
+
+def _late_ack(app: Any, task: Any) -> Iterator[CheckMessage]:
+    if not task.acks_late or not str(app.conf.broker_url or "").startswith(("redis", "rediss", "valkey", "sentinel")):
+        return
+    visibility = (app.conf.broker_transport_options or {}).get("visibility_timeout", 3600)
+    limit = task.time_limit or app.conf.task_time_limit
+    if not limit or limit >= visibility:
+        said = "no time limit" if not limit else f"a time limit of {limit:g} s"
+        yield Warning(
+            f"The singleton task {task.name} is acknowledged late and has {said}; after visibility_timeout, "
+            f"{visibility:g} s, the broker delivers its message again while it runs.",
+            hint="Set a time_limit below it. Until then the copy waits for the run, and asks the nodes once per lease.",
+            id="redlock.W021",
+        )
+
+
+def _results(task: Any) -> Iterator[CheckMessage]:
+    options = task.singleton_options
+    wants = [name for name, needed in _needing_results(options).items() if needed]
+    without = "its results are ignored" if task.ignore_result else "there is no result backend"
+    if wants and (task.ignore_result or isinstance(task.backend, DisabledBackend)):
+        yield Warning(
+            f"{wants[0]} of the singleton task {task.name} needs results, and {without}.",
+            hint='Store its results, or choose another way, such as on_overlap="wait".',
+            id="redlock.W022",
+        )
+
+
+def _needing_results(options: Any) -> dict[str, bool]:
+    return {'on_overlap="join"': options.overlap == "join", "challenge=True": options.challenge}
+
+
+def _check_beat(app: Any, tasks: list[Any]) -> Iterator[CheckMessage]:
+    """Report entries whose task beat would send by name, because it cannot import it."""
+    if not tasks:
+        return
+    for name, entry in (app.conf.beat_schedule or {}).items():
+        task = entry.get("task") if isinstance(entry, dict) else getattr(entry, "task", None)
+        if task and task not in app.tasks:
+            yield Warning(
+                f"The beat schedule's entry {name!r} names the task {task}, which is not known here.",
+                hint="Import its module where beat runs: what is sent by name alone takes no slot until a worker has "
+                "it, so that messages pile up.",
+                id="redlock.W024",
+            )
+
+
+def _chosen(app: Any) -> Any:
+    """Return the task class that the project has chosen for its app."""
+    from celery.utils.imports import symbol_by_name
+
+    return symbol_by_name(app.task_cls)

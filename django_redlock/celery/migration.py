@@ -1,0 +1,165 @@
+"""
+For projects that come from celery-once or celery-singleton: their base classes, over the slots of this package.
+
+One changes an import, and nothing else. Old options are mapped to those of
+:class:`~django_redlock.celery.SingletonOptions`; what was unsafe warns when the task is declared. New tasks take
+:func:`~django_redlock.celery.singleton_task`.
+"""
+
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from celery.contrib.django.task import DjangoTask
+
+from .exceptions import DuplicateTask
+from .keys import check_key
+from .options import SingletonOptions, nearest
+from .result import SingletonResult
+from .task import SingletonTask
+
+ONCE = ("keys", "graceful", "timeout", "unlock_before_run")
+
+
+class AlreadyQueued(DuplicateTask):
+    """celery-once's error about a duplicate."""
+
+    @property
+    def countdown(self) -> float | None:
+        """Seconds until the slot frees itself unless its holder keeps it."""
+        return self.retry_after
+
+
+class DuplicateTaskError(DuplicateTask):
+    """celery-singleton's error about a duplicate."""
+
+    @property
+    def task_id(self) -> str | None:
+        """Id of the task that has the slot."""
+        return self.holder_id
+
+
+class MigratedTask(SingletonTask[..., Any], DjangoTask):  # type: ignore[type-arg]
+    """What the two classes have in common; its options are made of old ones when they are first needed."""
+
+    abstract = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "run" not in vars(cls):
+            return
+        parameters = list(inspect.signature(cls.run).parameters.values())
+        if not isinstance(vars(cls)["run"], staticmethod):
+            parameters = parameters[1:]
+        check_key(cls.migrated({}).key, inspect.Signature(parameters))
+        cls.warn()
+
+    @cached_property
+    def singleton_options(self) -> SingletonOptions:  # type: ignore[override]
+        """What the old options mean here."""
+        return self.migrated(self.app.conf)
+
+    @classmethod
+    def migrated(cls, conf: Mapping[str, Any]) -> SingletonOptions:
+        """Return what the old options of this task and of the app mean here."""
+        raise NotImplementedError
+
+    @classmethod
+    def warn(cls) -> None:
+        """Warn about old options that were not safe, or do something else now."""
+
+
+class QueueOnce(MigratedTask):
+    """
+    celery-once's ``QueueOnce``: ``@app.task(base=QueueOnce, once={"keys": ["shop_id"], "graceful": True})``.
+
+    ``keys`` is ``key``; ``graceful`` is ``on_duplicate="join"``, without it ``AlreadyQueued`` is raised; ``timeout``
+    is ``queue_ttl`` and says nothing of the run any more, which keeps its slot for as long as it lives;
+    ``unlock_before_run`` is ``scope="queued"``.
+    """
+
+    abstract = True
+    once: Mapping[str, Any] = {}
+    duplicate_error = AlreadyQueued
+
+    def apply_async(self, *args: Any, once: Mapping[str, Any] | None = None, **options: Any) -> SingletonResult[Any]:
+        """Send the call as :class:`SingletonTask` does; *once* may have ``graceful`` and ``timeout``."""
+        chosen: dict[str, Any] = {}
+        if once and "graceful" in once:
+            chosen["on_duplicate"] = "join" if once["graceful"] else "raise"
+        if once and "timeout" in once:
+            chosen["queue_ttl"] = once["timeout"]
+        if chosen:
+            options["singleton"] = chosen
+        return super().apply_async(*args, **options)
+
+    @classmethod
+    def migrated(cls, conf: Mapping[str, Any]) -> SingletonOptions:
+        """Return what ``once`` and the app's ``ONCE`` mean here."""
+        for name in cls.once:
+            if name not in ONCE:
+                raise TypeError(f"once has no option {name!r}{nearest(name, ONCE)}")
+        settings = (conf.get("ONCE") or {}).get("settings", {})
+        return SingletonOptions(
+            key=_names(cls.once.get("keys")),
+            on_duplicate="join" if cls.once.get("graceful") else "raise",
+            queue_ttl=float(cls.once.get("timeout") or settings.get("default_timeout") or 3600),
+            scope="queued" if cls.once.get("unlock_before_run") else "lifetime",
+        )
+
+    @classmethod
+    def warn(cls) -> None:
+        """Warn about ``unlock_before_run``."""
+        if cls.once.get("unlock_before_run"):
+            warnings.warn(
+                f"{cls.__name__}: unlock_before_run lets two runs of equal calls overlap, as it always did. If they "
+                'must not, write @singleton_task(scope="queued+running").',
+                stacklevel=4,
+            )
+
+
+class Singleton(MigratedTask):
+    """
+    celery-singleton's ``Singleton``: ``@app.task(base=Singleton, unique_on=["shop_id"], lock_expiry=60)``.
+
+    ``unique_on`` is ``key``; ``raise_on_duplicate`` is ``on_duplicate="raise"`` with ``DuplicateTaskError``, else
+    ``"join"``; ``lock_expiry`` is ``queue_ttl`` and says nothing of the run any more.
+    """
+
+    abstract = True
+    unique_on: Sequence[str] | str | None = None
+    raise_on_duplicate: bool | None = None
+    lock_expiry: float | None = None
+    duplicate_error = DuplicateTaskError
+
+    @classmethod
+    def migrated(cls, conf: Mapping[str, Any]) -> SingletonOptions:
+        """Return what the attributes and the app's ``singleton_`` settings mean here."""
+        raises = conf.get("singleton_raise_on_duplicate") if cls.raise_on_duplicate is None else cls.raise_on_duplicate
+        return SingletonOptions(
+            key=_names(cls.unique_on),
+            on_duplicate="raise" if raises else "join",
+            queue_ttl=float(cls.lock_expiry or conf.get("singleton_lock_expiry") or 3600),
+        )
+
+    @classmethod
+    def warn(cls) -> None:
+        """Warn about a ``lock_expiry`` that was meant to outlast the run."""
+        if cls.lock_expiry is not None:
+            warnings.warn(
+                f"{cls.__name__}: lock_expiry is now for how long a message may wait. It let a second run begin when "
+                "the first took longer; now a run keeps its slot to its end.",
+                stacklevel=4,
+            )
+
+    def release_lock(self, task_args: Sequence[Any] | None = None, task_kwargs: Mapping[str, Any] | None = None) -> str:
+        """Free the slot of a call, also of one that is running; see :meth:`Singleton.release`."""
+        return self.singleton.release(*(task_args or ()), force=True, **(task_kwargs or {}))
+
+
+def _names(names: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    if not names:
+        return None
+    return (names,) if isinstance(names, str) else tuple(names)

@@ -1,0 +1,80 @@
+"""
+A panel for django-debug-toolbar: the locks that a request tried.
+
+    DEBUG_TOOLBAR_PANELS = [*debug_toolbar.settings.PANELS_DEFAULTS, "django_redlock.contrib.debug_toolbar.LocksPanel"]
+"""
+
+from contextvars import ContextVar
+from typing import Any
+
+from debug_toolbar.panels import Panel
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from ..exceptions import LockTakenError
+from ..inventory import printable
+from ..locks import Lease
+from ..signals import lock_acquired, lock_taken
+
+# What the request tried: leases, and the errors of those that it did not get. A context goes along with a request from
+# the event loop into threads and back, and to no other request.
+_tried: ContextVar[list[Any] | None] = ContextVar("django_redlock_tried", default=None)
+
+
+def _note_lease(lease: Lease, **about: Any) -> None:
+    if (tried := _tried.get()) is not None:
+        tried.append(lease)
+
+
+def _note_error(error: Exception, **about: Any) -> None:
+    if (tried := _tried.get()) is not None:
+        tried.append(error)
+
+
+class LocksPanel(Panel):
+    """Shows each lock that was tried, how long it was waited for, and what came of it."""
+
+    title = gettext_lazy("Locks")
+    template = "django_redlock/debug_toolbar.html"
+    is_async = True
+
+    @classmethod
+    def ready(cls) -> None:
+        """Listen to the signals, from now on and for all requests."""
+        lock_acquired.connect(_note_lease, dispatch_uid="django_redlock.debug_toolbar")
+        lock_taken.connect(_note_error, dispatch_uid="django_redlock.debug_toolbar")
+
+    @property
+    def nav_subtitle(self) -> str:
+        """Say how many there were, and how long they were waited for."""
+        locks = self.get_stats().get("locks", [])
+        waited = sum(lock["waited"] for lock in locks)
+        text = ngettext("%(count)d lock, %(waited).1f ms", "%(count)d locks, %(waited).1f ms", len(locks))
+        return text % {"count": len(locks), "waited": waited}
+
+    def enable_instrumentation(self) -> None:
+        """Begin to collect."""
+        self._locks: list[Any] = []
+        _tried.set(self._locks)
+
+    def disable_instrumentation(self) -> None:
+        """Stop collecting."""
+        _tried.set(None)
+
+    def generate_stats(self, request: Any, response: Any) -> None:
+        """Keep what can be shown."""
+        self.record_stats({"locks": [_row(each) for each in self._locks]})
+
+
+def _row(tried: Any) -> dict[str, Any]:
+    return {"name": printable(tried.name), "waited": tried.waited * 1000, "outcome": _outcome(tried)}
+
+
+def _outcome(tried: Any) -> str:
+    if isinstance(tried, Lease):
+        reason = tried.reason
+        return _("held") if reason is None else _("released") if reason == "released" else f"{_('lost')} ({reason})"
+    if isinstance(tried, LockTakenError):
+        holder = " ".join(filter(None, (tried.holder.get("kind"), tried.holder.get("label"))))
+        return f"{_('taken')} ({printable(holder)})" if holder else _("taken")
+    return _("too few nodes answered")

@@ -1,0 +1,99 @@
+"""A node in memory that can crash, be restarted, lose a reply, and have a wrong clock."""
+
+from collections.abc import Callable
+
+from ..core.admission import Greeting
+from ..core.messages import Reply, Request
+from ..nodes.base import LinkError
+from ..nodes.memory import MemoryLink, MemoryNode, MemoryStore
+
+EPOCH = 1_800_000_000.0  # the time of day when the clock of a simulation shows 0, in seconds
+
+
+class SimulatedNode(MemoryNode):
+    """
+    One node of a :class:`~django_redlock.testing.Simulation`.
+
+    Also: ``down = True`` refuses every request, ``silent`` executes and never answers, ``deaf`` does neither.
+
+    Args:
+        name: What to call it.
+        clock: Returns the time of the simulation, in seconds.
+    """
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        super().__init__(name, MemoryStore(lambda: EPOCH + clock()))
+        self._clock = clock
+        self._dropping = 0
+        self.boot = 1
+        self._since = float("-inf")
+
+    def crash(self) -> None:
+        """End; all connections break. :meth:`start` brings it back with its data."""
+        self.down = True
+        self.boot += 1
+
+    def start(self, *, keep_data: bool = True) -> None:
+        """
+        Come back.
+
+        From three nodes on it gives no vote for ``max_ttl``, 60 s by default, unless ``OPTIONS`` call it durable.
+
+        Args:
+            keep_data: Whether it still has the locks and tokens that it had.
+        """
+        if not keep_data:
+            self.store.reset()
+        self.down, self._since = False, self._clock()
+
+    def restart(self, *, keep_data: bool = False) -> None:
+        """Crash and come back at once, empty as a rule."""
+        self.crash()
+        self.start(keep_data=keep_data)
+
+    def drop_next_reply(self) -> None:
+        """Execute the next request and never answer it; that connection stays silent."""
+        self._dropping += 1
+
+    def step_clock(self, seconds: float) -> None:
+        """Set its clock forward, or back; keys expire by it."""
+        self.store.skew += seconds
+
+    def connect(self, timeout: float) -> "SimulatedLink":
+        """Open a link, at once."""
+        if self.down:
+            raise LinkError("refused")
+        self.greeting = Greeting(run_id=f"{self.name}/{self.boot}", uptime=self._clock() - self._since)
+        return SimulatedLink(self)
+
+    def execute(self, request: Request) -> Reply | None:
+        """Carry out a request; None is a reply that never comes."""
+        reply = super().execute(request)
+        if reply is not None and self._dropping:
+            self._dropping -= 1
+            return None
+        return reply
+
+
+class SimulatedLink(MemoryLink):
+    """A link that breaks when its node ends."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        super().__init__(node)
+        self._to = node
+        self._boot = node.boot
+
+    def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+        self._check()
+        super().send(request, packed, in_full=in_full)
+
+    def readable(self) -> bool:
+        return self._boot != self._to.boot or super().readable()
+
+    def receive(self, request: Request) -> Reply | None:
+        self._check()
+        return super().receive(request)
+
+    def _check(self) -> None:
+        if self._boot != self._to.boot:
+            raise LinkError("reset")

@@ -1,0 +1,318 @@
+"""
+Lose a lock in your own tests: nodes in memory that fail on command, in virtual time.
+
+    def test_report_is_not_sent_twice():
+        with Simulation() as sim, sim.at(send_report, "mail.send(", lambda: sim.lose("report")):
+            with pytest.raises(LockLostError):
+                send_report()
+
+In the ``with`` block the alias has new nodes, and time passes only when it is told to: by :meth:`Simulation.advance`,
+by :meth:`Simulation.pause`, and while somebody waits for a lock. Renewals happen on the way. The code that runs is
+that of production; only the nodes, the clocks and the threads in the background are replaced. At the end it is checked
+that no two holders ever believed to hold the same lock, by their own clocks.
+
+Blocking code is meant. In asyncio everything works but waiting, which takes real time.
+"""
+
+import heapq
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Self
+from unittest.mock import patch
+
+from django.conf import settings
+
+from .. import signals
+from ..conf import DEFAULT_ALIAS
+from ..core.acquisition import Waiter
+from ..core.messages import Kind, Request, Survey
+from ..core.names import slug
+from ..core.rules import Rules
+from ..handler import locks
+from ..locks import Lease, Lock, LockManager
+from ..nodes import LinkError
+from ..nodes.gather import steady
+from ..nodes.hints import Waiters
+from ..watchdog import Agenda, Tended, by_keeper
+from .lines import before_line
+from .simulated_node import EPOCH, SimulatedNode
+
+RETRY = 0.5  # seconds after which a release is brought again to a node that missed it
+
+Action = Callable[[], object]
+
+
+class OverlapError(AssertionError):
+    """Two holders believed to hold one lock at the same time."""
+
+
+class Simulation:
+    """
+    An alias over nodes in memory, in virtual time; to be used in a ``with`` block, by one thread.
+
+    Args:
+        nodes: How many nodes.
+        using: The alias in ``REDLOCK``; its ``OPTIONS`` count, if it is there.
+        check: Whether to raise :class:`OverlapError` at the end of the block if there was an overlap.
+        options: More ``OPTIONS``, such as ``ttl=10``.
+
+    Attributes:
+        nodes: The nodes, to be crashed, restarted, silenced, with clocks to step.
+        overlaps: What the check found until now, in words.
+    """
+
+    def __init__(self, *, nodes: int = 3, using: str = DEFAULT_ALIAS, check: bool = True, **options: Any) -> None:
+        configured = getattr(settings, "REDLOCK", {}).get(using, {}).get("OPTIONS", {})
+        self.rules = Rules(nodes, **{**configured, **options})
+        self.nodes = [SimulatedNode(f"node {number}", self.clock) for number in range(1, nodes + 1)]
+        self.overlaps: list[str] = []
+        self._using = using
+        self._check = check
+        self._now = 1000.0
+        self._count = itertools.count()
+        self._events: list[tuple[float, int, Action]] = []
+        self._processes: list[Process] = []
+        self._leases: list[Lease] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for name, module in list(sys.modules.items()):
+                if name.startswith("django_redlock.") and getattr(module, "steady", None) is steady:
+                    stack.enter_context(patch.object(module, "steady", self.clock))
+            stack.enter_context(patch("django_redlock.locks.time", WallClock(self.clock)))
+            watchdog = VirtualWatchdog(self._process_of)
+            stack.enter_context(patch("django_redlock.locks.watchdog", watchdog))
+            stack.enter_context(patch("django_redlock.locks.loop_watchdog", lambda: watchdog))
+            self._main = Process(self, "this process")
+            stack.enter_context(patch.dict(locks._managers, {self._using: self._main.manager}))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        for process in self._processes:
+            process.manager.close()
+        self._stack.close()
+        if self._check and self.overlaps and kind is None:
+            raise OverlapError("\n".join(self.overlaps))
+
+    def clock(self) -> float:
+        """Return the time of the simulation, in seconds since some moment."""
+        return self._now
+
+    # Time
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass: leases are renewed, rivals act, what was planned with :meth:`after` happens."""
+        until = self._now + seconds
+        while self._step(until):
+            pass
+
+    def pause(self, seconds: float) -> None:
+        """
+        Have this process stand still, as in a long collection of garbage or in a suspended machine.
+
+        Time passes for nodes and rivals, and nothing is renewed here. Afterwards the code goes on as if nothing had
+        been, until it asks its lease.
+        """
+        self._main.stopped = True
+        try:
+            self.advance(seconds)
+        finally:
+            self._main.stopped = False
+
+    def after(self, seconds: float, action: Action) -> None:
+        """Have *action* called when so much time has passed."""
+        heapq.heappush(self._events, (self._now + seconds, next(self._count), action))
+
+    @contextmanager
+    def at(self, function: Callable[..., Any], line: str, action: Action) -> Iterator[None]:
+        """
+        In the ``with`` block, call *action* the first time that *function* comes to a line.
+
+        What *action* raises is raised there. Python 3.11 measures no coverage meanwhile, and no debugger stops.
+
+        Args:
+            function: The function or method, decorated or not; the line is its own, not of something that it calls.
+            line: A part of the line that is nowhere else in the function; *action* comes before it is carried out.
+            action: What to do, such as ``lambda: sim.pause(60)``.
+
+        Raises:
+            ValueError: The function has no such line, or several.
+            AssertionError: The block ended, and the line had not been reached.
+        """
+        with before_line(function, line, action):
+            yield
+
+    # Others
+
+    def rival(self, name: str = "") -> "Process":
+        """Return another process, with locks over the same nodes."""
+        return Process(self, name or f"rival {len(self._processes)}")
+
+    def lose(self, name: str) -> Lease:
+        """
+        Have this process stand still until its lease is over, and a rival take the lock; returns the rival's lease.
+
+        Raises:
+            LockTakenError: A rival had the lock already, and keeps it.
+        """
+        rows = [row for node in self.nodes for row in node.store.execute(Survey((slug(name),))).rows]
+        self.pause(max(0.0, *(row.left or 0.0 for row in rows)) + 0.001)
+        return self.rival().lock(name, wait=0.0).acquire()
+
+    # What happens
+
+    def _step(self, until: float) -> bool:
+        """Go to the next event, no further than *until*; returns whether there was one."""
+        agendas = [process.agenda.next() for process in self._processes if not process.stopped]
+        when = min([*agendas, *(event[0] for event in self._events[:1])], default=until)
+        if when > until:
+            self._now = until
+            return False
+        self._now = max(self._now, when)
+        if self._events and self._events[0][0] <= self._now:
+            heapq.heappop(self._events)[2]()
+        for process in self._processes:
+            process.tend(self._now)
+        return self._now < until or bool(self._events and self._events[0][0] <= until)
+
+    def _wait(self, until: float, called: threading.Event) -> None:
+        while not called.is_set() and self._now < until:
+            self._step(until)
+
+    def _process_of(self, manager: object) -> "Process":
+        return next(process for process in self._processes if process.manager is manager)
+
+    def _granted(self, who: "Process", lease: Lease) -> None:
+        """Note a new holder, and whoever else believes to be one."""
+        for other in self._leases:
+            same = set(lease.slots()) & set(other.slots()) and not (lease.shared and other.shared)
+            if same and other._tenure.remaining(self._now) > 0:
+                holder = self._process_of(other.keeper)
+                self.overlaps.append(f"{lease.name!r} was granted to {who.name} while {holder.name} had it.")
+        self._leases.append(lease)
+
+
+class Process:
+    """
+    One process: its locks, its memory, its renewals.
+
+    Args:
+        simulation: Where it runs.
+        name: What to call it.
+    """
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self.name = name
+        self.stopped = False
+        self.agenda = Agenda()
+        self.manager = LockManager(
+            simulation.nodes, simulation.rules, alias=simulation._using, sleep=simulation.advance, notify=self._notify
+        )
+        self.manager._hints = VirtualHints(simulation, self.manager)  # type: ignore[assignment]
+        self.manager.courier = VirtualCourier(simulation)  # type: ignore[assignment]
+        self._simulation = simulation
+        simulation._processes.append(self)
+
+    def __repr__(self) -> str:
+        return f"<Process {self.name!r}>"
+
+    def lock(self, name: str, **options: Any) -> Lock:
+        """Describe a lock of this process, as :func:`django_redlock.lock` does."""
+        return self.manager.lock(name, **options)
+
+    def kill(self) -> None:
+        """End it: nothing is renewed or released any more."""
+        self.agenda = Agenda()
+        for lease in [lease for lease in self._simulation._leases if lease.keeper is self.manager]:
+            lease._tenure.end("killed", self._simulation.clock())
+
+    def tend(self, now: float) -> None:
+        """Renew what is due, unless the process stands still."""
+        due = [] if self.stopped else self.agenda.take(now)
+        for keeper, some in by_keeper(due).items():
+            keeper.extend(some)
+        for lease in due:
+            self.agenda.put_back(lease)
+
+    def _notify(self, event: str, **about: Any) -> None:
+        if event == "lock_acquired":
+            self._simulation._granted(self, about["lease"])
+        signals.send(self.manager, event, **about)
+
+
+class VirtualWatchdog:
+    """Stands in for the thread that renews. Signs of life of the process, which are for operators, it does not send."""
+
+    def __init__(self, process_of: Callable[[object], Process]) -> None:
+        self._process_of = process_of
+
+    def watch(self, tended: Tended) -> None:
+        if isinstance(tended, Lease):
+            self._process_of(tended.keeper).agenda.add(tended)
+
+    def forget(self, tended: Tended) -> None:
+        if isinstance(tended, Lease):
+            self._process_of(tended.keeper).agenda.drop(tended)
+
+    def rest(self) -> None:
+        """Nothing to end."""
+
+
+class VirtualHints:
+    """Stands in for the thread that listens: nodes in memory call at once, and waiting is letting time pass."""
+
+    def __init__(self, simulation: Simulation, manager: LockManager) -> None:
+        self.waiters: Waiters[threading.Event] = Waiters(simulation.rules.needed, threading.Event)
+        self._simulation = simulation
+        for number, node in enumerate(simulation.nodes):
+            node.store.listeners[self.waiters.process] = partial(self.waiters.hint, number)
+            self.waiters.reached(number)
+
+    def wait(self, waiter: Waiter, seconds: float, told: float) -> None:
+        called = self.waiters.join(waiter)
+        self._simulation._wait(self._simulation.clock() + told, called)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class VirtualCourier:
+    """Stands in for the thread that brings a release to nodes that missed it."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def take(self, requests: Mapping[int, Request], until: float) -> None:
+        for node, request in requests.items():
+            self._bring(self._simulation.nodes[node], request, until)
+
+    def _bring(self, node: SimulatedNode, request: Request, until: float) -> None:
+        try:
+            reply = node.execute(request)
+        except LinkError:
+            reply = None
+        missed = reply is None or reply.kind in (Kind.UNKNOWN, Kind.FAILED)
+        if missed and self._simulation.clock() + RETRY < until:
+            self._simulation.after(RETRY, lambda: self._bring(node, request, until))
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class WallClock:
+    """Stands in for the module ``time`` where the locks read the time of day."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+
+    def time(self) -> float:
+        return EPOCH + self._clock()
+
+    def time_ns(self) -> int:
+        return int(self.time() * 1e9)

@@ -1,0 +1,110 @@
+"""System checks of singletons."""
+
+import pytest
+from celery import Celery, Task
+from django.test import override_settings
+
+from django_redlock.celery import SingletonTask, singleton_task
+from django_redlock.celery.checks import check_singletons
+
+
+def nothing(): ...
+
+
+@pytest.fixture
+def declare(app):
+    """Declare a singleton, and return the ids of what is found."""
+
+    def declare(**options):
+        singleton_task(**({"name": "shop.checked"} | options))(nothing)
+        app.finalize()
+        # Other tests' tasks may be there, too.
+        return [found.id for found in check_singletons() if "shop.checked" in found.msg or "shop.nightly" in found.msg]
+
+    return declare
+
+
+def test_nothing_to_say(declare):
+    """
+    A singleton as it is without options has no fault.
+    """
+    assert declare() == []
+
+
+def test_nothing_without_an_app(monkeypatch):
+    """
+    A project without Celery is not looked at.
+    """
+    from celery import _state
+
+    monkeypatch.setattr(_state, "default_app", None)
+    monkeypatch.setattr(_state._tls, "current_app", None)
+
+    assert check_singletons() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"lease": 61.0}, ["redlock.E020"]),
+        ({"lease": 5.0}, ["redlock.W020"]),
+        ({"on_overlap": "join", "ignore_result": True}, ["redlock.W022"]),
+        ({"challenge": True, "ignore_result": True}, ["redlock.W022"]),
+        ({"on_overlap": "join"}, []),
+        ({"using": "nowhere"}, []),
+    ],
+)
+def test_options(declare, options, found):
+    """
+    A lease that cannot work or has no time for heartbeats, and results that are wanted and ignored, are found.
+    """
+    with override_settings(REDLOCK={"default": {"NODES": "memory://a", "OPTIONS": {"node_timeout": 1.0}}}):
+        assert declare(**options) == found
+
+
+@pytest.mark.parametrize(
+    ("limit", "found"), [(None, ["redlock.W021"]), (7200, ["redlock.W021"]), (300, [])], ids=["none", "above", "below"]
+)
+def test_late_acknowledgement(app, declare, limit, found):
+    """
+    With late acknowledgement and no time limit below the visibility timeout of a Redis broker, a warning says so.
+    """
+    app.conf.broker_url = "redis://127.0.0.1:1"
+
+    assert declare(acks_late=True, time_limit=limit) == found
+
+
+def test_late_acknowledgement_with_another_broker(app, declare):
+    """
+    RabbitMQ has no visibility timeout.
+    """
+    app.conf.broker_url = "amqp://127.0.0.1:1"
+
+    assert declare(acks_late=True) == []
+
+
+def test_class_without_the_projects(monkeypatch, app):
+    """
+    A singleton that is a class of its own and not of the project's task class is found.
+    """
+
+    class Ours(Task):
+        pass
+
+    class Alone(SingletonTask):
+        name = "shop.alone"
+
+        def run(self): ...
+
+    with Celery("own", task_cls=Ours, broker="memory://") as own:
+        own.register_task(Alone())
+        assert [found.id for found in check_singletons() if "shop.alone" in found.msg] == ["redlock.W023"]
+
+
+def test_beat_entry_that_is_not_known(app, declare):
+    """
+    A beat schedule that names a task that cannot be imported here is found.
+    """
+    app.conf.beat_schedule = {"nightly": {"task": "shop.nightly", "schedule": 60.0}}
+
+    assert declare() == ["redlock.W024"]

@@ -1,0 +1,106 @@
+"""The base classes of celery-once and celery-singleton, over our slots."""
+
+import pytest
+from celery.contrib.django.task import DjangoTask
+
+from django_redlock.celery import DuplicateTask
+from django_redlock.celery.migration import AlreadyQueued, DuplicateTaskError, QueueOnce, Singleton
+
+
+def nothing(shop_id, since=None):
+    return shop_id
+
+
+def test_queue_once(app, worker):
+    """
+    ``QueueOnce`` raises its own error about a duplicate, which is also ours; ``keys`` makes the key.
+    """
+    task = app.task(name="shop.once", base=QueueOnce, once={"keys": ["shop_id"], "timeout": 60})(nothing)
+    first = task.delay(7, since=1)
+
+    with pytest.raises(AlreadyQueued) as caught:
+        task.delay(shop_id=7, since=2)
+
+    assert isinstance(caught.value, DuplicateTask)
+    assert 50 < caught.value.countdown <= 60
+    assert worker.run() == "SUCCESS"
+    assert first.get(timeout=1) == 7
+    assert not task.singleton.is_locked(7)
+
+
+def test_graceful(app, worker):
+    """
+    ``graceful``, of the task or of a call, gives a duplicate the result of the first.
+    """
+    always = app.task(name="shop.always", base=QueueOnce, once={"graceful": True})(nothing)
+    sometimes = app.task(name="shop.sometimes", base=QueueOnce)(nothing)
+
+    assert always.delay(7).id == always.delay(7).id
+    first = sometimes.delay(7)
+    assert sometimes.apply_async((7,), once={"graceful": True}).id == first.id
+    with pytest.raises(AlreadyQueued):
+        sometimes.delay(7)
+
+
+def test_settings_of_celery_once(app):
+    """
+    The app's ``ONCE`` gives the timeout of tasks that have none.
+    """
+    app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"default_timeout": 90}}
+    task = app.task(name="shop.settings", base=QueueOnce)(nothing)
+
+    assert app.tasks[task.name].singleton_options.queue_ttl == 90
+
+
+def test_unlock_before_run_warns(app, worker):
+    """
+    ``unlock_before_run`` is the scope "queued", and a warning says what it lets happen.
+    """
+    with pytest.warns(UserWarning, match='scope="queued\\+running"'):
+        app.task(name="shop.unlock", base=QueueOnce, once={"unlock_before_run": True}, lazy=False)(nothing)
+
+    assert app.tasks["shop.unlock"].singleton_options.scope == "queued"
+
+
+def test_wrong_options_of_celery_once(app):
+    """
+    A misspelt option or key fails when the task is declared.
+    """
+    with pytest.raises(TypeError, match="'gracefull'; did you mean 'graceful'"):
+        app.task(name="shop.wrong", base=QueueOnce, once={"gracefull": True}, lazy=False)(nothing)
+    with pytest.raises(ValueError, match="'shop', which is not a parameter"):
+        app.task(name="shop.wrong", base=QueueOnce, once={"keys": ["shop"]}, lazy=False)(nothing)
+
+
+def test_singleton(app, worker):
+    """
+    ``Singleton`` joins by default, and raises its own error if told so, by the task or the settings.
+    """
+    joins = app.task(name="shop.joins", base=Singleton, unique_on="shop_id")(nothing)
+    raises = app.task(name="shop.raises", base=Singleton, raise_on_duplicate=True)(nothing)
+    first, other = joins.delay(7, since=1), raises.delay(7)
+
+    assert joins.delay(7, since=2).id == first.id
+    with pytest.raises(DuplicateTaskError) as caught:
+        raises.delay(7)
+    assert caught.value.task_id == other.id
+    assert joins.release_lock((7,)) == "released"
+    assert not joins.delay(7).duplicate
+
+
+def test_lock_expiry_warns(app):
+    """
+    ``lock_expiry`` bounds the wait and no longer the run, and a warning says so.
+    """
+    with pytest.warns(UserWarning, match="a run keeps its slot to its end"):
+        app.task(name="shop.expiry", base=Singleton, lock_expiry=5, lazy=False)(nothing)
+
+    assert app.tasks["shop.expiry"].singleton_options.queue_ttl == 5
+
+
+def test_delay_on_commit_is_there():
+    """
+    Unlike the originals, both classes keep what Celery gives tasks of Django. C27
+    """
+    assert issubclass(QueueOnce, DjangoTask)
+    assert hasattr(Singleton, "delay_on_commit")

@@ -1,0 +1,63 @@
+"""Messages that a Redis broker delivers again while they run, because its visibility timeout has passed."""
+
+import os
+import signal
+
+import pytest
+
+from django_redlock import locks
+
+from .real import free, task, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("broker", ["redis"], indirect=True, scope="module")]
+
+
+@pytest.fixture
+def impatient(start, request):
+    """A queue with two workers, whose broker takes a message back after a second."""
+    queue = f"impatient-{request.node.originalname}"
+    first = start(queue, visibility=1)
+    start(queue, visibility=1)
+    return queue, first
+
+
+def watching():
+    """Return how many copies of messages are being watched."""
+    rows = locks["default"].survey(count=200)[0].rows
+    return sum(row.slug.startswith("{watch:") for row in rows if row.value)
+
+
+def test_body_longer_than_the_visibility_timeout(impatient, stage, what):
+    """
+    A body that outlasts the visibility timeout runs once, at once and afterwards; one copy watches it. C75 C76 C78
+    """
+    queue, _ = impatient
+    result = task("hold_watched").apply_async((what,), queue=queue)
+    stage.hear("started")
+
+    until(lambda: watching() == 1, timeout=60)
+    assert stage.heard() == []
+    stage.allow()
+    assert result.get(timeout=30) == f"{what} done"
+
+    until(lambda: watching() == 0, timeout=60)
+    until(free("hold_watched", what))
+    assert stage.heard() == ["ended"]
+
+
+def test_killed_after_its_copy_arrived(impatient, stage, what):
+    """
+    When a run is killed after a copy of its message arrived, that copy finishes the job. C77
+    """
+    queue, _ = impatient
+    result = task("hold_watched").apply_async((what,), queue=queue)
+    child = stage.hear("started")
+    until(lambda: watching() == 1, timeout=60)
+
+    os.kill(child, signal.SIGKILL)
+
+    stage.hear("started")
+    stage.allow()
+    # Celery has stored the failure of the first run by then; a result that has seen it does not look again.
+    until(lambda: task("hold_watched").AsyncResult(result.id).state == "SUCCESS", timeout=60)
+    assert stage.heard() == ["ended"]

@@ -1,0 +1,75 @@
+"""
+Let real servers, processes and clocks fail, and count what that does to a counter in a database.
+
+    python -m tests.chaos --minutes 10 --profile network
+    python -m tests.chaos --minutes 1 --profile all --nodes 5 --database postgresql
+
+Three or five servers behind proxies, worker processes that take one lock and increment two counters under it, one
+behind a fence and one without, and a nemesis. Every acquisition is written down and judged in the end.
+"""
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import django
+
+
+def main() -> int:
+    """Return 1 if something was lost that must not be, else 0."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    django.setup()
+    from tests.services import PostgreSQL, SQLite
+
+    from .arena import HEADS
+    from .nemesis import PROFILES
+
+    options = parse(list(PROFILES))
+    random.seed(options.seed)
+    failed = []
+    print(HEADS, flush=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        engine = SQLite(folder) if options.database == "sqlite" else stack.enter_context(PostgreSQL())
+        for name in PROFILES if options.profile == "all" else [options.profile]:
+            result = one(engine, PROFILES[name], options.minutes * 60, options.nodes, options.workers)
+            print(result.line(), flush=True)
+            failed += result.failures
+    print("", *failed[:10], sep="\n")
+    return int(bool(failed))
+
+
+def one(engine, profile, seconds: float, nodes: int = 3, workers: int = 4):  # type: ignore[no-untyped-def]
+    """Run one profile in a database of its own; returns the result."""
+    from tests.services import django_database
+
+    from .arena import Arena
+    from .counter import ALIAS, create
+
+    with engine.database() as name, django_database(ALIAS, engine.settings(name)):
+        create()
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Arena(Path(folder), profile, engine.settings(name), nodes, workers) as arena,
+        ):
+            return arena.run(seconds)
+
+
+def parse(profiles: list[str]) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long each profile goes on")
+    parser.add_argument("--profile", default="all", choices=["all", *profiles])
+    parser.add_argument("--nodes", type=int, default=3, help="how many servers")
+    parser.add_argument("--workers", type=int, default=4, help="how many processes want the lock")
+    parser.add_argument("--database", default="sqlite", choices=["sqlite", "postgresql"])
+    parser.add_argument("--seed", type=int, help="for the choice of faults; when each hits is up to the machine")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

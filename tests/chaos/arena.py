@@ -1,0 +1,203 @@
+"""Where it happens: servers behind proxies, workers, and the database that they share."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGSTOP
+from subprocess import PIPE, Popen
+from typing import Any, Self
+
+from django_redlock.nodes.gather import steady
+from django_redlock.testing import FaultProxy, Server
+from django_redlock.testing.processes import spawn
+
+from .clock import Clock, build
+from .history import History
+from .nemesis import TTL, Nemesis, Profile
+
+KEEPING = ("--appendonly", "yes", "--appendfsync", "always")
+WARM_UP = TTL + 3.0  # seconds until nodes that have just started may vote; their uptime has whole seconds
+GRACE = 60.0  # seconds in which a worker ends that has been told to: it may wait for a lock and for a row
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """One worker, from here."""
+
+    number: int
+    process: Popen[bytes]
+    diary: Path
+    killed: float = float("inf")
+
+    def freeze(self) -> None:
+        os.kill(self.process.pid, SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.process.pid, SIGCONT)
+
+    def kill(self) -> None:
+        """End it; what it believed ends now at the latest."""
+        os.kill(self.process.pid, SIGKILL)
+        self.process.wait()
+        self.killed = steady()
+
+
+@dataclass
+class Result:
+    """What came out of a run."""
+
+    profile: Profile
+    nodes: int
+    seconds: float
+    history: History
+    faults: int
+    counted: dict[str, tuple[int, int]]
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """Increments that were committed and are not in the counter, or that were acknowledged and never committed."""
+        return {
+            kind: done - value + max(0, self.history.done[kind] - done) for kind, (value, done) in self.counted.items()
+        }
+
+    @property
+    def failures(self) -> list[str]:
+        """What must not be."""
+        found = [f"{self.lost['fenced']} increments behind the fence were lost"] if self.lost["fenced"] else []
+        if not self.profile.tolerated:
+            found += [f"overlap: {before} and {after}" for before, after in self.history.overlaps()]
+            found += [f"token {token} is not in order" for token in self.history.wrong_tokens()]
+        return found
+
+    def line(self) -> str:
+        """Return the run's line of the table."""
+        lost = [f"{self.lost[kind]:,} of {self.counted[kind][1]:,}" for kind in ("plain", "fenced")]
+        history = self.history
+        numbers = (history.failed, history.lost, len(history.overlaps()), len(history.wrong_tokens()), history.stale)
+        cells = [self.profile.name, self.nodes, f"{self.seconds:.0f} s", f"{self.faults:,}", f"{len(history.holds):,}"]
+        return "| " + " | ".join(map(str, [*cells, *numbers, *lost])) + " |"
+
+
+COLUMNS = ("profile", "nodes", "time", "faults", "acquisitions", "in vain", "leases lost", "overlaps", "token errors")
+COLUMNS += ("fenced out", "lost, no fence", "lost, fenced")
+HEADS = "| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS)
+
+
+class Arena:
+    """
+    Servers, proxies and workers; in a ``with`` block.
+
+    Args:
+        folder: For diaries, clocks and whatever else; empty.
+        profile: What may go wrong.
+        database: The entry for ``DATABASES``.
+        nodes: How many servers.
+        workers: How many processes.
+    """
+
+    def __init__(
+        self, folder: Path, profile: Profile, database: dict[str, Any], nodes: int = 3, workers: int = 4
+    ) -> None:
+        self.profile = profile
+        self.clocks: list[Clock] = []
+        if profile.clocks:
+            library = build(folder)
+            self.clocks = [Clock(library, folder / f"clock {number}") for number in range(nodes)]
+        environments = [clock.environment for clock in self.clocks] or [{}] * nodes
+        # Nodes that keep their data are meant to be called durable: every write is on disk before it is answered.
+        args = KEEPING if profile.durable else ()
+        self.servers = [Server(args=args, environment=environment) for environment in environments]
+        self.proxies: list[FaultProxy] = []
+        self.workers: list[WorkerProcess] = []
+        self.gone: list[WorkerProcess] = []
+        self._folder = folder
+        self._database = database
+        self._count = workers
+        self._ends = 0.0
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with self._stack as stack:
+            for server in self.servers:
+                stack.enter_context(server)
+                self.proxies.append(stack.enter_context(FaultProxy(server.url)))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                worker.kill()
+        self._stack.close()
+
+    def run(self, seconds: float) -> Result:
+        """Have the workers work and the nemesis rage for so long, and judge what came out."""
+        from .counter import KINDS, counted
+
+        time.sleep(WARM_UP)
+        self._ends = time.monotonic() + seconds
+        for _ in range(self._count):
+            self.start_worker()
+        nemesis = Nemesis(self, self.profile)
+        nemesis.rage(seconds)
+        for worker in self.workers:
+            worker.process.wait(GRACE)
+        history = History()
+        for worker in [*self.gone, *self.workers]:
+            if worker.killed == float("inf") and worker.process.returncode:
+                raise RuntimeError(f"Worker {worker.number} failed; see its error above.")
+            history.read(worker.number, worker.diary, worker.killed)
+        faults = sum(nemesis.faults.values())
+        return Result(
+            self.profile, len(self.servers), seconds, history, faults, {kind: counted(kind) for kind in KINDS}
+        )
+
+    # What the nemesis plays with
+
+    def any_proxy(self) -> FaultProxy:
+        return random.choice(self.proxies)
+
+    def any_server(self) -> Server:
+        return random.choice(self.servers)
+
+    def any_worker(self) -> WorkerProcess:
+        return random.choice(self.workers)
+
+    def replace(self, worker: WorkerProcess) -> None:
+        """Kill a worker, and start another."""
+        worker.kill()
+        self.workers.remove(worker)
+        self.gone.append(worker)
+        self.start_worker()
+
+    def start_worker(self) -> WorkerProcess:
+        number = len(self.workers) + len(self.gone)
+        rules = {"ttl": TTL, "max_ttl": TTL, "node_timeout": 0.2}
+        if self.profile.durable:
+            rules["durable"] = [f"node {place}" for place in range(len(self.servers))]
+        diary = self._folder / f"diary {number}"
+        diary.touch()
+        order = {
+            "urls": [proxy.url for proxy in self.proxies],
+            "rules": rules,
+            "slow": self.profile.slow,
+            "diary": str(diary),
+            "database": self._database,
+            "seed": random.random(),
+            "seconds": max(0.1, self._ends - time.monotonic()),
+        }
+        command = [sys.executable, "-m", "tests.chaos.worker", json.dumps(order)]
+        environment = os.environ | {"DJANGO_SETTINGS_MODULE": "tests.settings"}
+        process = spawn(command, stdin=subprocess.DEVNULL, stdout=PIPE, env=environment)
+        assert process.stdout is not None
+        with process.stdout as ready:  # ready, or ended
+            ready.readline()
+        worker = WorkerProcess(number, process, diary)
+        self.workers.append(worker)
+        return worker

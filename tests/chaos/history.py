@@ -1,0 +1,106 @@
+"""
+What the workers wrote down, and what must hold of it.
+
+Everything happened on one machine, whose steady clock is the same for all processes: who believed when to hold the
+lock is a set of intervals, and two of them that overlap are an overlap of beliefs.
+"""
+
+import json
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Hold:
+    """
+    One acquisition; times in seconds on the machine's steady clock.
+
+    Args:
+        worker: Whose it is.
+        token: Its fencing token.
+        began: When it was asked for.
+        since: From when on the worker believed to hold the lock.
+        deadline: When that belief ended at the latest, by its own clock.
+        until: When it ended, if that was earlier: by a release, or with the process.
+    """
+
+    worker: int
+    token: int
+    began: float
+    since: float
+    deadline: float
+    until: float = float("inf")
+
+    @property
+    def end(self) -> float:
+        return min(self.until, self.deadline)
+
+
+@dataclass
+class History:
+    """All that the workers did."""
+
+    holds: list[Hold] = field(default_factory=list)
+    failed: int = 0
+    stale: int = 0
+    lost: int = 0
+    done: Counter[str] = field(default_factory=Counter)
+
+    def read(self, worker: int, path: Path, killed: float) -> None:
+        """Add what one worker wrote down; *killed* is when it was killed, infinity if it was not."""
+        hold: Hold | None = None
+        for line in path.read_text().splitlines():
+            event, *values = json.loads(line)
+            match event:
+                case "held":
+                    hold = Hold(worker, *values, until=killed)
+                    self.holds.append(hold)
+                case "longer" if hold:
+                    hold.deadline = max(hold.deadline, *values)
+                case "ends" if hold:
+                    hold.until = min(hold.until, *values)
+                case "failed":
+                    self.failed += 1
+                case "stale":
+                    self.stale += 1
+                case "lost":
+                    self.lost += 1
+                case "done":
+                    self.done[values[0]] += 1
+
+    def overlaps(self) -> list[tuple[Hold, Hold]]:
+        """Return the pairs of holders that both believed to hold the lock, one after the other in time."""
+        believed = sorted((hold for hold in self.holds if hold.since < hold.end), key=lambda hold: hold.since)
+        longest = running_longest(believed)
+        return [
+            (before, after) for before, after in zip(longest, believed[1:], strict=False) if after.since < before.end
+        ]
+
+    def wrong_tokens(self) -> list[int]:
+        """Return the tokens that are not unique, or not above all that had been given before they were asked for."""
+        found = [token for token, times in Counter(hold.token for hold in self.holds).items() if times > 1]
+        given = sorted(self.holds, key=lambda hold: hold.since)
+        times, highest = [hold.since for hold in given], running_highest(hold.token for hold in given)
+        for hold in self.holds:
+            before = bisect_left(times, hold.began)
+            if before and highest[before - 1] >= hold.token:
+                found.append(hold.token)
+        return found
+
+
+def running_longest(holds: list[Hold]) -> list[Hold]:
+    """Return for every place the hold up to it that lasts longest."""
+    found: list[Hold] = []
+    for hold in holds:
+        found.append(hold if not found or hold.end > found[-1].end else found[-1])
+    return found
+
+
+def running_highest(tokens: Iterable[int]) -> list[int]:
+    found: list[int] = []
+    for token in tokens:
+        found.append(max(token, found[-1] if found else 0))
+    return found

@@ -1,0 +1,184 @@
+"""What goes wrong, and for how long: one nemesis per run, which every now and then begins a fault and later ends it."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .arena import Arena
+
+TTL = 2.0  # seconds
+
+Fault = Callable[["Arena"], "Iterator[None]"]
+
+
+# Each of these begins a fault, yields, and ends it. The network
+
+
+def delay(arena: "Arena") -> Iterator[None]:
+    """Messages to or from one node are late: by more than a node timeout, or by more than a lease."""
+    proxy = arena.any_proxy()
+    proxy.delay(random.choice((0.05, 0.3, 1.5 * TTL)), random.choice(("requests", "replies", "both")))
+    yield
+    proxy.heal()
+
+
+def black_hole(arena: "Arena") -> Iterator[None]:
+    """Nothing comes through in one direction, or in both; in the end all of it arrives, or never does."""
+    proxy = arena.any_proxy()
+    proxy.black_hole(random.choice(("requests", "replies", "both")))
+    yield
+    if random.random() < 0.3:
+        proxy.reset()
+    proxy.heal()
+
+
+def reset(arena: "Arena") -> Iterator[None]:
+    """All connections to one node break."""
+    arena.any_proxy().reset()
+    yield
+
+
+def lost_reply(arena: "Arena") -> Iterator[None]:
+    """One node executes a request, and nobody is told."""
+    arena.any_proxy().drop_next_reply(reset=random.random() < 0.5)
+    yield
+
+
+def frozen_node(arena: "Arena") -> Iterator[None]:
+    """One node stops (SIGSTOP) and goes on."""
+    server = arena.any_server()
+    server.freeze()
+    yield
+    server.thaw()
+
+
+# Nodes that end
+
+
+def crash_with_data(arena: "Arena") -> Iterator[None]:
+    """SIGKILL, and back with all that it had acknowledged."""
+    server = arena.any_server()
+    server.kill()
+    yield
+    server.start()
+
+
+def crash_without_data(arena: "Arena") -> Iterator[None]:
+    """SIGKILL, and back empty."""
+    server = arena.any_server()
+    server.kill()
+    yield
+    server.restart()
+
+
+# Clients
+
+
+def frozen_worker(arena: "Arena") -> Iterator[None]:
+    """A worker stops (SIGSTOP), as in a long collection of garbage, and goes on where it was."""
+    worker = arena.any_worker()
+    worker.freeze()
+    yield
+    worker.thaw()
+
+
+def killed_worker(arena: "Arena") -> Iterator[None]:
+    """A worker ends (SIGKILL) wherever it is, and another begins."""
+    arena.replace(arena.any_worker())
+    yield
+
+
+# Clocks
+
+
+def stepped_clock(arena: "Arena") -> Iterator[None]:
+    """The wall clock of one node is wrong for a while, and right again."""
+    clock = random.choice(arena.clocks)
+    clock.set(random.choice((0.3, TTL, 3600.0, -1.0, -60.0)))
+    yield
+    clock.set(0.0)
+    time.sleep(3 * TTL)  # one at a time: what the jump took from a node has ended when the next one jumps
+
+
+@dataclass(frozen=True)
+class Profile:
+    """
+    What may go wrong in a run.
+
+    Args:
+        name: What to call it.
+        faults: What to draw from.
+        lasting: Seconds that a fault lasts, from and to.
+        pause: Seconds between two faults, at most.
+        durable: Whether nodes keep what they acknowledged, and are declared to.
+        slow: Chance that a worker thinks for up to two leases between reading and writing.
+        clocks: Whether the nodes' clocks can be set; needs a C compiler.
+        tolerated: Whether overlaps of beliefs are counted only, because an assumption does not hold.
+    """
+
+    name: str
+    faults: tuple[Fault, ...] = ()
+    lasting: tuple[float, float] = (0.05, 1.5 * TTL)
+    pause: float = 0.5
+    durable: bool = False
+    slow: float = 0.0
+    clocks: bool = False
+    tolerated: bool = False
+
+
+NETWORK = (delay, black_hole, reset, lost_reply, frozen_node)
+CLIENTS = (frozen_worker, killed_worker)
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile("calm"),
+        Profile("network", NETWORK),
+        Profile("pause", CLIENTS),
+        Profile("slow database", (frozen_worker,), slow=0.1),
+        Profile("crash with data", (crash_with_data,), durable=True, pause=2.0),
+        Profile("crash without data", (crash_without_data,), pause=6 * TTL),
+        Profile("clock jump", (stepped_clock,), clocks=True),
+        Profile(
+            "everything",
+            (*NETWORK, *CLIENTS, crash_without_data, stepped_clock),
+            slow=0.03,
+            clocks=True,
+            tolerated=True,
+        ),
+    )
+}
+
+
+@dataclass
+class Nemesis:
+    """
+    Begins and ends faults until its time is over.
+
+    Args:
+        arena: What it plays with.
+        profile: What it may do.
+    """
+
+    arena: "Arena"
+    profile: Profile
+    faults: Counter[str] = field(default_factory=Counter)
+
+    def rage(self, seconds: float) -> None:
+        """Go on for so long; in the end everything works again."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, random.uniform(0, self.profile.pause)))
+            if self.profile.faults:
+                self.harm(until)
+
+    def harm(self, until: float) -> None:
+        fault = random.choice(self.profile.faults)
+        self.faults[fault.__name__] += 1
+        with contextmanager(fault)(self.arena), suppress(ValueError):
+            time.sleep(min(random.uniform(*self.profile.lasting), until - time.monotonic()))

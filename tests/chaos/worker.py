@@ -1,0 +1,116 @@
+"""One worker process: takes the lock, increments under it, and writes down what it believes."""
+
+import json
+import logging
+import os
+import random
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import django
+from django.db import DatabaseError
+
+from django_redlock import LockLostError, RedlockError, StaleTokenError
+from django_redlock.core.rules import Rules
+from django_redlock.locks import Lease, LockManager
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes.gather import steady
+
+NAME = "counter"
+THINK = 0.05  # seconds between reading and writing, at most
+
+
+class Worker:
+    """
+    Works until it is killed, or told to stop by the end of its standard input.
+
+    Args:
+        order: What ``__main__.py`` tells it.
+    """
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        nodes = [open_node(NodeSpec(url, f"node {place}"), "t:") for place, url in enumerate(order["urls"])]
+        self.manager = LockManager(nodes, Rules(len(nodes), **order["rules"]), notify=self.notify)
+        self.slow = order["slow"]
+        # Written at once, without any buffer: what it says must survive its death.
+        self.diary = os.open(order["diary"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(self, *event: Any) -> None:
+        os.write(self.diary, (json.dumps(event) + "\n").encode())
+
+    def notify(self, event: str, lease: Lease | None = None, **about: Any) -> None:
+        if event == "lock_extended" and lease is not None:
+            self.note("longer", steady() + lease.remaining())
+
+    def work(self) -> None:
+        """Take the lock once."""
+        began = steady()
+        try:
+            lease = self.manager.lock(NAME, wait=5.0, renew=random.random() < 0.7).acquire()
+        except RedlockError:
+            self.note("failed")
+            return
+        since = steady()
+        self.note("held", lease.fencing_token, began, since, since + lease.remaining())
+        try:
+            self.section(lease)
+        finally:
+            self.note("ends", steady())
+            lease.release()
+
+    def section(self, lease: Lease) -> None:
+        from .counter import KINDS, increment
+
+        for _ in range(random.randrange(1, 4)):
+            for kind in KINDS:
+                pause = 2 * lease._tenure.ttl if random.random() < self.slow else THINK
+                try:
+                    lease.ensure()
+                    increment(kind, lease, pause)
+                    self.note("done", kind)
+                except StaleTokenError:
+                    self.note("stale")
+                except LockLostError:
+                    self.note("lost")
+                    return
+                except DatabaseError:
+                    pass  # another transaction was in the way for too long
+            if not lease.valid():
+                return
+
+
+def tell_of_surprises_only() -> None:
+    """Print no loss of locks and nodes, which is what this is about; an error nobody expected ends the worker."""
+
+    def surprised(caught: threading.ExceptHookArgs) -> None:
+        sys.excepthook(caught.exc_type, caught.exc_value or caught.exc_type(), caught.exc_traceback)
+        os._exit(1)
+
+    threading.excepthook = surprised
+    logging.getLogger("django_redlock").addFilter(lambda record: bool(record.exc_info))
+
+
+def main() -> None:
+    """Work as the argument says."""
+    django.setup()
+    tell_of_surprises_only()
+    from tests.services import django_database
+
+    from .counter import ALIAS
+
+    order = json.loads(sys.argv[1])
+    random.seed(order["seed"])
+    worker = Worker(order)
+    with django_database(ALIAS, order["database"]), suppress(KeyboardInterrupt):
+        print("ready", flush=True)
+        until = time.monotonic() + order["seconds"]
+        while time.monotonic() < until:
+            worker.work()
+    worker.manager.close()
+
+
+if __name__ == "__main__":
+    main()

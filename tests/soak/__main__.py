@@ -1,0 +1,189 @@
+"""Run the soak and print its figures; ends with an error if something that must not happen has happened."""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from django_redlock.testing import Server, Servers, start_servers
+from django_redlock.testing.processes import spawn
+
+NODES = 3
+CALLS_PER_SECOND = 6
+NODE_REST = 40.0  # seconds between two kills of a node: the first must be voting again
+PATIENCE = 240.0  # seconds for the workers to finish what was accepted, once nothing is killed any more
+
+
+class Fleet:
+    """The workers and beat, which are started again when they were killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = iter(range(1_000_000))
+        self.beat = self._celery("beat", f"--schedule={folder / 'beat'}", "--loglevel=WARNING")
+        self.workers = [self._worker(), self._worker()]
+
+    def _celery(self, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "celery", "-A", "tests.soak.project", *arguments]
+        with (self._folder / "log").open("ab") as log:
+            return spawn(
+                command,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdout=log,
+                stderr=log,
+            )
+
+    def _worker(self) -> subprocess.Popen[bytes]:
+        options = ["--pool=prefork", "--concurrency=3", "--loglevel=INFO", "--without-gossip", "--without-mingle"]
+        return self._celery("worker", *options, f"--hostname=soak{next(self._numbers)}@localhost")
+
+    def kill_worker(self) -> None:
+        """Kill a worker, whose children die with it, and start another."""
+        place = random.randrange(len(self.workers))
+        self.workers[place].kill()
+        self.workers[place].wait()
+        self.workers[place] = self._worker()
+
+    def kill_child(self) -> bool:
+        """Kill a child of a worker; returns whether there was one."""
+        worker = random.choice(self.workers).pid
+        children = [
+            int(pid) for path in glob(f"/proc/{worker}/task/*/children") for pid in Path(path).read_text().split()
+        ]
+        if not children:
+            return False
+        os.kill(random.choice(children), signal.SIGKILL)
+        return True
+
+    def revive(self) -> None:
+        """Start again what has ended by itself."""
+        for place, worker in enumerate(self.workers):
+            if worker.poll() is not None:
+                self.workers[place] = self._worker()
+
+    def end(self, *processes: subprocess.Popen[bytes]) -> None:
+        """End processes, all if none are named."""
+        for process in processes or (self.beat, *self.workers):
+            process.kill()
+            process.wait()
+
+
+def soak(minutes: float, folder: Path, broker: Server, nodes: Servers) -> list[str]:
+    """Run the soak; returns what went wrong."""
+    from . import project
+    from .records import Records
+
+    book, fleet, random_ = Records(Path(os.environ["SOAK_RECORDS"])), Fleet(folder), random.Random()
+    killed: Counter[str] = Counter()
+    start = time.monotonic()
+    end, next_kill, node_kill, down = start + 60 * minutes, start + 15, start + 20, None
+    told = start
+    while (now := time.monotonic()) < end:
+        call(book, project, random_.randrange(project.KEYS))
+        if down is not None and now > node_kill + 3:
+            nodes[down].start()
+            node_kill, down = now + NODE_REST, None
+        if now > next_kill:
+            next_kill = now + random_.uniform(3, 10)
+            if down is None and now > node_kill and random_.random() < 0.5:
+                down, node_kill = random_.randrange(NODES), now
+                nodes[down].kill()
+                killed["nodes"] += 1
+            elif random_.random() < 0.3:
+                fleet.kill_worker()
+                killed["workers"] += 1
+            else:
+                killed["children"] += fleet.kill_child()
+        fleet.revive()
+        if now - told > 60:
+            told = now
+            print(f"{(now - start) / 60:.0f} min: {book.figures()}, killed {dict(killed)}", flush=True)
+        time.sleep(random_.expovariate(CALLS_PER_SECOND))
+    if down is not None:
+        nodes[down].start()
+    return judge(book, project, fleet, killed, minutes)
+
+
+def call(book: Any, project: Any, key: int) -> None:
+    """Call the task of one key, and record the answer."""
+    result = project.work.delay(key)
+    book.called(key, result.id, result.accepted)
+
+
+def judge(book: Any, project: Any, fleet: Fleet, killed: Counter[str], minutes: float) -> list[str]:
+    """Let the workers finish, print what happened, and return what went wrong."""
+    from celery import states
+
+    fleet.end(fleet.beat)
+    deadline = time.monotonic() + PATIENCE
+    revoked: set[str] = set()
+    while (open_calls := [task for task in book.unfinished() if task not in revoked]) and time.monotonic() < deadline:
+        fleet.revive()
+        revoked |= {task for task in open_calls if project.work.AsyncResult(task).state == states.REVOKED}
+        time.sleep(1)
+    time.sleep(project.LEASE + 2)
+    slots = [row.slug for row in held() if not row.slug.startswith(("{done:", "{watch:"))]
+    fleet.end()
+    overlaps, figures = book.overlaps(), book.figures()
+    print(
+        f"soak of {minutes:g} minutes: two workers, beat, {project.KEYS} keys, lease {project.LEASE:g} s, {NODES} nodes"
+    )
+    dead = ", ".join(f"{n} {what}" for what, n in sorted(killed.items())) or "nothing"
+    print(f"killed                            {dead}")
+    print(f"calls                             {figures.calls}, of which {figures.accepted} were accepted")
+    print(
+        f"bodies                            {figures.begun} begun, {figures.finished} finished, of {figures.keys} keys"
+    )
+    print(f"accepted, and skipped by a worker {len(revoked)}")
+    print(f"accepted, and finished twice      {book.twice()}")
+    print(f"accepted, and lost                {len(open_calls)}")
+    print(f"bodies of one key that overlapped {len(overlaps)}")
+    print(f"slots left one lease after        {len(slots)}")
+    lost = [f"lost: {task} ({project.work.AsyncResult(task).state})" for task in open_calls]
+    return [*overlaps, *lost, *(f"left: {slot}" for slot in slots)]
+
+
+def held() -> list[Any]:
+    """Return the locks that a node has, whichever knows most."""
+    from django_redlock import locks
+
+    replies = locks["default"].survey(count=5000)
+    return max(([row for row in reply.rows if row.value] for reply in replies.values()), key=len)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0, help="how long calls are made and processes killed")
+    minutes = parser.parse_args().minutes
+    folder = Path(tempfile.mkdtemp(prefix="redlock-soak-"))
+    with Server() as broker, start_servers(NODES) as nodes:
+        os.environ |= {
+            "DJANGO_SETTINGS_MODULE": "tests.soak.settings",
+            "SOAK_BROKER": broker.url,
+            "SOAK_NODES": ",".join(nodes.urls),
+            "SOAK_RECORDS": str(folder / "records.sqlite3"),
+        }
+        import django
+
+        django.setup()
+        time.sleep(7)  # nodes that have just been started do not vote at once
+        wrong = soak(minutes, folder, broker, nodes)
+    print("\n".join(wrong) or "nothing went wrong")
+    if wrong:
+        print(f"the logs are in {folder}")
+    else:
+        shutil.rmtree(folder)
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

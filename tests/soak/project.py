@@ -1,0 +1,57 @@
+"""The project whose workers the soak runs."""
+
+import os
+import random
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from django_redlock.celery import singleton_task
+
+from .records import Records
+
+LEASE = 5.0  # seconds
+KEYS = 200
+VISIBILITY = 10  # seconds after which the broker delivers again what nobody has acknowledged
+
+app = Celery("tests.soak.project", set_as_current=False)
+app.conf.update(
+    broker_url=os.environ.get("SOAK_BROKER", "memory://"),
+    result_backend=os.environ.get("SOAK_BROKER", "cache+memory://"),
+    broker_transport_options={
+        "visibility_timeout": VISIBILITY,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    },
+    broker_connection_retry_on_startup=True,
+    worker_prefetch_multiplier=1,
+    worker_hijack_root_logger=False,
+    beat_schedule={
+        f"every second {key}": {"task": "tests.soak.project.work", "schedule": 1.0, "args": (key,)} for key in range(5)
+    },
+)
+
+
+@cache
+def records(pid: int) -> Records:
+    return Records(Path(os.environ["SOAK_RECORDS"]))
+
+
+@singleton_task(bind=True, lease=LEASE, queue_ttl=120.0, acks_late=True, reject_on_worker_lost=True)
+def work(self: Any, key: int) -> int:
+    """Work for a while, in steps; now and then for longer than a lease, now and then only at the second attempt."""
+    book = records(os.getpid())
+    run = book.began(key, self.request.id)
+    duration = random.choice([0.02, 0.1, 0.3, 0.6]) if random.random() < 0.97 else 1.6 * LEASE
+    until = time.monotonic() + duration
+    while time.monotonic() < until:
+        time.sleep(0.02)
+        self.singleton.check()
+        book.seen(run)
+    if random.random() < 0.05 and not self.request.retries:
+        raise self.retry(countdown=random.choice([0, 1]))
+    book.seen(run, ended=True)
+    return key

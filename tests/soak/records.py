@@ -1,0 +1,97 @@
+"""What tasks and callers record, and what must be true of it. All processes are on one machine, with one clock."""
+
+import os
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS run (
+    id INTEGER PRIMARY KEY, key INTEGER, task TEXT, pid INTEGER, began REAL, seen REAL, ended INTEGER DEFAULT 0
+);
+CREATE TABLE IF NOT EXISTS call (task TEXT PRIMARY KEY, key INTEGER, at REAL, accepted INTEGER);
+"""
+
+
+class Records:
+    """
+    The database of one soak.
+
+    Args:
+        path: Its file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._database = sqlite3.connect(path, timeout=60, isolation_level=None)
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = OFF")  # processes are killed here, not the machine
+        self._database.executescript(TABLES)
+
+    def began(self, key: int, task: str) -> int:
+        """Record that a body began; returns the number of its run."""
+        now = time.monotonic()
+        run = self._database.execute(
+            "INSERT INTO run (key, task, pid, began, seen) VALUES (?, ?, ?, ?, ?)", (key, task, os.getpid(), now, now)
+        )
+        assert run.lastrowid
+        return run.lastrowid
+
+    def seen(self, run: int, ended: bool = False) -> None:
+        """Record that a body is still at work, or has done it."""
+        self._database.execute("UPDATE run SET seen = ?, ended = ? WHERE id = ?", (time.monotonic(), ended, run))
+
+    def called(self, key: int, task: str, accepted: bool) -> None:
+        """Record what the caller was told."""
+        self._database.execute(
+            "INSERT OR IGNORE INTO call VALUES (?, ?, ?, ?)", (task, key, time.monotonic(), accepted)
+        )
+
+    def unfinished(self) -> list[str]:
+        """Return the ids of the calls that were accepted and that no body has finished."""
+        rows = self._database.execute(
+            "SELECT task FROM call WHERE accepted AND task NOT IN (SELECT task FROM run WHERE ended) ORDER BY at"
+        )
+        return [task for (task,) in rows]
+
+    def overlaps(self) -> list[str]:
+        """Return, in words, every two bodies of one key that ran at the same time."""
+        rows = self._database.execute(
+            "SELECT a.key, a.task, a.pid, a.began, a.seen, b.task, b.pid, b.began FROM run a JOIN run b "
+            "ON a.key = b.key AND a.id != b.id AND a.began <= b.began AND b.began < a.seen "
+            "AND (a.began < b.began OR a.id < b.id)"
+        )
+        return [
+            f"key {key}: {a} in {pid} from {began:.2f} to {seen:.2f}, and {b} in {other} from {start:.2f}"
+            for key, a, pid, began, seen, b, other, start in rows
+        ]
+
+    def twice(self) -> int:
+        """Return how many calls had their work done more than once."""
+        rows = self._database.execute("SELECT 1 FROM run WHERE ended GROUP BY task HAVING COUNT(*) > 1")
+        return len(rows.fetchall())
+
+    def figures(self) -> "Figures":
+        """Return how much happened."""
+
+        def count(what: str) -> int:
+            return int(self._database.execute(f"SELECT COUNT(*) FROM {what}").fetchone()[0])
+
+        return Figures(
+            count("call"),
+            count("call WHERE accepted"),
+            count("run"),
+            count("run WHERE ended"),
+            count("(SELECT DISTINCT key FROM run)"),
+        )
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How much happened: calls, those accepted, bodies begun and finished, distinct keys that ran."""
+
+    calls: int
+    accepted: int
+    begun: int
+    finished: int
+    keys: int

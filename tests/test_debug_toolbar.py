@@ -1,0 +1,117 @@
+"""
+The panel of django-debug-toolbar: what a request tried to lock.
+"""
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.test import Client
+
+pytest.importorskip("debug_toolbar", reason="needs django-debug-toolbar: pip install django-debug-toolbar")
+
+from django_redlock import lock, lock_for_update, locks
+from django_redlock.nodes import memory
+from tests.shop.models import Order
+from tests.shop.views import During
+
+PANEL = "django_redlock.contrib.debug_toolbar.LocksPanel"
+
+
+@pytest.fixture(autouse=True)
+def toolbar(settings):
+    """The shop under the toolbar, over nodes without locks."""
+    settings.DEBUG = True
+    settings.DEBUG_TOOLBAR_PANELS = ["debug_toolbar.panels.history.HistoryPanel", PANEL]
+    settings.INTERNAL_IPS = ["127.0.0.1"]
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "debug_toolbar"]
+    settings.MIDDLEWARE = ["debug_toolbar.middleware.DebugToolbarMiddleware"]
+    settings.ROOT_URLCONF = "tests.shop.toolbar_urls"
+    memory.forget_nodes()
+    locks.reset()
+    yield
+    During.action = staticmethod(lambda: None)
+    locks.reset()
+    memory.forget_nodes()
+
+
+def during(action):
+    During.action = staticmethod(action)
+
+
+def shown(response):
+    """Return what the panel shows of a request, as somebody sees who opens it."""
+    query = {"request_id": response.headers["djdt-request-id"], "panel_id": "LocksPanel"}
+    return " ".join(Client().get("/__debug__/render_panel/", query).json()["content"].split())
+
+
+@pytest.mark.django_db
+def test_locks_of_a_request_are_shown(client):
+    """
+    The view's own lock, a row's lock and one that was taken are listed with their outcomes.
+    """
+    order = Order.objects.create(pk=9)
+
+    def work():
+        with lock_for_update(order):
+            pass
+        with lock("busy", label="the other <b>"):
+            try:
+                lock("busy", wait=0).acquire()
+            except Exception:
+                return
+
+    during(work)
+    content = shown(client.post("/touch/7/"))
+
+    names = ["view:order:7", "model:shop.order:9", "busy", "busy"]
+    assert content.count("<tr>") == 1 + len(names)
+    for name in names:
+        assert f"<code>{name}</code>" in content
+    assert content.count("<td>released</td>") == 3
+    assert "<td>taken (manual the other &lt;b&gt;)</td>" in content
+
+
+def test_request_without_locks_says_so(client):
+    """
+    A request that tried none has an empty panel, whatever others do.
+    """
+    with lock("elsewhere"):
+        content = shown(client.get("/touch/7/"))
+
+    assert content == "<p>No lock was tried in this request.</p>"
+
+
+def test_lost_lock_and_missing_quorum_are_told_apart(client):
+    """
+    What became of a lock is said in words.
+    """
+
+    def work():
+        lease = lock("gone").acquire()
+        locks["default"].release(lease.names, lease.token)
+        with lock("gone", wait=0):
+            lease.extend()
+        for node in locks["default"].nodes[:2]:
+            node.down = True
+        try:
+            lock("unknown", wait=0).acquire()
+        except Exception:
+            return
+
+    during(work)
+    content = shown(client.post("/touch/7/"))
+
+    assert "<td>lost (superseded)</td>" in content
+    assert "<td>too few nodes answered</td>" in content
+
+
+@pytest.mark.parametrize("path", ["/apay/7/", "/touch/7/"])
+async def test_locks_of_asynchronous_requests_are_shown(async_client, path):
+    """
+    Under ASGI the locks of asynchronous views, and of blocking ones in their threads, belong to their request.
+    """
+    during(lambda: lock("inside", wait=0).acquire().release())
+
+    content = await sync_to_async(shown)(await async_client.post(path))
+
+    assert "<code>view:order:7</code>" in content
+    assert "<code>inside</code>" in content

@@ -1,0 +1,97 @@
+"""What operators read is translated, in full, with the same blanks to fill in."""
+
+import ast
+import gettext
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.utils import translation
+from django.utils.translation.template import templatize
+
+import django_redlock
+from django_redlock.inventory import State
+
+PACKAGE = Path(django_redlock.__file__).parent
+FUNCTIONS = {"_", "gettext", "gettext_lazy", "ngettext", "ngettext_lazy"}
+TEXT = r"u?('''(?:.|\n)*?'''|'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\")"
+BLANK = re.compile(r"%\((\w+)\)[sd]")
+
+
+PLACES = ("admin", "inventory", "models.py", "apps.py")
+
+
+def texts() -> Iterator[str]:
+    """Yield every text of the admin's pages."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.relative_to(PACKAGE).parts[0] not in PLACES:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            marked = isinstance(node, ast.Call) and getattr(node.func, "id", "") in FUNCTIONS
+            if marked and isinstance(node.args[0], ast.Constant):
+                yield node.args[0].value
+    for path in (PACKAGE / "templates" / "admin").rglob("*.html"):
+        code = templatize(path.read_text(encoding="utf-8"))
+        for quoted in re.findall(r"\b(?:n?gettext|_)\(\s*" + TEXT, code):
+            yield ast.literal_eval(quoted)
+
+
+@pytest.fixture(params=["de", "zh_Hans"])
+def catalog(request) -> gettext.GNUTranslations:
+    """A compiled catalogue."""
+    with (PACKAGE / "locale" / request.param / "LC_MESSAGES" / "django.mo").open("rb") as file:
+        return gettext.GNUTranslations(file)
+
+
+def test_there_is_something_to_translate():
+    """
+    The reader of texts finds those of Python and of templates.
+    """
+    assert {"Held locks", "Release a lock", "Nobody waits.", "Release it"} <= set(texts())
+
+
+def test_every_text_is_translated(catalog):
+    """
+    No text is missing in a catalogue.
+    """
+    known = {key[0] if isinstance(key, tuple) else key for key, text in catalog._catalog.items() if text}
+
+    assert set(texts()) - known == set()
+
+
+def test_blanks_are_the_same(catalog):
+    """
+    A translation has the blanks of its original, and no other.
+    """
+    for key, text in catalog._catalog.items():
+        original = key[0] if isinstance(key, tuple) else key
+        if original and not (isinstance(key, tuple) and key[1] == 0 and "%(" not in original):
+            assert set(BLANK.findall(text)) <= set(BLANK.findall(original)) | {"count", "n", "spare"}, original
+            if not isinstance(key, tuple):
+                assert set(BLANK.findall(text)) == set(BLANK.findall(original)), original
+
+
+def test_the_sources_are_those_of_the_compiled_catalogues():
+    """
+    Each ``django.po`` has the texts of its ``django.mo``.
+    """
+    for path in PACKAGE.rglob("django.po"):
+        source = path.read_text(encoding="utf-8")
+        with path.with_suffix(".mo").open("rb") as file:
+            compiled = gettext.GNUTranslations(file)._catalog
+        for key, text in compiled.items():
+            if key != "":
+                escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+                assert f'"{escaped}"' in source
+
+
+@pytest.mark.parametrize(
+    ("language", "held"), [("de", "gehalten"), ("zh-hans", "已持有"), ("en", "held"), ("fr", "held")]
+)
+def test_django_finds_them(language, held):
+    """
+    With a language active its texts are used; one that there is none of gets English.
+    """
+    with translation.override(language):
+        assert str(State.HELD.label) == held
