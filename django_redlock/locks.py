@@ -20,16 +20,17 @@ from hashlib import blake2b
 from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
 from .core.admission import Admission
-from .core.messages import Ballot, Instant, Release, Reply, Survey
+from .core.messages import ANSWERS, Ballot, Instant, Release, Reply, Survey
 from .core.names import check_names, slug
 from .core.owner import Owner, decode
 from .core.rules import MIN_TTL, Rules, number, seconds
 from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
 from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError
+from .loops import PerLoop
 from .nodes import Node
 from .nodes.aio import AsyncGather
 from .nodes.courier import Courier
@@ -591,7 +592,7 @@ class LockManager:
         self._hints = Hints(self.nodes, rules.needed)
         self.courier = Courier(self.nodes)
         self._presence = self._new_presence(lambda: watchdog)
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopSide] = WeakKeyDictionary()
+        self._loops = PerLoop(self._new_loop_side)
         self._pid = _pid
         _managers.add(self)
 
@@ -698,11 +699,12 @@ class LockManager:
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""
-        side = self._loops.pop(asyncio.get_running_loop(), None)
+        side = self._loops.pop()
         if side:
             side.presence.leave()
             await side.hints.aclose()
             await side.gather.aclose()
+        loop_watchdog().rest()
 
     # Drivers
 
@@ -838,6 +840,8 @@ class LockManager:
                 for lease, term in chosen:
                     lease._tenure.asked(ballot, term)
                 yield ballot, [lease for lease, _ in chosen]
+                if ballot.count(*ANSWERS) < ballot.needed:
+                    return  # the nodes are silent; the others' turn comes after that of the leases of other aliases
 
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the lease of a won acquisition, or raise why it was not won."""
@@ -898,13 +902,11 @@ class LockManager:
 
     def _loop_side(self) -> "LoopSide":
         self._notice_fork()
-        loop = asyncio.get_running_loop()
-        side = self._loops.get(loop)
-        if side is None:
-            gather = AsyncGather(self.nodes, self.admission, self._gather.breakers, steady)
-            presence = self._new_presence(loop_watchdog)
-            side = self._loops[loop] = LoopSide(gather, AsyncHints(self.nodes, self.rules.needed), presence)
-        return side
+        return self._loops.get()
+
+    def _new_loop_side(self) -> "LoopSide":
+        gather = AsyncGather(self.nodes, self.admission, self._gather.breakers, steady)
+        return LoopSide(gather, AsyncHints(self.nodes, self.rules.needed), self._new_presence(loop_watchdog))
 
     def _new_presence(self, dog: Callable[[], Any]) -> Presence:
         return Presence(self, this_process(_HOST, _process), dog)
@@ -918,7 +920,7 @@ class LockManager:
             self._hints.forked()
             self._hints = Hints(self.nodes, self.rules.needed)
             self._gather.close()
-            self._loops = WeakKeyDictionary()
+            self._loops = PerLoop(self._new_loop_side)
 
 
 class LoopSide(NamedTuple):
