@@ -29,7 +29,7 @@ def run(bench: Bench) -> Iterator[Section]:
             pages: list[int] = []
             contenders = [
                 Contender(f"one page of {PAGE}", lambda: manager.survey(count=PAGE)),
-                Contender("held_locks()", lambda: pages.append(len(held_locks("listing").locks))),
+                Contender("held_locks()", lambda: pages.append(len(held_locks("listing", limit=2 * HELD, seconds=10.0).locks))),
             ]
             times = interleave(contenders, bench.rounds(10, 3), batch=3)
             slow = client.slowlog_len()
