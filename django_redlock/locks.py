@@ -20,16 +20,17 @@ from hashlib import blake2b
 from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
 from .core.admission import Admission
-from .core.messages import Ballot, Instant, Release, Reply, Survey
+from .core.messages import ANSWERS, Ballot, Instant, Release, Reply, Survey
 from .core.names import check_names, slug
 from .core.owner import Owner, decode
 from .core.rules import MIN_TTL, Rules, number, seconds
 from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
 from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError
+from .loops import PerLoop
 from .nodes import Node
 from .nodes.aio import AsyncGather
 from .nodes.courier import Courier
@@ -168,6 +169,10 @@ class Lease:
         ``async with``.
         """
         return self._lost
+
+    def held(self) -> float:
+        """Return for how many seconds the lock has been held, or was until it ended."""
+        return self._tenure.held(steady())
 
     def remaining(self) -> float:
         """Return the seconds of validity left; 0.0 when it ended."""
@@ -587,7 +592,7 @@ class LockManager:
         self._hints = Hints(self.nodes, rules.needed)
         self.courier = Courier(self.nodes)
         self._presence = self._new_presence(lambda: watchdog)
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopSide] = WeakKeyDictionary()
+        self._loops = PerLoop(self._new_loop_side)
         self._pid = _pid
         _managers.add(self)
 
@@ -668,15 +673,19 @@ class LockManager:
         self.ask(ballot)
         return release_outcome(ballot, self.rules)
 
-    def survey(self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0) -> dict[int, Reply]:
-        """Ask every node for the locks named, or for one page of its index; returns what came in time."""
-        ballot = self._survey(slugs, offset, count)
+    def survey(
+        self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0, but: Iterable[int] = ()
+    ) -> dict[int, Reply]:
+        """Ask every node, *but* some, for the locks named, or for one page of its index; returns what came in time."""
+        ballot = self._survey(slugs, offset, count, but)
         self.ask(ballot)
         return ballot.replies
 
-    async def asurvey(self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0) -> dict[int, Reply]:
+    async def asurvey(
+        self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0, but: Iterable[int] = ()
+    ) -> dict[int, Reply]:
         """Do what :meth:`survey` does without blocking."""
-        ballot = self._survey(slugs, offset, count)
+        ballot = self._survey(slugs, offset, count, but)
         await self.aask(ballot)
         return ballot.replies
 
@@ -690,11 +699,12 @@ class LockManager:
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""
-        side = self._loops.pop(asyncio.get_running_loop(), None)
+        side = self._loops.pop()
         if side:
             side.presence.leave()
             await side.hints.aclose()
             await side.gather.aclose()
+        loop_watchdog().rest()
 
     # Drivers
 
@@ -710,8 +720,24 @@ class LockManager:
         self._follow_up(ballot)
 
     def _follow_up(self, ballot: Ballot) -> None:
+        if self._gather.breakers.news:
+            self._tell_of_nodes()
         if ballot.lasting and (missed := ballot.missed()):
             self.courier.take({node: ballot.requests[node] for node in missed}, steady() + ballot.lasting)
+
+    def _tell_of_nodes(self) -> None:
+        """Tell which nodes went down or came back, once for each change, whoever noticed it."""
+        news = self._gather.breakers.news
+        while news:
+            try:
+                place, down = news.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            event, node = "node_down" if down else "node_up", self.nodes[place].name
+            level = logging.WARNING if down else logging.INFO
+            about = {"event": event, "node": node, "alias": self.alias}
+            log.log(level, "node %s: %s (%s)", "down" if down else "up", node, self.alias, extra=about)
+            self.notify(event, node=node)
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is its name in the queues of the nodes."""
@@ -814,6 +840,8 @@ class LockManager:
                 for lease, term in chosen:
                     lease._tenure.asked(ballot, term)
                 yield ballot, [lease for lease, _ in chosen]
+                if ballot.count(*ANSWERS) < ballot.needed:
+                    return  # the nodes are silent; the others' turn comes after that of the leases of other aliases
 
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the lease of a won acquisition, or raise why it was not won."""
@@ -868,19 +896,17 @@ class LockManager:
             name, outcome.waited, outcome.attempts, said, outcome.retry_after, asdict(holder) if holder else None
         )
 
-    def _survey(self, slugs: tuple[str, ...], offset: int, count: int) -> Ballot:
-        requests = dict.fromkeys(range(len(self.nodes)), Survey(slugs, offset, count))
+    def _survey(self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int] = ()) -> Ballot:
+        requests = dict.fromkeys(set(range(len(self.nodes))).difference(but), Survey(slugs, offset, count))
         return Ballot(requests, lambda replies: False, self.rules.timeout(self.rules.ttl), self.rules.needed)
 
     def _loop_side(self) -> "LoopSide":
         self._notice_fork()
-        loop = asyncio.get_running_loop()
-        side = self._loops.get(loop)
-        if side is None:
-            gather = AsyncGather(self.nodes, self.admission, self._gather.breakers, steady)
-            presence = self._new_presence(loop_watchdog)
-            side = self._loops[loop] = LoopSide(gather, AsyncHints(self.nodes, self.rules.needed), presence)
-        return side
+        return self._loops.get()
+
+    def _new_loop_side(self) -> "LoopSide":
+        gather = AsyncGather(self.nodes, self.admission, self._gather.breakers, steady)
+        return LoopSide(gather, AsyncHints(self.nodes, self.rules.needed), self._new_presence(loop_watchdog))
 
     def _new_presence(self, dog: Callable[[], Any]) -> Presence:
         return Presence(self, this_process(_HOST, _process), dog)
@@ -894,7 +920,7 @@ class LockManager:
             self._hints.forked()
             self._hints = Hints(self.nodes, self.rules.needed)
             self._gather.close()
-            self._loops = WeakKeyDictionary()
+            self._loops = PerLoop(self._new_loop_side)
 
 
 class LoopSide(NamedTuple):

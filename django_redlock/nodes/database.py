@@ -165,6 +165,8 @@ class Clerk(threading.Thread):
             self._busy_since = float("inf")
             for job, reply in zip(jobs, replies, strict=False):
                 job.deliver(reply)
+        with self._at_work:
+            self._ledger.clean()
 
     def _end(self, error: LinkError) -> None:
         with self._mutex:

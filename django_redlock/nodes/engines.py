@@ -147,6 +147,12 @@ PREPARE = {"postgresql": prepare_postgresql, "mysql": prepare_mysql, "sqlite": p
 GREET = {"postgresql": greet_postgresql, "mysql": greet_mysql, "sqlite": greet_sqlite}
 
 
+def counts_together(connection: Any) -> bool:
+    """Return whether the driver tells how many rows a statement changed that it carried out with many parameters."""
+    # psycopg2 tells it of the last one; it has no `pgconn`.
+    return connection.vendor != "postgresql" or hasattr(connection.connection, "pgconn")
+
+
 def shut_down(raw: Any) -> None:
     """End the socket of a driver's connection without closing it: the thread that uses it does that."""
     held = getattr(raw, "_sock", None)  # PyMySQL's

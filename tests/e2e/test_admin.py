@@ -164,7 +164,7 @@ def test_find_a_lock_and_look_closer(site, open_page, shoot):
     page.locator("th.column-lock_name .text a").click()
     expect(page.locator("th.column-lock_name.sorted.descending")).to_be_visible()
     assert names(page) == ["reports:1", "orders:2", "orders:1", "orders:0"]
-    page.fill("#searchbar", "orders import 2")
+    page.fill("#searchbar", "orders:2 IMPORT")
     page.keyboard.press("Enter")
     expect(page.locator("#result_list tbody tr")).to_have_count(1)
     page.goto("/admin/redlock/heldlock/?kind=view")

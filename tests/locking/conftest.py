@@ -87,6 +87,11 @@ class Tables:
         with self._blocker.unblock():
             self._open.close()
 
+    def entry(self) -> dict[str, Any]:
+        """Return what ``DATABASES`` of another process is to say of the first of them."""
+        entry = connections.settings[self.aliases[0]]
+        return {key: entry[key] for key in ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")}
+
     def query(self, statement: str, place: int = 0) -> list[Any]:
         """Carry out a statement in one of the databases."""
         with self._blocker.unblock(), connections[self.aliases[place]].cursor() as cursor:
