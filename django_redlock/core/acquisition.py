@@ -278,7 +278,8 @@ class Acquisition:
         if ballot.count(Kind.ACCEPTED) < self._rules.needed:
             if ballot.count(*GRANTS) < self._rules.needed:
                 return None
-            token = self._floor.of(slugs) + 1
+            # Our clock may be too far ahead for the nodes, who may have forgotten every token: theirs stands in for it.
+            token = max(self._floor.of(slugs) + 1, granting_time(ballot.replies))
             second = yield from self._raise_token(ballot, token)
             if second.count(Kind.ACCEPTED) < self._rules.needed:
                 return None
@@ -492,6 +493,11 @@ def silent(replies: Mapping[int, Reply]) -> int:
 def misconfigured(replies: Mapping[int, Reply]) -> int:
     """Return how many nodes will not vote until they or the settings are changed."""
     return sum(reply.misconfigured for reply in replies.values())
+
+
+def granting_time(replies: Mapping[int, Reply]) -> int:
+    """Return what the slowest clock of the nodes that granted shows, in microseconds; 0 if none says."""
+    return min([reply.time for reply in replies.values() if reply.kind in GRANTS and reply.time], default=0)
 
 
 def most_held(replies: Mapping[int, Reply]) -> int:

@@ -120,6 +120,19 @@ def test_token_that_was_too_low_is_raised_in_a_second_round():
     assert attempt.go_on().token == NOW * 2 + 1
 
 
+def test_token_is_not_small_where_the_nodes_know_none():
+    """P2, P7: who proposed more than they accept, and hears of no token, goes by the slowest clock that granted."""
+    attempt = Attempt()
+    for node, ahead in enumerate([2, 1, 3]):
+        attempt.step.receive(node, Reply(G, 0, NOW + ahead * 1_000_000))
+
+    second = attempt.go_on()
+
+    assert {request.number for request in second.requests.values()} == {NOW + 1_000_000}
+    attempt.reply(A, A, A)
+    assert attempt.go_on().token == NOW + 1_000_000
+
+
 def test_votes_of_two_rounds_are_not_mixed():
     """P4: two accepted the first number and two the second: that is no quorum for either."""
     attempt = Attempt()
