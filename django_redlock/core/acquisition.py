@@ -436,7 +436,7 @@ class Acquisition:
 
     def _gave_up(self, waited: float) -> GaveUp:
         refused = [reply for reply in self._replies.values() if reply.kind in REFUSALS]
-        holders = [reply.detail for reply in refused if reply.detail]
+        holders = [owners.uncounted(reply.detail) for reply in refused if reply.detail]
         hopeless = self._misconfigured()
         return GaveUp(
             taken=not hopeless and (len(refused) > self._rules.spare or (bool(refused) and not self._cut_off())),
@@ -501,8 +501,12 @@ def granting_time(replies: Mapping[int, Reply]) -> int:
 
 
 def most_held(replies: Mapping[int, Reply]) -> int:
-    """Return on how many nodes the same holder was in the way, for the holder who is on most."""
-    holders = [reply.detail for reply in replies.values() if reply.kind is Kind.BUSY]
+    """
+    Return on how many nodes the same holder was in the way, for the holder who is on most.
+
+    A node that missed an extension has counted fewer.
+    """
+    holders = [owners.uncounted(reply.detail) for reply in replies.values() if reply.kind is Kind.BUSY]
     return max(map(holders.count, holders), default=0)
 
 

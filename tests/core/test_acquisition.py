@@ -9,7 +9,7 @@ import pytest
 
 from django_redlock.core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Waiter, Wanted
 from django_redlock.core.messages import Acquire, Ballot, Instant, Kind, Raise, Release, Reply
-from django_redlock.core.owner import Owner
+from django_redlock.core.owner import Owner, counted, encode
 from django_redlock.core.rules import Rules
 
 NOW = 1_795_000_000_000_000
@@ -417,6 +417,19 @@ def test_holder_with_a_quorum_is_not_asked_again(replies: list[Any]):
 
     assert isinstance(outcome, GaveUp)
     assert (outcome.taken, outcome.attempts) == (True, 1)
+
+
+def test_holder_that_one_node_did_not_extend_is_one_holder():
+    """L16, L32: what nodes store differs by the number of extensions; that is no split vote."""
+    value = encode("", Owner("host", 7))
+    attempt = Attempt(nodes=3, wait=0.0)
+    attempt.reply(counted(value, 2), counted(value, 1), F)
+    assert attempt.step.closed
+
+    outcome = attempt.proceed()
+
+    assert isinstance(outcome, GaveUp)
+    assert (outcome.taken, outcome.attempts, outcome.holder) == (True, 1, value)
 
 
 def test_no_quorum_is_explained_while_waiting():
