@@ -349,9 +349,12 @@ class Acquisition:
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
         """Give back what the attempt got, so that nobody finds it in the way."""
         ballot = self._withdrawal(leaving=leaving)
-        self._withdrawn, self._ballots = self._ballots, []
         if ballot.requests:
             self._at = yield ballot
+        # Not before, or an interruption would leave what has not been given back to nobody.
+        self._withdrawn, self._ballots = self._ballots, []
+        if leaving:
+            self._enrolled = set()
 
     def _withdrawal(self, *, leaving: bool, timeout: float = 0.0) -> Ballot:
         """
@@ -364,7 +367,6 @@ class Acquisition:
         if waiter:
             # A round that was interrupted has not been counted yet.
             nodes |= self._enrolled.union(*(ballot.enrolled() for ballot in self._ballots))
-            self._enrolled = set()
         release = Release(self._trying, self._nonce, 0.0, waiter, self.wanted.shared, self._queue)
         unsure = unanswered([*self._withdrawn, *self._ballots])
         return farewell(release, nodes, unsure, self.wanted.ttl, timeout)

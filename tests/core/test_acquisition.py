@@ -336,6 +336,24 @@ def test_waiter_that_is_cut_off_gives_up_its_place():
     assert {node: request.leaving for node, request in leaving.requests.items()} == {0: "p|1"}
 
 
+@pytest.mark.parametrize("wait", [1.0, 3.0])
+def test_what_is_interrupted_while_it_is_given_back_is_given_back_again(wait: float):
+    """L10, P33: nobody knows how far the round came, so undoing it asks all of its nodes, and leaves the lines."""
+    attempt = Attempt(wait=wait, waiter="p|1")
+    attempt.step.receive(0, Reply(A))
+    for node in range(1, 4):
+        attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=0))
+    back = attempt.go_on(2.0)
+    assert {0, 4} <= back.requests.keys()
+
+    attempt.steps.close()
+    undo = attempt.acquisition.undo()
+
+    assert undo.requests == {
+        node: Release(("{a}",), f"{1:032x}", 10.0 if node == 4 else 0.0, "p|1") for node in range(5)
+    }
+
+
 def test_waiter_acts_on_hints_from_a_quorum_of_nodes():
     """P28: one node's hint may come from a waiter that gave a minority back; acting on it would wake the next one."""
     waiter = Waiter("p|1", 3)
