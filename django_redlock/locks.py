@@ -29,6 +29,7 @@ from .core.names import check_names, slug
 from .core.owner import Owner, decode
 from .core.rules import MIN_TTL, Rules, number, seconds
 from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
+from .entering import this_task, this_thread
 from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError
 from .nodes import Node
 from .nodes.aio import AsyncGather
@@ -289,6 +290,26 @@ class Lease:
         self._tenure.end("fenced", steady())
         self._tell_loss()
 
+    # What a reentrant lock asks
+
+    @property
+    def entered(self) -> bool:
+        """Whether its holder has not yet given it back as often as it was taken."""
+        return self._depth > 0
+
+    def enter_again(self) -> bool:
+        """
+        Enter it once more; returns whether that could be, which it cannot when it has been given back.
+
+        Raises:
+            LockLostError: It was lost, and its holder is still inside.
+        """
+        if not self.entered:
+            return False
+        self.ensure()
+        self._depth += 1
+        return True
+
     # What the watchdog asks
 
     @property
@@ -319,7 +340,7 @@ class Lease:
     def _still_entered(self) -> bool:
         """Leave a reentrant lock once; returns whether it has been entered more often."""
         self._depth -= 1
-        return self._depth > 0
+        return self.entered
 
     def _extended(self, ballot: Ballot, number: int, start: float) -> bool:
         longer = self._tenure.extended(ballot, number, start, steady())
@@ -449,25 +470,26 @@ class Lock:
         """
         if self._cancel_on_lost:
             raise RuntimeError(f"Lock {self.name!r} has cancel_on_lost, which works with 'async with' only.")
-        lease = self._entered_before(threading.get_ident())
+        who = this_thread()
+        lease = self._entered_before(who)
         if lease is None:
             granted = self._manager.run(self._wanted)
             lease = self._manager.held(self._wanted, granted, self._renew)
-            self._remember(threading.get_ident(), lease)
+            self._remember(who, lease)
         return lease
 
     async def aacquire(self) -> Lease:
         """Do what :meth:`acquire` does without blocking; a cancelled call leaves no key behind."""
-        task = asyncio.current_task()
-        lease = self._entered_before(task)
+        who = this_task()
+        lease = self._entered_before(who)
         if lease is None:
             granted = await self._manager.arun(self._wanted)
             lease = self._manager.aheld(self._wanted, granted, self._renew)
-            self._remember(task, lease)
+            self._remember(who, lease)
         return lease
 
     def __enter__(self) -> Lease:
-        who = threading.get_ident()
+        who = this_thread()
         self._refuse_nesting(who)
         lease = self.acquire()
         self._entered.setdefault(who, []).append(lease)
@@ -476,15 +498,15 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self._left(threading.get_ident())
+        lease = self._left(this_thread())
         if lease.reason != "released":  # else the body gave it up, and was told the outcome
             lease._leave(lease.release(), body_failed=kind is not None)
 
     async def __aenter__(self) -> Lease:
-        task = asyncio.current_task()
-        self._refuse_nesting(task)
+        task, who = asyncio.current_task(), this_task()
+        self._refuse_nesting(who)
         lease = await self.aacquire()
-        self._entered.setdefault(task, []).append(lease)
+        self._entered.setdefault(who, []).append(lease)
         if self._cancel_on_lost:
             lease.on_lost(lambda lease: cast(AsyncLease, lease)._cancel(task))
         return lease
@@ -492,7 +514,7 @@ class Lock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self._left(asyncio.current_task())
+        lease = self._left(this_task())
         if lease.reason != "released":
             cancelled = cast(AsyncLease, lease)._was_cancelled(kind)
             lease._leave(await lease.arelease(), body_failed=kind is not None and not cancelled)
@@ -533,22 +555,20 @@ class Lock:
         """Return the lease that the calling thread or task has of a reentrant lock, entered once more."""
         if not self._reentrant:
             return None
-        names, shared = self._wanted.names, self._wanted.shared
-        if (names, not shared, who) in self._manager.entered:
+        names, limit, shared = self._wanted.names, self._wanted.limit, self._wanted.shared
+        if (other := self._manager.entered.get((names, limit, not shared, who))) and other.entered:
             raise RuntimeError(
                 f"Lock {self.name!r} is held here, {'exclusively' if shared else 'shared'}; it cannot be had the other "
                 "way as well, and would wait for itself."
             )
-        lease = self._manager.entered.get((names, shared, who))
-        if lease is None or lease.reason == "released":
-            return None
-        lease.ensure()
-        lease._depth += 1
+        lease = self._manager.entered.get((names, limit, shared, who))
+        if lease is None or not lease.enter_again():
+            return None  # one that was given back is over, however it ended
         return lease
 
     def _remember(self, who: object, lease: Lease) -> None:
         if self._reentrant:
-            self._manager.entered[self._wanted.names, self._wanted.shared, who] = lease
+            self._manager.entered[self._wanted.names, self._wanted.limit, self._wanted.shared, who] = lease
 
 
 class LockManager:
