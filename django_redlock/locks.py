@@ -14,12 +14,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from functools import wraps
 from hashlib import blake2b
-from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
@@ -29,7 +28,8 @@ from .core.names import check_names, slug
 from .core.owner import Owner, decode
 from .core.rules import MIN_TTL, Rules, number, seconds
 from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
-from .entering import this_task, this_thread
+from .decoration import Function, decorated
+from .entering import Entries, Interruption, this_task, this_thread
 from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError
 from .nodes import Node
 from .nodes.aio import AsyncGather
@@ -39,7 +39,6 @@ from .nodes.hints import AsyncHints, Hints
 from .presence import Presence, this_process
 from .watchdog import loop_watchdog, watchdog
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 Notify = Callable[..., None]
 
 log = logging.getLogger("django_redlock")
@@ -106,6 +105,7 @@ class Lease:
         self._callbacks: list[Callable[[Lease], object]] = []
         self._mutex = threading.Lock()
         self._pid = _pid
+        self._told = False  # whether its loss is known
         self._depth = 1  # how often its holder has entered it, for a reentrant lock
         self._owner = b""
 
@@ -166,7 +166,7 @@ class Lease:
         An event that is set when the lease ends without having been released.
 
         A :class:`threading.Event`, or an :class:`asyncio.Event` for a lease acquired with ``aacquire()`` or
-        ``async with``.
+        ``async with``, which its event loop sets, whichever thread noticed the end.
         """
         return self._lost
 
@@ -206,7 +206,7 @@ class Lease:
         """
         with self._mutex:
             self._callbacks.append(callback)
-        if self._lost.is_set():
+        if self._told:
             self._call_back()
 
     def heartbeat(self) -> None:
@@ -368,12 +368,13 @@ class Lease:
 
     def _tell_loss(self) -> None:
         """Tell of an end that was no release, once, whoever noticed it."""
-        if self._tenure.ended == "released" or self._lost.is_set():
+        if self._tenure.ended == "released" or self._told:
             return
         with self._mutex:
-            if self._lost.is_set():
+            if self._told:
                 return
-            self._set_lost()
+            self._told = True
+        self._set_lost()
         log.error("lock lost: %s (%s)", self.name, self.reason, extra={"event": "lock_lost", "lock": self.name})
         self._manager.notify("lock_lost", lease=self, reason=self.reason)
         self._call_back()
@@ -407,26 +408,13 @@ class AsyncLease(Lease):
     def __init__(self, manager: "LockManager", tenure: Tenure, renew: bool) -> None:
         super().__init__(manager, tenure, renew, asyncio.Event())
         self._loop = asyncio.get_running_loop()
-        self._cancelled: asyncio.Task[Any] | None = None
 
     def _set_lost(self) -> None:
-        self._lost.set()
-        if asyncio._get_running_loop() is not self._loop and not self._loop.is_closed():
-            # Noticed in another thread: the event is set, but those that wait for it must be woken in their loop.
-            self._loop.call_soon_threadsafe(self._lost.set)
-
-    def _cancel(self, task: "asyncio.Task[Any] | None") -> None:
-        """Cancel the body of an ``async with`` block, from whichever thread noticed the loss."""
-        if task is not None and not self._loop.is_closed():
-            self._cancelled = task
-            self._loop.call_soon_threadsafe(task.cancel)
-
-    def _was_cancelled(self, kind: type[BaseException] | None) -> bool:
-        """Return whether the body ended because this lease cancelled it, and nobody else did."""
-        if self._cancelled is None:
-            return False
-        others = self._cancelled.uncancel()
-        return kind is asyncio.CancelledError and others == 0
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits for the event any more
+            if asyncio._get_running_loop() is self._loop or not self._loop.is_running():
+                super()._set_lost()
+            else:  # noticed in another thread, which may not wake those that wait
+                self._loop.call_soon_threadsafe(super()._set_lost)
 
 
 class Lock:
@@ -450,7 +438,8 @@ class Lock:
         self._renew = renew
         self._reentrant = reentrant
         self._cancel_on_lost = cancel_on_lost
-        self._entered: dict[object, list[Lease]] = {}
+        self._threads: Entries[Lease] = Entries(self.name)
+        self._tasks: Entries[tuple[Lease, Interruption | None]] = Entries(self.name)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
@@ -490,62 +479,47 @@ class Lock:
 
     def __enter__(self) -> Lease:
         who = this_thread()
-        self._refuse_nesting(who)
+        self._refuse_nesting(who, self._threads)
         lease = self.acquire()
-        self._entered.setdefault(who, []).append(lease)
+        self._threads.add(who, lease)
         return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self._left(this_thread())
+        lease = self._threads.remove(this_thread())
         if lease.reason != "released":  # else the body gave it up, and was told the outcome
             lease._leave(lease.release(), body_failed=kind is not None)
 
     async def __aenter__(self) -> Lease:
         task, who = asyncio.current_task(), this_task()
-        self._refuse_nesting(who)
+        self._refuse_nesting(who, self._tasks)
         lease = await self.aacquire()
-        self._entered.setdefault(who, []).append(lease)
-        if self._cancel_on_lost:
-            lease.on_lost(lambda lease: cast(AsyncLease, lease)._cancel(task))
+        interruption = Interruption(task) if task and self._cancel_on_lost else None
+        self._tasks.add(who, (lease, interruption))
+        if interruption:
+            lease.on_lost(interruption)
         return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self._left(this_task())
+        lease, interruption = self._tasks.remove(this_task())
+        interrupted = interruption is not None and interruption.end(kind)  # first of all: it may strike no longer
         if lease.reason != "released":
-            cancelled = cast(AsyncLease, lease)._was_cancelled(kind)
-            lease._leave(await lease.arelease(), body_failed=kind is not None and not cancelled)
+            lease._leave(await lease.arelease(), body_failed=kind is not None and not interrupted)
 
     def __call__(self, function: Function) -> Function:
-        """Return *function* so that every call of it runs under this lock."""
-        if iscoroutinefunction(function):
+        """
+        Return *function* so that every call of it runs under this lock.
 
-            @wraps(function)
-            async def alocked(*args: Any, **kwargs: Any) -> Any:
-                async with self:
-                    return await function(*args, **kwargs)
+        Raises:
+            TypeError: It makes a generator, whose body would run after the call, without the lock.
+        """
+        return decorated(self, function)
 
-            return alocked  # type: ignore[return-value]
-
-        @wraps(function)
-        def locked(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return locked  # type: ignore[return-value]
-
-    def _left(self, who: object) -> Lease:
-        leases = self._entered[who]
-        lease = leases.pop()
-        if not leases:
-            del self._entered[who]
-        return lease
-
-    def _refuse_nesting(self, who: object) -> None:
-        if who in self._entered and not self._reentrant:
+    def _refuse_nesting(self, who: object, entries: Entries[Any]) -> None:
+        if who in entries and not self._reentrant:
             raise RuntimeError(
                 f"Lock {self.name!r} is already entered here; it would wait for itself. Pass the lease on instead, or "
                 "write lock(..., reentrant=True)."

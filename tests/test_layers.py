@@ -20,7 +20,7 @@ FLOORS = [
     {"exceptions"},
     {"core"},
     {"nodes"},
-    {"entering", "locks", "presence", "watchdog"},
+    {"decoration", "entering", "locks", "presence", "watchdog"},
     {"conf", "handler", "signals"},
     {"inventory", "fencing", "models", "migrations"},
 ]

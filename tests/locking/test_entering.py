@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from django_redlock import LockLostError, LockTakenError
 from django_redlock.locks import LockManager
 
-from .conftest import Flavour, Manager, held_by
+from .conftest import Flavour, Manager, held_by, holders
 
 
 @pytest.fixture
@@ -127,3 +128,193 @@ async def test_place_of_a_reentrant_lock_is_not_the_lock_itself(make: Manager, f
     assert held_by(manager, "{a}", whole.token)
     for lease in (whole, place):
         assert await flavour.release(lease) == "released"
+
+
+# cancel_on_lost
+
+
+@pytest.mark.parametrize("noticed", ["ensure", "valid", "another thread", "when it is left"])
+async def test_body_that_notices_the_loss_itself_is_not_cancelled_after_it(make: Manager, noticed: str):
+    """L23, L36: a task that has left the block with the loss goes on; no cancellation strikes it later."""
+    manager = make()
+    with pytest.raises(LockLostError):  # noqa: PT012
+        async with manager.lock("a", renew=False, cancel_on_lost=True) as lease:
+            lose(lease)
+            if noticed == "ensure":
+                lease.ensure()
+            elif noticed == "valid":
+                assert not lease.valid()
+            elif noticed == "another thread":
+                assert in_a_thread(lease.valid) is False
+
+    await asyncio.sleep(0)
+
+    assert asyncio.current_task().cancelling() == 0
+    assert lease.lost.is_set()
+
+
+async def test_body_that_goes_on_after_the_loss_is_cancelled_where_it_waits(make: Manager):
+    """L23: a loss that the body has seen and not heeded cancels it all the same, at its next await."""
+    manager = make()
+    went_on = []
+
+    with pytest.raises(LockLostError):  # noqa: PT012
+        async with manager.lock("a", renew=False, cancel_on_lost=True) as lease:
+            lose(lease)
+            assert not lease.valid()
+            await asyncio.sleep(60)
+            went_on.append(True)
+
+    assert went_on == []
+    assert asyncio.current_task().cancelling() == 0
+
+
+async def test_lock_that_was_entered_twice_cancels_once(make: Manager):
+    """L23, L43: the outer block of a reentrant lock alone asked for it, so the inner one is left like any other."""
+    manager = make()
+
+    with pytest.raises(LockLostError):  # noqa: PT012
+        async with manager.lock("a", renew=False, reentrant=True, cancel_on_lost=True) as lease:
+            async with manager.lock("a", reentrant=True):
+                lose(lease)
+                assert not lease.valid()
+                await asyncio.sleep(60)
+
+    assert asyncio.current_task().cancelling() == 0
+
+
+async def test_loss_that_another_thread_notices_is_told_in_the_loop(make: Manager):
+    """L23: an event that wakes tasks is set by their loop, so that asyncio's debug mode finds nothing wrong."""
+    manager = make()
+    asyncio.get_running_loop().set_debug(True)
+    asyncio.get_running_loop().slow_callback_duration = 60  # a machine that stands still is not what is tested
+    told: list[Any] = []
+    lease = await manager.lock("a", renew=False).aacquire()
+    lease.on_lost(told.append)
+    waits = asyncio.create_task(lease.lost.wait())
+    await asyncio.sleep(0)
+    lose(lease)
+
+    noticed = await asyncio.to_thread(lambda: (lease.valid(), lease.valid()))
+
+    assert noticed == (False, False)
+    assert await asyncio.wait_for(waits, 30)
+    assert told == [lease]
+    late: list[Any] = []
+    lease.on_lost(late.append)
+    assert late == [lease]
+
+
+# left elsewhere
+
+
+async def test_generator_that_is_left_early_gives_its_lock_back(make: Manager):
+    """L42: an async generator is closed by a task of the loop's, which has not entered the lock; it leaves it."""
+    manager = make()
+    lock = manager.lock("a", wait=0)
+
+    async def rows() -> AsyncIterator[Any]:
+        async with lock as lease:
+            yield lease
+
+    found = rows()
+    lease = await anext(found)
+    await asyncio.create_task(found.aclose())
+
+    assert lease.reason == "released"
+    async with lock as next_one:  # nobody is inside any more
+        assert next_one.valid()
+
+
+def test_block_that_another_thread_leaves_is_left(memory: Manager):
+    """L42: a generator with a lock may end in another thread than it began in."""
+    manager = memory()
+
+    def rows() -> Any:
+        with manager.lock("a", wait=0) as lease:
+            yield lease
+
+    found = rows()
+    lease = in_a_thread(lambda: next(found))
+    found.close()
+
+    assert lease.reason == "released"
+    manager.close()
+
+
+async def test_leaving_what_nobody_or_more_than_one_entered_is_an_error(make: Manager):
+    """L42: who has not entered a lock cannot say whose hold to end, if there are several; it ends none."""
+    manager = make()
+    lock = manager.lock("a", shared=True)
+    inside = [asyncio.create_task(lock.__aenter__()) for _ in range(2)]
+    leases = await asyncio.gather(*inside)
+
+    with pytest.raises(RuntimeError, match="'a' is not entered here, but in 2 other tasks or threads"):
+        await lock.__aexit__(None, None, None)
+    with pytest.raises(RuntimeError, match="'a' is not entered: there is nothing to leave"):
+        lock.__exit__(None, None, None)
+
+    assert all(lease.valid() for lease in leases)
+    for lease in leases:
+        await lease.arelease()
+
+
+# decorated functions
+
+
+class Report:
+    async def __call__(self, manager: LockManager) -> bool:
+        return await held(manager)
+
+
+class Rows:
+    def __call__(self) -> Any:
+        yield 1
+
+
+async def held(manager: LockManager) -> bool:
+    await asyncio.sleep(0)
+    return bool(holders(manager, "{a}"))
+
+
+@pytest.mark.parametrize("function", [held, Report(), partial(Report()), partial(held)])
+async def test_whatever_is_awaited_is_awaited_under_the_lock(make: Manager, function: Any):
+    """L79: an object whose call is a coroutine is locked like a coroutine function."""
+    manager = make()
+
+    assert await manager.lock("a", wait=0)(function)(manager)
+
+    assert held_by(manager, "{a}")
+
+
+def generator() -> Any:
+    yield 1
+
+
+async def async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [generator, partial(generator), async_generator, Rows()])
+def test_generators_cannot_be_decorated(memory: Manager, function: Any):
+    """L79: the body of a generator would run after the call, without the lock; that is refused when it is written."""
+    with pytest.raises(TypeError, match=r"cannot be decorated with a lock.* inside it"):
+        memory().lock("a")(function)
+
+
+async def test_function_that_returns_a_coroutine_is_refused(make: Manager):
+    """L79: a coroutine that a plain function made would run when the lock is no longer held; it never runs."""
+    manager = make()
+    ran = []
+
+    async def work() -> None:
+        ran.append(True)
+
+    @manager.lock("a", wait=0)
+    def wrapped() -> Any:
+        return work()
+
+    with pytest.raises(TypeError, match="wrapped returned something to await, which would run without lock 'a'"):
+        wrapped()
+    assert ran == []
+    assert held_by(manager, "{a}")
