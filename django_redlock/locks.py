@@ -443,6 +443,7 @@ class Lock:
         self._renew = renew
         self._reentrant = reentrant
         self._cancel_on_lost = cancel_on_lost
+        self._anew: Callable[[], Lock] | None = None
         self._threads: Entries[Lease] = Entries(self.name)
         self._tasks: Entries[tuple[Lease, Interruption | None]] = Entries(self.name)
 
@@ -464,6 +465,7 @@ class Lock:
         """
         if self._cancel_on_lost:
             raise RuntimeError(f"Lock {self.name!r} has cancel_on_lost, which works with 'async with' only.")
+        self._follow_settings()
         who = this_thread()
         lease = self._entered_before(who)
         if lease is None:
@@ -474,6 +476,7 @@ class Lock:
 
     async def aacquire(self) -> Lease:
         """Do what :meth:`acquire` does without blocking; a cancelled call leaves no key behind."""
+        self._follow_settings()
         who = this_task()
         lease = self._entered_before(who)
         if lease is None:
@@ -481,6 +484,17 @@ class Lock:
             lease = self._manager.aheld(self._wanted, granted, self._renew)
             self._remember(who, lease)
         return lease
+
+    def made_by(self, anew: "Callable[[], Lock]") -> "Lock":
+        """Have *anew* describe it again after the settings have changed; returns the lock itself."""
+        self._anew = anew
+        return self
+
+    def _follow_settings(self) -> None:
+        """Move to the nodes of the present settings: a decorator outlives those of the moment it was written in."""
+        if self._manager.retired and self._anew:
+            anew = self._anew()
+            self._manager, self._wanted, self._renew = anew._manager, anew._wanted, anew._renew
 
     def __enter__(self) -> Lease:
         who = this_thread()
@@ -574,6 +588,7 @@ class LockManager:
         asleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
     ) -> None:
         self.alias = alias
+        self.retired = False  # whether the settings have changed since
         self.nodes = tuple(nodes)
         self.rules = rules
         self.notify = notify

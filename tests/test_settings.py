@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.test import override_settings
 
 import django_redlock
-from django_redlock import InvalidRedlockError, LockManager, QuorumUnavailableError, lock, locks
+from django_redlock import InvalidRedlockError, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.checks import check_deployment, check_settings
 from django_redlock.signals import lock_acquired, lock_released, lock_taken
 from django_redlock.testing import Servers
@@ -463,3 +463,14 @@ def test_every_check_is_documented_and_tested():
     assert used == documented
     assert [code for code in used if sum(code in codes for codes in sources.values()) > 1] == []
     assert [code for code in used if code not in here] == []
+
+
+def test_lock_that_was_described_before_the_settings_changed_follows_them(settings):
+    """A decorator is written when a module is imported, and used under ``override_settings``, too."""
+    described = lock("a")
+    settings.REDLOCK = {"default": {"NODES": ["memory://elsewhere"], "OPTIONS": {"ttl": 11}}}
+
+    with described as lease:
+        assert lease.ttl == 11
+        with pytest.raises(LockTakenError):
+            locks["default"].lock("a", wait=0).acquire()
