@@ -390,3 +390,18 @@ def test_too_few_nodes_to_do_anything(five):
     assert force_release("orders:7", seen) == "unknown"
     assert ask_to_stop("orders:7", seen) == "unknown"
     assert extend_lock("orders:7", seen, 55.0) == "unknown"
+
+
+def test_any_number_of_names_can_be_asked_for_at_once(five):
+    """
+    L70: whoever asks a node for thousands of names in one request gets an answer for each.
+    """
+    lease = taken("n7")
+    names = tuple(slug(f"n{number}") for number in range(9000))
+
+    replies = locks["default"].survey(slugs=names)
+
+    for reply in replies.values():
+        assert len(reply.rows) == 9000
+        assert [row.slug for row in reply.rows if row.value] == [slug("n7")]
+    assert lease.valid()
