@@ -5,7 +5,6 @@ import pytest
 
 from django_redlock import LockTakenError, lock, locks
 
-
 if django.VERSION >= (6, 0):
     from django.tasks import TaskResultStatus, task
 
