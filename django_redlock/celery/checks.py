@@ -50,7 +50,7 @@ def _check_task(app: Any, task: Any) -> Iterator[CheckMessage]:
         yield Warning(
             f"The singleton task {task.name} is not of the app's own task class {_chosen(app).__name__}.",
             hint="Derive its class from app.Task too, or use @singleton_task, which does.",
-            id="redlock.W033",
+            id="redlock.W023",
         )
 
 
@@ -62,7 +62,7 @@ def _lease(task: Any) -> Iterator[CheckMessage]:
     except InvalidRedlockError:
         return  # check_settings says so
     except ValueError as error:
-        yield Error(f"lease={options.lease:g} of the singleton task {task.name}: {error}", id="redlock.E030")
+        yield Error(f"lease={options.lease:g} of the singleton task {task.name}: {error}", id="redlock.E020")
         return
     shortest = BEATS * 2 * rules.timeout(options.lease)
     if options.lease < shortest:
@@ -70,7 +70,7 @@ def _lease(task: Any) -> Iterator[CheckMessage]:
             f"lease={options.lease:g} of the singleton task {task.name} has no time for {BEATS} heartbeats, if nodes "
             "are slow.",
             hint=f"Make it {shortest:g} s or longer, or OPTIONS['node_timeout'] shorter.",
-            id="redlock.W030",
+            id="redlock.W020",
         )
 
 
@@ -85,7 +85,7 @@ def _late_ack(app: Any, task: Any) -> Iterator[CheckMessage]:
             f"The singleton task {task.name} is acknowledged late and has {said}; after visibility_timeout, "
             f"{visibility:g} s, the broker delivers its message again while it runs.",
             hint="Set a time_limit below it. Until then the copy waits for the run, and asks the nodes once per lease.",
-            id="redlock.W031",
+            id="redlock.W021",
         )
 
 
@@ -97,7 +97,7 @@ def _results(task: Any) -> Iterator[CheckMessage]:
         yield Warning(
             f"{wants[0]} of the singleton task {task.name} needs results, and {without}.",
             hint='Store its results, or choose another way, such as on_overlap="wait".',
-            id="redlock.W032",
+            id="redlock.W022",
         )
 
 
@@ -116,7 +116,7 @@ def _check_beat(app: Any, tasks: list[Any]) -> Iterator[CheckMessage]:
                 f"The beat schedule's entry {name!r} names the task {task}, which is not known here.",
                 hint="Import its module where beat runs: what is sent by name alone takes no slot until a worker has "
                 "it, so that messages pile up.",
-                id="redlock.W034",
+                id="redlock.W024",
             )
 
 

@@ -278,7 +278,8 @@ class Acquisition:
         if ballot.count(Kind.ACCEPTED) < self._rules.needed:
             if ballot.count(*GRANTS) < self._rules.needed:
                 return None
-            token = self._floor.of(slugs) + 1
+            # Our clock may be too far ahead for the nodes, who may have forgotten every token: theirs stands in for it.
+            token = max(self._floor.of(slugs) + 1, granting_time(ballot.replies))
             second = yield from self._raise_token(ballot, token)
             if second.count(Kind.ACCEPTED) < self._rules.needed:
                 return None
@@ -348,9 +349,12 @@ class Acquisition:
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
         """Give back what the attempt got, so that nobody finds it in the way."""
         ballot = self._withdrawal(leaving=leaving)
-        self._withdrawn, self._ballots = self._ballots, []
         if ballot.requests:
             self._at = yield ballot
+        # Not before, or an interruption would leave what has not been given back to nobody.
+        self._withdrawn, self._ballots = self._ballots, []
+        if leaving:
+            self._enrolled = set()
 
     def _withdrawal(self, *, leaving: bool, timeout: float = 0.0) -> Ballot:
         """
@@ -363,7 +367,6 @@ class Acquisition:
         if waiter:
             # A round that was interrupted has not been counted yet.
             nodes |= self._enrolled.union(*(ballot.enrolled() for ballot in self._ballots))
-            self._enrolled = set()
         release = Release(self._trying, self._nonce, 0.0, waiter, self.wanted.shared, self._queue)
         unsure = unanswered([*self._withdrawn, *self._ballots])
         return farewell(release, nodes, unsure, self.wanted.ttl, timeout)
@@ -435,7 +438,7 @@ class Acquisition:
 
     def _gave_up(self, waited: float) -> GaveUp:
         refused = [reply for reply in self._replies.values() if reply.kind in REFUSALS]
-        holders = [reply.detail for reply in refused if reply.detail]
+        holders = [owners.uncounted(reply.detail) for reply in refused if reply.detail]
         hopeless = self._misconfigured()
         return GaveUp(
             taken=not hopeless and (len(refused) > self._rules.spare or (bool(refused) and not self._cut_off())),
@@ -494,9 +497,18 @@ def misconfigured(replies: Mapping[int, Reply]) -> int:
     return sum(reply.misconfigured for reply in replies.values())
 
 
+def granting_time(replies: Mapping[int, Reply]) -> int:
+    """Return what the slowest clock of the nodes that granted shows, in microseconds; 0 if none says."""
+    return min([reply.time for reply in replies.values() if reply.kind in GRANTS and reply.time], default=0)
+
+
 def most_held(replies: Mapping[int, Reply]) -> int:
-    """Return on how many nodes the same holder was in the way, for the holder who is on most."""
-    holders = [reply.detail for reply in replies.values() if reply.kind is Kind.BUSY]
+    """
+    Return on how many nodes the same holder was in the way, for the holder who is on most.
+
+    A node that missed an extension has counted fewer.
+    """
+    holders = [owners.uncounted(reply.detail) for reply in replies.values() if reply.kind is Kind.BUSY]
     return max(map(holders.count, holders), default=0)
 
 

@@ -130,6 +130,8 @@ PHRASES = (
     ("too many", "max clients"),
     ("unable to open database file", "no such file"),
     ("translate host name", "unknown host"),
+    ("is locked", "locked"),
+    ("max_statement_time", "timeout"),
     ("timeout", "timeout"),
     ("timed out", "timeout"),
 )

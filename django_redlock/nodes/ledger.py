@@ -208,8 +208,8 @@ class Ledger:
                 if not writing or self._write(writing):
                     return replies
                 detail = "contended"
-            except (DatabaseError, OSError):
-                detail = self._failed(unclear=bool(writing))
+            except (DatabaseError, OSError) as error:
+                detail = self._failed(error, unclear=bool(writing))
             if steady() >= until:
                 return [Reply(Kind.FAILED, detail=detail)] * len(requests)
             time.sleep(random.random() * PAUSE)
@@ -222,7 +222,7 @@ class Ledger:
             except LinkError as error:
                 raise UntouchedError(error.detail) from None
 
-    def _failed(self, *, unclear: bool) -> str:
+    def _failed(self, error: Exception, *, unclear: bool) -> str:
         """Return what to say of an error; a server that still answers has undone what it could not do."""
         answers = self._connection is not None and self._connection.vendor == "sqlite"
         with suppress(DatabaseError, OSError, AttributeError):
@@ -231,7 +231,7 @@ class Ledger:
         self.close()
         if unclear and not answers:
             raise LinkError("reset")
-        return "error reply" if answers else "reset"
+        return (word(error) or "error reply") if answers else "reset"
 
     def survey(self, request: Survey) -> Reply:
         """Report the locks named, or one page of those that are held, in the order in which they end."""

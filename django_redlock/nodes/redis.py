@@ -349,7 +349,7 @@ def parse_greeting(raw: Any) -> Greeting:
         run_id=info["run_id"],
         uptime=float(info["uptime_in_seconds"]) if "uptime_in_seconds" in info else None,
         evicts=evicts,
-        promoted=info.get("second_repl_offset", "-1") != "-1",
+        promoted=info.get("master_replid", "?") if info.get("second_repl_offset", "-1") != "-1" else "",
     )
 
 

@@ -46,10 +46,10 @@ def test_nothing_without_an_app(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({"lease": 61.0}, ["redlock.E030"]),
-        ({"lease": 5.0}, ["redlock.W030"]),
-        ({"on_overlap": "join", "ignore_result": True}, ["redlock.W032"]),
-        ({"challenge": True, "ignore_result": True}, ["redlock.W032"]),
+        ({"lease": 61.0}, ["redlock.E020"]),
+        ({"lease": 5.0}, ["redlock.W020"]),
+        ({"on_overlap": "join", "ignore_result": True}, ["redlock.W022"]),
+        ({"challenge": True, "ignore_result": True}, ["redlock.W022"]),
         ({"on_overlap": "join"}, []),
         ({"using": "nowhere"}, []),
     ],
@@ -63,7 +63,7 @@ def test_options(declare, options, found):
 
 
 @pytest.mark.parametrize(
-    ("limit", "found"), [(None, ["redlock.W031"]), (7200, ["redlock.W031"]), (300, [])], ids=["none", "above", "below"]
+    ("limit", "found"), [(None, ["redlock.W021"]), (7200, ["redlock.W021"]), (300, [])], ids=["none", "above", "below"]
 )
 def test_late_acknowledgement(app, declare, limit, found):
     """
@@ -98,7 +98,7 @@ def test_class_without_the_projects(monkeypatch, app):
 
     with Celery("own", task_cls=Ours, broker="memory://") as own:
         own.register_task(Alone())
-        assert [found.id for found in check_singletons() if "shop.alone" in found.msg] == ["redlock.W033"]
+        assert [found.id for found in check_singletons() if "shop.alone" in found.msg] == ["redlock.W023"]
 
 
 def test_beat_entry_that_is_not_known(app, declare):
@@ -107,4 +107,4 @@ def test_beat_entry_that_is_not_known(app, declare):
     """
     app.conf.beat_schedule = {"nightly": {"task": "shop.nightly", "schedule": 60.0}}
 
-    assert declare() == ["redlock.W034"]
+    assert declare() == ["redlock.W024"]

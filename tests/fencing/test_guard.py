@@ -259,21 +259,21 @@ def prune(alias: str, *options: str) -> str:
 @pytest.mark.parametrize("options", [{"client_flag": 0}, {"client_flag": 4 | 8}])
 def test_database_that_does_not_count_matches_is_an_error(options):
     """
-    redlock.E021: without FOUND_ROWS, a claim does not know what it matched.
+    redlock.E031: without FOUND_ROWS, a claim does not know what it matched.
     """
-    assert checked("mysql", options) == ["redlock.E021"]
+    assert checked("mysql", options) == ["redlock.E031"]
     assert checked("mysql", {"client_flag": 2 | 4}) == []
 
 
 def test_isolation_level_that_conflicts_is_a_warning():
     """
-    redlock.W021: at other levels than READ COMMITTED, transactions run into each other.
+    redlock.W031: at other levels than READ COMMITTED, transactions run into each other.
     """
     import psycopg
 
-    assert checked("mysql", {"isolation_level": "repeatable read"}) == ["redlock.W021"]
-    assert checked("mysql", {"isolation_level": None}) == ["redlock.W021"]
-    assert checked("postgresql", {"isolation_level": psycopg.IsolationLevel.SERIALIZABLE}) == ["redlock.W021"]
+    assert checked("mysql", {"isolation_level": "repeatable read"}) == ["redlock.W031"]
+    assert checked("mysql", {"isolation_level": None}) == ["redlock.W031"]
+    assert checked("postgresql", {"isolation_level": psycopg.IsolationLevel.SERIALIZABLE}) == ["redlock.W031"]
     assert checked("postgresql", {"isolation_level": psycopg.IsolationLevel.READ_COMMITTED}) == []
     assert checked("postgresql", {}) == checked("mysql", {}) == checked("sqlite3", {"isolation_level": "x"}) == []
 
@@ -290,7 +290,7 @@ def checked(engine: str, options: dict) -> list[str]:
 @pytest.mark.parametrize("engine", ["mariadb"], indirect=True)
 def test_table_without_transactions_is_an_error(engine, django_db_blocker):
     """
-    redlock.E022: a storage engine that cannot roll back makes the fence worthless.
+    redlock.E032: a storage engine that cannot roll back makes the fence worthless.
     """
     with django_db_blocker.unblock(), engine.database() as name, django_database("myisam", engine.settings(name)):
         assert check_fence_tables(databases=["myisam"]) == []
@@ -298,4 +298,4 @@ def test_table_without_transactions_is_an_error(engine, django_db_blocker):
         assert check_fence_tables(databases=["myisam"]) == []
         connections["myisam"].cursor().execute("ALTER TABLE redlock_fence ENGINE = MyISAM")
 
-        assert [message.id for message in check_fence_tables(databases=["myisam"])] == ["redlock.E022"]
+        assert [message.id for message in check_fence_tables(databases=["myisam"])] == ["redlock.E032"]

@@ -143,7 +143,7 @@ def test_database_whose_clock_ran_forward_gives_no_vote(sqlite_tables: Tables, m
         manager.lock("a", renew=False).acquire()
         ahead[0] = 3_600_000_000_000
 
-        with pytest.raises(QuorumUnavailableError, match=r"its clock ran 3\d\d\d\.\d s forward"):
+        with pytest.raises(QuorumUnavailableError, match=r"its clock ran 3\d\d\d\.\d+ s forward"):
             manager.lock("a", wait=0).acquire()
 
 
@@ -197,7 +197,7 @@ def test_row_that_somebody_keeps_locked_is_no_answer(one: LockManager, tables: T
             start = time.monotonic()
             (reply,) = ledger.execute([Release(("{x}",), NONCE)])
             assert time.monotonic() - start < 10
-        assert reply.kind is Kind.FAILED
+        assert (reply.kind, reply.detail) == (Kind.FAILED, "locked" if tables.scheme == "sqlite" else "timeout")
         assert ledger.execute([Release(("{x}",), NONCE)])[0].kind is Kind.RELEASED
 
 
@@ -422,6 +422,17 @@ def test_server_that_forgets_nothing_needs_no_guard(mariadb: MariaDB):
             assert ledger.open().uptime == float("inf")
         finally:
             mariadb.execute(f"SET GLOBAL innodb_flush_log_at_trx_commit = {before[0]}")
+
+
+def test_file_survives_a_power_cut_and_needs_no_guard(tmp_path: Path):
+    """P20: SQLite waits for the disk on this connection, whatever the project thinks of its own."""
+    server = SQLite(tmp_path)
+    careless = {"init_command": "PRAGMA synchronous = OFF"}
+    with server.database() as name, django_database("file", server.settings(name, OPTIONS=careless)):
+        call_command("migrate", "redlock", database="file", verbosity=0, skip_checks=True)
+        with closing(Ledger("file", "t:", 5.0)) as ledger:
+            assert ledger.open().uptime == float("inf")
+            assert ledger.query("PRAGMA synchronous") == [(3,)]  # EXTRA
 
 
 @pytest.mark.once
