@@ -135,7 +135,7 @@ def judge(book: Any, project: Any, fleet: Fleet, killed: Counter[str], minutes: 
         revoked |= {task for task in open_calls if project.work.AsyncResult(task).state == states.REVOKED}
         time.sleep(1)
     time.sleep(project.LEASE + 2)
-    slots = [row.slug for row in held() if not row.slug.startswith(("{done:", "{watch:"))]
+    slots = held()
     fleet.end()
     overlaps, figures = book.overlaps(), book.figures()
     # kombu takes a message out of Redis before it notes that it has done so; a worker that is killed between the two,
@@ -163,12 +163,15 @@ def judge(book: Any, project: Any, fleet: Fleet, killed: Counter[str], minutes: 
     return [*overlaps, *lost, *(f"left: {slot}" for slot in slots)]
 
 
-def held() -> list[Any]:
-    """Return the locks that a node has, whichever knows most."""
+def held() -> list[str]:
+    """Return the slots that a quorum of nodes has; notes and the signs of life of processes are none."""
     from django_redlock import locks
+    from django_redlock.celery.slots import peek
 
     replies = locks["default"].survey(count=5000)
-    return max(([row for row in reply.rows if row.value] for reply in replies.values()), key=len)
+    slugs = {row.slug for reply in replies.values() for row in reply.rows if row.value}
+    names = {slug[1:-1] for slug in slugs if slug.startswith("{task:") and slug.endswith("}")}
+    return sorted(name for name in names if peek("default", name).value)
 
 
 def main() -> int:

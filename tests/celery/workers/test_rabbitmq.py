@@ -8,7 +8,11 @@ from .. import project
 from .conftest import hang_up
 from .real import free, task, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True, scope="module")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.once,
+    pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True, scope="module"),
+]
 
 
 def test_headers(worker, what):
