@@ -14,22 +14,24 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from functools import wraps
 from hashlib import blake2b
-from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar, cast
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from typing import Any, NamedTuple
+from weakref import WeakSet, WeakValueDictionary
 
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
 from .core.admission import Admission
-from .core.messages import Ballot, Instant, Release, Reply, Survey
+from .core.messages import ANSWERS, Ballot, Instant, Release, Reply, Survey
 from .core.names import check_names, slug
 from .core.owner import Owner, decode
 from .core.rules import MIN_TTL, Rules, number, seconds
 from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
+from .decoration import Function, decorated
+from .entering import Entries, Interruption, this_task, this_thread
 from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError
+from .loops import PerLoop
 from .nodes import Node
 from .nodes.aio import AsyncGather
 from .nodes.courier import Courier
@@ -38,7 +40,6 @@ from .nodes.hints import AsyncHints, Hints
 from .presence import Presence, this_process
 from .watchdog import loop_watchdog, watchdog
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 Notify = Callable[..., None]
 
 log = logging.getLogger("django_redlock")
@@ -105,6 +106,7 @@ class Lease:
         self._callbacks: list[Callable[[Lease], object]] = []
         self._mutex = threading.Lock()
         self._pid = _pid
+        self._told = False  # whether its loss is known
         self._depth = 1  # how often its holder has entered it, for a reentrant lock
         self._owner = b""
 
@@ -165,9 +167,13 @@ class Lease:
         An event that is set when the lease ends without having been released.
 
         A :class:`threading.Event`, or an :class:`asyncio.Event` for a lease acquired with ``aacquire()`` or
-        ``async with``.
+        ``async with``, which its event loop sets, whichever thread noticed the end.
         """
         return self._lost
+
+    def held(self) -> float:
+        """Return for how many seconds the lock has been held, or was until it ended."""
+        return self._tenure.held(steady())
 
     def remaining(self) -> float:
         """Return the seconds of validity left; 0.0 when it ended."""
@@ -205,7 +211,7 @@ class Lease:
         """
         with self._mutex:
             self._callbacks.append(callback)
-        if self._lost.is_set():
+        if self._told:
             self._call_back()
 
     def heartbeat(self) -> None:
@@ -289,6 +295,26 @@ class Lease:
         self._tenure.end("fenced", steady())
         self._tell_loss()
 
+    # What a reentrant lock asks
+
+    @property
+    def entered(self) -> bool:
+        """Whether its holder has not yet given it back as often as it was taken."""
+        return self._depth > 0
+
+    def enter_again(self) -> bool:
+        """
+        Enter it once more; returns whether that could be, which it cannot when it has been given back.
+
+        Raises:
+            LockLostError: It was lost, and its holder is still inside.
+        """
+        if not self.entered:
+            return False
+        self.ensure()
+        self._depth += 1
+        return True
+
     # What the watchdog asks
 
     @property
@@ -319,7 +345,7 @@ class Lease:
     def _still_entered(self) -> bool:
         """Leave a reentrant lock once; returns whether it has been entered more often."""
         self._depth -= 1
-        return self._depth > 0
+        return self.entered
 
     def _extended(self, ballot: Ballot, number: int, start: float) -> bool:
         longer = self._tenure.extended(ballot, number, start, steady())
@@ -347,12 +373,13 @@ class Lease:
 
     def _tell_loss(self) -> None:
         """Tell of an end that was no release, once, whoever noticed it."""
-        if self._tenure.ended == "released" or self._lost.is_set():
+        if self._tenure.ended == "released" or self._told:
             return
         with self._mutex:
-            if self._lost.is_set():
+            if self._told:
                 return
-            self._set_lost()
+            self._told = True
+        self._set_lost()
         log.error("lock lost: %s (%s)", self.name, self.reason, extra={"event": "lock_lost", "lock": self.name})
         self._manager.notify("lock_lost", lease=self, reason=self.reason)
         self._call_back()
@@ -386,26 +413,13 @@ class AsyncLease(Lease):
     def __init__(self, manager: "LockManager", tenure: Tenure, renew: bool) -> None:
         super().__init__(manager, tenure, renew, asyncio.Event())
         self._loop = asyncio.get_running_loop()
-        self._cancelled: asyncio.Task[Any] | None = None
 
     def _set_lost(self) -> None:
-        self._lost.set()
-        if asyncio._get_running_loop() is not self._loop and not self._loop.is_closed():
-            # Noticed in another thread: the event is set, but those that wait for it must be woken in their loop.
-            self._loop.call_soon_threadsafe(self._lost.set)
-
-    def _cancel(self, task: "asyncio.Task[Any] | None") -> None:
-        """Cancel the body of an ``async with`` block, from whichever thread noticed the loss."""
-        if task is not None and not self._loop.is_closed():
-            self._cancelled = task
-            self._loop.call_soon_threadsafe(task.cancel)
-
-    def _was_cancelled(self, kind: type[BaseException] | None) -> bool:
-        """Return whether the body ended because this lease cancelled it, and nobody else did."""
-        if self._cancelled is None:
-            return False
-        others = self._cancelled.uncancel()
-        return kind is asyncio.CancelledError and others == 0
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits for the event any more
+            if asyncio._get_running_loop() is self._loop or not self._loop.is_running():
+                super()._set_lost()
+            else:  # noticed in another thread, which may not wake those that wait
+                self._loop.call_soon_threadsafe(super()._set_lost)
 
 
 class Lock:
@@ -429,7 +443,8 @@ class Lock:
         self._renew = renew
         self._reentrant = reentrant
         self._cancel_on_lost = cancel_on_lost
-        self._entered: dict[object, list[Lease]] = {}
+        self._threads: Entries[Lease] = Entries(self.name)
+        self._tasks: Entries[tuple[Lease, Interruption | None]] = Entries(self.name)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
@@ -449,81 +464,67 @@ class Lock:
         """
         if self._cancel_on_lost:
             raise RuntimeError(f"Lock {self.name!r} has cancel_on_lost, which works with 'async with' only.")
-        lease = self._entered_before(threading.get_ident())
+        who = this_thread()
+        lease = self._entered_before(who)
         if lease is None:
             granted = self._manager.run(self._wanted)
             lease = self._manager.held(self._wanted, granted, self._renew)
-            self._remember(threading.get_ident(), lease)
+            self._remember(who, lease)
         return lease
 
     async def aacquire(self) -> Lease:
         """Do what :meth:`acquire` does without blocking; a cancelled call leaves no key behind."""
-        task = asyncio.current_task()
-        lease = self._entered_before(task)
+        who = this_task()
+        lease = self._entered_before(who)
         if lease is None:
             granted = await self._manager.arun(self._wanted)
             lease = self._manager.aheld(self._wanted, granted, self._renew)
-            self._remember(task, lease)
+            self._remember(who, lease)
         return lease
 
     def __enter__(self) -> Lease:
-        who = threading.get_ident()
-        self._refuse_nesting(who)
+        who = this_thread()
+        self._refuse_nesting(who, self._threads)
         lease = self.acquire()
-        self._entered.setdefault(who, []).append(lease)
+        self._threads.add(who, lease)
         return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self._left(threading.get_ident())
+        lease = self._threads.remove(this_thread())
         if lease.reason != "released":  # else the body gave it up, and was told the outcome
             lease._leave(lease.release(), body_failed=kind is not None)
 
     async def __aenter__(self) -> Lease:
-        task = asyncio.current_task()
-        self._refuse_nesting(task)
+        task, who = asyncio.current_task(), this_task()
+        self._refuse_nesting(who, self._tasks)
         lease = await self.aacquire()
-        self._entered.setdefault(task, []).append(lease)
-        if self._cancel_on_lost:
-            lease.on_lost(lambda lease: cast(AsyncLease, lease)._cancel(task))
+        interruption = Interruption(task) if task and self._cancel_on_lost else None
+        self._tasks.add(who, (lease, interruption))
+        if interruption:
+            lease.on_lost(interruption)
         return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self._left(asyncio.current_task())
+        lease, interruption = self._tasks.remove(this_task())
+        interrupted = interruption is not None and interruption.end(kind)  # first of all: it may strike no longer
         if lease.reason != "released":
-            cancelled = cast(AsyncLease, lease)._was_cancelled(kind)
-            lease._leave(await lease.arelease(), body_failed=kind is not None and not cancelled)
+            lease._leave(await lease.arelease(), body_failed=kind is not None and not interrupted)
 
     def __call__(self, function: Function) -> Function:
-        """Return *function* so that every call of it runs under this lock."""
-        if iscoroutinefunction(function):
+        """
+        Return *function* so that every call of it runs under this lock.
 
-            @wraps(function)
-            async def alocked(*args: Any, **kwargs: Any) -> Any:
-                async with self:
-                    return await function(*args, **kwargs)
+        Raises:
+            TypeError: It makes a generator, whose body would run after the call, without the lock.
+        """
+        return decorated(self, function)
 
-            return alocked  # type: ignore[return-value]
-
-        @wraps(function)
-        def locked(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return locked  # type: ignore[return-value]
-
-    def _left(self, who: object) -> Lease:
-        leases = self._entered[who]
-        lease = leases.pop()
-        if not leases:
-            del self._entered[who]
-        return lease
-
-    def _refuse_nesting(self, who: object) -> None:
-        if who in self._entered and not self._reentrant:
+    def _refuse_nesting(self, who: object, entries: Entries[Any]) -> None:
+        if who in entries and not self._reentrant:
             raise RuntimeError(
                 f"Lock {self.name!r} is already entered here; it would wait for itself. Pass the lease on instead, or "
                 "write lock(..., reentrant=True)."
@@ -533,22 +534,20 @@ class Lock:
         """Return the lease that the calling thread or task has of a reentrant lock, entered once more."""
         if not self._reentrant:
             return None
-        names, shared = self._wanted.names, self._wanted.shared
-        if (names, not shared, who) in self._manager.entered:
+        names, limit, shared = self._wanted.names, self._wanted.limit, self._wanted.shared
+        if (other := self._manager.entered.get((names, limit, not shared, who))) and other.entered:
             raise RuntimeError(
                 f"Lock {self.name!r} is held here, {'exclusively' if shared else 'shared'}; it cannot be had the other "
                 "way as well, and would wait for itself."
             )
-        lease = self._manager.entered.get((names, shared, who))
-        if lease is None or lease.reason == "released":
-            return None
-        lease.ensure()
-        lease._depth += 1
+        lease = self._manager.entered.get((names, limit, shared, who))
+        if lease is None or not lease.enter_again():
+            return None  # one that was given back is over, however it ended
         return lease
 
     def _remember(self, who: object, lease: Lease) -> None:
         if self._reentrant:
-            self._manager.entered[self._wanted.names, self._wanted.shared, who] = lease
+            self._manager.entered[self._wanted.names, self._wanted.limit, self._wanted.shared, who] = lease
 
 
 class LockManager:
@@ -587,7 +586,7 @@ class LockManager:
         self._hints = Hints(self.nodes, rules.needed)
         self.courier = Courier(self.nodes)
         self._presence = self._new_presence(lambda: watchdog)
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopSide] = WeakKeyDictionary()
+        self._loops = PerLoop(self._new_loop_side)
         self._pid = _pid
         _managers.add(self)
 
@@ -668,15 +667,19 @@ class LockManager:
         self.ask(ballot)
         return release_outcome(ballot, self.rules)
 
-    def survey(self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0) -> dict[int, Reply]:
-        """Ask every node for the locks named, or for one page of its index; returns what came in time."""
-        ballot = self._survey(slugs, offset, count)
+    def survey(
+        self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0, but: Iterable[int] = ()
+    ) -> dict[int, Reply]:
+        """Ask every node, *but* some, for the locks named, or for one page of its index; returns what came in time."""
+        ballot = self._survey(slugs, offset, count, but)
         self.ask(ballot)
         return ballot.replies
 
-    async def asurvey(self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0) -> dict[int, Reply]:
+    async def asurvey(
+        self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0, but: Iterable[int] = ()
+    ) -> dict[int, Reply]:
         """Do what :meth:`survey` does without blocking."""
-        ballot = self._survey(slugs, offset, count)
+        ballot = self._survey(slugs, offset, count, but)
         await self.aask(ballot)
         return ballot.replies
 
@@ -690,11 +693,12 @@ class LockManager:
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""
-        side = self._loops.pop(asyncio.get_running_loop(), None)
+        side = self._loops.pop()
         if side:
             side.presence.leave()
             await side.hints.aclose()
             await side.gather.aclose()
+        loop_watchdog().rest()
 
     # Drivers
 
@@ -710,8 +714,24 @@ class LockManager:
         self._follow_up(ballot)
 
     def _follow_up(self, ballot: Ballot) -> None:
+        if self._gather.breakers.news:
+            self._tell_of_nodes()
         if ballot.lasting and (missed := ballot.missed()):
             self.courier.take({node: ballot.requests[node] for node in missed}, steady() + ballot.lasting)
+
+    def _tell_of_nodes(self) -> None:
+        """Tell which nodes went down or came back, once for each change, whoever noticed it."""
+        news = self._gather.breakers.news
+        while news:
+            try:
+                place, down = news.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            event, node = "node_down" if down else "node_up", self.nodes[place].name
+            level = logging.WARNING if down else logging.INFO
+            about = {"event": event, "node": node, "alias": self.alias}
+            log.log(level, "node %s: %s (%s)", "down" if down else "up", node, self.alias, extra=about)
+            self.notify(event, node=node)
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is its name in the queues of the nodes."""
@@ -814,6 +834,8 @@ class LockManager:
                 for lease, term in chosen:
                     lease._tenure.asked(ballot, term)
                 yield ballot, [lease for lease, _ in chosen]
+                if ballot.count(*ANSWERS) < ballot.needed:
+                    return  # the nodes are silent; the others' turn comes after that of the leases of other aliases
 
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the lease of a won acquisition, or raise why it was not won."""
@@ -868,19 +890,17 @@ class LockManager:
             name, outcome.waited, outcome.attempts, said, outcome.retry_after, asdict(holder) if holder else None
         )
 
-    def _survey(self, slugs: tuple[str, ...], offset: int, count: int) -> Ballot:
-        requests = dict.fromkeys(range(len(self.nodes)), Survey(slugs, offset, count))
+    def _survey(self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int] = ()) -> Ballot:
+        requests = dict.fromkeys(set(range(len(self.nodes))).difference(but), Survey(slugs, offset, count))
         return Ballot(requests, lambda replies: False, self.rules.timeout(self.rules.ttl), self.rules.needed)
 
     def _loop_side(self) -> "LoopSide":
         self._notice_fork()
-        loop = asyncio.get_running_loop()
-        side = self._loops.get(loop)
-        if side is None:
-            gather = AsyncGather(self.nodes, self.admission, self._gather.breakers, steady)
-            presence = self._new_presence(loop_watchdog)
-            side = self._loops[loop] = LoopSide(gather, AsyncHints(self.nodes, self.rules.needed), presence)
-        return side
+        return self._loops.get()
+
+    def _new_loop_side(self) -> "LoopSide":
+        gather = AsyncGather(self.nodes, self.admission, self._gather.breakers, steady)
+        return LoopSide(gather, AsyncHints(self.nodes, self.rules.needed), self._new_presence(loop_watchdog))
 
     def _new_presence(self, dog: Callable[[], Any]) -> Presence:
         return Presence(self, this_process(_HOST, _process), dog)
@@ -894,7 +914,7 @@ class LockManager:
             self._hints.forked()
             self._hints = Hints(self.nodes, self.rules.needed)
             self._gather.close()
-            self._loops = WeakKeyDictionary()
+            self._loops = PerLoop(self._new_loop_side)
 
 
 class LoopSide(NamedTuple):

@@ -20,12 +20,12 @@ FLOORS = [
     {"exceptions"},
     {"core"},
     {"nodes"},
-    {"locks", "presence", "watchdog"},
+    {"decoration", "entering", "locks", "loops", "presence", "watchdog"},
     {"conf", "handler", "signals"},
     {"inventory", "fencing", "models", "migrations"},
 ]
 EDGE = len(FLOORS)  # everything else: admin, views, celery, checks, ...
-BELOW_DJANGO = {"exceptions", "core", "nodes", "locks", "presence", "watchdog"}
+BELOW_DJANGO = {"exceptions", "core", "nodes", *FLOORS[3]}
 
 # The nodes that are Django's databases.
 OF_DJANGO = {"nodes/database.py", "nodes/engines.py", "nodes/ledger.py"}

@@ -37,8 +37,8 @@ class Tenure:
         self.nonce = granted.nonce
         self.token = granted.token
         self.since = granted.start
-        self.deadline = granted.deadline
         self.waited = granted.waited
+        self.deadline = granted.deadline
         self.extensions = 0
         self.ended: str | None = None
         self.ended_at = 0.0

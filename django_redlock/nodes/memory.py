@@ -119,6 +119,8 @@ class MemoryStore:
         """Take what :meth:`dump_marker` gave."""
         if "until" in record:
             self._markers[nonce] = record["until"]
+        if record.get("revoked"):
+            self._revoked.add(nonce)
 
     def dump(self, slug: str) -> dict[str, Any]:
         """Return what there is of a name, as JSON can write it; of what has expired, nothing."""
@@ -137,7 +139,9 @@ class MemoryStore:
 
     def dump_marker(self, nonce: str) -> dict[str, Any]:
         """Return what there is of an attempt that has been released."""
-        return {"until": self._markers[nonce]} if self._cancelled(nonce, self._now()) else {}
+        if not self._cancelled(nonce, self._now()):
+            return {}
+        return {"until": self._markers[nonce], "revoked": nonce in self._revoked}
 
     def sharers(self, slug: str) -> list[str]:
         """Return the nonces of those who share a name."""

@@ -1,0 +1,79 @@
+"""
+A lock as decorator.
+
+What is decorated must do its work while it is called, or while its result is awaited. The body of a generator runs
+when neither is the case, so it cannot be decorated.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial, wraps
+from inspect import isasyncgenfunction, isawaitable, iscoroutine, iscoroutinefunction, isgeneratorfunction
+from typing import Any, Protocol, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Locked(AbstractContextManager[Any], AbstractAsyncContextManager[Any], Protocol):
+    """What is needed of a :class:`~django_redlock.locks.Lock`."""
+
+    @property
+    def name(self) -> str:
+        """The lock's name."""
+
+
+def decorated(lock: Locked, function: Function) -> Function:
+    """
+    Return *function* so that every call of it runs under *lock*.
+
+    Raises:
+        TypeError: It makes a generator.
+    """
+    if _is(isgeneratorfunction, function) or _is(isasyncgenfunction, function):
+        raise TypeError(
+            f"The generator function {_name(function)} cannot be decorated with a lock: its body runs after the call. "
+            "Write 'with lock(...):' (or 'async with') inside it."
+        )
+    return cast(Function, (_awaited if _is(iscoroutinefunction, function) else _called)(lock, function))
+
+
+def _awaited(lock: Locked, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    async def alocked(*args: Any, **kwargs: Any) -> Any:
+        async with lock:
+            return await function(*args, **kwargs)
+
+    return alocked
+
+
+def _called(lock: Locked, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return _done(lock, function, function(*args, **kwargs))
+
+    return locked
+
+
+def _done(lock: Locked, function: Callable[..., Any], result: Any) -> Any:
+    """Return what a function returned, unless its work is still to be done."""
+    if not isawaitable(result):
+        return result
+    if iscoroutine(result):
+        result.close()
+    # Waiting for the lock has blocked the event loop, so it is not held over the await: it would seem to work.
+    raise TypeError(
+        f"{_name(function)} returned something to await, which would run without lock {lock.name!r}. Decorate a "
+        "coroutine function ('async def'), or write 'async with lock(...):' inside it."
+    )
+
+
+def _is(kind: Callable[[Any], bool], function: Any) -> bool:
+    """Return whether a function, or the call of an object, is of a kind."""
+    while isinstance(function, partial):
+        function = function.func
+    return kind(function) or (not isinstance(function, type) and kind(getattr(function, "__call__", None)))  # noqa: B004
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", None) or repr(function))
