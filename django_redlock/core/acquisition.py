@@ -215,6 +215,7 @@ class Acquisition:
         self._fresh_nonce = fresh_nonce
         self._chance = chance
         self._slugs = tuple(slug(name) for name in wanted.names)
+        self._timeout = rules.timeout(wanted.ttl, len(wanted.names))
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
         self._at = Instant(0.0, 0)
         self._stamp = 0
@@ -275,7 +276,7 @@ class Acquisition:
         ballot = Ballot(
             requests=dict.fromkeys(range(rules.nodes), survey),
             decided=lambda replies: count(replies, Kind.LISTED) >= rules.needed,
-            timeout=rules.timeout(self.wanted.ttl),
+            timeout=self._timeout,
             needed=rules.needed,
         )
         self._at = yield ballot
@@ -287,7 +288,7 @@ class Acquisition:
     def _overdue(self) -> bool:
         """Tell whether the time has been over for a node timeout."""
         left = self._time_left()
-        return left is not None and left <= -self._rules.timeout(self.wanted.ttl)
+        return left is not None and left <= -self._timeout
 
     def _places(self) -> list[tuple[str, ...]]:
         limit = self.wanted.limit
@@ -365,7 +366,7 @@ class Acquisition:
         ballot = Ballot(
             requests=requests,
             decided=decided,
-            timeout=self._rules.timeout(self.wanted.ttl),
+            timeout=self._timeout,
             needed=self._rules.needed,
             on_late=partial(learn, self._floor, self._trying),
         )
@@ -409,7 +410,7 @@ class Acquisition:
         """
         if self.wanted.wait is None:
             return None
-        repeat = self._rules.timeout(self.wanted.ttl) if self._split() else 0.0
+        repeat = self._timeout if self._split() else 0.0
         return self._began + self.wanted.wait + repeat - self._at.now
 
     def _split(self) -> bool:
