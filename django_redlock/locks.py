@@ -626,6 +626,7 @@ class LockManager:
             ref: What identifies the work to programs, such as a task's id.
             kind: ``manual``, ``task``, ``view``, ``model`` or ``command``, for people.
             token: Hold it with this token instead of a fresh one: 32 hexadecimal digits, unique to one holder.
+                For one ttl after an attempt that failed, nodes that did not answer it refuse the token as cancelled.
             adopt: Take it over from the holder with this token, if that one still has it.
             detached: Leave it to itself: it may last longer than ``max_ttl``, is not renewed, and its end is not
                 announced. For a place that another process takes over with ``adopt``, whose loss does no harm.

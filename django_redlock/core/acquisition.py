@@ -58,7 +58,8 @@ class Wanted:
         ttl: Length of the lease, in seconds.
         wait: How long to try, in seconds; 0 is one attempt, None is for ever.
         owner: Who will hold it, and for how long.
-        nonce: The token to hold it with; empty draws a fresh one for every attempt.
+        nonce: The token to hold it with; empty draws a fresh one for every attempt. A node that did not answer an
+            attempt in time refuses the same token for one ttl more: it could not tell another attempt from that one.
         adopt: The token of a holder whose lock may be taken over.
         detached: Whether it is left to itself: neither renewed nor watched.
         limit: How many may hold it at once, each in a place of its own.
