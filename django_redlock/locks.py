@@ -24,7 +24,7 @@ from weakref import WeakSet, WeakValueDictionary
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
 from .core.admission import Admission
 from .core.messages import ANSWERS, Ballot, Instant, Release, Reply, Survey
-from .core.names import check_names, slug
+from .core.names import check_names, named, slug
 from .core.owner import Owner, decode
 from .core.rules import MIN_TTL, Rules, number, seconds
 from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
@@ -119,7 +119,7 @@ class Lease:
     @property
     def name(self) -> str:
         """The lock's name; several names are joined by commas."""
-        return ", ".join(self._tenure.names)
+        return named(self._tenure.names)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -363,7 +363,7 @@ class Lease:
             self._tenure.end("released", steady())
         else:
             self._tell_loss()
-        return self._tenure.release(self._manager.rules.timeout(self._tenure.ttl) if wait else 0.0)
+        return self._tenure.release(self._tenure.timeout if wait else 0.0)
 
     def _ended(self, ballot: Ballot) -> str:
         outcome = release_outcome(ballot, self._manager.rules)
@@ -453,7 +453,7 @@ class Lock:
     @property
     def name(self) -> str:
         """The lock's name; several names are joined by commas."""
-        return ", ".join(self._wanted.names)
+        return named(self._wanted.names)
 
     def acquire(self) -> Lease:
         """
@@ -641,6 +641,7 @@ class LockManager:
             ref: What identifies the work to programs, such as a task's id.
             kind: ``manual``, ``task``, ``view``, ``model`` or ``command``, for people.
             token: Hold it with this token instead of a fresh one: 32 hexadecimal digits, unique to one holder.
+                For one ttl after an attempt that failed, nodes that did not answer it refuse the token as cancelled.
             adopt: Take it over from the holder with this token, if that one still has it.
             detached: Leave it to itself: it may last longer than ``max_ttl``, is not renewed, and its end is not
                 announced. For a place that another process takes over with ``adopt``, whose loss does no harm.
@@ -776,7 +777,7 @@ class LockManager:
             return outcome
         except BaseException:
             # The interrupted round's connections are gone, so this makes new ones.
-            self.ask(acquisition.undo(self.rules.timeout(wanted.ttl)))
+            self.ask(acquisition.undo(self.rules.timeout(wanted.ttl, len(wanted.names))))
             raise
         finally:
             hints.waiters.leave(acquisition.waiter)
@@ -843,7 +844,7 @@ class LockManager:
             for numbers in batches([term for _, term in asked]):
                 chosen = [asked[number] for number in numbers]
                 soonest = min(lease._tenure.deadline for lease, _ in chosen)
-                shortest = min(self.rules.timeout(term.ttl) for _, term in chosen)
+                shortest = min(lease._tenure.timeout for lease, _ in chosen)
                 timeout = min(shortest, max(soonest - now, 0.001))
                 ballot = renewal([term for _, term in chosen], self.rules, timeout)
                 for lease, term in chosen:
@@ -878,7 +879,7 @@ class LockManager:
             log.warning(
                 "waiting for a quorum: %s",
                 said,
-                extra={"event": "no_quorum", "lock": ", ".join(acquisition.wanted.names)},
+                extra={"event": "no_quorum", "lock": named(acquisition.wanted.names)},
             )
 
     def _ttl(self, ttl: float | None, detached: bool) -> float:
@@ -894,7 +895,7 @@ class LockManager:
         return Tenure(wanted, outcome, self.rules, self._floor)
 
     def _error(self, wanted: Wanted, outcome: GaveUp) -> LockTakenError | QuorumUnavailableError:
-        name = ", ".join(wanted.names)
+        name = named(wanted.names)
         said = {node.name: str(outcome.replies.get(place, "not waited for")) for place, node in enumerate(self.nodes)}
         if not outcome.taken:
             return QuorumUnavailableError(

@@ -59,6 +59,11 @@ class Tenure:
         self._preparing: set[int] = set()  # extensions that are about to be sent
         self._shortening: list[Ballot] = []  # rounds that asked for less time, of which replies are still to come
 
+    @property
+    def timeout(self) -> float:
+        """How long one round about it waits for its slowest node, in seconds."""
+        return self._rules.timeout(self.ttl, len(self._slugs))
+
     # What the clock alone says
 
     def remaining(self, now: float) -> float:

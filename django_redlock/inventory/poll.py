@@ -151,7 +151,7 @@ class Poll:
 def ask(poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SECONDS) -> None:
     """Put the questions to the nodes, for about so many seconds at most."""
     started = steady()
-    for slugs, offset, size in questions:
+    for slugs, offset, size, _ in questions:
         sent = steady()
         if sent - started > seconds:
             poll.complete = False
@@ -163,7 +163,7 @@ def ask(poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SECONDS) -
 async def aask(poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SECONDS) -> None:
     """Do what :func:`ask` does without blocking."""
     started = steady()
-    for slugs, offset, size in questions:
+    for slugs, offset, size, _ in questions:
         sent = steady()
         if sent - started > seconds:
             poll.complete = False

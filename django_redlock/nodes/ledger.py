@@ -242,7 +242,7 @@ class Ledger:
             page = f"SELECT state {held} ORDER BY ends, digest LIMIT {int(request.size)} OFFSET {int(request.offset)}"
             slugs = tuple(json.loads(state)["slug"] for (state,) in self.query(page, [self._realm]))
         known = self._load(Names({queue_of(slug) or slug for slug in slugs} | set(slugs), set()))
-        return known.store.execute(Survey(slugs))._replace(total=total)
+        return known.store.execute(Survey(slugs, waiters=request.waiters))._replace(total=total)
 
     @property
     def clock(self) -> str:

@@ -403,7 +403,7 @@ class MemoryStore:
         if request.size > 0:
             in_order = sorted(self._index, key=lambda slug: (self._index[slug], slug))
             slugs = tuple(in_order[request.offset : request.offset + request.size])
-        rows = tuple(self._row(slug, now, named=not request.size) for slug in slugs)
+        rows = tuple(self._row(slug, now, named=request.waiters and not request.size) for slug in slugs)
         return Reply(Kind.LISTED, 0, int(now * 1e6), rows=rows, total=len(self._index))
 
     def _row(self, slug: str, now: float, *, named: bool) -> Row:

@@ -2,13 +2,13 @@
 
 import gc
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 
 from django_redlock.core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Waiter, Wanted
-from django_redlock.core.messages import Acquire, Ballot, Instant, Kind, Raise, Release, Reply
+from django_redlock.core.messages import ABSENT, Acquire, Ballot, Instant, Kind, Raise, Release, Reply, Row
 from django_redlock.core.owner import Owner, counted, encode
 from django_redlock.core.rules import Rules
 
@@ -375,6 +375,59 @@ def test_lock_with_places_tries_them_all():
 
     assert sorted(asked) == [("{a}#1",), ("{a}#2",), ("{a}#3",)]
     assert (outcome.taken, outcome.attempts) == (True, 3)
+
+
+def survey(attempt: Attempt, taken: Callable[[int, int], bool]) -> None:
+    """Answer which places are taken on which node."""
+    request = attempt.step.requests[0]
+    assert (request.waiters, len(request.slugs)) == (False, 59)
+    for node in range(3):
+        rows = (
+            Row(slug, "h" * 32, 5.0 if taken(node, number) else ABSENT, 0) for number, slug in enumerate(request.slugs)
+        )
+        attempt.step.receive(node, Reply(Kind.LISTED, rows=tuple(rows)))
+
+
+def test_lock_with_many_places_asks_which_are_taken():
+    """L49, P16: a round for each of them would take longer than anybody was to wait."""
+    attempt = Attempt(limit=60)
+    attempt.reply("b", "b", "b")
+    attempt.proceed(0.05)
+
+    survey(attempt, lambda node, number: True)
+
+    outcome = attempt.proceed(0.05)
+    assert (outcome.taken, outcome.attempts) == (True, 1)
+
+
+def test_lock_with_many_places_tries_those_that_a_quorum_may_have():
+    """P16: that one is taken on few nodes is no reason not to ask for it."""
+    attempt = Attempt(limit=60)
+    attempt.reply("b", "b", "b")
+    attempt.proceed(0.05)
+    free = [attempt.step.requests[0].slugs[number] for number in (3, 7)]
+
+    survey(attempt, lambda node, number: number not in (3, 7) or node == 0)
+
+    asked = []
+    for _ in range(2):
+        attempt.proceed(0.05)
+        asked += attempt.step.requests[0].slugs
+        attempt.reply("b", "b", "b")
+    assert asked == free
+    assert attempt.proceed(0.05).attempts == 3
+
+
+def test_lock_with_places_waits_no_longer_than_it_was_to():
+    """L49, P25: neither silent nodes nor slow ones are asked for one place after the other."""
+    silent, slow = Attempt(limit=60, node_timeout=0.2), Attempt(limit=3, node_timeout=0.2)
+    silent.reply(F, F, F)
+    assert silent.proceed(0.2).attempts == 1
+
+    slow.reply("b", "b", "b")
+    slow.proceed(0.19)
+    slow.reply("b", "b", "b")
+    assert slow.proceed(0.19).attempts == 2
 
 
 def test_lock_with_places_stays_behind_those_that_wait():

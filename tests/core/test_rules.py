@@ -103,6 +103,26 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: 
         Rules(5, **options)
 
 
+@pytest.mark.parametrize(
+    ("ttl", "names", "timeout"), [(30.0, 200, 0.25), (30.0, 201, 0.275), (30.0, 10_000, 1.475), (1.0, 10_000, 0.2)]
+)
+def test_round_over_many_names_may_take_longer(ttl: float, names: int, timeout: float):
+    """L56: they go to a node in parts, and two rounds still leave half of the lease."""
+    rules = Rules(3)
+
+    assert rules.timeout(ttl, names) == pytest.approx(timeout)
+    assert 2 * rules.timeout(ttl, names) + rules.drift(ttl) <= ttl / 2
+    assert Rules(3, node_timeout=0.1).timeout(ttl, names) == 0.1
+
+
+def test_names_of_a_lock_are_shown_without_filling_pages():
+    """P37: what an error or a log line says of ten thousand names can be read."""
+    lock = manager().lock(f"n{number:05}" for number in range(10_000))
+
+    assert lock.name.endswith("n00018, n00019 and 9980 more")
+    assert manager().lock(["a", "b"]).name == "a, b"
+
+
 def test_quorum_above_the_majority_is_allowed():
     """Four of five survive amnesia that three of five do not."""
     assert Rules(5, quorum=4).spare == 1

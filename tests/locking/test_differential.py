@@ -65,6 +65,7 @@ requests = st.one_of(
     st.builds(Release, st.just(()), nonces, st.just(60.0), revoke=st.booleans()),
     slugs.map(Survey),
     slugs.map(lambda some: Survey((f"{some[0]}#1",))),
+    slugs.map(lambda some: Survey(some, waiters=False)),
 )
 
 
