@@ -695,16 +695,25 @@ class LockManager:
     def ask(self, ballot: Ballot) -> None:
         """Carry out one round, blocking; a release that does not reach a node goes on in the background."""
         self._notice_fork()
-        self._gather.ask(ballot)
+        try:
+            self._gather.ask(ballot)
+        except BaseException:
+            self._follow_up(ballot, ballot.unanswered())
+            raise
         self._follow_up(ballot)
 
     async def aask(self, ballot: Ballot) -> None:
         """Do what :meth:`ask` does in the running event loop."""
-        await self._loop_side().gather.ask(ballot)
+        try:
+            await self._loop_side().gather.ask(ballot)
+        except BaseException:
+            self._follow_up(ballot, ballot.unanswered())
+            raise
         self._follow_up(ballot)
 
-    def _follow_up(self, ballot: Ballot) -> None:
-        if ballot.lasting and (missed := ballot.missed()):
+    def _follow_up(self, ballot: Ballot, unsure: Iterable[int] = ()) -> None:
+        """Bring a release to the nodes that missed it, and to those of which an interruption left that open."""
+        if ballot.lasting and (missed := ballot.missed().union(unsure)):
             self.courier.take({node: ballot.requests[node] for node in missed}, steady() + ballot.lasting)
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
