@@ -58,7 +58,7 @@ _process = new_process()
 
 
 def _note_process() -> None:
-    """Note a fork: after each, and before each acquisition, because uWSGI forks without telling Python."""
+    """Note a fork: after each, and before a lock or lease is used, because uWSGI forks without telling Python."""
     global _pid, _process
     if _pid != os.getpid():
         _pid, _process = os.getpid(), new_process()
@@ -337,6 +337,7 @@ class Lease:
         return self._tenure.due(self._renew)
 
     def _forked(self) -> bool:
+        _note_process()
         return self._pid != _pid
 
     def _checked(self, ttl: float | None) -> float | None:
@@ -507,7 +508,7 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         lease = self._threads.remove(this_thread())
-        if lease.reason != "released":  # else the body gave it up, and was told the outcome
+        if lease._tenure.ended != "released":  # else the body gave it up, and was told the outcome
             lease._leave(lease.release(), body_failed=kind is not None)
 
     async def __aenter__(self) -> Lease:
@@ -525,7 +526,7 @@ class Lock:
     ) -> None:
         lease, interruption = self._tasks.remove(this_task())
         interrupted = interruption is not None and interruption.end(kind)  # first of all: it may strike no longer
-        if lease.reason != "released":
+        if lease._tenure.ended != "released":
             lease._leave(await lease.arelease(), body_failed=kind is not None and not interrupted)
 
     def __call__(self, function: Function) -> Function:
@@ -677,6 +678,7 @@ class LockManager:
         Only the holder with this token loses the lock. It must be known to be dead, or not to renew: the next
         renewal of a living one puts back what it finds missing.
         """
+        _note_process()
         slugs = tuple(slug(name) for name in check_names(name))
         timeout = self.rules.timeout(self.rules.ttl)
         ballot = farewell(Release(slugs, token), range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
@@ -701,6 +703,8 @@ class LockManager:
 
     def close(self) -> None:
         """Close all idle connections; the manager can be used again and then connects anew."""
+        _note_process()
+        self._notice_fork()  # or it would wait for locks that threads of the parent had when it forked
         self.courier.close()
         self._presence.leave()
         self._hints.close()
@@ -721,18 +725,27 @@ class LockManager:
     def ask(self, ballot: Ballot) -> None:
         """Carry out one round, blocking; a release that does not reach a node goes on in the background."""
         self._notice_fork()
-        self._gather.ask(ballot)
+        try:
+            self._gather.ask(ballot)
+        except BaseException:
+            self._follow_up(ballot, ballot.unanswered())
+            raise
         self._follow_up(ballot)
 
     async def aask(self, ballot: Ballot) -> None:
         """Do what :meth:`ask` does in the running event loop."""
-        await self._loop_side().gather.ask(ballot)
+        try:
+            await self._loop_side().gather.ask(ballot)
+        except BaseException:
+            self._follow_up(ballot, ballot.unanswered())
+            raise
         self._follow_up(ballot)
 
-    def _follow_up(self, ballot: Ballot) -> None:
+    def _follow_up(self, ballot: Ballot, unsure: Iterable[int] = ()) -> None:
+        """Bring a release to the nodes that missed it, and to those of which an interruption left that open."""
         if self._gather.breakers.news:
             self._tell_of_nodes()
-        if ballot.lasting and (missed := ballot.missed()):
+        if ballot.lasting and (missed := ballot.missed().union(unsure)):
             self.courier.take({node: ballot.requests[node] for node in missed}, steady() + ballot.lasting)
 
     def _tell_of_nodes(self) -> None:
@@ -907,6 +920,7 @@ class LockManager:
         )
 
     def _survey(self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int] = ()) -> Ballot:
+        _note_process()
         requests = dict.fromkeys(set(range(len(self.nodes))).difference(but), Survey(slugs, offset, count))
         return Ballot(requests, lambda replies: False, self.rules.timeout(self.rules.ttl), self.rules.needed)
 

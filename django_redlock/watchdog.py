@@ -13,7 +13,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
-from weakref import WeakSet, ref
+from weakref import ref
 
 from .loops import PerLoop
 from .nodes import green
@@ -63,7 +63,7 @@ class Agenda:
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self._leases: WeakSet[Tended] = WeakSet()
+        self._leases: WeakKeyDictionary[Tended, int] = WeakKeyDictionary()  # with the newest entry of each
         self._heap: list[tuple[float, int, ref[Tended]]] = []
 
     def __len__(self) -> int:
@@ -73,13 +73,14 @@ class Agenda:
         return iter(self._leases)
 
     def add(self, lease: Tended) -> float:
-        """Put a lease on the agenda; returns when it is due, infinity if it has ended."""
+        """Put a lease on the agenda, or in its new place; returns when it is due, infinity if it has ended."""
         when = lease.due()
         if when == NEVER:
-            self._leases.discard(lease)
+            self.drop(lease)
         else:
-            self._leases.add(lease)
-            heapq.heappush(self._heap, (when, next(self._numbers), ref(lease)))
+            number = self._leases[lease] = next(self._numbers)
+            heapq.heappush(self._heap, (when, number, ref(lease)))
+            self._tidy()
         return when
 
     def put_back(self, lease: Tended) -> None:
@@ -88,11 +89,9 @@ class Agenda:
             self.add(lease)
 
     def drop(self, lease: Tended) -> None:
-        """Take a lease off. Its entry in the heap stays until it is due, but such entries do not pile up."""
-        self._leases.discard(lease)
-        if len(self._heap) > 2 * len(self._leases) + 64:
-            self._heap = [entry for entry in self._heap if entry[2]() in self._leases]
-            heapq.heapify(self._heap)
+        """Take a lease off."""
+        self._leases.pop(lease, None)
+        self._tidy()
 
     def next(self) -> float:
         """Return when something is due; infinity if there is nothing."""
@@ -102,18 +101,28 @@ class Agenda:
         """Return the leases that are due by now, and with them those that soon will be; each is to be put back."""
         due: list[Tended] = []
         while self._heap:
-            when, _, found = self._heap[0]
+            when, number, found = self._heap[0]
             lease = found()
             if when > now and not (due and lease and when - lease.slack <= now):
                 break
             heapq.heappop(self._heap)
-            if lease is None or lease not in self._leases:
+            if lease is None or self._leases.get(lease) != number:
                 continue
             if lease.due() <= max(now, when):
                 due.append(lease)
             else:
                 self.add(lease)
         return due
+
+    def _tidy(self) -> None:
+        """Drop the entries of leases that are gone or have a newer one, if they have piled up until they are due."""
+        if len(self._heap) > 2 * len(self._leases) + 64:
+            self._heap = [entry for entry in self._heap if self._newest(entry)]
+            heapq.heapify(self._heap)
+
+    def _newest(self, entry: tuple[float, int, "ref[Tended]"]) -> bool:
+        lease = entry[2]()
+        return lease is not None and self._leases.get(lease) == entry[1]
 
 
 def by_keeper(leases: Iterable[Tended]) -> dict[Keeper, list[Tended]]:

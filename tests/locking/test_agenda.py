@@ -80,3 +80,29 @@ def test_lease_that_was_dropped_while_it_was_tended_is_not_put_back():
     todo.put_back(taken[0])
 
     assert (len(todo), todo.next()) == (0, math.inf)
+
+
+def test_lease_that_is_put_on_again_and_again_is_there_once():
+    """L28: a lease that its holder extends by hand moves on the agenda, and leaves no old places behind."""
+    todo = Agenda()
+    lease = Lease(10.0)
+    for turn in range(1000):
+        lease.when = 10.0 + turn
+        todo.add(lease)
+
+    assert len(todo._heap) < 100
+    assert todo.take(1008.0) == []
+    assert todo.take(1009.0) == [lease]
+    assert todo.take(1009.0) == []  # it is being looked after
+
+
+def test_lease_that_is_due_earlier_than_it_was_is_taken_once():
+    """L29: a shorter term comes before the old one, which is forgotten."""
+    todo = agenda(lease := Lease(20.0))
+    lease.when = 10.0
+    todo.add(lease)
+
+    assert todo.next() == 10.0
+    assert todo.take(30.0) == [lease]
+    todo.put_back(lease)
+    assert todo.take(30.0) == [lease]

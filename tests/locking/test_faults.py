@@ -427,6 +427,45 @@ async def test_cancelled_attempt_leaves_nothing_at_every_await(nodes: Servers):
     await manager.aclose()
 
 
+async def test_cancelled_release_is_sent_all_the_same(nodes: Servers):
+    """L38, L39: also where its links have broken, and new ones were being made when it was cancelled."""
+    manager = real_manager(nodes.urls, ttl=60.0, max_ttl=60.0)
+    lease = await manager.lock("a").aacquire()
+    for node in nodes:
+        with node.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+    side = manager._loop_side()
+    await eventually(lambda: all(line.link.broken for line in side.gather._lines.values()))
+
+    task = asyncio.create_task(lease.arelease())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert lease.reason == "released"
+    assert await asyncio.to_thread(held_by, manager, "{a}")
+    await manager.aclose()
+    manager.close()
+
+
+def test_interrupted_release_is_sent_all_the_same(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
+    """L38, L39: an exception out of a signal, such as a soft time limit, strikes before the first byte was sent."""
+    manager = real_manager(nodes.urls, ttl=60.0, max_ttl=60.0)
+    lease = manager.lock("a").acquire()
+
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(manager._gather, "_start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lease.release()
+
+    assert held_by(manager, "{a}")
+    manager.close()
+
+
 def test_release_overtakes_no_extension_on_its_way(nodes: Servers):
     """L29: released while extensions are under way in another thread, a lock stays released on every node."""
     manager = real_manager(nodes.urls)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -147,8 +148,6 @@ def test_forked_child_uses_connections_of_its_own(real: Manager):
 
     with pytest.MonkeyPatch.context():
         pid_code = []
-        import threading
-
         thread = threading.Thread(target=lambda: pid_code.append(use(manager)))
         thread.start()
         code = fork(lambda: use(manager))
@@ -178,6 +177,64 @@ def test_fork_that_python_is_not_told_of_is_noticed_by_the_next_acquisition(node
     )
 
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_fork_that_python_is_not_told_of_leaves_the_parents_lease_alone(nodes: Servers):
+    """P30, L41: before it has taken any lock of its own, such a child neither has, sends nor releases anything."""
+    script = (
+        "import ctypes, os\n"
+        "from tests.locking.conftest import held_by, real_manager\n"
+        f"manager = real_manager({nodes.urls!r})\n"
+        "lease = manager.lock('a', detached=True).acquire()\n"  # detached: no thread while it forks
+        "(inherited,) = manager._gather._bundles\n"
+        "def child():\n"
+        "    said = (lease.valid(), lease.reason, lease.release(), lease.extend())\n"
+        "    assert said == (False, 'forked', 'unknown', False), said\n"
+        "def asking_child():\n"
+        "    manager.survey()\n"
+        "    assert inherited.closed\n"
+        "def run(work):\n"
+        "    pid = ctypes.PyDLL(None).fork()\n"
+        "    if not pid:\n"
+        "        try:\n"
+        "            work()\n"
+        "            os._exit(0)\n"
+        "        finally:\n"
+        "            os._exit(1)\n"
+        "    assert os.waitpid(pid, 0)[1] == 0, work\n"
+        "run(child)\n"
+        "run(asking_child)\n"
+        "assert lease.valid() and held_by(manager, '{a}', lease.token)\n"
+        "assert lease.release() == 'released'\n"
+        "manager.close()\n"
+    )
+
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_forked_child_ends_though_the_parents_threads_were_busy(memory: Manager):
+    """L40, L41: a lock that another thread had when the process forked is held for ever in the child; it waits not."""
+    manager = memory()
+    busy, done = threading.Event(), threading.Event()
+
+    def at_work() -> None:
+        with manager.courier._changed:
+            busy.set()
+            done.wait(60)
+
+    def child() -> int:
+        signal.alarm(20)  # ends it if it waits
+        manager.close()
+        return 0
+
+    thread = threading.Thread(target=at_work)
+    thread.start()
+    busy.wait()
+    try:
+        assert fork(child) == 0
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_process_that_was_stopped_longer_than_its_lease_knows_it(nodes: Servers, tmp_path: Path):
