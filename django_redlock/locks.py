@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -722,6 +722,9 @@ class LockManager:
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is its name in the queues of the nodes."""
+        if wanted.owner.pid != _pid:  # a lock that was made before the process forked
+            owner = replace(wanted.owner, pid=_pid, process=wanted.owner.process and _process)
+            wanted = replace(wanted, owner=owner)
         return Acquisition(wanted, self.rules, self._floor, fresh_nonce, random.random, waiter)
 
     def run(self, wanted: Wanted) -> Granted | GaveUp:
