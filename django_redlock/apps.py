@@ -14,4 +14,4 @@ class RedlockConfig(AppConfig):
 
     def ready(self) -> None:
         """Import the checks, which register themselves."""
-        from . import checks  # noqa: F401
+        from . import checks, fence_checks  # noqa: F401

@@ -11,8 +11,9 @@ from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
+from django.db import connections
 
-from .conf import EXAMPLE, REDIS_CACHES, AliasConfig, InvalidRedlockError, aliases, caches_of, read_alias
+from .conf import EXAMPLE, REDIS_CACHES, AliasConfig, InvalidRedlockError, aliases, caches_of, databases_of, read_alias
 from .nodes import NodeSpec, open_node
 
 TAG = "redlock"
@@ -79,6 +80,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     yield from _node_count(config)
     yield from _failovers(config)
     yield from _cache_entries(alias)
+    yield from _databases_in_memory(alias)
     yield from _shared_servers(config)
 
 
@@ -93,6 +95,8 @@ def _memory_outside_debug(config: AliasConfig) -> Iterator[CheckMessage]:
 
 def _node_count(config: AliasConfig) -> Iterator[CheckMessage]:
     count = len(config.nodes)
+    if count == 1 and databases_of(config.alias):
+        return  # it forgets nothing, and is what the project cannot do without anyway
     if count < 3:
         yield Warning(
             f"REDLOCK[{config.alias!r}] has {count} node{'s' if count > 1 else ''}: no lock can be taken while one is "
@@ -135,6 +139,18 @@ def _cache_entries(alias: str) -> Iterator[CheckMessage]:
                 f"The cache {cache!r} has several servers; REDLOCK[{alias!r}] uses only the first, its primary.",
                 hint="Replicas do not vote: list independent masters as nodes of their own.",
                 id="redlock.W003",
+            )
+
+
+def _databases_in_memory(alias: str) -> Iterator[CheckMessage]:
+    for database in databases_of(alias):
+        connection: Any = connections.create_connection(database)
+        if connection.vendor == "sqlite" and connection.is_in_memory_db():
+            yield Warning(
+                f"REDLOCK[{alias!r}] uses the database {database!r} as a node, which is SQLite in memory: no other "
+                "process would find its locks, so it gives no vote.",
+                hint="Use a file or a server. For tests of one process, list memory://a instead.",
+                id="redlock.W010",
             )
 
 

@@ -92,9 +92,17 @@ def read_alias(alias: str) -> AliasConfig:
 
 def caches_of(alias: str) -> list[str]:
     """Return the ``CACHES`` aliases that an alias, known to be well formed, uses as nodes."""
+    return [url.removeprefix("cache:") for url in _urls(alias) if url.startswith("cache:")]
+
+
+def databases_of(alias: str) -> list[str]:
+    """Return the ``DATABASES`` aliases that an alias, known to be well formed, uses as nodes."""
+    return [url.removeprefix("database://") for url in _urls(alias) if url.startswith("database://")]
+
+
+def _urls(alias: str) -> list[str]:
     nodes = _node_list(alias, _setting()[alias]["NODES"])
-    urls = [node if isinstance(node, str) else node.get("URL", "") for node in nodes]
-    return [url.removeprefix("cache:") for url in urls if url.startswith("cache:")]
+    return [node if isinstance(node, str) else node.get("URL", "") for node in nodes]
 
 
 def _setting() -> Mapping[str, Any]:

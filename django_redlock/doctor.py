@@ -130,6 +130,8 @@ REMEDIES = {
     "LOADING": "Wait: it loads its data.",
     "max clients": "Raise `maxclients`, or look for what keeps so many connections open (`CLIENT LIST`).",
     "no such database": "Use a database number that the server has (`databases`).",
+    "lacks its table": "Run the command that it names; a router of DATABASE_ROUTERS may have kept the table out.",
+    "is in memory": "Use a file or a server: no other process finds what is in this one's memory.",
     "sentinel": "See that the sentinels run and know the service: `redis-cli -p 26379 SENTINEL MASTER name`.",
     "no such file": "See that the socket's path in NODES is that of `unixsocket`.",
 }

@@ -64,6 +64,9 @@ class LockTakenError(_AttemptError):
         self.args = (name, waited, attempts, self.nodes, retry_after, self.holder)
 
     def __str__(self) -> str:
+        said = set(self.nodes.values())
+        if "others wait" in said and "taken" not in said:
+            return f"Lock {self.name!r} is free, but others wait for it and come first ({self._effort()})."
         parts = (str(self.holder.get(part, "")) for part in ("kind", "label", "ref"))
         who = " ".join(filter(None, parts)) or "another owner"
         where = f" on {self.holder['host']}:{self.holder['pid']}" if self.holder.get("host") else ""

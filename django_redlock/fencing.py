@@ -10,6 +10,7 @@ later. No clock, no lock and no property of the tokens is needed for that.
 
 import random
 import time
+from asyncio import CancelledError, shield
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
@@ -20,8 +21,9 @@ from contextlib import (
     suppress,
 )
 from inspect import iscoroutinefunction
+from threading import get_ident
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -89,7 +91,7 @@ def fenced(
     ``LockLostError`` when the lease ended or less than the margin is left, and errors of the database. Whatever is
     raised, nothing is committed; only with several databases a failing commit leaves the earlier ones committed.
     """
-    leases = (lease,) if isinstance(lease, Lease) else tuple(lease)
+    leases = [lease] if isinstance(lease, Lease) else list(lease)
     for each in leases:
         if not isinstance(each, Lease):
             raise TypeError(
@@ -105,7 +107,8 @@ def fenced(
             "retries=... and nested=True exclude each other: only the outermost transaction can run again."
         )
     aliases = (using,) if isinstance(using, str) else tuple(sorted(set(using)))
-    return Fenced(leases, aliases, margin, retries, nested)
+    leases.sort(key=lambda each: each.names)  # in the same order everywhere, so that two do not wait for each other
+    return Fenced(tuple(leases), aliases, margin, retries, nested)
 
 
 class Fenced:
@@ -195,14 +198,26 @@ class Fenced:
     @asynccontextmanager
     async def _atransaction(self) -> AsyncIterator[None]:
         async with own_thread():
-            await sync_to_async(self.__enter__)()
+            await self._enter()
             try:
                 yield
             except BaseException as error:
-                if not await sync_to_async(self.__exit__)(type(error), error, error.__traceback__):
+                if not await in_thread(self.__exit__, type(error), error, error.__traceback__):
                     raise
             else:
-                await sync_to_async(self.__exit__)(None, None, None)
+                await in_thread(self.__exit__, None, None, None)
+
+    async def _enter(self) -> None:
+        try:
+            await sync_to_async(self.__enter__)()
+        except CancelledError as error:
+            # The thread goes on without us. It does one thing after the other, so this comes after its entering.
+            await in_thread(self._abandon, error)
+            raise
+
+    def _abandon(self, error: BaseException) -> None:
+        if self._entered is not None:
+            self.__exit__(type(error), error, error.__traceback__)
 
     def _open(self, stack: ExitStack) -> None:
         """Begin the transactions, claim the fences in all of them; *stack* ends them."""
@@ -263,6 +278,11 @@ class Fenced:
             raise RuntimeError(f"{self!r} is already entered; call fenced() anew for every block.")
 
 
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Call a function in the thread of Django's asynchronous interface, even if the task is cancelled meanwhile."""
+    return await shield(sync_to_async(function)(*args))
+
+
 @asynccontextmanager
 async def own_thread() -> AsyncIterator[None]:
     """
@@ -271,18 +291,14 @@ async def own_thread() -> AsyncIterator[None]:
     In the thread that all other tasks share, their queries would become part of the transaction. Below
     ``async_to_sync()``, as in Django's ``TestCase``, it stays the thread of the blocking caller.
     """
-    async with ThreadSensitiveContext() as context:
+    outside = await sync_to_async(get_ident)()
+    async with ThreadSensitiveContext():
+        own = outside != await sync_to_async(get_ident)()
         try:
             yield
         finally:
-            if context.token is not None:  # the thread ends with this block, and nobody else would close them
-                await sync_to_async(_close_idle)()
-
-
-def _close_idle() -> None:
-    for connection in connections.all(initialized_only=True):
-        if not connection.in_atomic_block:  # else a blocking caller of this event loop is not done with it
-            connection.close()
+            if own:  # the thread ends with this block, and nobody else would close them
+                await in_thread(connections.close_all)
 
 
 def claim(lease: Lease, using: str) -> dict[str, str]:

@@ -53,6 +53,7 @@ class RedlockHandler:
         with self._mutex:
             managers, self._managers = self._managers, {}
         for manager in managers.values():
+            manager.retired = True
             manager.close()
 
     def _create(self, alias: str) -> LockManager:
@@ -111,20 +112,25 @@ def lock(
         TypeError: A name is not a string.
         ValueError: A number cannot work, or two arguments cannot be combined; the message says what to write.
     """
-    return locks[using].lock(
-        name,
-        ttl=ttl,
-        wait=wait,
-        renew=renew,
-        label=label,
-        limit=limit,
-        shared=shared,
-        reentrant=reentrant,
-        barge=barge,
-        heartbeat=heartbeat,
-        max_hold=max_hold,
-        cancel_on_lost=cancel_on_lost,
-    )
+
+    def describe() -> Lock:
+        return locks[using].lock(
+            names,
+            ttl=ttl,
+            wait=wait,
+            renew=renew,
+            label=label,
+            limit=limit,
+            shared=shared,
+            reentrant=reentrant,
+            barge=barge,
+            heartbeat=heartbeat,
+            max_hold=max_hold,
+            cancel_on_lost=cancel_on_lost,
+        )
+
+    names = name if isinstance(name, str) else tuple(name)
+    return describe().made_by(describe)
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:

@@ -19,18 +19,19 @@ from dataclasses import asdict, replace
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
 from .core.admission import Admission
-from .core.messages import Ballot, Instant, Release, Reply, Survey
-from .core.names import check_names, slug
+from .core.messages import ANSWERS, Ballot, Instant, Release, Reply, Survey
+from .core.names import check_names, named, slug
 from .core.owner import Owner, decode
 from .core.rules import MIN_TTL, Rules, number, seconds
 from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
 from .decoration import Function, decorated
 from .entering import Entries, Interruption, this_task, this_thread
 from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError
+from .loops import PerLoop
 from .nodes import Node
 from .nodes.aio import AsyncGather
 from .nodes.courier import Courier
@@ -118,7 +119,7 @@ class Lease:
     @property
     def name(self) -> str:
         """The lock's name; several names are joined by commas."""
-        return ", ".join(self._tenure.names)
+        return named(self._tenure.names)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -169,6 +170,10 @@ class Lease:
         ``async with``, which its event loop sets, whichever thread noticed the end.
         """
         return self._lost
+
+    def held(self) -> float:
+        """Return for how many seconds the lock has been held, or was until it ended."""
+        return self._tenure.held(steady())
 
     def remaining(self) -> float:
         """Return the seconds of validity left; 0.0 when it ended."""
@@ -359,7 +364,7 @@ class Lease:
             self._tenure.end("released", steady())
         else:
             self._tell_loss()
-        return self._tenure.release(self._manager.rules.timeout(self._tenure.ttl) if wait else 0.0)
+        return self._tenure.release(self._tenure.timeout if wait else 0.0)
 
     def _ended(self, ballot: Ballot) -> str:
         outcome = release_outcome(ballot, self._manager.rules)
@@ -439,6 +444,7 @@ class Lock:
         self._renew = renew
         self._reentrant = reentrant
         self._cancel_on_lost = cancel_on_lost
+        self._anew: Callable[[], Lock] | None = None
         self._threads: Entries[Lease] = Entries(self.name)
         self._tasks: Entries[tuple[Lease, Interruption | None]] = Entries(self.name)
 
@@ -448,7 +454,7 @@ class Lock:
     @property
     def name(self) -> str:
         """The lock's name; several names are joined by commas."""
-        return ", ".join(self._wanted.names)
+        return named(self._wanted.names)
 
     def acquire(self) -> Lease:
         """
@@ -460,6 +466,7 @@ class Lock:
         """
         if self._cancel_on_lost:
             raise RuntimeError(f"Lock {self.name!r} has cancel_on_lost, which works with 'async with' only.")
+        self._follow_settings()
         who = this_thread()
         lease = self._entered_before(who)
         if lease is None:
@@ -470,6 +477,7 @@ class Lock:
 
     async def aacquire(self) -> Lease:
         """Do what :meth:`acquire` does without blocking; a cancelled call leaves no key behind."""
+        self._follow_settings()
         who = this_task()
         lease = self._entered_before(who)
         if lease is None:
@@ -477,6 +485,17 @@ class Lock:
             lease = self._manager.aheld(self._wanted, granted, self._renew)
             self._remember(who, lease)
         return lease
+
+    def made_by(self, anew: "Callable[[], Lock]") -> "Lock":
+        """Have *anew* describe it again after the settings have changed; returns the lock itself."""
+        self._anew = anew
+        return self
+
+    def _follow_settings(self) -> None:
+        """Move to the nodes of the present settings: a decorator outlives those of the moment it was written in."""
+        if self._manager.retired and self._anew:
+            anew = self._anew()
+            self._manager, self._wanted, self._renew = anew._manager, anew._wanted, anew._renew
 
     def __enter__(self) -> Lease:
         who = this_thread()
@@ -570,6 +589,7 @@ class LockManager:
         asleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
     ) -> None:
         self.alias = alias
+        self.retired = False  # whether the settings have changed since
         self.nodes = tuple(nodes)
         self.rules = rules
         self.notify = notify
@@ -582,7 +602,7 @@ class LockManager:
         self._hints = Hints(self.nodes, rules.needed)
         self.courier = Courier(self.nodes)
         self._presence = self._new_presence(lambda: watchdog)
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopSide] = WeakKeyDictionary()
+        self._loops = PerLoop(self._new_loop_side)
         self._pid = _pid
         _managers.add(self)
 
@@ -622,6 +642,7 @@ class LockManager:
             ref: What identifies the work to programs, such as a task's id.
             kind: ``manual``, ``task``, ``view``, ``model`` or ``command``, for people.
             token: Hold it with this token instead of a fresh one: 32 hexadecimal digits, unique to one holder.
+                For one ttl after an attempt that failed, nodes that did not answer it refuse the token as cancelled.
             adopt: Take it over from the holder with this token, if that one still has it.
             detached: Leave it to itself: it may last longer than ``max_ttl``, is not renewed, and its end is not
                 announced. For a place that another process takes over with ``adopt``, whose loss does no harm.
@@ -664,15 +685,19 @@ class LockManager:
         self.ask(ballot)
         return release_outcome(ballot, self.rules)
 
-    def survey(self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0) -> dict[int, Reply]:
-        """Ask every node for the locks named, or for one page of its index; returns what came in time."""
-        ballot = self._survey(slugs, offset, count)
+    def survey(
+        self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0, but: Iterable[int] = ()
+    ) -> dict[int, Reply]:
+        """Ask every node, *but* some, for the locks named, or for one page of its index; returns what came in time."""
+        ballot = self._survey(slugs, offset, count, but)
         self.ask(ballot)
         return ballot.replies
 
-    async def asurvey(self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0) -> dict[int, Reply]:
+    async def asurvey(
+        self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0, but: Iterable[int] = ()
+    ) -> dict[int, Reply]:
         """Do what :meth:`survey` does without blocking."""
-        ballot = self._survey(slugs, offset, count)
+        ballot = self._survey(slugs, offset, count, but)
         await self.aask(ballot)
         return ballot.replies
 
@@ -688,11 +713,12 @@ class LockManager:
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""
-        side = self._loops.pop(asyncio.get_running_loop(), None)
+        side = self._loops.pop()
         if side:
             side.presence.leave()
             await side.hints.aclose()
             await side.gather.aclose()
+        loop_watchdog().rest()
 
     # Drivers
 
@@ -717,8 +743,24 @@ class LockManager:
 
     def _follow_up(self, ballot: Ballot, unsure: Iterable[int] = ()) -> None:
         """Bring a release to the nodes that missed it, and to those of which an interruption left that open."""
+        if self._gather.breakers.news:
+            self._tell_of_nodes()
         if ballot.lasting and (missed := ballot.missed().union(unsure)):
             self.courier.take({node: ballot.requests[node] for node in missed}, steady() + ballot.lasting)
+
+    def _tell_of_nodes(self) -> None:
+        """Tell which nodes went down or came back, once for each change, whoever noticed it."""
+        news = self._gather.breakers.news
+        while news:
+            try:
+                place, down = news.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            event, node = "node_down" if down else "node_up", self.nodes[place].name
+            level = logging.WARNING if down else logging.INFO
+            about = {"event": event, "node": node, "alias": self.alias}
+            log.log(level, "node %s: %s (%s)", "down" if down else "up", node, self.alias, extra=about)
+            self.notify(event, node=node)
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is its name in the queues of the nodes."""
@@ -751,7 +793,7 @@ class LockManager:
             return outcome
         except BaseException:
             # The interrupted round's connections are gone, so this makes new ones.
-            self.ask(acquisition.undo(self.rules.timeout(wanted.ttl)))
+            self.ask(acquisition.undo(self.rules.timeout(wanted.ttl, len(wanted.names))))
             raise
         finally:
             hints.waiters.leave(acquisition.waiter)
@@ -818,12 +860,14 @@ class LockManager:
             for numbers in batches([term for _, term in asked]):
                 chosen = [asked[number] for number in numbers]
                 soonest = min(lease._tenure.deadline for lease, _ in chosen)
-                shortest = min(self.rules.timeout(term.ttl) for _, term in chosen)
+                shortest = min(lease._tenure.timeout for lease, _ in chosen)
                 timeout = min(shortest, max(soonest - now, 0.001))
                 ballot = renewal([term for _, term in chosen], self.rules, timeout)
                 for lease, term in chosen:
                     lease._tenure.asked(ballot, term)
                 yield ballot, [lease for lease, _ in chosen]
+                if ballot.count(*ANSWERS) < ballot.needed:
+                    return  # the nodes are silent; the others' turn comes after that of the leases of other aliases
 
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the lease of a won acquisition, or raise why it was not won."""
@@ -851,7 +895,7 @@ class LockManager:
             log.warning(
                 "waiting for a quorum: %s",
                 said,
-                extra={"event": "no_quorum", "lock": ", ".join(acquisition.wanted.names)},
+                extra={"event": "no_quorum", "lock": named(acquisition.wanted.names)},
             )
 
     def _ttl(self, ttl: float | None, detached: bool) -> float:
@@ -867,7 +911,7 @@ class LockManager:
         return Tenure(wanted, outcome, self.rules, self._floor)
 
     def _error(self, wanted: Wanted, outcome: GaveUp) -> LockTakenError | QuorumUnavailableError:
-        name = ", ".join(wanted.names)
+        name = named(wanted.names)
         said = {node.name: str(outcome.replies.get(place, "not waited for")) for place, node in enumerate(self.nodes)}
         if not outcome.taken:
             return QuorumUnavailableError(
@@ -878,20 +922,18 @@ class LockManager:
             name, outcome.waited, outcome.attempts, said, outcome.retry_after, asdict(holder) if holder else None
         )
 
-    def _survey(self, slugs: tuple[str, ...], offset: int, count: int) -> Ballot:
+    def _survey(self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int] = ()) -> Ballot:
         _note_process()
-        requests = dict.fromkeys(range(len(self.nodes)), Survey(slugs, offset, count))
+        requests = dict.fromkeys(set(range(len(self.nodes))).difference(but), Survey(slugs, offset, count))
         return Ballot(requests, lambda replies: False, self.rules.timeout(self.rules.ttl), self.rules.needed)
 
     def _loop_side(self) -> "LoopSide":
         self._notice_fork()
-        loop = asyncio.get_running_loop()
-        side = self._loops.get(loop)
-        if side is None:
-            gather = AsyncGather(self.nodes, self.admission, self._gather.breakers, steady)
-            presence = self._new_presence(loop_watchdog)
-            side = self._loops[loop] = LoopSide(gather, AsyncHints(self.nodes, self.rules.needed), presence)
-        return side
+        return self._loops.get()
+
+    def _new_loop_side(self) -> "LoopSide":
+        gather = AsyncGather(self.nodes, self.admission, self._gather.breakers, steady)
+        return LoopSide(gather, AsyncHints(self.nodes, self.rules.needed), self._new_presence(loop_watchdog))
 
     def _new_presence(self, dog: Callable[[], Any]) -> Presence:
         return Presence(self, this_process(_HOST, _process), dog)
@@ -905,7 +947,7 @@ class LockManager:
             self._hints.forked()
             self._hints = Hints(self.nodes, self.rules.needed)
             self._gather.close()
-            self._loops = WeakKeyDictionary()
+            self._loops = PerLoop(self._new_loop_side)
 
 
 class LoopSide(NamedTuple):

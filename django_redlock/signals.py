@@ -22,6 +22,10 @@ lock_lost = Signal()
 """A lease ended without a release. Arguments: ``lease``, ``reason``."""
 lock_forced = Signal()
 """A lock was released by an operator. Arguments: ``name``, ``outcome``."""
+node_down = Signal()
+"""A node did not answer, and had before. Arguments: ``node``, its display name."""
+node_up = Signal()
+"""A node answers again. Arguments: ``node``, its display name."""
 
 SIGNALS = {
     "lock_acquired": lock_acquired,
@@ -30,6 +34,8 @@ SIGNALS = {
     "lock_extended": lock_extended,
     "lock_lost": lock_lost,
     "lock_forced": lock_forced,
+    "node_down": node_down,
+    "node_up": node_up,
 }
 
 log = logging.getLogger("django_redlock")

@@ -29,6 +29,7 @@ from .view_keys import Call, Key, ViewKey
 
 View = TypeVar("View", bound=Callable[..., Any])
 
+MARGIN = 1 / 20  # of the ttl that must be left for a commit, as in fenced()
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 log = logging.getLogger("django_redlock")
@@ -280,12 +281,12 @@ class Guard:
 
     def ensure(self, lease: Lease) -> None:
         """
-        Make sure, before the commit, that the lock is still held.
+        Make sure, before the commit, that the lock is still held, and long enough for it.
 
         Raises:
             LockLostError: It is not.
         """
-        lease.ensure()
+        lease.ensure(lease.ttl * MARGIN if self._atomic_aliases() else 0.0)
 
     @contextmanager
     def transactions(self) -> Iterator[None]:

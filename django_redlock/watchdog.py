@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
+from .loops import PerLoop
 from .nodes import green
 from .nodes.gather import steady
 
@@ -241,11 +242,17 @@ class AsyncWatchdog:
         """Return whether it looks after leases of *keeper*."""
         return any(lease.keeper is keeper for lease in self._agenda)
 
-    def _set_timer(self) -> None:
+    def rest(self) -> None:
+        """Drop the timer if there is nothing to look after; otherwise it goes when it has found nothing."""
+        if self._timer is not None and not self._agenda:
+            self._timer.cancel()
+            self._timer, self._wake_at = None, NEVER
+
+    def _set_timer(self, earliest: float = 0.0) -> None:
         if self._timer is not None:
             self._timer.cancel()
         now = self._clock()
-        self._wake_at = min(now + TICK, self._agenda.next())
+        self._wake_at = max(now + earliest, min(now + TICK, self._agenda.next()))
         self._timer = asyncio.get_running_loop().call_later(max(0.0, self._wake_at - now), self._look)
 
     def _look(self) -> None:
@@ -263,8 +270,11 @@ class AsyncWatchdog:
 
     def _tended(self, task: asyncio.Task[None]) -> None:
         self._task, self._wake_at = None, NEVER
-        if not task.cancelled():  # else the loop is about to end
+        if not task.cancelled():
             self._look()
+        elif self._agenda:
+            # The loop is about to end, as a rule, and a new task would be left over; but others may have time yet.
+            self._set_timer(TICK)
 
     async def _tend(self, leases: list[Tended]) -> None:
         try:
@@ -281,13 +291,9 @@ class AsyncWatchdog:
 watchdog = Watchdog()
 """The one of this process."""
 
-_per_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncWatchdog] = WeakKeyDictionary()
+_per_loop = PerLoop(AsyncWatchdog)
 
 
 def loop_watchdog() -> AsyncWatchdog:
     """Return the one of the running event loop."""
-    loop = asyncio.get_running_loop()
-    dog = _per_loop.get(loop)
-    if dog is None:
-        dog = _per_loop[loop] = AsyncWatchdog()
-    return dog
+    return _per_loop.get()

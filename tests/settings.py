@@ -17,6 +17,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.staticfiles",
     "django_redlock",
+    "tests.history_app.Quiet",
     "tests.shop",
 ]
 

@@ -4,6 +4,7 @@ The panel of django-debug-toolbar: what a request tried to lock.
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.core.checks.registry import registry
 from django.test import Client
 
 pytest.importorskip("debug_toolbar", reason="needs django-debug-toolbar: pip install django-debug-toolbar")
@@ -19,6 +20,7 @@ PANEL = "django_redlock.contrib.debug_toolbar.LocksPanel"
 @pytest.fixture(autouse=True)
 def toolbar(settings):
     """The shop under the toolbar, over nodes without locks."""
+    checks = set(registry.registered_checks)
     settings.DEBUG = True
     settings.DEBUG_TOOLBAR_PANELS = ["debug_toolbar.panels.history.HistoryPanel", PANEL]
     settings.INTERNAL_IPS = ["127.0.0.1"]
@@ -28,6 +30,7 @@ def toolbar(settings):
     memory.forget_nodes()
     locks.reset()
     yield
+    registry.registered_checks &= checks  # those of the toolbar, which is not installed in other tests
     During.action = staticmethod(lambda: None)
     locks.reset()
     memory.forget_nodes()

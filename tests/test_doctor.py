@@ -276,6 +276,7 @@ def test_restarted(three):
     assert re.search(r"no vote for (5\d|6\d) s", about[0].text)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("right", RIGHTS)
 def test_each_right(right):
     """

@@ -8,7 +8,7 @@ import time
 import pytest
 from django.test import override_settings
 
-from django_redlock import QuorumUnavailableError, lock, locks
+from django_redlock import LockManager, QuorumUnavailableError, lock, locks
 from django_redlock.core.names import slug
 from django_redlock.core.owner import Owner, encode, fingerprint
 from django_redlock.inventory import (
@@ -19,6 +19,7 @@ from django_redlock.inventory import (
     State,
     aheld_locks,
     find_lock,
+    find_locks,
     force_release,
     held_locks,
     printable,
@@ -203,7 +204,7 @@ def test_listing_is_bounded(five, monkeypatch):
     for number in range(MAX_NAMES + 1):
         put(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
 
-    snapshot = held_locks()
+    snapshot = held_locks(seconds=60)
 
     assert (len(snapshot.locks), snapshot.complete) == (MAX_NAMES, False)
     assert {request.size for request in asked} == {PAGE}
@@ -589,3 +590,35 @@ def test_real_nodes_know_each_kind_of_stale_key(real):
     }
     outcomes = {name: remove_stale(key) for name, key in stale.items()}
     assert outcomes == {"persisted": "removed", "list": "failed", "foreign": "removed"}
+
+
+def test_a_silent_node_is_not_asked_again(five, monkeypatch):
+    """
+    L73: a node that did not answer once is left out of the rest of a listing, and of what is asked after it.
+    """
+    for number in range(3 * PAGE):
+        put(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
+    five[2].down = True
+    asked: list[set[int]] = []
+    ask = LockManager.ask
+    monkeypatch.setattr(
+        LockManager, "ask", lambda self, ballot: asked.append(set(ballot.requests)) or ask(self, ballot)
+    )
+
+    snapshot = held_locks(seconds=60)
+    find_locks([slug("n0")], after=snapshot)
+
+    assert asked[0] == {0, 1, 2, 3, 4}
+    assert all(nodes == {0, 1, 3, 4} for nodes in asked[1:])
+    assert len(asked) >= 4
+
+
+def test_more_can_be_asked_for(five):
+    """
+    L70: who has the time can ask for more names, and gets no more than that.
+    """
+    for number in range(MAX_NAMES + 2 * PAGE):
+        put(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
+
+    assert len(held_locks(limit=10 * MAX_NAMES, seconds=60).locks) == MAX_NAMES + 2 * PAGE
+    assert len(held_locks(limit=PAGE, seconds=60).locks) == PAGE

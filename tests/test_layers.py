@@ -20,7 +20,7 @@ FLOORS = [
     {"exceptions"},
     {"core"},
     {"nodes"},
-    {"decoration", "entering", "locks", "presence", "watchdog"},
+    {"decoration", "entering", "locks", "loops", "presence", "watchdog"},
     {"conf", "handler", "signals"},
     {"inventory", "fencing", "models", "migrations"},
 ]

@@ -20,6 +20,7 @@ from django.test import TestCase
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, StaleTokenError, lock, locks
 from django_redlock.models import Fence
 from django_redlock.nodes import memory
+from django_redlock.nodes.gather import steady
 from django_redlock.querysets import lock_for_update
 from django_redlock.rows import _plain
 from django_redlock.signals import lock_acquired, lock_released
@@ -990,6 +991,22 @@ def test_lost_lock_rolls_back(order, leases):
     assert lost.value.reason == "superseded"
     assert not hasattr(lost.value, "__notes__")
     assert total_seen_by_others(order) == 1
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_lock_that_is_about_to_end_rolls_back(order, leases):
+    """
+    With less than a twentieth of the ttl left, which may not be enough for the commit, there is none (L53).
+    """
+
+    def shorten():
+        leases[0]._tenure.deadline = steady() + 2.8  # of 60 seconds
+
+    with pytest.raises(LockLostError) as lost, lock_for_update(order, ttl=60):
+        change(order, total=2, then=shorten)
+
+    assert (lost.value.reason, total_seen_by_others(order)) == ("margin", 1)
+    assert is_free(order_name(order))
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])

@@ -14,7 +14,7 @@ from django_redlock.testing import processes
 
 from .services import PostgreSQL, Service, ServiceMissingError, django_database
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 START_AND_DIE = """
 import os, signal, sys
@@ -26,9 +26,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.fixture(params=["postgresql", "mariadb", pytest.param("rabbitmq", marks=pytest.mark.once)])
+@pytest.fixture(params=["postgresql", "mariadb", "rabbitmq"])
 def service(request) -> Service:
-    """Each kind of service in turn; RabbitMQ takes its time."""
+    """Each kind of service in turn."""
     found = request.getfixturevalue(request.param)
     if not found.ours:
         pytest.skip(f"{found.variable} names a server that is not ours to kill")

@@ -16,10 +16,12 @@ from django.core.management import call_command
 from django.test import override_settings
 
 import django_redlock
-from django_redlock import InvalidRedlockError, LockManager, QuorumUnavailableError, lock, locks
+from django_redlock import InvalidRedlockError, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.checks import check_deployment, check_settings
 from django_redlock.signals import lock_acquired, lock_released, lock_taken
 from django_redlock.testing import Servers
+
+from .services import SQLite, django_database
 
 THREE = ["redis://lock-1:6379", "redis://lock-2:6379", "redis://lock-3:6379"]
 REDIS_CACHE = "django.core.cache.backends.redis.RedisCache"
@@ -51,6 +53,22 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": [f"redis://u:{SECRET}@a?tls=1"]}}, "redlock.E003", "no option 'tls'"),
     ({"default": {"NODES": ["unix://"]}}, "redlock.E003", "needs the path of a socket"),
     ({"default": {"NODES": ["memory://"]}}, "redlock.E003", "needs a name, such as memory://a"),
+    (
+        {"default": {"NODES": ["database://nowhere"]}},
+        "redlock.E003",
+        "DATABASES has no alias 'nowhere', it has 'default'",
+    ),
+    ({"default": {"NODES": ["database:default"]}}, "redlock.E003", "write database://default"),
+    (
+        {"default": {"NODES": [{"URL": "database://default", "OPTIONS": {"timeout": 1}}]}},
+        "redlock.E003",
+        "a database takes no OPTIONS",
+    ),
+    (
+        {"default": {"NODES": ["database://default", {"URL": "database://default", "NAME": "again"}]}},
+        "redlock.E004",
+        "twice, at 0 and 1",
+    ),
     ({"default": {"NODES": THREE, "KEY_PREFIX": "a{b"}}, "redlock.E009", "without braces and white space"),
     ({"default": {"NODES": THREE, "KEY_PREFIX": ""}}, "redlock.E009", "1 to 100 characters"),
     (
@@ -242,6 +260,7 @@ def test_public_names_are_these():
         ({"NODES": THREE[:2]}, "redlock.W001"),
         ({"NODES": [*THREE, "redis://lock-4"]}, "redlock.W002"),
         ({"NODES": ["cache:sessions", *THREE[:2]]}, "redlock.W005"),
+        ({"NODES": ["database://default", *THREE[:2]]}, "redlock.W010"),
     ],
 )
 def test_surprise_is_a_warning_with_a_hint(entry: dict[str, Any], code: str):
@@ -250,6 +269,16 @@ def test_surprise_is_a_warning_with_a_hint(entry: dict[str, Any], code: str):
         (message,) = check_settings()
     assert (message.id, message.level) == (code, checks.WARNING)
     assert message.hint
+
+
+def test_one_database_is_no_warning_of_few_nodes(tmp_path: Path):
+    """Without its database a project does nothing anyway, and a database forgets nothing."""
+    server = SQLite(tmp_path)
+    with server.database() as name, django_database("shelf", server.settings(name)):
+        with configured(NODES=["database://shelf"]):
+            assert check_settings() == []
+        with configured(NODES=["database://shelf", "redis://a"]):
+            assert [message.id for message in check_settings()] == ["redlock.W001"]
 
 
 def test_cache_with_replicas_is_a_warning():
@@ -423,11 +452,25 @@ def test_checks_of_a_deployment_are_run():
 
 
 def test_every_check_is_documented_and_tested():
-    """Each id in the source is in the documentation and in this file; none is used for two things."""
+    """Each id in the source is in a table of the documentation and in a test; none is used for two things."""
     package = Path(django_redlock.__file__).parent
-    used = {code for path in package.rglob("*.py") for code in re.findall(r"redlock\.([EW]\d+)", path.read_text())}
-    documented = set(re.findall(r"^\| `redlock\.([EW]\d+)` \|", (ROOT / "docs/settings.md").read_text(), re.MULTILINE))
-    here = Path(__file__).read_text()
+    sources = {path: set(re.findall(r"redlock\.([EW]\d+)", path.read_text())) for path in package.rglob("*.py")}
+    used = set().union(*sources.values())
+    pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    documented = set(re.findall(r"^\| `redlock\.([EW]\d+)` \|", pages, re.MULTILINE))
+    here = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
 
     assert used == documented
+    assert [code for code in used if sum(code in codes for codes in sources.values()) > 1] == []
     assert [code for code in used if code not in here] == []
+
+
+def test_lock_that_was_described_before_the_settings_changed_follows_them(settings):
+    """A decorator is written when a module is imported, and used under ``override_settings``, too."""
+    described = lock("a")
+    settings.REDLOCK = {"default": {"NODES": ["memory://elsewhere"], "OPTIONS": {"ttl": 11}}}
+
+    with described as lease:
+        assert lease.ttl == 11
+        with pytest.raises(LockTakenError):
+            locks["default"].lock("a", wait=0).acquire()

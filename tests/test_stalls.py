@@ -27,6 +27,10 @@ def test_stalled_always():
 
 def test_just_fails():
     assert run("fails", stalls=False)
+
+def test_never_again(request):
+    request.node.add_marker("timeless")
+    assert run("timeless", stalls=True)
 """
 
 
@@ -44,9 +48,10 @@ def test_what_failed_on_a_machine_that_stood_still_runs_again(tmp_path: Path):
         check=False,
     )
 
-    runs = {name: int((tmp_path / name).read_text()) for name in ("once", "always", "fails")}
+    runs = {name: int((tmp_path / name).read_text()) for name in ("once", "always", "fails", "timeless")}
     assert runs["once"] == 2, ended.stdout
     assert runs["always"] == 3
+    assert runs["timeless"] == 1
     assert runs["fails"] == 1 or "test_just_fails: the machine stood still" in ended.stdout
-    assert "2 failed, 1 passed" in ended.stdout
+    assert "3 failed, 1 passed" in ended.stdout
     assert "test_stalled_once: the machine stood still for 0.3 s" in ended.stdout

@@ -1,4 +1,4 @@
-"""What people read is translated, in full, with the same blanks to fill in."""
+"""What operators read is translated, in full, with the same blanks to fill in."""
 
 import ast
 import gettext
@@ -19,14 +19,19 @@ TEXT = r"u?('''(?:.|\n)*?'''|'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\")"
 BLANK = re.compile(r"%\((\w+)\)[sd]")
 
 
+PLACES = ("admin", "inventory", "models.py", "apps.py")
+
+
 def texts() -> Iterator[str]:
-    """Yield every text of the package that is marked for translation."""
-    for path in PACKAGE.rglob("*.py"):
+    """Yield every text of the admin's pages."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.relative_to(PACKAGE).parts[0] not in PLACES:
+            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             marked = isinstance(node, ast.Call) and getattr(node.func, "id", "") in FUNCTIONS
             if marked and isinstance(node.args[0], ast.Constant):
                 yield node.args[0].value
-    for path in PACKAGE.rglob("*.html"):
+    for path in (PACKAGE / "templates" / "admin").rglob("*.html"):
         code = templatize(path.read_text(encoding="utf-8"))
         for quoted in re.findall(r"\b(?:n?gettext|_)\(\s*" + TEXT, code):
             yield ast.literal_eval(quoted)

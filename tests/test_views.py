@@ -24,6 +24,7 @@ from django.views import View
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.nodes import memory
+from django_redlock.nodes.gather import steady
 from django_redlock.refusals import refusal
 from django_redlock.signals import lock_acquired, lock_released
 from django_redlock.view_keys import Call, ViewKey
@@ -383,6 +384,24 @@ def test_lost_lock_rolls_the_request_back(client, order, atomic_requests, leases
         client.post("/pay/7/")
 
     assert paid_as_others_see() is False
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_lock_that_is_about_to_end_rolls_the_request_back(client, order, atomic_requests, leases):
+    """
+    With less than a twentieth of the ttl left, which may not be enough for the commit, there is none (L53).
+    """
+
+    def shorten():
+        leases[0]._tenure.deadline = steady() + 1.4  # of 30 seconds
+
+    during(shorten)
+
+    with pytest.raises(LockLostError) as lost:
+        client.post("/pay/7/")
+
+    assert (lost.value.reason, paid_as_others_see()) == ("margin", False)
+    assert is_free()
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])

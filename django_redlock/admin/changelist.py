@@ -63,8 +63,12 @@ class HeldLockChangeList(ChangeList):
 
     def _count_waiters(self, rows: list[HeldLock]) -> None:
         """Ask who waits for the locks on the page; of all locks it would take the nodes too long."""
-        for alias in {row.alias for row in rows}:
-            asked = find_locks([row.lock.slug for row in rows if row.alias == alias], alias)
+        for banner in self.banners:
+            alias = banner.alias
+            slugs = [row.lock.slug for row in rows if row.alias == alias]
+            if not slugs:
+                continue
+            asked = find_locks(slugs, alias, after=banner.snapshot)
             waiters = {lock.slug: lock.waiters for lock in asked.locks}
             for row in rows:
                 if row.alias == alias:

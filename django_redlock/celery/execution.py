@@ -135,7 +135,7 @@ class Execution:
 
     def _tell_loss(self, lease: Lease) -> None:
         reason = lease.reason or "expired"
-        event = "singleton_stolen" if reason == "superseded" else "singleton_lost"
+        event = "singleton_stolen" if reason in ("superseded", "revoked") else "singleton_lost"
         text = f"{lease.name} was lost by task {self.ticket.task_id} ({reason})"
         tell(self.task, event, text, task_id=self.ticket.task_id, name=lease.name, lease=lease, reason=reason)
         if self.interrupt:

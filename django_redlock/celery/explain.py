@@ -1,13 +1,16 @@
 """Say in words what is known of the slot of a call: for ``task.singleton.explain()`` and ``redlock_inspect``."""
 
+import json
 from typing import Any
+
+from celery._state import get_current_app
 
 from ..core.names import slug
 from ..core.owner import decode
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from .keys import canonical
-from .options import SingletonOptions
+from .options import SingletonOptions, nearest
 from .slots import RUNNING, Holder, Ticket, peek, state_of
 
 ANSWERS = {
@@ -54,6 +57,32 @@ def explain(task: Any, args: Any, kwargs: Any) -> str:
         if seen.value and holder.state == "free":
             holder = seen.holder
     return "\n".join([*lines, "", *_next_call(options, holder), *_next_message(options, holder)])
+
+
+def explain_call(name: str, args: str, kwargs: str) -> str:
+    """
+    Return the same for a task's name and arguments in JSON, as they are typed in a shell.
+
+    Raises:
+        ValueError: There is no such singleton task, or the arguments are not what they should be.
+    """
+    app: Any = get_current_app()
+    app.loader.import_default_modules()
+    known = {task.name: task for task in app.tasks.values() if hasattr(task, "singleton_options")}
+    if name not in known:
+        raise ValueError(f"There is no singleton task {name!r}{nearest(name, known)}")
+    try:
+        positional, named = json.loads(args), json.loads(kwargs)
+    except ValueError as error:
+        raise ValueError(
+            f"The arguments are no JSON ({error}); write --args '[7]' --kwargs '{{\"day\": 1}}'."
+        ) from None
+    if not isinstance(positional, list) or not isinstance(named, dict):
+        raise ValueError("--args takes a list in JSON, --kwargs an object: --args '[7]' --kwargs '{\"day\": 1}'.")
+    try:
+        return explain(known[name], positional, named)
+    except TypeError as error:
+        raise ValueError(f"{name} does not take these arguments: {error}") from None
 
 
 def _arguments(task: Any, args: Any, kwargs: Any) -> str:

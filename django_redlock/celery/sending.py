@@ -3,12 +3,13 @@ What a call does before its message is on its way: take the slot, or answer its 
 """
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from celery import states
+from celery import signals, states
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from django.utils.crypto import salted_hmac
 
@@ -41,6 +42,8 @@ ATTEMPTS = 5  # at the note of the call that comes next, which others may be cha
 OVER = frozenset({states.SUCCESS, states.FAILURE, states.REVOKED})
 
 log = logging.getLogger("django_redlock")
+
+_beat = 0  # the thread that beat runs in; 0 for none in this process
 
 _unanswered: set[str] = set()
 """Aliases about whose nodes a producer has warned, and which have not answered since."""
@@ -173,7 +176,7 @@ class Call:
         if how == "enqueue":
             return self.publish(replace(self.ticket, token="")).about(holder, accepted=True)
         # Beat can catch nothing, and would log a traceback at every tick. The log line above is enough.
-        beat = (self.options.get("headers") or {}).get("celery_beat_task")
+        beat = (self.options.get("headers") or {}).get("celery_beat_task") or threading.get_ident() == _beat
         if how == "replace" and holder.state == "queued" and self._replace(holder):
             return self.publish(self.ticket).about(holder, accepted=True)
         # The holder would not follow the links of this call, and nobody would notice that they are lost.
@@ -266,6 +269,15 @@ class Call:
 def replaced_name(task_id: str) -> str:
     """Return the name of the note that says that a waiting task was replaced."""
     return f"replaced:{task_id}"
+
+
+def _note_beat(**about: Any) -> None:
+    """Remember in which thread beat runs: before Celery 5.6 its calls do not say whose they are."""
+    global _beat
+    _beat = threading.get_ident()
+
+
+signals.beat_init.connect(_note_beat, dispatch_uid="django_redlock.beat")
 
 
 def _warn_once(alias: str, error: QuorumUnavailableError) -> None:

@@ -16,7 +16,7 @@ import logging
 import re
 from collections import Counter
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..core.names import slug
@@ -91,7 +91,9 @@ class Ticket:
 
     def pack(self) -> str:
         """Return the header's value."""
-        return json.dumps([FORMAT, *astuple(self)], separators=(",", ":"))
+        # By hand: dataclasses.astuple() copies deeply, and this is done for every message.
+        mine = (self.name, self.using, self.task_id, self.token, self.tries, self.scope)
+        return json.dumps([FORMAT, *mine, self.trailing, self.waited, self.watch, self.joined], separators=(",", ":"))
 
     @classmethod
     def unpack(cls, header: object, task_id: str | None) -> "Ticket | None":

@@ -8,13 +8,13 @@ strictly increasing numbers, so tokens are unique and increase from hold to hold
 clocks; the wall clock only makes the first proposal likely to succeed.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from . import owner as owners
-from .messages import ANSWERS, Acquire, Ballot, Instant, Kind, Raise, Release, Reply, Request, count
+from .messages import ABSENT, ANSWERS, Acquire, Ballot, Instant, Kind, Raise, Release, Reply, Request, Survey, count
 from .names import place, slug
 from .rules import Rules
 
@@ -23,6 +23,7 @@ REFUSALS = (Kind.BUSY, Kind.QUEUED)
 
 POLL = 1.0  # seconds after which a waiter asks again at the latest, though it is told when it is its turn
 LEAST_POLL = 0.02  # seconds between two looks at a hold that is about to end
+FEW_PLACES = 3  # of a lock with several: so many are tried without asking first which are taken
 UNTOLD_POLL = 0.05  # seconds, for each place in the queue, while too few nodes could tell it
 
 
@@ -57,7 +58,8 @@ class Wanted:
         ttl: Length of the lease, in seconds.
         wait: How long to try, in seconds; 0 is one attempt, None is for ever.
         owner: Who will hold it, and for how long.
-        nonce: The token to hold it with; empty draws a fresh one for every attempt.
+        nonce: The token to hold it with; empty draws a fresh one for every attempt. A node that did not answer an
+            attempt in time refuses the same token for one ttl more: it could not tell another attempt from that one.
         adopt: The token of a holder whose lock may be taken over.
         detached: Whether it is left to itself: neither renewed nor watched.
         limit: How many may hold it at once, each in a place of its own.
@@ -214,6 +216,7 @@ class Acquisition:
         self._fresh_nonce = fresh_nonce
         self._chance = chance
         self._slugs = tuple(slug(name) for name in wanted.names)
+        self._timeout = rules.timeout(wanted.ttl, len(wanted.names))
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
         self._at = Instant(0.0, 0)
         self._stamp = 0
@@ -252,13 +255,41 @@ class Acquisition:
         return self._withdrawal(leaving=True, timeout=timeout)
 
     def _try_places(self) -> Generator[Step, Instant, Granted | None]:
-        """Make one attempt; for a lock with several places, one for each, unless others are first in line."""
-        for slugs in self._places():
+        """Make one attempt; for a lock with several places, one for each, unless that is in vain or takes too long."""
+        places = self._places()
+        asked = len(places) <= FEW_PLACES
+        while places:
             yield from self._withdraw(leaving=False)
-            granted = yield from self._attempt(slugs)
-            if granted is not None or count(self._replies, Kind.QUEUED) > self._rules.spare:
+            granted = yield from self._attempt(places.pop(0))
+            in_vain = count(self._replies, Kind.QUEUED) > self._rules.spare or self._cut_off()
+            if granted is not None or in_vain or self._overdue():
                 return granted
+            if not asked:
+                asked = True
+                yield from self._withdraw(leaving=False)
+                places = yield from self._not_taken(places)
         return None
+
+    def _not_taken(self, places: list[tuple[str, ...]]) -> Generator[Step, Instant, list[tuple[str, ...]]]:
+        """Return the places that a quorum may be free in, to try no others: a round for each would take its time."""
+        rules = self._rules
+        survey = Survey(tuple(slug for (slug,) in places), waiters=False)
+        ballot = Ballot(
+            requests=dict.fromkeys(range(rules.nodes), survey),
+            decided=lambda replies: count(replies, Kind.LISTED) >= rules.needed,
+            timeout=self._timeout,
+            needed=rules.needed,
+        )
+        self._at = yield ballot
+        ours = {self.wanted.nonce, self.wanted.adopt} - {""}
+        rows = [row for reply in ballot.replies.values() for row in reply.rows]
+        taken = Counter(row.slug for row in rows if row.left != ABSENT and owners.nonce_of(row.value) not in ours)
+        return [(slug,) for (slug,) in places if taken[slug] <= rules.spare]
+
+    def _overdue(self) -> bool:
+        """Tell whether the time has been over for a node timeout."""
+        left = self._time_left()
+        return left is not None and left <= -self._timeout
 
     def _places(self) -> list[tuple[str, ...]]:
         limit = self.wanted.limit
@@ -278,7 +309,8 @@ class Acquisition:
         if ballot.count(Kind.ACCEPTED) < self._rules.needed:
             if ballot.count(*GRANTS) < self._rules.needed:
                 return None
-            token = self._floor.of(slugs) + 1
+            # Our clock may be too far ahead for the nodes, who may have forgotten every token: theirs stands in for it.
+            token = max(self._floor.of(slugs) + 1, granting_time(ballot.replies))
             second = yield from self._raise_token(ballot, token)
             if second.count(Kind.ACCEPTED) < self._rules.needed:
                 return None
@@ -335,7 +367,7 @@ class Acquisition:
         ballot = Ballot(
             requests=requests,
             decided=decided,
-            timeout=self._rules.timeout(self.wanted.ttl),
+            timeout=self._timeout,
             needed=self._rules.needed,
             on_late=partial(learn, self._floor, self._trying),
         )
@@ -348,9 +380,12 @@ class Acquisition:
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
         """Give back what the attempt got, so that nobody finds it in the way."""
         ballot = self._withdrawal(leaving=leaving)
-        self._withdrawn, self._ballots = self._ballots, []
         if ballot.requests:
             self._at = yield ballot
+        # Not before, or an interruption would leave what has not been given back to nobody.
+        self._withdrawn, self._ballots = self._ballots, []
+        if leaving:
+            self._enrolled = set()
 
     def _withdrawal(self, *, leaving: bool, timeout: float = 0.0) -> Ballot:
         """
@@ -363,7 +398,6 @@ class Acquisition:
         if waiter:
             # A round that was interrupted has not been counted yet.
             nodes |= self._enrolled.union(*(ballot.enrolled() for ballot in self._ballots))
-            self._enrolled = set()
         release = Release(self._trying, self._nonce, 0.0, waiter, self.wanted.shared, self._queue)
         unsure = unanswered([*self._withdrawn, *self._ballots])
         return farewell(release, nodes, unsure, self.wanted.ttl, timeout)
@@ -377,7 +411,7 @@ class Acquisition:
         """
         if self.wanted.wait is None:
             return None
-        repeat = self._rules.timeout(self.wanted.ttl) if self._split() else 0.0
+        repeat = self._timeout if self._split() else 0.0
         return self._began + self.wanted.wait + repeat - self._at.now
 
     def _split(self) -> bool:
@@ -435,7 +469,7 @@ class Acquisition:
 
     def _gave_up(self, waited: float) -> GaveUp:
         refused = [reply for reply in self._replies.values() if reply.kind in REFUSALS]
-        holders = [reply.detail for reply in refused if reply.detail]
+        holders = [owners.uncounted(reply.detail) for reply in refused if reply.detail]
         hopeless = self._misconfigured()
         return GaveUp(
             taken=not hopeless and (len(refused) > self._rules.spare or (bool(refused) and not self._cut_off())),
@@ -494,9 +528,18 @@ def misconfigured(replies: Mapping[int, Reply]) -> int:
     return sum(reply.misconfigured for reply in replies.values())
 
 
+def granting_time(replies: Mapping[int, Reply]) -> int:
+    """Return what the slowest clock of the nodes that granted shows, in microseconds; 0 if none says."""
+    return min([reply.time for reply in replies.values() if reply.kind in GRANTS and reply.time], default=0)
+
+
 def most_held(replies: Mapping[int, Reply]) -> int:
-    """Return on how many nodes the same holder was in the way, for the holder who is on most."""
-    holders = [reply.detail for reply in replies.values() if reply.kind is Kind.BUSY]
+    """
+    Return on how many nodes the same holder was in the way, for the holder who is on most.
+
+    A node that missed an extension has counted fewer.
+    """
+    holders = [owners.uncounted(reply.detail) for reply in replies.values() if reply.kind is Kind.BUSY]
     return max(map(holders.count, holders), default=0)
 
 

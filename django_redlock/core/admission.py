@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .messages import POSITIVE, Kind, Reply, no_vote
-from .rules import Rules
+from .rules import EXPIRY_ROUNDING, Rules
 
 MAX_SKEW = 1.0  # seconds by which the clocks of nodes may disagree for a client that has just started
 INFINITY = float("inf")
@@ -36,7 +36,8 @@ class Greeting:
         role: ``master`` or something that does not vote.
         mode: ``standalone`` or something that does not vote.
         evicts: Whether it may drop keys when its memory is full.
-        promoted: Whether it was a replica before; then ``uptime`` counts from then on at the latest, if that is known.
+        promoted: Changes each time it is made a master again after it was a replica; empty if it never was one, as far
+            as it knows. Then ``uptime`` counts from then on at the latest, if that is known.
         refused: Why it says nothing of itself, such as ``NOPERM``.
     """
 
@@ -45,7 +46,7 @@ class Greeting:
     role: str = "master"
     mode: str = "standalone"
     evicts: bool = False
-    promoted: bool = False
+    promoted: str = ""
     refused: str = ""
 
 
@@ -72,6 +73,7 @@ class Admission:
         self._clock = clock
         self._wall = wall
         self._run_ids: dict[int, str] = {}
+        self._promotions: dict[int, str] = {}
         self._last_reply: dict[int, float] = {}
         self._quarantined: dict[int, tuple[float, str, str]] = {}  # until when, why, and the option
         self._excluded: dict[int, str] = {}
@@ -87,7 +89,7 @@ class Admission:
         if self._rules.guards_restarts and self._names[node] not in self._rules.durable and not greeting.refused:
             self._quarantine(node, greeting)
         if greeting.run_id:
-            self._run_ids[node] = greeting.run_id
+            self._run_ids[node], self._promotions[node] = greeting.run_id, greeting.promoted
 
     def judge(self, node: int, reply: Reply, sent: float) -> Reply:
         """Return *reply* to a request of the time *sent*, without its vote if the node may not vote."""
@@ -126,8 +128,9 @@ class Admission:
         least, most = time - now, time - sent
         since, self._looked[node] = now - self._looked[node], now
         jump = least - self._most[node]
-        if jump > self._rules.drift(self._rules.ttl) + CLOCK_RATE * since:
-            why = f"its clock ran {jump:.1f} s forward"
+        # Not by what the drift of a usual lease allows: the shortest ones allow hardly more than the rounding.
+        if jump > EXPIRY_ROUNDING + CLOCK_RATE * since:
+            why = f"its clock ran {jump:.3f} s forward"
             self._quarantined[node] = (now + self._rules.guard, why, "clock_guard")
         self._least[node], self._most[node] = least, most
         if self._rules.compares_clocks:
@@ -157,7 +160,7 @@ class Admission:
             return f"runs in {greeting.mode} mode"
         if greeting.evicts and self._names[node] not in self._rules.allow_evicting:
             return "may evict keys (OPTIONS['allow_evicting'])"
-        for other, run_id in self._run_ids.items():
+        for other, run_id in list(self._run_ids.items()):  # other threads may be connecting, too
             if run_id == greeting.run_id and other != node:
                 return f"is the same server as {self._names[other]}"
         return ""
@@ -167,9 +170,11 @@ class Admission:
         up = max(0.0, (greeting.uptime or 0.0) - 1)  # whole seconds, so it may be nearly one too many
         known = self._run_ids.get(node, greeting.run_id)
         now = self._clock()
-        if known != greeting.run_id:
+        # It has the data of the master that it followed meanwhile. (A promotion is forgotten after a while.)
+        promoted = greeting.promoted and self._promotions.get(node, greeting.promoted) != greeting.promoted
+        if known != greeting.run_id or promoted:
             # A clock that ran forward makes the uptime too long; we know better when the old run still answered.
             up = min(up, now - self._last_reply.get(node, now))
         until = now + self._rules.guard - up
         if until > self._quarantined.get(node, NEVER)[0]:
-            self._quarantined[node] = (until, "restarted", "restart_guard")
+            self._quarantined[node] = (until, "was a replica" if promoted else "restarted", "restart_guard")

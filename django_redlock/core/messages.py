@@ -118,11 +118,12 @@ class Release(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """Report the locks named with those that wait for them, or one page of the index."""
+    """Report the locks named, with those that wait for them unless *waiters* is not asked, or a page of the index."""
 
     slugs: tuple[str, ...] = ()
     offset: int = 0
     size: int = 0
+    waiters: bool = True
 
 
 Request = Acquire | Raise | Extend | Release | Survey

@@ -13,6 +13,7 @@ from hashlib import blake2b
 MAX_PLAIN = 200  # bytes; a longer name is shown by its beginning and a digest
 MAX_NAME = 8192  # bytes; beyond this somebody passed a document, not a name
 MAX_NAMES = 10_000  # names in one lock
+LISTED = 20  # names of one lock that are shown to people
 SHOWN = 120  # characters of a long name that stay readable
 
 
@@ -60,6 +61,12 @@ def check_names(names: str | Iterable[str]) -> tuple[str, ...]:
     if len(checked) > MAX_NAMES:
         raise ValueError(f"One lock may have {MAX_NAMES} names, not {len(checked)}; split the work into batches.")
     return checked
+
+
+def named(names: tuple[str, ...]) -> str:
+    """Return the names of one lock for people: the first few, and how many there are."""
+    more = len(names) - LISTED
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:LISTED])} and {more} more"
 
 
 def slug(name: str) -> str:

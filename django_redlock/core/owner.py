@@ -62,6 +62,12 @@ def counted(value: str, extensions: int) -> str:
     return f'{value[:-1]},"extensions":{extensions}}}' if value.endswith("}") else value
 
 
+def uncounted(value: str) -> str:
+    """Return a stored value, or one without its nonce, as it was before the first extension."""
+    before, extended, _ = value.rpartition(',"extensions":')
+    return f"{before}}}" if extended else value
+
+
 @lru_cache(maxsize=1024)
 def _lasting(owner: Owner) -> str:
     """Return what is the same for each hold of *owner*: all but the end, which says since when."""

@@ -8,6 +8,8 @@ validity. All durations are seconds.
 
 from dataclasses import dataclass
 
+from .messages import PART
+
 MIN_TTL = 0.1
 # Nodes expire keys to the nearest millisecond; two leave room for rounding.
 EXPIRY_ROUNDING = 0.002
@@ -30,7 +32,8 @@ class Rules:
         ttl: Length of a lease when the lock does not say.
         max_ttl: Longest lease that a lock may ask for.
         min_validity: An acquisition with less validity left than this has failed; None is a quarter of the ttl.
-        node_timeout: How long one round waits for its slowest node; None is a twentieth of the ttl, at most 0.25.
+        node_timeout: How long one round waits for its slowest node; None is a twentieth of the ttl, at most 0.25, and
+            for each further 200 names of a lock a tenth of that more, at most a fifth of the ttl.
         drift_factor: Share of the ttl by which clocks may disagree.
         renew: Whether leases are extended while they are held.
         max_hold: Longest time that renewal keeps a lock.
@@ -131,9 +134,11 @@ class Rules:
         """Votes that may be missing."""
         return self.nodes - self.needed
 
-    def timeout(self, ttl: float) -> float:
-        """Return how long one round waits for its slowest node."""
-        return self.node_timeout if self.node_timeout is not None else min(0.25, ttl / 20)
+    def timeout(self, ttl: float, names: int = 1) -> float:
+        """Return how long one round about a lock of so many names waits for its slowest node."""
+        if self.node_timeout is not None:
+            return self.node_timeout
+        return min(min(0.25, ttl / 20) * (1 + (names - 1) // PART / 10), ttl / 5)
 
     def drift(self, ttl: float) -> float:
         """Return by how much the clocks of nodes and holder may disagree during a lease."""

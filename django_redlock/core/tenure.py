@@ -37,8 +37,8 @@ class Tenure:
         self.nonce = granted.nonce
         self.token = granted.token
         self.since = granted.start
-        self.deadline = granted.deadline
         self.waited = granted.waited
+        self.deadline = granted.deadline
         self.extensions = 0
         self.ended: str | None = None
         self.ended_at = 0.0
@@ -58,6 +58,11 @@ class Tenure:
         self._numbers = itertools.count()
         self._preparing: set[int] = set()  # extensions that are about to be sent
         self._shortening: list[Ballot] = []  # rounds that asked for less time, of which replies are still to come
+
+    @property
+    def timeout(self) -> float:
+        """How long one round about it waits for its slowest node, in seconds."""
+        return self._rules.timeout(self.ttl, len(self._slugs))
 
     # What the clock alone says
 

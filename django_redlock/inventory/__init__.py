@@ -47,33 +47,45 @@ __all__ = [
 ]
 
 
-def held_locks(using: str = DEFAULT_ALIAS) -> Snapshot:
+def held_locks(using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, seconds: float = MAX_SECONDS) -> Snapshot:
     """
-    Return the locks held now and which nodes say so; blocks for about a second at most.
+    Return the locks held now and which nodes say so; blocks for less than a second.
+
+    Args:
+        using: The alias in ``REDLOCK``.
+        limit: How many locks to ask for at most, those that end first.
+        seconds: How long to go on asking.
 
     Raises:
         InvalidRedlockError: The alias cannot be used.
     """
-    poll = Poll(locks[using])
-    ask(poll, poll.pages())
+    poll = Poll(locks[using], limit)
+    ask(poll, poll.pages(), seconds)
     return poll.snapshot()
 
 
-async def aheld_locks(using: str = DEFAULT_ALIAS) -> Snapshot:
+async def aheld_locks(using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, seconds: float = MAX_SECONDS) -> Snapshot:
     """Do what :func:`held_locks` does without blocking."""
-    poll = Poll(locks[using])
-    await aask(poll, poll.pages())
+    poll = Poll(locks[using], limit)
+    await aask(poll, poll.pages(), seconds)
     return poll.snapshot()
 
 
-def find_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS) -> Snapshot:
+def find_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS, *, after: Snapshot | None = None) -> Snapshot:
     """
     Return the same for some locks only, by their slugs, and who waits for them.
 
+    Args:
+        slugs: What stands for the locks' names in the keys.
+        using: The alias in ``REDLOCK``.
+        after: A listing made just now, whose silent nodes need not be waited for again.
+
     Raises:
         InvalidRedlockError: The alias cannot be used.
     """
-    return ask_for(slugs, locks[using]).snapshot()
+    nodes = enumerate(after.nodes if after else ())
+    silent = {place: node.detail for place, node in nodes if not node.answered}
+    return ask_for(slugs, locks[using], silent).snapshot()
 
 
 async def afind_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS) -> Snapshot:

@@ -277,4 +277,6 @@ def name_of(slug: str) -> str:
 
 def printable(text: str) -> str:
     """Return *text* with everything that could move a cursor or hide in a page written as an escape."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

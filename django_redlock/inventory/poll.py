@@ -16,18 +16,26 @@ from .judge import is_suspicious, judge, soonest_first
 from .model import HeldLock, NodeStatus, Snapshot, State, View
 
 PAGE = 64  # names in one request: a script over more could block its node for a millisecond
-MAX_NAMES = 2048  # names in one listing
-MAX_SECONDS = 1.0  # after which a listing goes without the rest
+MAX_NAMES = 1024  # names in one listing, unless asked for more
+MAX_SECONDS = 0.5  # after which a listing goes without the rest
 LAST_SECOND = 253_402_300_799  # of the year 9999, the last that datetime knows
 
 
 class Poll:
-    """The questions of one listing and what the nodes answered; a silent node's answers do not count."""
+    """
+    The questions of one listing and what the nodes answered; a silent node is not asked again, and does not count.
 
-    def __init__(self, manager: LockManager) -> None:
+    Args:
+        manager: Whose nodes are asked.
+        limit: How many names to list at most.
+        silent: The nodes that are known to be silent, and why.
+    """
+
+    def __init__(self, manager: LockManager, limit: int = MAX_NAMES, silent: Mapping[int, str] | None = None) -> None:
         self.manager = manager
+        self.limit = limit
         self.rows: dict[str, dict[int, Row]] = {}
-        self.silent: dict[int, str] = {}
+        self.silent: dict[int, str] = dict(silent or {})
         self.total = 0
         self.complete = True
         self._living: dict[str, dict[int, bool]] = {}  # of each process, which node knows that it lives
@@ -35,7 +43,7 @@ class Poll:
 
     def pages(self) -> Iterator[Survey]:
         """Yield the requests for the whole index, then for the names that not every node reported."""
-        for offset in range(0, MAX_NAMES, PAGE):
+        for offset in range(0, self.limit, PAGE):
             yield Survey(offset=offset, size=PAGE)
             if offset + PAGE >= self.total:
                 break
@@ -56,6 +64,8 @@ class Poll:
     def receive(self, replies: Mapping[int, Reply], elapsed: float) -> None:
         """Take the answers to one request; *elapsed* seconds have passed since it was sent."""
         for node in range(len(self.manager.nodes)):
+            if node in self.silent:
+                continue
             reply = replies.get(node)
             if reply is None or reply.kind is not Kind.LISTED:
                 self.silent[node] = str(reply) if reply else "timeout"
@@ -138,33 +148,33 @@ class Poll:
         return judge(slug, self.manager.alias, views, self.manager.rules, lines)
 
 
-def ask(poll: Poll, questions: Iterator[Survey]) -> None:
-    """Put the questions to the nodes, for about a second at most."""
+def ask(poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SECONDS) -> None:
+    """Put the questions to the nodes, for about so many seconds at most."""
     started = steady()
-    for question in questions:
+    for slugs, offset, size, _ in questions:
         sent = steady()
-        if sent - started > MAX_SECONDS:
+        if sent - started > seconds:
             poll.complete = False
             return
-        replies = poll.manager.survey(slugs=question.slugs, offset=question.offset, count=question.size)
+        replies = poll.manager.survey(slugs=slugs, offset=offset, count=size, but=poll.silent)
         poll.receive(replies, steady() - sent)
 
 
-async def aask(poll: Poll, questions: Iterator[Survey]) -> None:
+async def aask(poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SECONDS) -> None:
     """Do what :func:`ask` does without blocking."""
     started = steady()
-    for question in questions:
+    for slugs, offset, size, _ in questions:
         sent = steady()
-        if sent - started > MAX_SECONDS:
+        if sent - started > seconds:
             poll.complete = False
             return
-        replies = await poll.manager.asurvey(slugs=question.slugs, offset=question.offset, count=question.size)
+        replies = await poll.manager.asurvey(slugs=slugs, offset=offset, count=size, but=poll.silent)
         poll.receive(replies, steady() - sent)
 
 
-def ask_for(slugs: Iterable[str], manager: LockManager) -> Poll:
-    """Return what the nodes answered about some locks, by their slugs."""
-    poll = Poll(manager)
+def ask_for(slugs: Iterable[str], manager: LockManager, silent: Mapping[int, str] | None = None) -> Poll:
+    """Return what the nodes answered about some locks, by their slugs; *silent* ones are not asked."""
+    poll = Poll(manager, silent=silent)
     ask(poll, poll.named(list(slugs)))
     return poll
 

@@ -81,7 +81,7 @@ def ask_to_stop(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug
     bury = burial(poll, slug, fingerprint) or manager.rules.guard
     ballot = _everywhere(manager, Release((), nonce, bury, revoke=True))
     outcome = "asked" if ballot.count(Kind.GONE) >= manager.rules.needed else "unknown"
-    _tell(manager, "asked for", "lock_forced", slug, outcome)
+    _tell(manager, "revoked, so that its holder stops", "lock_forced", slug, outcome)
     return outcome
 
 

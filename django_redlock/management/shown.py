@@ -19,6 +19,8 @@ from ..core.names import check_name, slug
 from ..inventory import HeldLock, Snapshot, find_locks, held_locks, printable
 
 NO_QUORUM = 3  # exit code
+MOST = 20_000  # locks in one listing: a command has the time to ask for more than a page
+PATIENCE = 30.0  # seconds
 VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
 COLUMNS = ("LOCK", "STATE", "REMAINING", "VOTES", "HOLDER", "SINCE", "TOKEN")
 FIELDS = ("name", "state", "remaining", "ttl", "votes", "nodes", "extensions", "fencing_token", "fingerprint", "since")
@@ -58,7 +60,9 @@ def seconds(text: str) -> float:
 def listing(using: str, names: list[str] | None = None) -> Snapshot:
     """Return the held locks of an alias, or only those named, or fail as a command does."""
     try:
-        return find_locks([slug(check_name(name)) for name in names], using) if names else held_locks(using)
+        if names:
+            return find_locks([slug(check_name(name)) for name in names], using)
+        return held_locks(using, limit=MOST, seconds=PATIENCE)
     except (InvalidRedlockError, ValueError) as error:
         raise CommandError(str(error)) from None
 

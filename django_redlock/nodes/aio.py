@@ -7,22 +7,26 @@ bundles, and a request that must follow another, such as a release, is simply wr
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..core.admission import Admission
 from ..core.messages import Ballot, Kind, Reply
 from .base import AsyncLink, LinkError, Node
-from .gather import CONNECT_TIMEOUT, GRACE, Breakers, Clock, steady
+from .gather import CONNECT_TIMEOUT, GRACE, MAX_IDLE, Breakers, Clock, steady
+
+log = logging.getLogger("django_redlock")
 
 
 @dataclass(eq=False, slots=True)
 class Line:
-    """A link with what it owes: how many replies, and since when it has been silent about them."""
+    """A link with what it owes: how many replies, since when it has been silent about them, and how long it may be."""
 
     link: AsyncLink
     owed: int = 0
     silent_since: float = 0.0
+    patience: float = 0.0
 
 
 class AsyncGather:
@@ -113,8 +117,9 @@ class AsyncGather:
         line = self._lines.get(node)
         if line is None:
             return None
-        silent = line.owed and now - line.silent_since > max(ballot.timeout, 0.05)
-        if not line.link.broken and (ballot.farewell or not silent):
+        silent = line.owed and now - line.silent_since > line.patience
+        stale = not line.owed and now - line.silent_since > MAX_IDLE
+        if not line.link.broken and (ballot.farewell or not silent) and not stale:
             return line
         if silent:
             self._breakers[node].failed(now)
@@ -135,7 +140,8 @@ class AsyncGather:
             return False
 
         if not line.owed:
-            line.silent_since = now
+            line.silent_since, line.patience = now, 0.0
+        line.patience = max(line.patience, poll.ballot.timeout or CONNECT_TIMEOUT)
         line.owed += 1
         poll.sent.add(node)
         try:
@@ -165,11 +171,15 @@ class AsyncGather:
         try:
             link = await self._nodes[node].aconnect(max(timeout, CONNECT_TIMEOUT))
             self._admission.greet(node, link.greeting)
-            self._lines[node] = Line(link)
+            self._lines[node] = Line(link, silent_since=self._clock())
             return ""
         except LinkError as error:
             self._breakers[node].failed(self._clock())
             return error.detail
+        except Exception:  # whatever it was, the round must be told
+            log.exception("connecting to %s failed", self._nodes[node].name)
+            self._breakers[node].failed(self._clock())
+            return "unreachable"
         finally:
             self._connecting.pop(node, None)
 

@@ -7,13 +7,14 @@ threads ask at once is decided and written together. What is written, and how, :
 """
 
 import asyncio
+import logging
 import os
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import groupby
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -33,6 +34,8 @@ from .ledger import Ledger, UntouchedError
 AT_ONCE = 50  # requests that are decided and written together, at most
 UNUSED = 1.0  # seconds for which a connection waits for its first link
 FAREWELL = 1.0  # seconds that what was sent last has, before a connection is torn down
+
+log = logging.getLogger("django_redlock")
 
 
 class Job(NamedTuple):
@@ -74,8 +77,9 @@ class Clerk(threading.Thread):
 
     def attach(self, on_end: Callable[[LinkError], None]) -> None:
         """Take one more link; *on_end* tells it that there will be no more replies."""
+        self._refuse_child()
         with self._mutex:
-            if not self.usable:
+            if self.ended:
                 raise LinkError("closed")
             self._links.add(on_end)
 
@@ -108,10 +112,16 @@ class Clerk(threading.Thread):
         Raises:
             LinkError: There is nobody any more to do that.
         """
+        self._refuse_child()
         with self._mutex:
-            if not self.usable:
+            if self.ended:
                 raise LinkError("closed")
             self._inbox.put(job)
+
+    def _refuse_child(self) -> None:
+        """Refuse before any lock is touched: a thread that exists in the parent alone may have been holding it."""
+        if self.inherited:
+            raise LinkError("closed")
 
     def run(self) -> None:
         outcome: Greeting | LinkError
@@ -131,6 +141,9 @@ class Clerk(threading.Thread):
                     self._do(list(some))
         except LinkError as broken:
             reason = broken
+        except Exception as error:  # whatever it was, those who wait must hear of it
+            reason = LinkError(f"cannot be used ({type(error).__name__})")
+            log.error("a database as a node cannot be used (%s)", type(error).__name__)
         finally:
             self._end(reason)
 
@@ -165,6 +178,8 @@ class Clerk(threading.Thread):
             self._busy_since = float("inf")
             for job, reply in zip(jobs, replies, strict=False):
                 job.deliver(reply)
+        with self._at_work:
+            self._ledger.clean()
 
     def _end(self, error: LinkError) -> None:
         with self._mutex:
@@ -243,7 +258,7 @@ class DatabaseLink:
         return reply
 
     def close(self) -> None:
-        with self._mutex:
+        with nullcontext() if self._clerk.inherited else self._mutex:
             if self._closed:
                 return
             self._closed = True

@@ -130,6 +130,8 @@ PHRASES = (
     ("too many", "max clients"),
     ("unable to open database file", "no such file"),
     ("translate host name", "unknown host"),
+    ("is locked", "locked"),
+    ("max_statement_time", "timeout"),
     ("timeout", "timeout"),
     ("timed out", "timeout"),
 )
@@ -145,6 +147,12 @@ def word(error: Exception) -> str:
 
 PREPARE = {"postgresql": prepare_postgresql, "mysql": prepare_mysql, "sqlite": prepare_sqlite}
 GREET = {"postgresql": greet_postgresql, "mysql": greet_mysql, "sqlite": greet_sqlite}
+
+
+def counts_together(connection: Any) -> bool:
+    """Return whether the driver tells how many rows a statement changed that it carried out with many parameters."""
+    # psycopg2 tells it of the last one; it has no `pgconn`.
+    return connection.vendor != "postgresql" or hasattr(connection.connection, "pgconn")
 
 
 def shut_down(raw: Any) -> None:

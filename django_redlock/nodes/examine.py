@@ -72,12 +72,12 @@ def examine(node: Node, timeout: float, *, rights: bool = True) -> Examination:
     Return what one node says of itself.
 
     Args:
-        node: The node; one that is no server of this kind says nothing.
+        node: The node; one that is no server of this kind says nothing but whether it can be reached.
         timeout: Seconds to wait for each answer.
         rights: Whether to try each command that locks need.
     """
     if not isinstance(node, RedisNode):
-        return Examination(node.name, known=False)
+        return Examination(node.name, detail=_absence(node, timeout), known=False)
     ignored = tuple(sorted(IGNORED & node._arguments.keys()))
     blank = Examination(node.name, encrypted=node.encrypted, local=not node.remote, ignored=ignored)
     try:
@@ -92,6 +92,15 @@ def examine(node: Node, timeout: float, *, rights: bool = True) -> Examination:
         return replace(blank, detail=describe(error))
     finally:
         connection.disconnect()
+
+
+def _absence(node: Node, timeout: float) -> str:
+    """Return why a node of another kind cannot be reached; nothing if it can."""
+    try:
+        node.connect(timeout).close()
+    except LinkError as error:
+        return error.detail
+    return ""
 
 
 def _open(node: RedisNode, timeout: float) -> AbstractConnection:

@@ -17,13 +17,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakKeyDictionary
 
 from ..core.admission import Admission
 from ..core.messages import Ballot, Kind, Reply, Request
 from .base import INCOMPLETE, Link, LinkError, Node
-from .green import is_green, real_ident
+from .green import Here, here, is_green
 
 IDLE = 1.0  # seconds after which a link may have been closed by its server, so that it is looked at before use
+MAX_IDLE = 60.0  # seconds after which a link is no longer used: firewalls forget connections without telling anybody
 MAX_OWED = 64  # requests on their way to a silent node: more could fill the socket's buffer and block
 FIRST_REST, LONGEST_REST = 0.1, 2.0  # seconds for which a node that failed is left alone
 CONNECT_TIMEOUT = 0.25  # seconds, at least: connecting is off the hot path and need not be as quick as a round
@@ -46,20 +48,36 @@ class Breaker:
 
     rest: float = 0.0
     until: float = 0.0
+    tell: Callable[[bool], object] = bool  # called with whether it is down now, when that changes
 
     def failed(self, now: float) -> None:
         """Note a failure; the node is left alone for a while."""
+        if not self.rest:
+            self.tell(True)
         if now >= self.until:
             self.rest = min(LONGEST_REST, self.rest * 2 or FIRST_REST)
             self.until = now + self.rest
 
     def answered(self) -> None:
         """Note an answer; the node is asked again."""
-        self.rest = self.until = 0.0
+        if self.rest:
+            self.rest = self.until = 0.0
+            self.tell(False)
 
 
 class Breakers(list[Breaker]):
-    """One breaker per node, shared by all that ask the nodes of an alias."""
+    """
+    One breaker per node, shared by all that ask the nodes of an alias.
+
+    ``news`` has the nodes that went down or came back, until somebody takes it.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self.news: deque[tuple[int, bool]] = deque(maxlen=100)
+        super().__init__(Breaker(tell=partial(self._note, node)) for node in range(nodes))
+
+    def _note(self, node: int, down: bool) -> None:
+        self.news.append((node, down))
 
     def resting(self, ballot: Ballot, now: float) -> set[int]:
         """
@@ -78,6 +96,11 @@ class Owed:
     request: Request
     ballot: Ballot
     sent: float
+
+    @property
+    def overdue(self) -> float:
+        """When it is so late that its link is given up; by its own time, which another round's does not shorten."""
+        return self.sent + (self.ballot.timeout or CONNECT_TIMEOUT)
 
 
 class Seat:
@@ -218,43 +241,62 @@ class Gather:
         self.admission = admission
         self._clock = clock
         self._bundles: list[Bundle] = []
-        self._by_thread: dict[int, list[Bundle]] | None = {} if is_green() else None
-        self.breakers = Breakers(Breaker() for _ in nodes)
+        self._by_thread: WeakKeyDictionary[Here, list[Bundle]] | None = WeakKeyDictionary() if is_green() else None
+        self.breakers = Breakers(len(nodes))
 
     def ask(self, ballot: Ballot) -> None:
         """Carry out one round: send, and wait until it is decided, everyone replied, or its time is over."""
         if not ballot.requests:
             return
         ballot.doubted = self.admission.doubted
-        bundle = self._take()
+        stack, now = self._stack(), self._clock()
+        bundle = self._take(stack, now)
         try:
-            self._ask(bundle, ballot)
+            self._ask(bundle, ballot, now)
         except BaseException:
             ballot.close()
             bundle.close()  # interrupted anywhere: its links cannot be trusted
             raise
         ballot.close()
         bundle.used = self._clock()
-        self._stack().append(bundle)
+        stack.append(bundle)
+        if stack[0].used < now - MAX_IDLE:
+            self._trim(stack)
 
     def close(self) -> None:
         """Drop all idle links."""
-        for stack in (self._bundles, *(self._by_thread or {}).values()):
+        for stack in (self._bundles, *list((self._by_thread or {}).values())):
             while stack:
                 stack.pop().close()
 
-    def _take(self) -> Bundle:
-        try:
-            return self._stack().pop()
-        except IndexError:
-            return Bundle()
+    def _take(self, stack: list[Bundle], now: float) -> Bundle:
+        """Return the bundle that was used last, or a new one."""
+        with suppress(IndexError):
+            bundle = stack.pop()
+            if bundle.used > now - MAX_IDLE:
+                return bundle
+            bundle.close()
+            while stack:  # all others have been idle for longer
+                stack.pop().close()
+        return Bundle()
+
+    def _trim(self, stack: list[Bundle]) -> None:
+        """Close the bundle that has been idle longest: it is from a time when more threads asked at once."""
+        with suppress(IndexError):  # others take bundles at the same time
+            stack.pop(0).close()
 
     def _stack(self) -> list[Bundle]:
         """Return the idle bundles that may be used here: under gevent, those of this thread of the system's."""
-        return self._bundles if self._by_thread is None else self._by_thread.setdefault(real_ident(), [])
+        if self._by_thread is None:
+            return self._bundles
+        place = here()
+        stack = self._by_thread.get(place)
+        if stack is None:
+            stack = self._by_thread[place] = []
+            place.links.append(stack)
+        return stack
 
-    def _ask(self, bundle: Bundle, ballot: Ballot) -> None:
-        now = self._clock()
+    def _ask(self, bundle: Bundle, ballot: Ballot, now: float) -> None:
         deadline = now + ballot.timeout
         fresh = not bundle.seats
         self._settle(bundle, now)
@@ -288,7 +330,7 @@ class Gather:
         seat = bundle.seats.get(node)
         if seat and not seat.is_prompt(now):
             seat = self._catch_up(bundle, seat)
-            if seat and not ballot.farewell and seat.owed and now - seat.owed[0].sent > max(ballot.timeout, 0.05):
+            if seat and not ballot.farewell and seat.owed and now > seat.owed[0].overdue:
                 self._unseat(bundle, seat, "timeout")
                 self.breakers[node].failed(now)
                 seat = None

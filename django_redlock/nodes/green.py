@@ -30,6 +30,38 @@ def real_ident() -> int:
     return ident
 
 
+class Here:
+    """Stands for one thread of the system's, and ends with it; its number is given to the next thread."""
+
+    def __init__(self) -> None:
+        self.links: list[list[Any]] = []
+        """What was opened here and belongs to the event loop of this thread; what has ``close()``."""
+
+
+_places: Any = None
+
+
+def here() -> Here:
+    """Return what stands for the system's thread that runs now."""
+    global _places
+    if _places is None:
+        _places = _original("_thread", "_local")()
+    try:
+        place: Here = _places.place
+    except AttributeError:
+        place = _places.place = Here()
+    return place
+
+
+def leave() -> None:
+    """Close what belongs to the event loop of this thread, and the loop; the thread is about to end."""
+    for links in here().links:
+        while links:
+            links.pop().close()
+    gevent_hub: Any = sys.modules["gevent.hub"]
+    gevent_hub.get_hub().destroy(destroy_loop=True)
+
+
 class RealThread:
     """As much of :class:`threading.Thread` as the watchdog needs, as a thread of the system's."""
 
@@ -59,6 +91,7 @@ class RealThread:
         try:
             self._target()
         finally:
+            leave()
             self._alive = False
 
 

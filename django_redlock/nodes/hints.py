@@ -338,6 +338,10 @@ class AsyncHints:
             except LinkError:
                 await asyncio.sleep(RETRY)
                 continue
+            except Exception:  # whatever it was, it may not be so the next time
+                log.exception("listening to %s failed", self._nodes[node].name)
+                await asyncio.sleep(RETRY)
+                continue
             self.waiters.reached(node)
             try:
                 while True:

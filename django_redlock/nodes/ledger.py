@@ -28,14 +28,14 @@ from ..core.messages import SHARED, Acquire, Extend, Kind, Raise, Release, Reply
 from ..core.names import queue_of
 from ..core.parts import merge, split
 from .base import LinkError
-from .engines import BEGINS, CLOCKS, GREET, INSERTS, PREPARE, own_connection, shut_down, word
+from .engines import BEGINS, CLOCKS, GREET, INSERTS, PREPARE, counts_together, own_connection, shut_down, word
 from .gather import steady
 from .memory import MemoryStore
 
 TABLE = "redlock_noderecord"
 PAUSE = 0.005  # seconds, at most, before what somebody else was faster with is tried again
 CLEANING = 60.0  # seconds between two looks for rows that are of no use any more, and how long they stay beyond it
-CLEANED = 500  # of them at once
+CLEANED = 100  # of them at once
 KEYS = 500  # rows that are read by one statement
 SAME_START = 1.5  # seconds by which two looks at an uptime in whole seconds may disagree on when the server started
 FOR_EVER = 2**62  # microseconds since the epoch: what never ends
@@ -121,7 +121,7 @@ class Ledger:
         self._cursor: Any = None
         self._greeting: Greeting | None = None
         self._since = 0.0
-        self._cleaned = steady()
+        self._clean_at = steady() + CLEANING
 
     def open(self) -> Greeting:
         """
@@ -206,11 +206,10 @@ class Ledger:
                 self._reopen()
                 replies, writing = self._decide(requests)
                 if not writing or self._write(writing):
-                    self._clean()
                     return replies
                 detail = "contended"
-            except (DatabaseError, OSError):
-                detail = self._failed(unclear=bool(writing))
+            except (DatabaseError, OSError) as error:
+                detail = self._failed(error, unclear=bool(writing))
             if steady() >= until:
                 return [Reply(Kind.FAILED, detail=detail)] * len(requests)
             time.sleep(random.random() * PAUSE)
@@ -223,7 +222,7 @@ class Ledger:
             except LinkError as error:
                 raise UntouchedError(error.detail) from None
 
-    def _failed(self, *, unclear: bool) -> str:
+    def _failed(self, error: Exception, *, unclear: bool) -> str:
         """Return what to say of an error; a server that still answers has undone what it could not do."""
         answers = self._connection is not None and self._connection.vendor == "sqlite"
         with suppress(DatabaseError, OSError, AttributeError):
@@ -232,7 +231,7 @@ class Ledger:
         self.close()
         if unclear and not answers:
             raise LinkError("reset")
-        return "error reply" if answers else "reset"
+        return (word(error) or "error reply") if answers else "reset"
 
     def survey(self, request: Survey) -> Reply:
         """Report the locks named, or one page of those that are held, in the order in which they end."""
@@ -243,7 +242,7 @@ class Ledger:
             page = f"SELECT state {held} ORDER BY ends, digest LIMIT {int(request.size)} OFFSET {int(request.offset)}"
             slugs = tuple(json.loads(state)["slug"] for (state,) in self.query(page, [self._realm]))
         known = self._load(Names({queue_of(slug) or slug for slug in slugs} | set(slugs), set()))
-        return known.store.execute(Survey(slugs))._replace(total=total)
+        return known.store.execute(Survey(slugs, waiters=request.waiters))._replace(total=total)
 
     @property
     def clock(self) -> str:
@@ -298,37 +297,59 @@ class Ledger:
     def _write(self, changes: Sequence[Change]) -> bool:
         """Write rows, all or none; returns whether they were those that had been read."""
         if len(changes) == 1:
-            return self._put(changes[0])
+            return self._put(changes)
         self.query(BEGINS[self._connection.vendor])
-        written = all(self._put(one) for one in changes)
+        written = self._put(changes)
         self.query("COMMIT" if written else "ROLLBACK")
         return written
 
-    def _put(self, change: Change) -> bool:
-        values = [random.getrandbits(62), change.ends, change.kept, change.state, change.digest]
-        if change.version is None:
-            insert, otherwise = INSERTS[self._connection.vendor]
-            columns = "version, ends, kept, state, digest, realm"
-            statement = f"{insert} {TABLE} ({columns}) VALUES (%s, %s, %s, %s, %s, %s) {otherwise}"
-            values.append(self._realm)
-        else:
-            statement = (
-                f"UPDATE {TABLE} SET version = %s, ends = %s, kept = %s, state = %s WHERE digest = %s AND version = %s"
-            )
-            values.append(change.version)
-        self.query(statement, values)
-        return bool(self._cursor.rowcount == 1)
+    def _put(self, changes: Sequence[Change]) -> bool:
+        """Write rows, in the order of their keys; returns whether they were those that had been read."""
+        new = [one for one in changes if one.version is None]
+        known = [one for one in changes if one.version is not None]
+        insert, otherwise = INSERTS[self._connection.vendor]
+        columns = "version, ends, kept, state, digest, realm"
+        return self._put_all(
+            f"UPDATE {TABLE} SET version = %s, ends = %s, kept = %s, state = %s WHERE digest = %s AND version = %s",
+            [(*columns_of(one), one.version) for one in known],
+        ) and self._put_all(
+            f"{insert} {TABLE} ({columns}) VALUES (%s, %s, %s, %s, %s, %s) {otherwise}",
+            [(*columns_of(one), self._realm) for one in new],
+        )
 
-    def _clean(self) -> None:
+    def _put_all(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> bool:
+        if not counts_together(self._connection):
+            return all(self._carry_out(statement, row) == 1 for row in rows)
+        return not rows or self._carry_out(statement, *rows) == len(rows)
+
+    def _carry_out(self, statement: str, *rows: tuple[Any, ...]) -> int:
+        """Carry out a statement with each of some parameters; returns how many rows it changed."""
+        with self._connection.wrap_database_errors:
+            if len(rows) == 1:
+                self._cursor.execute(statement, rows[0])
+            else:
+                self._cursor.executemany(statement, rows)
+        return int(self._cursor.rowcount)
+
+    def clean(self) -> None:
         """Delete rows that have been of no use for a while, now and then; that they fail to go harms nothing."""
-        if steady() - self._cleaned < CLEANING:
+        now = steady()
+        if self._connection is None or now < self._clean_at:
             return
-        self._cleaned = steady()
+        self._clean_at = now + CLEANING
+        useless = f"kept < {self.clock} - {int(CLEANING * 1e6)}"
         with suppress(DatabaseError):
-            useless = f"kept < {self.clock} - {int(CLEANING * 1e6)}"
-            found = self.query(f"SELECT digest FROM {TABLE} WHERE {useless} ORDER BY kept LIMIT {CLEANED}")
-            for (key,) in found:
-                self.query(f"DELETE FROM {TABLE} WHERE digest = %s AND {useless}", [key])
+            found = [key for (key,) in self.query(f"SELECT digest FROM {TABLE} WHERE {useless} LIMIT {CLEANED}")]
+            if found:
+                marks = ", ".join(["%s"] * len(found))
+                self.query(f"DELETE FROM {TABLE} WHERE digest IN ({marks}) AND {useless}", found)
+            if len(found) == CLEANED:
+                self._clean_at = now
+
+
+def columns_of(change: Change) -> tuple[Any, ...]:
+    """Return what both ways to write a row begin with; its version is new each time."""
+    return random.getrandbits(62), change.ends, change.kept, change.state, change.digest
 
 
 class Known:

@@ -119,6 +119,8 @@ class MemoryStore:
         """Take what :meth:`dump_marker` gave."""
         if "until" in record:
             self._markers[nonce] = record["until"]
+        if record.get("revoked"):
+            self._revoked.add(nonce)
 
     def dump(self, slug: str) -> dict[str, Any]:
         """Return what there is of a name, as JSON can write it; of what has expired, nothing."""
@@ -137,7 +139,9 @@ class MemoryStore:
 
     def dump_marker(self, nonce: str) -> dict[str, Any]:
         """Return what there is of an attempt that has been released."""
-        return {"until": self._markers[nonce]} if self._cancelled(nonce, self._now()) else {}
+        if not self._cancelled(nonce, self._now()):
+            return {}
+        return {"until": self._markers[nonce], "revoked": nonce in self._revoked}
 
     def sharers(self, slug: str) -> list[str]:
         """Return the nonces of those who share a name."""
@@ -243,14 +247,15 @@ class MemoryStore:
         strangers = [slug for slug in request.slugs if self._owner(slug, now) not in ours]
         firsts = {slug: self._queue(request, slug).first(now, request.waiter) for slug in strangers}
         seated = [slug for slug, first in firsts.items() if first and first == request.waiter]
-        queued = not request.barge and any(
-            first and first != request.waiter and not self._ahead_of(request, slug, first)
+        queued = [
+            slug
             for slug, first in firsts.items()
-        )
+            if first and first != request.waiter and not request.barge and not self._ahead_of(request, slug, first)
+        ]
         if self._cancelled(request.nonce, now):
             return Reply(Kind.CANCELLED, high, time_us)
         if others or queued:
-            return self._refuse(request, others, high, now)
+            return self._refuse(request, others, queued, high, now)
         for slug in request.slugs:
             if request.shared:
                 self._share(slug, request.nonce, request.value, request.ttl, now)
@@ -271,16 +276,36 @@ class MemoryStore:
         owner = self._owner(slug, now)
         return self._holder(slug, now) is not None and owner not in ours and not (request.shared and owner == SHARED)
 
-    def _refuse(self, request: Acquire, others: list[str], high: int, now: float) -> Reply:
+    def _refuse(self, request: Acquire, others: list[str], queued: list[str], high: int, now: float) -> Reply:
         lefts = [self._left(slug, now) for slug in others]
         self._index.update({slug: float("inf") for slug, left in zip(others, lefts, strict=True) if left is None})
         longest = None if None in lefts else max((left for left in lefts if left is not None), default=0.0)
         detail = (self._holder(others[0], now) or "")[NONCE_SIZE:] if others else ""
-        place = -1
-        if request.waiter:
-            lines = [self._queues.setdefault(request.queue or slug, Queue()) for slug in request.slugs]
-            place = max(line.enrol(request.waiter, request.stamp, now + ENROLMENT) for line in lines)
+        place = self._stand_in_line(request, {*others, *queued}, now) if request.waiter else -1
         return Reply(Kind.BUSY if others else Kind.QUEUED, high, int(now * 1e6), longest, detail, place)
+
+    def _stand_in_line(self, request: Acquire, in_the_way: set[str], now: float) -> int:
+        """
+        Enrol a waiter as if it took one name after the other, in their order; returns its worst place.
+
+        It has no claim yet to what comes behind the name it waits for, and who has that name may want those.
+        """
+        place = -1
+        until = min(map(request.slugs.index, in_the_way)) + 1
+        for slug in request.slugs[:until]:
+            line = self._queues.setdefault(request.queue or slug, Queue())
+            place = max(place, line.enrol(request.waiter, request.stamp, now + ENROLMENT))
+        for slug in request.slugs[until:]:
+            self._leave(self._queue(request, slug), request.waiter)
+        return place
+
+    def _leave(self, queue: Queue, waiter: str) -> bool:
+        """Take *waiter* out of line, and wake the next if it was first; returns whether it was."""
+        was_first = queue.in_order()[:1] == [waiter]
+        if queue.leave(waiter) and was_first:
+            self._wake(queue)
+            return True
+        return False
 
     def _keep_or_pass_on(self, request: Acquire, seated: list[str], now: float) -> None:
         for slug in seated:
@@ -348,9 +373,8 @@ class MemoryStore:
             (self._revoked.add if request.revoke else self._revoked.discard)(request.nonce)
         for slug in request.slugs:
             queue = self._queue(request, slug)
-            was_first = queue.in_order()[:1] == [request.leaving]
-            left = bool(request.leaving) and queue.leave(request.leaving) and was_first
-            if left or slug in free:
+            left = bool(request.leaving) and self._leave(queue, request.leaving)
+            if slug in free and not left:
                 self._wake(queue)
             if not queue.stamps:
                 self._queues.pop(request.queue or slug, None)
@@ -379,7 +403,7 @@ class MemoryStore:
         if request.size > 0:
             in_order = sorted(self._index, key=lambda slug: (self._index[slug], slug))
             slugs = tuple(in_order[request.offset : request.offset + request.size])
-        rows = tuple(self._row(slug, now, named=not request.size) for slug in slugs)
+        rows = tuple(self._row(slug, now, named=request.waiters and not request.size) for slug in slugs)
         return Reply(Kind.LISTED, 0, int(now * 1e6), rows=rows, total=len(self._index))
 
     def _row(self, slug: str, now: float, *, named: bool) -> Row:

@@ -178,8 +178,9 @@ class Wording:
             case Release(slugs, nonce, bury, leaving, shared, queue, revoke):
                 keys = [self._index, self._marker(nonce), *self._keys(slugs, "hqs", shared, queue)]
                 return keys, [nonce, ms(bury) if bury else "0", self._prefix, leaving, flag(shared), flag(revoke)]
-            case Survey(slugs, offset, size):
-                return [self._index], [self._prefix, str(offset), str(size), str(SHOWN_WAITERS), *slugs]
+            case Survey(slugs, offset, size, waiters):
+                shown = SHOWN_WAITERS if waiters else 0
+                return [self._index], [self._prefix, str(offset), str(size), str(shown), *slugs]
 
     def _acquire(self, request: Acquire) -> tuple[list[str], list[str]]:
         keys = self._keys(request.slugs, "hfqs", request.shared, request.queue)
@@ -349,7 +350,7 @@ def parse_greeting(raw: Any) -> Greeting:
         run_id=info["run_id"],
         uptime=float(info["uptime_in_seconds"]) if "uptime_in_seconds" in info else None,
         evicts=evicts,
-        promoted=info.get("second_repl_offset", "-1") != "-1",
+        promoted=info.get("master_replid", "?") if info.get("second_repl_offset", "-1") != "-1" else "",
     )
 
 

@@ -50,7 +50,7 @@ class Stage:
     """
 
     def __init__(self, url: str, what: str) -> None:
-        self._client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=30)
+        self._client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=90)
         self._events, self._word = f"events:{what}", f"word:{what}"
 
     def say(self, event: str) -> None:
@@ -77,7 +77,7 @@ class Stage:
 
     def wait(self) -> bool:
         """Wait until the test allows to go on; returns whether it did."""
-        return bool(self._client.blpop([self._word], timeout=20))
+        return bool(self._client.blpop([self._word], timeout=60))
 
     def close(self) -> None:
         """Hang up."""
@@ -200,6 +200,7 @@ def spin(what: str) -> None:
 @singleton_task(lease=30.0, on_overlap="wait")
 def leave(what: str, status: int) -> str:
     """End the process, by the way that Python programs end."""
+    stage(what).say("left")
     sys.exit(status)
 
 
@@ -208,6 +209,14 @@ def report(what: str) -> list[Any]:
     """Return what this process has of the locks: its id, its threads, and whether its parent's were left alone."""
     names = sorted(thread.name for thread in threading.enumerate() if "redlock" in thread.name)
     return [os.getpid(), names]
+
+
+@singleton_task(bind=True, key=("what",))
+def show_headers(self: Any, what: str, first: Any = None) -> list[Any]:
+    """Return the headers of both attempts."""
+    if not self.request.retries:
+        raise self.retry(args=(what, dict(self.request.headers)), countdown=0)
+    return [first, dict(self.request.headers)]
 
 
 @singleton_task(lease=3.0, acks_late=True)

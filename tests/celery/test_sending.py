@@ -457,3 +457,34 @@ def test_two_producers_at_once(make, worker):
         results = list(pool.map(lambda _: task.delay(7), range(16)))
 
     assert len(worker.headers) == sum(not result.duplicate for result in results) == 1
+
+
+def rounds(monkeypatch, call):
+    """Return how often a call asks the nodes and waits for their answers."""
+    waited = []
+    ask = locks["default"].ask
+    with monkeypatch.context() as patch:
+        patch.setattr(locks["default"], "ask", lambda ballot: (waited.append(ballot.timeout), ask(ballot)))
+        call()
+    return sum(timeout > 0 for timeout in waited)
+
+
+@pytest.mark.parametrize("how", ["join", "skip", "enqueue"])
+def test_calls_cost_one_round_trip(make, monkeypatch, how):
+    """
+    A call costs one round trip to the nodes, whether it is accepted or a duplicate. C34
+    """
+    task = make(on_duplicate=how, name=f"shop.{how}")
+
+    assert rounds(monkeypatch, lambda: task.delay(7)) == 1
+    assert rounds(monkeypatch, lambda: task.delay(7)) == 1
+
+
+def test_run_costs_two_round_trips(make, worker, monkeypatch):
+    """
+    A run costs one round trip to take its slot and one to free it.
+    """
+    make().delay(7)
+    message = worker.take()
+
+    assert rounds(monkeypatch, lambda: worker.run(message)) == 2

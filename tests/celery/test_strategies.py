@@ -8,11 +8,14 @@ from celery import chain, chord
 from celery.beat import Scheduler
 from celery.exceptions import TaskRevokedError
 from celery.schedules import schedule
+from celery.signals import beat_init
+from django.core.management import CommandError, call_command
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import (
     DuplicateTask,
     override_singleton,
+    sending,
     signals,
     singleton_task,
 )
@@ -559,11 +562,13 @@ def test_switched_off_for_a_test(make, worker):
 # Beat
 
 
-def test_raise_in_beat_is_one_line(make, worker, app, caplog):
+def test_raise_in_beat_is_one_line(make, worker, app, caplog, monkeypatch):
     """
     A beat schedule that meets its equal with ``on_duplicate="raise"`` logs one line per tick, and no traceback. C102
     """
     task = make(on_duplicate="raise")
+    monkeypatch.setattr(sending, "_beat", 0)
+    beat_init.send(sender=None)
     scheduler = Scheduler(app, lazy=True)
     entry = scheduler.Entry(name="often", task=task.name, args=(7,), schedule=schedule(1.0), app=app)
     scheduler.apply_entry(entry)
@@ -822,3 +827,24 @@ def test_interrupted_when_lost(app, worker):
     assert worker.run() == "FAILURE"
     with pytest.raises(LockLostError):
         result.get(timeout=1)
+
+
+def test_command(make, app, capsys):
+    """
+    ``redlock_inspect --task`` explains a call; it names the nearest task, and says what arguments look like.
+    """
+    make()
+    app.finalize()
+
+    call_command("redlock_inspect", "--task", "shop.sync", "--args", "[7]")
+
+    assert f"lock       {NAME}" in capsys.readouterr().out
+    for arguments, message in (
+        (["--task", "shop.synk"], "did you mean 'shop.sync'"),
+        (["--task", "shop.sync", "--args", "7"], "takes a list in JSON"),
+        (["--task", "shop.sync", "--args", "["], "are no JSON"),
+        (["--task", "shop.sync", "--args", "[]"], "does not take these arguments"),
+        ([], "Say which lock"),
+    ):
+        with pytest.raises(CommandError, match=message):
+            call_command("redlock_inspect", *arguments)

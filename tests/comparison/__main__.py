@@ -80,11 +80,11 @@ class Stage:
                 return None
             raise
 
-    def runs_again(self, task: Any, what: str) -> str:
-        """Call a task until its body runs once more; returns after how long."""
+    def runs_again(self, task: Any, what: str, seconds: float = 0.0) -> str:
+        """Call a task, with equal arguments, until its body runs once more; returns after how long."""
         before, start = self.count(what, "began"), time.monotonic()
         while time.monotonic() < start + PATIENCE:
-            self.call(task, what)
+            self.call(task, what, seconds)
             with suppress(TimeoutError):
                 self.until(lambda: self.count(what, "began") > before, 1)
                 return f"free after {time.monotonic() - start:.0f} s"
@@ -102,28 +102,28 @@ def retry(stage: Stage) -> str:
 
 
 def child(stage: Stage) -> str:
-    stage.call(stage.project.work, "child", 60.0)
+    stage.call(stage.project.work, "child", 8.0)
     os.kill(stage.wait("child", "began"), signal.SIGKILL)
-    return stage.runs_again(stage.project.work, "child")
+    return stage.runs_again(stage.project.work, "child", 8.0)
 
 
 def worker(stage: Stage) -> str:
-    stage.call(stage.project.work, "worker", 60.0)
+    stage.call(stage.project.work, "worker", 8.0)
     stage.wait("worker", "began")
     stage.end()
     stage.new_worker()
-    return stage.runs_again(stage.project.work, "worker")
+    return stage.runs_again(stage.project.work, "worker", 8.0)
 
 
 def limit(stage: Stage) -> str:
     stage.call(stage.project.limited, "limit", 60.0)
     stage.wait("limit", "began")
     time.sleep(3)
-    return stage.runs_again(stage.project.limited, "limit")
+    return stage.runs_again(stage.project.limited, "limit", 60.0)
 
 
 def revoke(stage: Stage) -> str:
-    result = stage.call(stage.project.work, "revoke", countdown=3)
+    result = stage.call(stage.project.work, "revoke", 0.0, countdown=3)
     result.revoke()
     time.sleep(5)
     return stage.runs_again(stage.project.work, "revoke")

@@ -4,7 +4,6 @@ import os
 
 from tests.settings import *  # noqa: F403
 
-INSTALLED_APPS = ["django_redlock"]
 REDLOCK = {
     "default": {
         "NODES": os.environ.get("COMPARE_NODES", "memory://a,memory://b,memory://c"),

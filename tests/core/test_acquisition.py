@@ -2,14 +2,14 @@
 
 import gc
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 
 from django_redlock.core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Waiter, Wanted
-from django_redlock.core.messages import Acquire, Ballot, Instant, Kind, Raise, Release, Reply
-from django_redlock.core.owner import Owner
+from django_redlock.core.messages import ABSENT, Acquire, Ballot, Instant, Kind, Raise, Release, Reply, Row
+from django_redlock.core.owner import Owner, counted, encode
 from django_redlock.core.rules import Rules
 
 NOW = 1_795_000_000_000_000
@@ -118,6 +118,19 @@ def test_token_that_was_too_low_is_raised_in_a_second_round():
     assert second.requests[0] == Raise(("{a}",), f"{1:032x}", NOW * 2 + 1, 3600.0)
     attempt.reply(A, A, A)
     assert attempt.go_on().token == NOW * 2 + 1
+
+
+def test_token_is_not_small_where_the_nodes_know_none():
+    """P2, P7: who proposed more than they accept, and hears of no token, goes by the slowest clock that granted."""
+    attempt = Attempt()
+    for node, ahead in enumerate([2, 1, 3]):
+        attempt.step.receive(node, Reply(G, 0, NOW + ahead * 1_000_000))
+
+    second = attempt.go_on()
+
+    assert {request.number for request in second.requests.values()} == {NOW + 1_000_000}
+    attempt.reply(A, A, A)
+    assert attempt.go_on().token == NOW + 1_000_000
 
 
 def test_votes_of_two_rounds_are_not_mixed():
@@ -323,6 +336,24 @@ def test_waiter_that_is_cut_off_gives_up_its_place():
     assert {node: request.leaving for node, request in leaving.requests.items()} == {0: "p|1"}
 
 
+@pytest.mark.parametrize("wait", [1.0, 3.0])
+def test_what_is_interrupted_while_it_is_given_back_is_given_back_again(wait: float):
+    """L10, P33: nobody knows how far the round came, so undoing it asks all of its nodes, and leaves the lines."""
+    attempt = Attempt(wait=wait, waiter="p|1")
+    attempt.step.receive(0, Reply(A))
+    for node in range(1, 4):
+        attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=0))
+    back = attempt.go_on(2.0)
+    assert {0, 4} <= back.requests.keys()
+
+    attempt.steps.close()
+    undo = attempt.acquisition.undo()
+
+    assert undo.requests == {
+        node: Release(("{a}",), f"{1:032x}", 10.0 if node == 4 else 0.0, "p|1") for node in range(5)
+    }
+
+
 def test_waiter_acts_on_hints_from_a_quorum_of_nodes():
     """P28: one node's hint may come from a waiter that gave a minority back; acting on it would wake the next one."""
     waiter = Waiter("p|1", 3)
@@ -344,6 +375,59 @@ def test_lock_with_places_tries_them_all():
 
     assert sorted(asked) == [("{a}#1",), ("{a}#2",), ("{a}#3",)]
     assert (outcome.taken, outcome.attempts) == (True, 3)
+
+
+def survey(attempt: Attempt, taken: Callable[[int, int], bool]) -> None:
+    """Answer which places are taken on which node."""
+    request = attempt.step.requests[0]
+    assert (request.waiters, len(request.slugs)) == (False, 59)
+    for node in range(3):
+        rows = (
+            Row(slug, "h" * 32, 5.0 if taken(node, number) else ABSENT, 0) for number, slug in enumerate(request.slugs)
+        )
+        attempt.step.receive(node, Reply(Kind.LISTED, rows=tuple(rows)))
+
+
+def test_lock_with_many_places_asks_which_are_taken():
+    """L49, P16: a round for each of them would take longer than anybody was to wait."""
+    attempt = Attempt(limit=60)
+    attempt.reply("b", "b", "b")
+    attempt.proceed(0.05)
+
+    survey(attempt, lambda node, number: True)
+
+    outcome = attempt.proceed(0.05)
+    assert (outcome.taken, outcome.attempts) == (True, 1)
+
+
+def test_lock_with_many_places_tries_those_that_a_quorum_may_have():
+    """P16: that one is taken on few nodes is no reason not to ask for it."""
+    attempt = Attempt(limit=60)
+    attempt.reply("b", "b", "b")
+    attempt.proceed(0.05)
+    free = [attempt.step.requests[0].slugs[number] for number in (3, 7)]
+
+    survey(attempt, lambda node, number: number not in (3, 7) or node == 0)
+
+    asked = []
+    for _ in range(2):
+        attempt.proceed(0.05)
+        asked += attempt.step.requests[0].slugs
+        attempt.reply("b", "b", "b")
+    assert asked == free
+    assert attempt.proceed(0.05).attempts == 3
+
+
+def test_lock_with_places_waits_no_longer_than_it_was_to():
+    """L49, P25: neither silent nodes nor slow ones are asked for one place after the other."""
+    silent, slow = Attempt(limit=60, node_timeout=0.2), Attempt(limit=3, node_timeout=0.2)
+    silent.reply(F, F, F)
+    assert silent.proceed(0.2).attempts == 1
+
+    slow.reply("b", "b", "b")
+    slow.proceed(0.19)
+    slow.reply("b", "b", "b")
+    assert slow.proceed(0.19).attempts == 2
 
 
 def test_lock_with_places_stays_behind_those_that_wait():
@@ -404,6 +488,19 @@ def test_holder_with_a_quorum_is_not_asked_again(replies: list[Any]):
 
     assert isinstance(outcome, GaveUp)
     assert (outcome.taken, outcome.attempts) == (True, 1)
+
+
+def test_holder_that_one_node_did_not_extend_is_one_holder():
+    """L16, L32: what nodes store differs by the number of extensions; that is no split vote."""
+    value = encode("", Owner("host", 7))
+    attempt = Attempt(nodes=3, wait=0.0)
+    attempt.reply(counted(value, 2), counted(value, 1), F)
+    assert attempt.step.closed
+
+    outcome = attempt.proceed()
+
+    assert isinstance(outcome, GaveUp)
+    assert (outcome.taken, outcome.attempts, outcome.holder) == (True, 1, value)
 
 
 def test_no_quorum_is_explained_while_waiting():

@@ -37,7 +37,7 @@ def site(transactional_db, nodes: Servers) -> Iterator[str]:
     """The admin over five real servers; where Django can, with a policy that runs nothing without a nonce."""
     with override_settings(
         ALLOWED_HOSTS=["localhost"],
-        REDLOCK={"default": {"NODES": named(nodes), "OPTIONS": {"restart_guard": False}}},
+        REDLOCK={"default": {"NODES": named(nodes), "OPTIONS": {"restart_guard": False, "node_timeout": 2.0}}},
         **strict_policy(),
     ):
         server = LiveServer("localhost")

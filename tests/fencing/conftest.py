@@ -30,11 +30,12 @@ def prepared() -> Iterator["Prepared"]:
 @pytest.fixture
 def ledger(engine, prepared, django_db_blocker) -> Iterator[str]:
     """The alias of a migrated database of each kind in turn, without fences and with a counter of 0."""
+    alias = f"ledger_{engine.scheme}"  # other threads may still have a connection to another kind
     with django_db_blocker.unblock():
-        with django_database("ledger", engine.settings(prepared.database(engine))):
-            Ledger("ledger").clear()
-            Fence.objects.using("ledger").all().delete()
-            yield "ledger"
+        with django_database(alias, engine.settings(prepared.database(engine))):
+            Ledger(alias).clear()
+            Fence.objects.using(alias).all().delete()
+            yield alias
 
 
 class Prepared(NamedTuple):

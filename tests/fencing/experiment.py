@@ -64,11 +64,11 @@ class Experiment:
         self.source = BrokenSource(0 if locked else 0.2)
         self.seen: Counter[str] = Counter()
         self.surprises: list[BaseException] = []
-        self._before = 0
+        self.lost = 0  # committed increments that are not in the counter
 
     def run(self) -> None:
         """Run all threads to their end."""
-        self._before = self.counter.read()
+        before = self.counter.read()
         threads = [threading.Thread(target=self._work) for _ in range(THREADS)]
         for thread in threads:
             thread.start()
@@ -76,11 +76,7 @@ class Experiment:
             thread.join(240)
         assert not any(thread.is_alive() for thread in threads)
         assert self.surprises == []
-
-    @property
-    def lost(self) -> int:
-        """How many committed increments are not in the counter."""
-        return self.seen["committed"] - (self.counter.read() - self._before)
+        self.lost = self.seen["committed"] - (self.counter.read() - before)
 
     def _work(self) -> None:
         try:

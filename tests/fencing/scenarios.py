@@ -195,13 +195,13 @@ def wrong_ttl(stage: Stage) -> tuple[int, int]:
     """Return how many sections were cut short because their leases were too short, and how many increments are lost."""
     counter = Ledger(stage.database)
     done = cut = 0
-    ttls = itertools.cycle([0.1, 30.0])
+    ttls = itertools.cycle([0.5, 60.0])
     while done < STEPS:
         lease = lease_of("ttl", ttl=next(ttls))
         try:
             with fenced(lease, using=stage.database):
                 value = counter.read()
-                lease.lost.wait(0.2)  # the work takes twice as long as the short lease
+                lease.lost.wait(1.0)  # the work takes twice as long as the short lease
                 counter.write(value + 1)
             done += 1
         except (LockLostError, StaleTokenError):

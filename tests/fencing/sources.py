@@ -20,9 +20,10 @@ def lease_of(name: str | list[str], token: int = 0, **options) -> Lease:
         options: For the lock.
     """
     node = open_node(NodeSpec(f"memory://nobody-else-{next(_numbers)}"), "redlock:")
-    manager = LockManager([node], Rules(nodes=1, restart_guard=False))
+    given = {"ttl": 60.0, "renew": False, "wait": 30} | options
+    manager = LockManager([node], Rules(nodes=1, restart_guard=False, node_timeout=min(5.0, given["ttl"] / 6)))
     _managers.append(manager)
-    lease = manager.lock(name, wait=0, **{"ttl": 30.0, "renew": False} | options).acquire()
+    lease = manager.lock(name, **given).acquire()
     if token:
         lease._tenure.token = token
     return lease

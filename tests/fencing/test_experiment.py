@@ -11,6 +11,8 @@ from .conftest import Prepared
 from .counting import Ledger
 from .experiment import Experiment
 
+pytestmark = pytest.mark.once
+
 LEVELS = [
     *(("postgresql", level) for level in ("read uncommitted", "read committed", "repeatable read", "serializable")),
     *(("mariadb", level) for level in ("read uncommitted", "read committed", "repeatable read", "serializable")),

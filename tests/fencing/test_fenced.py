@@ -97,7 +97,7 @@ def test_open_transaction_is_refused(ledger):
     lease, seen = lease_of("counter"), Statements()
 
     with transaction.atomic(using=ledger), connections[ledger].execute_wrapper(seen):
-        with pytest.raises(RuntimeError, match=r"inside a transaction of database 'ledger'.*nested=True"):
+        with pytest.raises(RuntimeError, match=r"inside a transaction of database 'ledger_.*nested=True"):
             with fenced(lease, using=ledger):
                 pytest.fail("the body ran")
 
@@ -110,7 +110,7 @@ def test_connection_without_autocommit_is_refused(ledger):
     """
     connections[ledger].set_autocommit(False)
     try:
-        with pytest.raises(RuntimeError, match="autocommit is off for database 'ledger'"):
+        with pytest.raises(RuntimeError, match="autocommit is off for database 'ledger_"):
             with fenced(lease_of("counter"), using=ledger):
                 pytest.fail("the body ran")
     finally:

@@ -13,7 +13,7 @@ from .counting import Ledger, prepare
 from .holder import FAILED, Process
 from .scenarios import Stage
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.shop.models import Order
 
 CHECKOUT = Path(__file__).parents[2]
 TTL = 5.0  # seconds
-PATIENCE = 30.0  # seconds
+PATIENCE = 60.0  # seconds
 
 
 class Live(list["Popen[bytes]"]):

@@ -64,6 +64,9 @@ def memory() -> Manager:
     return make
 
 
+CARELESS = "PRAGMA synchronous = OFF"  # as the servers of the tests: no power is cut here
+
+
 class Tables:
     """Five databases of one kind that are nodes, each under an alias of its own."""
 
@@ -79,13 +82,21 @@ class Tables:
         with self._blocker.unblock():
             for alias in self.aliases:
                 name = self._open.enter_context(self._server.database())
-                self._open.enter_context(django_database(alias, self._server.settings(name)))
+                entry = self._server.settings(name)
+                if self.scheme == "sqlite":
+                    entry["OPTIONS"] |= {"init_command": CARELESS}
+                self._open.enter_context(django_database(alias, entry))
                 call_command("migrate", "redlock", database=alias, verbosity=0, skip_checks=True)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         with self._blocker.unblock():
             self._open.close()
+
+    def entry(self) -> dict[str, Any]:
+        """Return what ``DATABASES`` of another process is to say of the first of them."""
+        entry = connections.settings[self.aliases[0]]
+        return {key: entry[key] for key in ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")}
 
     def query(self, statement: str, place: int = 0) -> list[Any]:
         """Carry out a statement in one of the databases."""
@@ -143,6 +154,15 @@ def empty_tables(request: pytest.FixtureRequest, kind: str) -> Tables:
     if kind != "sqlite":
         request.getfixturevalue(kind)  # it runs, whatever the last test did to it
     vendor = {"mariadb": "mysql"}.get(kind, kind)
+    patch = request.getfixturevalue("monkeypatch")
+    if kind == "sqlite":
+        prepare = ledger.PREPARE["sqlite"]
+
+        def prepare_carelessly(query: Any, *args: Any) -> None:
+            prepare(query, *args)
+            query(CARELESS)
+
+        patch.setitem(ledger.PREPARE, "sqlite", prepare_carelessly)
     greet = ledger.GREET[vendor]
 
     def greet_as_itself(query: Any, connection: Any) -> Any:
@@ -150,7 +170,7 @@ def empty_tables(request: pytest.FixtureRequest, kind: str) -> Tables:
         return dataclasses.replace(greeting, run_id=f"{greeting.run_id} {connection.alias}")
 
     request.getfixturevalue("unblocked")
-    request.getfixturevalue("monkeypatch").setitem(ledger.GREET, vendor, greet_as_itself)
+    patch.setitem(ledger.GREET, vendor, greet_as_itself)
     found: Tables = request.getfixturevalue(f"{kind}_tables")
     found.empty()
     return found

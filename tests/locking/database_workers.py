@@ -13,6 +13,8 @@ from typing import Any
 
 from django.conf import settings
 
+from ..drivers import install_mysql
+
 
 def work(folder: Path, urls: list[str], options: dict[str, Any]) -> None:
     """Increment the counter under the lock until told to stop."""
@@ -38,6 +40,7 @@ def work(folder: Path, urls: list[str], options: dict[str, Any]) -> None:
 def main() -> None:
     """Fork the processes that the arguments ask for, and wait for them."""
     order = json.loads(sys.argv[1])
+    install_mysql()
     settings.configure(DATABASES=order["databases"])
     children = []
     for _ in range(order["processes"]):

@@ -1,21 +1,24 @@
 """A database as a node: what its server decides, and what is not left behind."""
 
+import io
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 import pytest
+from django.core.management import call_command
+from django.test import override_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from django_redlock import inventory, lock, locks
 from django_redlock.core.messages import Acquire, Kind, Release, Request, Survey
-from django_redlock.locks import LockManager
 from django_redlock.nodes.ledger import TABLE, Ledger
 from django_redlock.nodes.memory import MemoryStore
 
-from .conftest import Tables, real_manager
+from .conftest import Tables, connect
 from .test_differential import BASE, comparable, requests
 from .test_waiting import queue_in
 
@@ -41,14 +44,6 @@ def other(tables: Tables) -> Iterator[Ledger]:
     with closing(Ledger(tables.aliases[0], "t:", 5.0)) as found:
         found.open()
         yield found
-
-
-@pytest.fixture
-def one(tables: Tables) -> Iterator[LockManager]:
-    """A manager whose only node is a database."""
-    manager = real_manager(tables.urls[:1])
-    yield manager
-    manager.close()
 
 
 # The same answers
@@ -93,56 +88,76 @@ def test_survey_lists_page_by_page_what_is_held(ledger: Ledger):
     assert 59 < (first.rows[0].left or 0) <= 60
 
 
+def test_operators_see_and_end_what_a_database_holds(tables: Tables):
+    """L70, L74: the inventory and the commands ask it like any node."""
+    output = io.StringIO()
+    entry = {"NODES": tables.urls[:1], "KEY_PREFIX": "t", "OPTIONS": {"restart_guard": False, "node_timeout": 1.4}}
+    with override_settings(REDLOCK={"default": entry}):
+        connect(locks["default"])
+        lease = lock("order:7", label="invoice run").acquire()
+        (held,) = inventory.held_locks().locks
+        call_command("redlock_list", stdout=output)
+        call_command("redlock_clear", "--noinput", stdout=output)
+        assert inventory.force_release(held.name, held.fingerprint) == "released"
+
+        assert not lease.extend()
+        locks.reset()
+
+    assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
+    assert "order:7" in output.getvalue()
+    assert "Nothing is stale." in output.getvalue()
+
+
 # Compare and set
 
 
-def test_slower_of_two_decides_again(ledger: Ledger, other: Ledger, monkeypatch: Any):
-    """P1, P16: what somebody else wrote between our look and our write is not overwritten."""
-    decide, between = ledger._decide, [lambda: other.execute([acquire(nonce="b" * 32)])]
+@pytest.fixture
+def overtaken(ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch) -> Callable[[Request], None]:
+    """Have another connection carry out a request between the first one's look and its write."""
+    decide, between = ledger._decide, list[Request]()
 
-    def decide_slowly(asked: Any) -> Any:
+    def decide_slowly(asked: Sequence[Request]) -> Any:
         decided = decide(asked)
         if between:
-            between.pop()()
+            other.execute([between.pop()])
         return decided
 
     monkeypatch.setattr(ledger, "_decide", decide_slowly)
+    return between.append
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_slower_of_two_decides_again(ledger: Ledger, overtaken: Any, known: bool):
+    """P1, P16: what somebody else wrote between our look and our write is not overwritten, be the row new or not."""
+    if known:
+        ledger.execute([acquire()])
+        ledger.execute([Release(("{x}",), NONCE)])
+    overtaken(acquire(nonce="b" * 32))
 
     (reply,) = ledger.execute([acquire()])
 
     assert reply.kind is Kind.BUSY
 
 
-def test_many_names_are_written_all_or_none(ledger: Ledger, other: Ledger, monkeypatch: Any):
+@pytest.mark.parametrize("known", [False, True])
+def test_many_names_are_written_all_or_none(ledger: Ledger, overtaken: Any, known: bool):
     """L56: when one of the rows is not as it was, the others are left as they were."""
-    decide, between = ledger._decide, [lambda: other.execute([acquire("b", "b" * 32)])]
+    slugs = tuple(sorted(("{a}", "{b}", "{c}"), key=lambda slug: ledger._digest("h", slug)))
+    if known:
+        ledger.execute([acquire(slugs=slugs)])
+        ledger.execute([Release(slugs, NONCE)])
+    overtaken(acquire(slugs[-1][1:-1], "b" * 32))  # the last to be written
 
-    def decide_slowly(asked: Any) -> Any:
-        decided = decide(asked)
-        if between:
-            between.pop()()
-        return decided
-
-    monkeypatch.setattr(ledger, "_decide", decide_slowly)
-
-    (reply,) = ledger.execute([acquire(slugs=("{a}", "{b}", "{c}"))])
+    (reply,) = ledger.execute([acquire(slugs=slugs)])
 
     assert reply.kind is Kind.BUSY
-    rows = other.execute([Survey(("{a}", "{b}", "{c}"))])[0].rows
-    assert [bool(row.value) for row in rows] == [False, True, False]
+    rows = ledger.execute([Survey(slugs)])[0].rows
+    assert [bool(row.value) for row in rows] == [False, False, True]
 
 
-def test_request_of_before_its_release_is_not_granted_after_it(ledger: Ledger, other: Ledger, monkeypatch: Any):
+def test_request_of_before_its_release_is_not_granted_after_it(ledger: Ledger, other: Ledger, overtaken: Any):
     """L9, P24: also when it had been decided before the release, and is written after it."""
-    decide, between = ledger._decide, [lambda: other.execute([Release(("{x}",), NONCE, 30.0)])]
-
-    def decide_slowly(asked: Any) -> Any:
-        decided = decide(asked)
-        if between:
-            between.pop()()
-        return decided
-
-    monkeypatch.setattr(ledger, "_decide", decide_slowly)
+    overtaken(Release(("{x}",), NONCE, 30.0))
 
     (reply,) = ledger.execute([acquire()])
 

@@ -14,7 +14,7 @@ from django_redlock.testing import Servers
 from .conftest import real_manager
 
 NONCES = ["a" * 32, "b" * 32, "c" * 32]
-SLUGS = [("{x}",), ("{y}",), ("{x}", "{y}"), ("{y}", "{z}")]
+SLUGS = [("{x}",), ("{y}",), ("{x}", "{y}"), ("{y}", "{z}"), ("{x}", "{y}", "{z}")]
 BASE = 1_795_000_000_000_000  # microseconds: tokens as clocks give them, so that Lua's own text would lose digits
 
 
@@ -65,6 +65,7 @@ requests = st.one_of(
     st.builds(Release, st.just(()), nonces, st.just(60.0), revoke=st.booleans()),
     slugs.map(Survey),
     slugs.map(lambda some: Survey((f"{some[0]}#1",))),
+    slugs.map(lambda some: Survey(some, waiters=False)),
 )
 
 
@@ -94,6 +95,11 @@ def real_node(nodes: Servers):
 @given(sequence=st.lists(requests, min_size=1, max_size=25))
 def test_memory_node_answers_as_the_real_one(real_node: Any, sequence: list[Request]):
     """P5, P8, P28, P39: whatever is asked in whatever order, replies, queues and hints are the same."""
+    agree(real_node, sequence)
+
+
+def agree(real_node: Any, sequence: list[Request]) -> tuple[MemoryStore, list[str]]:
+    """Ask both, compare what they say, keep and tell; returns the node in memory, and whom it has told."""
     manager, server = real_node
     store, told = MemoryStore(), []
     store.listeners = dict.fromkeys("pq", told.append)
@@ -111,6 +117,41 @@ def test_memory_node_answers_as_the_real_one(real_node: Any, sequence: list[Requ
         client.publish("t:w:p", "the last")
         heard = list(iter(lambda: next_hint(hints), "the last"))
         assert heard == told
+    return store, told
+
+
+def take(names: str, nonce: str = "a", waiter: str = "", stamp: int = BASE, **options: Any) -> Acquire:
+    """Return what asks for the names of one letter each."""
+    nonce *= 32
+    request = Acquire(tuple(f"{{{name}}}" for name in names), nonce, nonce, 60.0, BASE, None, 1e9)
+    return request._replace(waiter=waiter, stamp=stamp, **options)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_waiter_stands_in_line_up_to_the_first_name_in_the_way(real_node: Any, shared: bool):
+    """P27, P39, L56: a claim to what comes behind it would keep that from who has the first and wants it, too."""
+    held = [take("y"), take("xyz", "b", "p|1", shared=shared)]
+
+    store, _ = agree(real_node, held)
+
+    assert [store.waiters(f"{{{name}}}") for name in "xyz"] == [["p|1"], ["p|1"], []]
+    assert agree(real_node, [*held, take("z", "c")])[1] == []
+
+
+def test_waiter_leaves_the_lines_behind_what_is_in_its_way_again(real_node: Any):
+    """P27, P28, P39: and the next there is told, if it was first."""
+    behind = [
+        take("z"),
+        take("yz", "b", "p|1", BASE),
+        take("z", "c", "q|1", BASE + 1),
+        take("y", "c", barge=True),
+        take("yz", "b", "p|1", BASE),
+    ]
+
+    store, told = agree(real_node, behind)
+
+    assert [store.waiters(f"{{{name}}}") for name in "yz"] == [["p|1"], ["q|1"]]
+    assert told == ["q|1"]
 
 
 def next_hint(hints: Any) -> str:

@@ -13,7 +13,7 @@ from django_redlock.core.acquisition import Granted
 from django_redlock.core.messages import Kind
 from django_redlock.locks import LockManager, instant
 from django_redlock.nodes import NodeSpec, open_node
-from django_redlock.nodes.redis import AsyncRedisLink
+from django_redlock.nodes.redis import AsyncRedisLink, RedisNode
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.proxy import FaultProxy
 from django_redlock.watchdog import loop_watchdog, watchdog
@@ -243,6 +243,43 @@ async def test_foreign_key_under_the_name_is_an_error_not_a_holder(nodes: Server
     with nodes[0].client() as client:
         assert sorted(client.keys("t:*")) == ["t:{a}:h"]
     await flavour.close(manager)
+
+
+async def test_foreign_key_of_the_line_leaves_nothing_without_expiry(nodes: Servers, flavour: Flavour):
+    """P29, L68: a waiter that cannot stand in line for that leaves no half of a line behind."""
+    manager = real_manager(nodes.urls[:1])
+    holder = await flavour.acquire(manager.lock("a"))
+    with nodes[0].client() as client:
+        client.set("t:{a}:s", "foreign")
+
+        with pytest.raises(QuorumUnavailableError, match="WRONGTYPE"):
+            await flavour.acquire(manager.lock("a", wait=0.1))
+
+        assert not client.exists("t:{a}:q")
+    await flavour.release(holder)
+    await flavour.close(manager)
+    manager.close()
+
+
+def test_node_that_was_a_replica_meanwhile_says_so():
+    """P20, L63: its run id is that of before, but its data is not, and each time that happens is another."""
+    with start_servers(2) as servers, servers[0].client() as client:
+        node = open_node(NodeSpec(servers.urls[0]), "t:")
+        assert isinstance(node, RedisNode)
+        said = []
+        for _ in range(3):
+            link = node.connect(10.0)
+            link.close()
+            said.append(link.greeting)
+            client.replicaof("127.0.0.1", servers[1].port)
+            until = time.monotonic() + 20
+            while client.info("replication")["master_link_status"] != "up":
+                assert time.monotonic() < until
+            client.replicaof("NO", "ONE")
+
+    assert len({greeting.run_id for greeting in said}) == 1
+    assert len({greeting.promoted for greeting in said}) == 3
+    assert [bool(greeting.promoted) for greeting in said] == [False, True, True]
 
 
 async def test_evicting_node_gives_no_vote_unless_allowed_by_name(nodes: Servers, flavour: Flavour):

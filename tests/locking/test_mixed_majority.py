@@ -101,6 +101,20 @@ def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql:
         assert (tmp_path / "counter").read_text() == str(len(tokens))
 
 
+@pytest.mark.slow
+def test_contended_counter_on_one_database_loses_nothing(tables: Tables, tmp_path: Path):
+    """P1, P2, P16: four processes increment it, guarded by the lock of a single database alone; tokens increase."""
+    databases = {"default": {}, "ledger": tables.entry()}
+    options = {"ttl": 10.0, "node_timeout": 2.0, "retry_delay": 0.01, "restart_guard": False}
+
+    with contending(tmp_path, ["database://ledger"], databases, **options) as contenders:
+        contenders.go_on(60)
+
+    tokens = contenders.tokens
+    assert tokens == sorted(set(tokens))
+    assert (tmp_path / "counter").read_text() == str(len(tokens))
+
+
 async def test_redis_and_database_are_asked_at_the_same_time(nodes: Servers, tables: Tables, flavour: Flavour):
     """P25, P39: one round asks both kinds, blocking and asyncio; each gives its vote and its token."""
     manager = real_manager([*nodes.urls[:2], tables.urls[0]], quorum=3)

@@ -134,7 +134,7 @@ class Locks(RuleBasedStateMachine):
                 place.last = held.number
             place.give(held)
         if not longer:
-            with pytest.raises(LockLostError, match="superseded"):
+            with pytest.raises(LockLostError, match="no longer knows this holder"):
                 held.lease.ensure()
         self.settle()
 

@@ -146,7 +146,7 @@ async def test_free_lock_is_kept_for_the_first_in_line(make: Manager, flavour: F
     assert {reply.kind for reply in ballot.replies.values()} == {Kind.BUSY}
     await flavour.release(holder)
 
-    with pytest.raises(LockTakenError, match="others wait"):
+    with pytest.raises(LockTakenError, match="is free, but others wait"):
         await flavour.acquire(manager.lock("a", wait=0))
     pushy = await flavour.acquire(manager.lock("a", wait=0, barge=True))
 
@@ -281,6 +281,66 @@ async def test_several_names_are_waited_for_together(make: Manager, flavour: Fla
     assert line.served == [0]
     assert held_by(manager, "{a}")
     assert held_by(manager, "{b}")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_who_waits_for_the_first_name_leaves_the_others_alone(make: Manager, flavour: Flavour, shared: bool):
+    """P27, L56: everybody takes names in one order, so who has the first gets the second, whoever waits for both."""
+    manager = make()
+    first = await flavour.acquire(manager.lock("a"))
+    line = Line(flavour, manager, manager.lock(["a", "b"], wait=60, shared=shared))
+    task = await line.join(0)
+
+    second = await flavour.acquire(manager.lock("b", wait=0))
+
+    assert line.served == []
+    await flavour.release(second)
+    await flavour.release(first)
+    await task
+    assert line.served == [0]
+
+
+async def test_who_has_the_first_name_waits_for_the_second_in_line(make: Manager, flavour: Flavour):
+    """P27, L56: names are kept for the first in line up to the one it waits for; others who want that come later."""
+    manager = make()
+    holder = await flavour.acquire(manager.lock("b"))
+    line = Line(flavour, manager, manager.lock(["a", "b"], wait=60))
+    task = await line.join(0)
+
+    for name in ("a", "b"):
+        with pytest.raises(LockTakenError):
+            await flavour.acquire(manager.lock(name, wait=0))
+
+    await flavour.release(holder)
+    await task
+    assert line.served == [0]
+
+
+async def test_who_waits_for_several_names_does_not_starve(make: Manager, flavour: Flavour):
+    """P27: among those who take one of its names again and again, it gets both."""
+    manager = make()
+    served = asyncio.Event()
+
+    async def take(name: str) -> None:
+        while not served.is_set():
+            lease = await flavour.acquire(manager.lock(name, wait=60))
+            await asyncio.sleep(0.01)
+            await flavour.release(lease)
+
+    async def serve() -> None:
+        both = await flavour.acquire(manager.lock(["a", "b"], wait=60))
+        await flavour.release(both)
+
+    if isinstance(flavour, Blocking):
+        threads = ThreadPoolExecutor(5)
+        loop = asyncio.get_running_loop()
+        tasks = [loop.run_in_executor(threads, lambda name=name: asyncio.run(take(name))) for name in "aabb"]
+        await loop.run_in_executor(threads, lambda: asyncio.run(serve()))
+    else:
+        tasks = [asyncio.ensure_future(take(name)) for name in "aabb"]
+        await serve()
+    served.set()
+    await asyncio.gather(*tasks)
 
 
 async def test_slow_node_does_not_hold_up_the_line(nodes: Servers, flavour: Flavour):

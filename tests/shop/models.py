@@ -5,6 +5,7 @@ import uuid
 
 from django.db import models
 
+from django_redlock.fenced_models import FencedModel
 from django_redlock.querysets import LockableQuerySet
 
 
@@ -58,6 +59,12 @@ class Invoice(models.Model):
     """Its primary key is the order's."""
 
     order = models.OneToOneField(Order, on_delete=models.CASCADE, primary_key=True)
+
+
+class Pallet(FencedModel):
+    """Rows that know their latest writer."""
+
+    weight = models.IntegerField(default=0)
 
 
 class Region(models.Model):

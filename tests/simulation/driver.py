@@ -21,7 +21,7 @@ from django_redlock.core.messages import Acquire, Ballot, Instant, Kind, Reply, 
 from django_redlock.core.owner import Owner
 from django_redlock.core.rules import Rules
 from django_redlock.nodes.courier import FIRST_PAUSE, LONGEST_PAUSE
-from django_redlock.nodes.gather import CONNECT_TIMEOUT, GRACE, IDLE, MAX_OWED, Breaker, Breakers
+from django_redlock.nodes.gather import CONNECT_TIMEOUT, GRACE, IDLE, MAX_OWED, Breakers
 from django_redlock.nodes.hints import RETRY, Waiters
 
 from .network import Faults, Machine, Wire
@@ -123,7 +123,7 @@ class Process(Computer):
         self.shared = world.random.random() < 0.5
         self.admission = Admission(rules, tuple(machine.name for machine in machines), self.clock, self.wall)
         self.floor = Floor()
-        self.breakers = Breakers(Breaker() for _ in machines)
+        self.breakers = Breakers(len(machines))
         self._machines = machines
         self._profile = profile
         self._faults = faults

@@ -79,8 +79,9 @@ Missing = set[tuple[str, str]]
 
 def has(machine: "Machine", slug: str, nonce: str, shared: bool) -> bool:
     """Tell whether a node knows the holder with this nonce, alone or beside other shared ones."""
-    holder = machine.store.execute(Survey((slug,))).rows[0].value[:32]
-    return holder == SHARED and nonce in machine.store._shared.get(slug, ()) if shared else holder == nonce
+    store = machine.store
+    holder = store._owner(slug, store._now())
+    return holder == SHARED and nonce in store._shared.get(slug, ()) if shared else holder == nonce
 
 
 class Oracles:

@@ -12,7 +12,7 @@ from .oracles import Figures, Oracles
 from .profiles import TTL, Profile
 from .world import EPOCH, Cancelled, Clock, Routine, Sleep, World
 
-BUSY = (1.0, 1.0, 2.0, 5.0)  # seconds of hazards
+BUSY = (0.5, 1.0, 1.0, 4.0)  # seconds of hazards
 QUIET = 20.0  # seconds without, in which every client has to get the lock once more
 NODE_SKEW = 0.2  # seconds by which the clocks of nodes are off at most: beyond a second they would not vote
 EXCERPT = 80  # lines of the trace to show before the first violation

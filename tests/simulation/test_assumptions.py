@@ -4,7 +4,7 @@ import pytest
 
 from .assumptions import ASSUMPTIONS, Assumption, need
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.timeless]
 
 
 @pytest.mark.parametrize("assumption", ASSUMPTIONS, ids=lambda assumption: assumption.broken.replace(" ", "-"))

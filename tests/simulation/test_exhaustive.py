@@ -7,7 +7,7 @@ import pytest
 from .exhaustive import Naive, Production, Search
 from .mutants import MUTANTS
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.timeless]
 
 CONFIGURATIONS = [
     ((2, 2), (0, 0, 0)),  # both clients propose the same number

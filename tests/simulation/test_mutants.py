@@ -4,7 +4,7 @@ import pytest
 
 from .mutants import MUTANTS, hunt, score
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.timeless]
 
 
 def test_all_mutants_are_killed(capsys: pytest.CaptureFixture[str]):

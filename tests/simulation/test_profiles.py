@@ -10,7 +10,7 @@ from .profiles import PROFILES, Profile
 from .runs import HEADS, Runs, line
 from .schedule import run
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.timeless]
 
 EACH = 300  # schedules of each profile: 3,300 in all
 

@@ -23,7 +23,7 @@ from .scenarios import (
 from .schedule import Client, Schedule
 from .world import Routine, Sleep, World
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.timeless]
 
 SEEDS = range(10)
 

@@ -17,15 +17,13 @@ LEASE = 5.0  # seconds
 KEYS = 200
 VISIBILITY = 10  # seconds after which the broker delivers again what nobody has acknowledged
 
+REDIS_OPTIONS = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+
 app = Celery("tests.soak.project", set_as_current=False)
 app.conf.update(
     broker_url=os.environ.get("SOAK_BROKER", "memory://"),
-    result_backend=os.environ.get("SOAK_BROKER", "cache+memory://"),
-    broker_transport_options={
-        "visibility_timeout": VISIBILITY,
-        "unacked_restore_interval": 1,
-        "unacked_restore_throttle": 1,
-    },
+    result_backend=os.environ.get("SOAK_RESULTS", "cache+memory://"),
+    broker_transport_options=REDIS_OPTIONS if os.environ.get("SOAK_BROKER", "").startswith("redis") else {},
     broker_connection_retry_on_startup=True,
     worker_prefetch_multiplier=1,
     worker_hijack_root_logger=False,

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
 
 from ...conf import InvalidRedlockError, aliases
@@ -36,12 +37,29 @@ class Command(BaseCommand):
             help="From which level on the exit code tells of it. Default: warning.",
         )
         parser.add_argument(
+            "--advise",
+            action="store_true",
+            help="Say what the history of locks suggests for ttl and wait; needs django_redlock.contrib.history.",
+        )
+        parser.add_argument(
             "--timeout", type=seconds, default=1.0, metavar="SECONDS", help="For each answer of a node. Default: 1."
         )
 
     @no_translations
-    def handle(self, *, using: list[str] | None, format: str, fail_level: str, timeout: float, **options: Any) -> None:
+    def handle(
+        self,
+        *,
+        using: list[str] | None,
+        format: str,
+        fail_level: str,
+        timeout: float,
+        advise: bool,
+        **options: Any,
+    ) -> None:
         """Examine, then write what was found."""
+        if advise:
+            self._advise(using)
+            return
         try:
             found = [diagnose(alias, timeout=timeout) for alias in using or aliases()]
         except InvalidRedlockError as error:
@@ -55,6 +73,24 @@ class Command(BaseCommand):
         if fail_level != "never" and EXIT[worst] >= EXIT[fail_level]:
             count = sum(EXIT[finding.level] >= EXIT[fail_level] for each in found for finding in each.findings)
             raise CommandError(f"Not all is well: {count} to look at.", returncode=EXIT[worst])
+
+    def _advise(self, using: list[str] | None) -> None:
+        if not apps.is_installed("django_redlock.contrib.history"):
+            raise CommandError(
+                "There is no history to take advice from: put 'django_redlock.contrib.history' into INSTALLED_APPS, "
+                "run migrate, and come back in a day."
+            )
+        from ...contrib.history.advice import kinds  # only here: its table may not exist
+
+        for alias in using or (None,):
+            for kind in kinds(alias):
+                self.stdout.write(
+                    f"{kind.template}: held {kind.holds} times, {kind.hold[0]:.2f} s (median), {kind.hold[1]:.2f} s "
+                    f"(99 of 100); waited {kind.wait[0]:.2f} s, {kind.wait[1]:.2f} s; {kind.refused} gave up, "
+                    f"{kind.lost} lost."
+                )
+                for text in kind.suggestions:
+                    self.stdout.write(self.style.WARNING(f"    {text}"))
 
     def _show(self, diagnosis: Diagnosis) -> None:
         count = len(diagnosis.nodes)

@@ -23,13 +23,23 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
-        parser.add_argument("name", help="The lock's name.")
+        parser.add_argument("name", nargs="?", help="The lock's name.")
+        parser.add_argument("--task", metavar="TASK", help="Explain a call of this singleton task instead.")
+        parser.add_argument("--args", dest="given", default="[]", metavar="JSON", help="The call's arguments, a list.")
+        parser.add_argument(
+            "--kwargs", dest="named", default="{}", metavar="JSON", help="The call's keyword arguments, an object."
+        )
         parser.add_argument("--using", default=DEFAULT_ALIAS, metavar="ALIAS", help="Alias in REDLOCK.")
         parser.add_argument("--format", default="text", choices=("text", "json"), help="Default: text.")
 
     @no_translations
-    def handle(self, *, name: str, using: str, format: str, **options: Any) -> None:
+    def handle(self, *, name: str | None, using: str, format: str, task: str | None, **options: Any) -> None:
         """Ask the nodes by name and write what they say."""
+        if task:
+            self.stdout.write(explained(task, options["given"], options["named"]))
+            return
+        if name is None:
+            raise CommandError("Say which lock, redlock_inspect NAME, or which call, redlock_inspect --task TASK.")
         snapshot = listing(using, [name])
         lock = snapshot.locks[0] if snapshot.locks else None
         if format == "json":
@@ -41,6 +51,16 @@ class Command(BaseCommand):
             raise CommandError("Too few nodes answer to say whether it is held.", returncode=NO_QUORUM)
         if lock is None:
             raise CommandError(f"{printable(name)} is free.", returncode=FREE)
+
+
+def explained(task: str, args: str, kwargs: str) -> str:
+    """Return what is known of the slot of a call of a singleton task."""
+    from ...celery.explain import explain_call  # only here: it needs Celery
+
+    try:
+        return explain_call(task, args, kwargs)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
 
 
 def described(snapshot: Snapshot, lock: HeldLock) -> str:

@@ -18,6 +18,7 @@ local last = 2 + 4 * names
 redis.call('ZCARD', index)
 local cancelled = redis.call('EXISTS', marker) == 1
 local high, busy, queued, left, endless, seated, alone = '0', nil, false, 0, {}, {}, {}
+local stop -- the first name that is in the way
 for i = 3, last, 4 do
   local current = redis.call('GET', KEYS[i])
   local fence = redis.call('GET', KEYS[i + 1]) or '0'
@@ -30,6 +31,7 @@ for i = 3, last, 4 do
     if pttl == -1 then endless[#endless + 1] = string.sub(KEYS[i], #prefix + 1, -3) end
     if busy == nil or pttl == -1 or (left ~= -1 and pttl > left) then left = pttl end
     busy = busy or string.sub(current, 33)
+    stop = stop or i
   end
   if shared then redis.call('ZCARD', KEYS[last + (i + 1) / 4]) end
   if not ours then
@@ -42,11 +44,15 @@ for i = 3, last, 4 do
       first = redis.call('ZRANGE', KEYS[i + 2], 0, 0)[1]
     end
     if first and first == waiter then
+      redis.call('ZCARD', KEYS[i + 3])
       seated[i] = true
     elseif first and not barge then
       -- Who makes room when granted has left the line where an attempt failed as a whole; its stamp says so.
       local ahead_of_it = waiter ~= '' and tonumber(ARGV[10]) < tonumber(redis.call('ZSCORE', KEYS[i + 2], first))
-      queued = queued or not ahead_of_it
+      if not ahead_of_it then
+        queued = true
+        stop = stop or i
+      end
     end
   end
 end
@@ -60,11 +66,22 @@ if busy or queued then
   local place, enrolment = -1, tonumber(ARGV[11])
   if waiter ~= '' then
     for i = 5, last, 4 do
-      if redis.call('ZCARD', KEYS[i]) < 1000 or redis.call('ZSCORE', KEYS[i], waiter) then
-        redis.call('ZADD', KEYS[i], 'NX', ARGV[10], waiter)
-        redis.call('ZADD', KEYS[i + 1], now_ms + enrolment, waiter)
-        redis.call('PEXPIRE', KEYS[i], 2 * enrolment)
+      -- As who takes one name after the other, in their order: it has no claim yet to what comes behind the name it
+      -- waits for, and who has that name may want those.
+      if i > stop + 2 then
+        local first = redis.call('ZRANGE', KEYS[i], 0, 0)[1]
+        if redis.call('ZREM', KEYS[i], waiter) == 1 then
+          redis.call('ZREM', KEYS[i + 1], waiter)
+          local heir = redis.call('ZRANGE', KEYS[i], 0, 0)[1]
+          if first == waiter and heir then
+            redis.call('PUBLISH', prefix .. 'w:' .. string.match(heir, '^[^|]*'), heir)
+          end
+        end
+      elseif redis.call('ZCARD', KEYS[i]) < 1000 or redis.call('ZSCORE', KEYS[i], waiter) then
+        redis.call('ZADD', KEYS[i + 1], now_ms + enrolment, waiter) -- first, because it has not been read before
         redis.call('PEXPIRE', KEYS[i + 1], 2 * enrolment)
+        redis.call('ZADD', KEYS[i], 'NX', ARGV[10], waiter)
+        redis.call('PEXPIRE', KEYS[i], 2 * enrolment)
         place = math.max(place, redis.call('ZRANK', KEYS[i], waiter))
       end
     end

@@ -28,7 +28,12 @@ local keys, cells = {}, {}
 for i, slug in ipairs(slugs) do
   keys[2 * i - 1], keys[2 * i] = prefix .. slug .. ':h', prefix .. slug .. ':f'
 end
-local values = #keys > 0 and redis.call('MGET', unpack(keys)) or {}
+local values = {}
+for first = 1, #keys, 1000 do -- Lua takes some thousand arguments at most
+  for _, value in ipairs(redis.call('MGET', unpack(keys, first, math.min(first + 999, #keys)))) do
+    values[#values + 1] = value
+  end
+end
 for i, slug in ipairs(slugs) do
   local at = 5 * i
   cells[at - 4], cells[at - 3], cells[at - 2] = slug, values[2 * i - 1] or '', redis.call('PTTL', keys[2 * i - 1])

@@ -33,7 +33,7 @@ def results() -> Iterator[Server]:
         hang_up()
 
 
-@pytest.fixture(scope="module", params=["redis", "rabbitmq"])
+@pytest.fixture(scope="module", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.once)])
 def broker(request: pytest.FixtureRequest, results: Server) -> Iterator[str]:
     """The URL of the broker of this module's tests."""
     url = results.url if request.param == "redis" else request.getfixturevalue("rabbitmq_server").start().url

@@ -143,13 +143,13 @@ def test_body_that_stops_the_interpreter(prefork, what):
     assert (lost, reason) == (True, "expired")
 
 
-def test_body_that_exits(prefork, what):
+def test_body_that_exits(prefork, stage, what):
     """
     ``sys.exit()`` frees the slot and ends nothing else: the next task in the queue runs. C41 C86
     """
-    result = send("leave", prefork, what, 1)
+    send("leave", prefork, what, 1)
 
-    until(result.ready)
+    until(lambda: "left" in stage.heard(), timeout=20)
 
     until(free("leave", what, 1))
     assert send("double", prefork, 7).get(timeout=20) == 14

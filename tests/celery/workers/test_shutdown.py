@@ -68,7 +68,7 @@ def test_revoked_with_a_countdown(start, stage, what):
     assert task("hold_long").apply_async((what,), queue="delayed").duplicate
 
     until(free("hold_long", what), timeout=30)
-    assert second.state == "REVOKED"
+    until(lambda: second.state == "REVOKED")
     assert stage.heard() == []
 
 

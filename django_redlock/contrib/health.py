@@ -1,0 +1,46 @@
+"""
+A check for django-health-check 4 and later: whether locks can be taken.
+"""
+
+import dataclasses
+import datetime
+
+from health_check.base import HealthCheck
+from health_check.exceptions import ServiceUnavailable, ServiceWarning
+
+from ..conf import InvalidRedlockError
+from ..inventory import aheld_locks
+
+
+@dataclasses.dataclass
+class Redlock(HealthCheck):  # type: ignore[misc]
+    """
+    Check that enough nodes of an alias answer and may vote.
+
+    Args:
+        alias: The alias in ``REDLOCK``.
+        spare: How many nodes must be able to fail; fewer is a warning.
+        timeout: Time after which the check has failed.
+    """
+
+    alias: str = "default"
+    spare: int = 0
+    timeout: datetime.timedelta = dataclasses.field(default=datetime.timedelta(seconds=5), repr=False)
+
+    async def run(self) -> None:
+        """
+        Ask the nodes.
+
+        Raises:
+            ServiceUnavailable: No lock can be taken.
+            ServiceWarning: Fewer nodes than *spare* may still fail.
+        """
+        try:
+            snapshot = await aheld_locks(self.alias)
+        except InvalidRedlockError as error:
+            raise ServiceUnavailable(f"The settings cannot be used ({error.code}).") from None
+        spare = sum(node.votes for node in snapshot.nodes) - snapshot.rules.needed
+        if spare < 0:
+            raise ServiceUnavailable(f"{snapshot.quorum} {snapshot.trouble}")
+        if spare < self.spare:
+            raise ServiceWarning(f"{snapshot.quorum} {snapshot.trouble}")

@@ -1,0 +1,94 @@
+"""
+How long locks are waited for and held, by kind, and what that says about their ttl and wait.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.utils import timezone
+
+from .models import Hold
+
+PERIOD = timedelta(days=7)
+ROWS = 50_000  # the latest
+FEW = 20  # holds, from which on there is something to say
+Row = tuple[str, float, float | None, float | None]
+
+LOST = frozenset({"expired", "superseded", "max_hold", "max_extensions", "heartbeat"})
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """
+    What is known of the locks of one kind; durations are seconds.
+
+    Args:
+        template: What their names have in common.
+        holds: How often one was held.
+        refused: How often somebody gave up.
+        lost: How often one was lost.
+        hold: The median and the 99th percentile of the times for which it was held.
+        wait: The same of the times for which it was waited for.
+        ttl: The longest lease.
+    """
+
+    template: str
+    holds: int
+    refused: int
+    lost: int
+    hold: tuple[float, float]
+    wait: tuple[float, float]
+    ttl: float
+
+    @property
+    def suggestions(self) -> Iterator[str]:
+        """Yield what to change, with figures; nothing if all is well or too little is known."""
+        if self.holds < FEW:
+            return
+        if self.lost:
+            yield f"{self.lost} of {self.holds} holds were lost: leave renewal on, or set ttl to {self._ttl():g} s."
+        elif self.hold[1] > self.ttl / 2:
+            held = f"held for up to {self.hold[1]:.1f} s, more than half of its ttl"
+            yield f"{held}: leave renewal on, or set ttl to {self._ttl():g} s."
+        elif self.ttl > 60 and self.hold[1] < self.ttl / 20:
+            held = f"held for {self.hold[1]:.1f} s at most, with a ttl of {self.ttl:g} s"
+            yield f"{held}: after a crash all wait that long; set it to {self._ttl():g} s."
+        if self.refused > self.holds / 10:
+            yield f"{self.refused} gave up: wait={max(1.0, 3 * self.hold[1]):.0f} would let most of them in."
+        if self.wait[1] > 1 and self.wait[1] > 3 * self.hold[1]:
+            yield f"waited for {self.wait[1]:.1f} s: many stand behind one name; make it narrower, or use limit=."
+
+    def _ttl(self) -> float:
+        return float(max(10, round(2 * self.hold[1] + 0.5)))
+
+
+def kinds(using: str | None = None) -> list[Kind]:
+    """Return what the last week says of each kind of lock, those that were held longest first."""
+    rows = Hold.objects.filter(ended__gte=timezone.now() - PERIOD)
+    rows = rows.filter(alias=using) if using else rows
+    found: dict[str, list[Row]] = {}
+    for name, outcome, waited, held, ttl in rows.values_list("template", "outcome", "waited", "held", "ttl")[:ROWS]:
+        found.setdefault(name, []).append((outcome, waited, held, ttl))
+    return sorted((_kind(name, rows) for name, rows in found.items()), key=lambda kind: -kind.hold[1])
+
+
+def _kind(name: str, rows: list[Row]) -> Kind:
+    held = [hold for _, _, hold, _ in rows if hold is not None]
+    return Kind(
+        template=name,
+        holds=len(held),
+        refused=sum(hold is None for _, _, hold, _ in rows),
+        lost=sum(outcome in LOST for outcome, _, _, _ in rows),
+        hold=_spread(held),
+        wait=_spread([waited for _, waited, _, _ in rows]),
+        ttl=max((ttl or 0.0 for _, _, _, ttl in rows), default=0.0),
+    )
+
+
+def _spread(values: list[float]) -> tuple[float, float]:
+    """Return the median and the 99th percentile."""
+    if not values:
+        return 0.0, 0.0
+    values = sorted(values)
+    return values[len(values) // 2], values[min(len(values) - 1, int(len(values) * 0.99))]

@@ -1,0 +1,125 @@
+"""
+Write down what ended, later and elsewhere.
+"""
+
+import atexit
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from datetime import timedelta
+from typing import Any
+
+from django.db import DatabaseError, close_old_connections, connections
+from django.utils import timezone
+
+from ...inventory import printable
+from ...telemetry import Listener, listen, template, unlisten
+
+UID = "history"
+EVERY = 5.0  # seconds between two writes
+MOST = 10_000  # rows that a process keeps in memory; more are dropped
+KEEP = timedelta(days=30)
+HOUR = 3600.0  # seconds between two times at which old rows are deleted
+
+log = logging.getLogger("django_redlock")
+
+
+class Recorder:
+    """What a process has not written yet, and the thread that writes it; there is none while nothing ends."""
+
+    def __init__(self) -> None:
+        self._start_over()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._start_over)
+        atexit.register(self.flush)
+
+    def _start_over(self) -> None:
+        """In a forked child: what the parent has not written is the parent's."""
+        self._rows: deque[dict[str, Any]] = deque(maxlen=MOST)
+        self._mutex = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._pruned = 0.0
+
+    def listen(self) -> None:
+        """Note what ends from now on."""
+        nothing = lambda *about: None  # noqa: E731
+        listen(Listener(nothing, self._gave_up, self._ended, nothing, nothing), UID)
+
+    def stop(self) -> None:
+        """Note nothing more."""
+        unlisten(UID)
+
+    def flush(self) -> int:
+        """Write what there is; returns how many rows. Without a database the rows are lost, and nothing else."""
+        from .models import Hold  # only here: Django's apps must be ready
+
+        rows = []
+        while self._rows:
+            rows.append(self._rows.popleft())
+        if not rows:
+            return 0
+        try:
+            Hold.objects.bulk_create([Hold(**row) for row in rows], batch_size=500)
+            if time.monotonic() - self._pruned > HOUR:
+                self._pruned = time.monotonic()
+                Hold.objects.filter(ended__lt=timezone.now() - KEEP).delete()
+        except DatabaseError as error:
+            log.warning("the history of %d locks was not written: %s", len(rows), type(error).__name__)
+            return 0
+        return len(rows)
+
+    def _gave_up(self, alias: str, name: str, outcome: str, waited: float) -> None:
+        self._note(alias, name, outcome, waited)
+
+    def _ended(self, alias: str, lease: Any, outcome: str) -> None:
+        self._note(
+            *(alias, lease.name, outcome, lease.waited),
+            held=lease.held(),
+            ttl=lease.ttl,
+            extensions=lease.extensions,
+            fencing_token=lease.fencing_token,
+        )
+
+    def _note(self, alias: str, name: str, outcome: str, waited: float, **more: Any) -> None:
+        self._rows.append(
+            {
+                "alias": alias[:100],
+                "name": printable(name)[:200],
+                "template": printable(template(name))[:100],
+                "outcome": outcome[:20],
+                "waited": waited,
+                "host": socket.gethostname()[:100],
+                "pid": os.getpid(),
+                "ended": timezone.now(),
+                **more,
+            }
+        )
+        if self._thread is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        with self._mutex:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="django_redlock history", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(EVERY)
+            close_old_connections()
+            try:
+                self.flush()
+            except Exception:  # whatever it was, what ends next must not start one thread each
+                log.exception("the history of locks was not written")
+            with self._mutex:
+                if not self._rows:
+                    self._thread = None
+                    connections.close_all()
+                    return
+
+
+recorder = Recorder()
+"""The one of this process."""

@@ -1,0 +1,70 @@
+"""
+Traces and metrics for OpenTelemetry: put ``django_redlock.contrib.opentelemetry`` into ``INSTALLED_APPS``.
+
+Needs the API only; where they go, the project's SDK decides. Waiting for a lock and holding it are a span each, as
+children of what is under way. Locks are named by their template, never by the name itself.
+"""
+
+import time
+from typing import Any
+
+from opentelemetry import metrics, trace
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from ...telemetry import Listener, listen, template, unlisten
+
+UID = "opentelemetry"
+NAME = "django_redlock"
+
+
+def install() -> None:
+    """Tell OpenTelemetry of every lock from now on."""
+    tracer, meter = trace.get_tracer(NAME), metrics.get_meter(NAME)
+    waits = meter.create_histogram("redlock.wait", "s", "How long it took to get a lock, or until one gave up.")
+    holds = meter.create_histogram("redlock.hold", "s", "How long a lock was held.")
+    forced = meter.create_counter("redlock.forced", description="Locks that an operator took away.")
+    downs = meter.create_counter("redlock.node.down", description="How often a node stopped answering.")
+
+    def span(name: str, seconds: float, about: dict[str, Any], failed: str = "") -> None:
+        """Record what has just ended after so many seconds."""
+        now = time.time_ns()
+        begun = tracer.start_span(name, kind=SpanKind.CLIENT, attributes=about, start_time=now - round(seconds * 1e9))
+        if failed:
+            begun.set_status(Status(StatusCode.ERROR, failed))
+        begun.end(now)
+
+    def acquired(alias: str, lease: Any) -> None:
+        about = _about(alias, lease.name, "acquired")
+        waits.record(lease.waited, about)
+        span("redlock acquire", lease.waited, about)
+
+    def gave_up(alias: str, name: str, outcome: str, waited: float) -> None:
+        about = _about(alias, name, outcome)
+        waits.record(waited, about)
+        span("redlock acquire", waited, about, outcome)
+
+    def ended(alias: str, lease: Any, outcome: str) -> None:
+        about = _about(alias, lease.name, outcome)
+        holds.record(lease.held(), about)
+        lost = outcome if outcome not in ("released", "unknown") else ""
+        span("redlock hold", lease.held(), {**about, "redlock.extensions": lease.extensions}, lost)
+
+    listen(
+        Listener(
+            acquired=acquired,
+            gave_up=gave_up,
+            ended=ended,
+            forced=lambda alias, outcome: forced.add(1, {"redlock.alias": alias, "redlock.outcome": outcome}),
+            node=lambda alias, node, up: None if up else downs.add(1, {"redlock.alias": alias, "redlock.node": node}),
+        ),
+        UID,
+    )
+
+
+def uninstall() -> None:
+    """Tell it no more."""
+    unlisten(UID)
+
+
+def _about(alias: str, name: str, outcome: str) -> dict[str, Any]:
+    return {"redlock.alias": alias, "redlock.lock": template(name), "redlock.outcome": outcome}

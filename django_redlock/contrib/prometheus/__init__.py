@@ -1,0 +1,92 @@
+"""
+Metrics for Prometheus: put ``django_redlock.contrib.prometheus`` into ``INSTALLED_APPS``.
+
+What happens is counted in the process where it happens. What is held, and which nodes answer, is asked of the nodes
+when Prometheus scrapes: so it is right in every process, also in one that holds nothing itself.
+"""
+
+from collections import Counter as Count
+from collections.abc import Iterator
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ...conf import InvalidRedlockError
+from ...handler import locks
+from ...telemetry import Listener, listen, template, unlisten
+
+UID = "prometheus"
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
+
+
+class NodesCollector(Collector):
+    """What the nodes hold and whether they answer, asked at every scrape; takes about a second at most."""
+
+    def describe(self) -> Iterator[Metric]:
+        """Return nothing, so that no node is asked when the collector is registered."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Ask the nodes of every alias."""
+        from ...inventory import State, held_locks  # only here: Django's apps must be ready
+
+        held = GaugeMetricFamily("redlock_held_locks", "Locks held now, by state.", labels=["alias", "state"])
+        up = GaugeMetricFamily("redlock_node_up", "Whether a node answers.", labels=["alias", "node"])
+        votes = GaugeMetricFamily("redlock_node_votes", "Whether a node may vote.", labels=["alias", "node"])
+        spare = GaugeMetricFamily("redlock_spare_nodes", "How many nodes may still fail.", labels=["alias"])
+        listed = GaugeMetricFamily("redlock_listing_complete", "Whether all locks were counted.", labels=["alias"])
+        for alias in _aliases():
+            snapshot = held_locks(alias)
+            counts = Count(lock.state.value for lock in snapshot.locks)
+            for state in State.values:
+                held.add_metric([alias, state], counts[state])
+            for node in snapshot.nodes:
+                up.add_metric([alias, node.name], node.answered)
+                votes.add_metric([alias, node.name], node.votes)
+            spare.add_metric([alias], sum(node.votes for node in snapshot.nodes) - snapshot.rules.needed)
+            listed.add_metric([alias], snapshot.complete and snapshot.has_quorum)
+        yield from (held, up, votes, spare, listed)
+
+
+def _aliases() -> list[str]:
+    try:
+        return [alias for alias in locks if locks[alias]]
+    except InvalidRedlockError:
+        return []
+
+
+def install(registry: CollectorRegistry = REGISTRY) -> None:
+    """Register the metrics, and count from now on."""
+    waits = Histogram(
+        "redlock_wait_seconds",
+        "How long it took to get a lock, or until one gave up.",
+        ["alias", "lock", "outcome"],
+        buckets=BUCKETS,
+        registry=registry,
+    )
+    holds = Histogram(
+        "redlock_hold_seconds",
+        "How long a lock was held, and how that ended.",
+        ["alias", "lock", "outcome"],
+        buckets=BUCKETS,
+        registry=registry,
+    )
+    forced = Counter("redlock_forced", "Locks that an operator took away.", ["alias", "outcome"], registry=registry)
+    downs = Counter("redlock_node_down", "How often a node stopped answering.", ["alias", "node"], registry=registry)
+    listen(
+        Listener(
+            acquired=lambda alias, lease: waits.labels(alias, template(lease.name), "acquired").observe(lease.waited),
+            gave_up=lambda alias, name, outcome, waited: waits.labels(alias, template(name), outcome).observe(waited),
+            ended=lambda alias, lease, how: holds.labels(alias, template(lease.name), how).observe(lease.held()),
+            forced=lambda alias, outcome: forced.labels(alias, outcome).inc(),
+            node=lambda alias, node, up: None if up else downs.labels(alias, node).inc(),
+        ),
+        UID,
+    )
+    registry.register(NodesCollector())
+
+
+def uninstall() -> None:
+    """Stop counting."""
+    unlisten(UID)

@@ -1,0 +1,74 @@
+"""System checks of what a fenced transaction needs of its database."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import connections
+
+from .checks import TAG
+from .models import Fence
+
+FOUND_ROWS = 2  # the number of CLIENT_FOUND_ROWS in the protocol of MySQL
+MYSQL = "django.db.backends.mysql"
+POSTGRESQL = "django.db.backends.postgresql"
+
+
+@register(TAG)
+def check_databases(**kwargs: Any) -> list[CheckMessage]:
+    """Report what can be seen of the databases in the settings, without a connection."""
+    entries = {alias: connections.settings[alias] for alias in connections}
+    return [message for alias, entry in entries.items() for message in _check_entry(alias, entry)]
+
+
+@register(TAG, Tags.database)
+def check_fence_tables(databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Report tables of fences that know no transactions; asks only the databases that it is told to."""
+    return [message for alias in databases or () for message in _check_storage(alias)]
+
+
+def _check_entry(alias: str, entry: dict[str, Any]) -> Iterator[CheckMessage]:
+    options = entry.get("OPTIONS") or {}
+    engine = entry.get("ENGINE")
+    flags = options.get("client_flag", FOUND_ROWS)
+    if engine == MYSQL and isinstance(flags, int) and not flags & FOUND_ROWS:
+        yield Error(
+            f"DATABASES[{alias!r}]['OPTIONS'] has a client_flag without FOUND_ROWS, so the database does not say how "
+            "many rows a claim matched: fenced() can refuse the rightful holder.",
+            hint="Add it: from MySQLdb.constants import CLIENT; 'client_flag': CLIENT.FOUND_ROWS | ...",
+            id="redlock.E031",
+        )
+    if engine in (MYSQL, POSTGRESQL) and _level(options) not in ("read committed", "read uncommitted"):
+        yield Warning(
+            f"DATABASES[{alias!r}] is not at READ COMMITTED: fenced() stays safe, but it can run into other "
+            "transactions, and nested=True is refused.",
+            hint="Leave isolation_level out, or use fenced(lease, retries=...).run(function) and silence this check.",
+            id="redlock.W031",
+        )
+
+
+def _level(options: dict[str, Any]) -> str:
+    """Return the isolation level that a database is told; what psycopg2 writes as a bare number is not looked at."""
+    level = options.get("isolation_level", "read committed")
+    if isinstance(level, int) and not hasattr(level, "name"):
+        return "read committed"
+    return str(getattr(level, "name", level)).lower().replace("_", " ")
+
+
+def _check_storage(alias: str) -> Iterator[CheckMessage]:
+    connection = connections[alias]
+    if connection.vendor != "mysql":
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT engine FROM information_schema.tables WHERE table_schema = database() AND table_name = %s",
+            [Fence._meta.db_table],
+        )
+        row = cursor.fetchone()
+    if row and row[0] in ("MyISAM", "Aria", "MEMORY"):
+        yield Error(
+            f"The table {Fence._meta.db_table} of database {alias!r} is stored by {row[0]}, which knows no "
+            "transactions: its fences protect nothing.",
+            hint=f"ALTER TABLE {Fence._meta.db_table} ENGINE = InnoDB, and so for the tables that it protects.",
+            id="redlock.E032",
+        )

@@ -1,0 +1,37 @@
+"""Delete fences that nobody claimed for a long time."""
+
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+from django.db import DEFAULT_DB_ALIAS
+from django.db.models.functions import Now
+
+from ...models import Fence
+from ..shown import positive
+
+
+class Command(BaseCommand):
+    """A fence is one small row per lock name; names that are never used again leave theirs behind."""
+
+    help = (
+        "Delete the fences that no transaction has claimed for many days. A holder that slept through all that time "
+        "would be let in again, so use a time that no process, virtual machine or backup can sleep."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Add the options."""
+        parser.add_argument(
+            "--older-than", type=positive, default=90, metavar="DAYS", help="How long ago at least; 90 days by default."
+        )
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, metavar="ALIAS", help="Alias in DATABASES.")
+        parser.add_argument("--dry-run", action="store_true", help="Only say how many would be deleted.")
+
+    def handle(self, *, older_than: int, database: str, dry_run: bool, **options: Any) -> None:
+        """Count or delete them, by the clock of the database, which also dated them."""
+        fences = Fence.objects.using(database)
+        now = fences.order_by().values_list(Now()).first()
+        old = fences.filter(updated__lt=now[0] - timedelta(days=older_than)) if now else fences.none()
+        count = old.count() if dry_run else old.delete()[0]
+        what = "1 fence" if count == 1 else f"{count} fences"
+        self.stdout.write(f"Dry run: {what} would be deleted." if dry_run else f"Deleted {what}.")

@@ -1,0 +1,58 @@
+"""The lock as a decorator below Django's own ``@task``, which came with Django 6.0; before that there is no test."""
+
+import django
+import pytest
+
+from django_redlock import LockTakenError, lock, locks
+
+if django.VERSION >= (6, 0):
+    from django.tasks import TaskResultStatus, task
+
+    def held() -> bool:
+        try:
+            locks["default"].lock("rates", wait=0).acquire().release()
+        except LockTakenError:
+            return True
+        return False
+
+    @task
+    @lock("rates", wait=0)
+    def refresh(shop_id: int) -> list[object]:
+        return [shop_id, held()]
+
+    @task
+    @lock("rates", wait=0)
+    async def arefresh(shop_id: int) -> list[object]:
+        return [shop_id, held()]
+
+    @task(takes_context=True)
+    @lock("rates", wait=0)
+    def attempt(context, shop_id: int) -> list[object]:
+        return [shop_id, context.attempt]
+
+    @pytest.mark.parametrize("locked", [refresh, arefresh])
+    def test_runs_under_the_lock(locked):
+        """
+        A task with a lock below its decorator runs with the lock, blocking or as a coroutine, and frees it.
+        """
+        result = locked.enqueue(7)
+
+        assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, [7, True])
+        assert not held()
+
+    @pytest.mark.parametrize("locked", [refresh, arefresh])
+    def test_fails_if_taken(locked):
+        """
+        A task whose lock is taken fails with the error that says so: Django's tasks know no other way.
+        """
+        with lock("rates"):
+            result = locked.enqueue(7)
+
+        assert result.status == TaskResultStatus.FAILED
+        assert result.errors[0].exception_class_path.endswith("LockTakenError")
+
+    def test_with_context():
+        """
+        A task that takes its context gets it through the lock.
+        """
+        assert attempt.enqueue(7).return_value == [7, 1]
