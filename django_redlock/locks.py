@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
 from .decoration import Function, decorated
 from .entering import Entries, Interruption, this_task, this_thread
 from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError
+from .forks import ForkMark
 from .loops import PerLoop
 from .nodes import Node
 from .nodes.aio import AsyncGather
@@ -44,7 +45,8 @@ Notify = Callable[..., None]
 
 log = logging.getLogger("django_redlock")
 _HOST = socket.gethostname()
-_pid = os.getpid()  # asking the system each time would be a third of a lock's system calls
+_pid = os.getpid()
+_mark = ForkMark()
 
 MAX_LIMIT = 1000
 
@@ -57,16 +59,22 @@ def new_process() -> str:
 _process = new_process()
 
 
-def _note_process() -> None:
-    """Note a fork: after each, and before a lock or lease is used, because uWSGI forks without telling Python."""
+def _begin_process() -> None:
+    """Begin anew in a forked child."""
     global _pid, _process
-    if _pid != os.getpid():
-        _pid, _process = os.getpid(), new_process()
-        watchdog.start_over()
+    _mark.note()
+    _pid, _process = os.getpid(), new_process()
+    watchdog.start_over()
+
+
+def _note_process() -> None:
+    """Note a fork before a lock or lease is used, because uWSGI forks without telling Python."""
+    if _mark.is_gone():
+        _begin_process()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_process)
+    os.register_at_fork(after_in_child=_begin_process)
 
 
 def fresh_nonce() -> str:
@@ -764,6 +772,9 @@ class LockManager:
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is its name in the queues of the nodes."""
+        if wanted.owner.pid != _pid:  # a lock that was made before the process forked
+            owner = replace(wanted.owner, pid=_pid, process=wanted.owner.process and _process)
+            wanted = replace(wanted, owner=owner)
         return Acquisition(wanted, self.rules, self._floor, fresh_nonce, random.random, waiter)
 
     def run(self, wanted: Wanted) -> Granted | GaveUp:

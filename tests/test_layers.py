@@ -20,7 +20,7 @@ FLOORS = [
     {"exceptions"},
     {"core"},
     {"nodes"},
-    {"decoration", "entering", "locks", "loops", "presence", "watchdog"},
+    {"decoration", "entering", "forks", "locks", "loops", "presence", "watchdog"},
     {"conf", "handler", "signals"},
     {"inventory", "fencing", "models", "migrations"},
 ]

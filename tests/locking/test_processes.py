@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from django_redlock import LockTakenError
 from django_redlock.core.messages import Kind
 from django_redlock.locks import LockManager
 from django_redlock.testing import Servers
@@ -132,6 +133,25 @@ def test_forked_child_holds_nothing_and_releases_nothing(real: Manager):
     assert held_by(manager, "{a}", lease.token)
     assert lease.extend()
     assert lease.release() == "released"
+
+
+def test_lock_that_was_made_before_the_fork_is_taken_in_the_name_of_the_child(real: Manager):
+    """L81, C87: a decorator in a module that a master process imported; its workers, not it, hold the lock."""
+    manager = real()
+    lock = manager.lock("a", wait=0)
+    lock.acquire().release()
+
+    def child() -> int:
+        lease = lock.acquire()
+        try:
+            lock.acquire()
+        except LockTakenError as error:
+            holder = error.holder
+        lease.release()
+        manager.close()
+        return 0 if holder["pid"] == os.getpid() and holder["process"].startswith(f"{os.getpid():x}.") else 1
+
+    assert fork(child) == 0
 
 
 def test_forked_child_uses_connections_of_its_own(real: Manager):
