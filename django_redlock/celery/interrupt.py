@@ -9,6 +9,7 @@ could be hit; there the task's greenlet is killed at its next switch instead.
 import ctypes
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 from ..exceptions import LockLostError
@@ -44,15 +45,25 @@ class Interrupt:
                 _raise_in(self._thread, SlotLostError)
 
     def disarm(self) -> None:
-        """Say that the body has ended; what was raised and has not arrived is taken back."""
+        """Say that the body has ended, in its thread; what was raised and has not arrived is taken back."""
         with self._mutex:
-            if self._armed and self.struck and self._greenlet is None:
-                _raise_in(self._thread, None)
+            pending = self._armed and self.struck and self._greenlet is None
             self._armed = False
+        if pending:
+            _take_back(self._thread)
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)
+def _take_back(thread: int) -> None:
+    # To withdraw it would leave a mark with the interpreter, up to Python 3.12, that slows all threads down and makes
+    # ``sys.settrace`` hang. What arrives takes the mark away, so it is raised once more, where it does no harm.
+    with suppress(SlotLostError):
+        _raise_in(thread, SlotLostError)
+        for _ in range(1000):
+            pass
+
+
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 def _current_greenlet() -> tuple[Any, Any] | None:
