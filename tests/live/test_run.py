@@ -24,7 +24,7 @@ from .conftest import CHECKOUT, PATIENCE, Live, outcome, said
 
 WORK = """
 import os, signal, subprocess, sys, time
-def say(text): print(text, flush=True)
+def say(text): os.write(1, f"{text}\\n".encode())  # a handler of signals may interrupt another one
 """
 STUBBORN = f"{WORK}signal.signal(signal.SIGTERM, signal.SIG_IGN); say(os.getpid()); time.sleep({PATIENCE})"
 FAMILY = f"{WORK}subprocess.Popen([sys.executable, '-c', sys.argv[1]]); say(os.getpid()); time.sleep({PATIENCE})"
