@@ -82,3 +82,14 @@ def test_version_is_the_same_everywhere():
     The metadata take their version from the package.
     """
     assert version("django-redlock") == django_redlock.__version__
+
+
+@pytest.mark.parametrize(("row", "celery"), [("py311-lowest", "5.5"), ("py312-mid", "5.6")])
+def test_rows_of_the_matrix_have_the_celery_that_they_are_for(row, celery):
+    """
+    C104: the tests of singletons run on the oldest Celery supported, on one from the middle, and on the newest.
+    """
+    if os.environ.get("TOX_ENV_NAME") == row:
+        assert version("celery").startswith(f"{celery}.")
+    environment = (CHECKOUT / "tox.ini").read_text().partition(f"[testenv:{row}]")[2].partition("[testenv:")[0]
+    assert f"celery=={celery}." in environment

@@ -181,7 +181,7 @@ def test_missing_argument_takes_no_slot(make, worker):
 
 def test_argument_that_cannot_be_sent_leaves_no_slot(make):
     """
-    An argument that has no key is refused before a slot is taken; one that only cannot be sent frees it. C8 C19
+    An argument that has no key is refused before a slot is taken; one that only cannot be sent frees it. C8 C19 L60
     """
     task = make(key=lambda call: "7")
 
@@ -208,7 +208,7 @@ def test_key_function_that_fails_leaves_no_slot(make, worker):
 
 def test_broker_that_refuses_leaves_no_slot(make, app):
     """
-    When the broker cannot be reached the caller gets the error and the slot is free. C20
+    When the broker cannot be reached the caller gets the error and the slot is free. C20 L61
     """
     app.conf.broker_url = "amqp://127.0.0.1:1"
     app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}

@@ -486,7 +486,7 @@ def test_redelivery_can_be_dropped(make, worker):
 
 def test_equal_messages_are_not_copies(make, worker):
     """
-    Two messages with equal arguments and different ids are never taken for copies of each other. C80
+    Two messages with equal arguments and different ids are never taken for copies of each other. C80 L59
     """
     seen: list[Any] = []
 

@@ -34,7 +34,7 @@ def watching():
 
 def test_body_longer_than_the_visibility_timeout(impatient, stage, what):
     """
-    A body that outlasts the visibility timeout runs once, at once and afterwards; one copy watches it. C75 C76 C78
+    A body that outlasts the visibility timeout runs once, at once and afterwards; one copy watches it. C75 C76 C78 L59
     """
     queue, take_back = impatient
     result = task("hold_watched").apply_async((what,), queue=queue)
