@@ -447,8 +447,9 @@ def test_deployment_of_nothing():
 def test_checks_of_a_deployment_are_run():
     """``check --deploy`` runs them."""
     with configured(NODES=["redis://a", "redis://b", "redis://c"]):
-        ids = [message.id for message in checks.run_checks(tags=["redlock"], include_deployment_checks=True)]
-    assert ids == ["redlock.W101", "redlock.W102"] * 3
+        messages = checks.run_checks(tags=["redlock"], include_deployment_checks=True)
+    # Those of tasks look at what the tests of tasks have left behind in this process.
+    assert [each.id for each in messages if each.id > "redlock.W1"] == ["redlock.W101", "redlock.W102"] * 3
 
 
 def test_every_check_is_documented_and_tested():
