@@ -7,6 +7,7 @@ the run lists it. With ``REDLOCK_REQUIRE=all``, as in CI, it fails instead.
 
 import os
 import platform
+import signal
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -111,6 +112,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for service in SERVICES:
             if service in wanted and not item.get_closest_marker("xdist_group"):
                 item.add_marker(pytest.mark.xdist_group(service))
+
+
+def pytest_configure() -> None:
+    """Have signals do what they usually do: whoever starts us in the background may have had them ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_report_header() -> str:

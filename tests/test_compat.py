@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import tomllib
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -550,8 +550,12 @@ def test_interrupted_release_can_be_repeated():
             break
 
         if lock.local.token is not None and lock.locked():
-            lock.release()
-        assert lock.locked() is False
+            with suppress(LockNotOwnedError):  # the one that was interrupted is brought to the nodes later, too
+                lock.release()
+        until = time.monotonic() + PATIENCE
+        while lock.locked():
+            assert time.monotonic() < until
+            time.sleep(0.01)
         gc.collect()
 
     assert line > 10
@@ -1037,7 +1041,7 @@ async def test_lock_belongs_to_the_task_that_called():
 
 async def test_cancelled_release_can_be_repeated():
     """
-    L37: the token is still there when a release was cancelled before the nodes got it.
+    L37: the token is still there when a release was cancelled before the nodes got it; it is brought to them, too.
     """
     lock = AsyncLock(None, NAME, timeout=5)
     await lock.acquire()
@@ -1051,9 +1055,12 @@ async def test_cancelled_release_can_be_repeated():
     await locks["default"].aclose()  # the answers to that release never come
 
     assert releasing.cancelled()
-    assert await lock.owned()
-    await lock.release()
-    assert await lock.locked() is False
+    with suppress(LockNotOwnedError):  # the first one may have got there by now
+        await lock.release()
+    until = time.monotonic() + PATIENCE
+    while await lock.locked():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.01)
 
 
 def test_locks_can_be_used_outside_of_an_event_loop():

@@ -299,7 +299,6 @@ def test_top_goes_on_until_it_is_interrupted(five):
         "from django.conf import settings; import django, sys;"
         f"settings.configure(INSTALLED_APPS=['django_redlock'], REDLOCK={{'default': {{'NODES': {five.urls!r}}}}});"
         "django.setup();"
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"  # background jobs ignore it
         "from django.core.management import call_command;"
         "call_command('redlock_top', '--interval=0.1')"
     )

@@ -1,6 +1,7 @@
 """A short run of each profile, and a look at whether the judge would notice."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,10 @@ def test_clock_of_a_server_can_be_set(tmp_path: Path):
 
         assert 3500 < other.time()[0] - stepped.time()[0] < 3700
         arena.clocks[0].set(0.0)
-        assert abs(other.time()[0] - stepped.time()[0]) < 60
+        until = time.monotonic() + 30
+        while abs(other.time()[0] - stepped.time()[0]) >= 60:  # a server may keep the time for a moment
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
         stepped.close()
         other.close()
