@@ -13,8 +13,6 @@ import time
 from asyncio import CancelledError, shield
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
     ExitStack,
     asynccontextmanager,
     contextmanager,
@@ -22,7 +20,6 @@ from contextlib import (
 )
 from inspect import iscoroutinefunction
 from threading import get_ident
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
@@ -32,6 +29,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from .blocks import Block
 from .exceptions import StaleTokenError
 from .locks import Lease
 from .models import MAX_SHOWN, Fence, fence_key
@@ -111,48 +109,23 @@ def fenced(
     return Fenced(tuple(leases), aliases, margin, retries, nested)
 
 
-class Fenced:
+class Fenced(Block[None]):
     """A transaction behind a fence, as :func:`fenced` describes it; it can be used again, one block at a time."""
+
+    remedy = "call fenced() anew for every block."
 
     def __init__(
         self, leases: tuple[Lease, ...], databases: tuple[str, ...], margin: float | None, retries: int, nested: bool
     ) -> None:
+        super().__init__()
         self._leases = leases
         self._databases = databases
         self._margin = margin
         self._retries = retries
         self._nested = nested
-        self._entered: AbstractContextManager[None] | None = None
-        self._aentered: AbstractAsyncContextManager[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Fenced {', '.join(lease.name for lease in self._leases)}>"
-
-    def __enter__(self) -> None:
-        self._refuse_misuse()
-        entering = self._transaction()
-        entering.__enter__()
-        self._entered = entering
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        assert self._entered is not None
-        entered, self._entered = self._entered, None
-        return entered.__exit__(kind, error, trace)
-
-    async def __aenter__(self) -> None:
-        self._refuse_misuse()
-        entering = self._atransaction()
-        await entering.__aenter__()
-        self._aentered = entering
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        assert self._aentered is not None
-        entered, self._aentered = self._aentered, None
-        return await entered.__aexit__(kind, error, trace)
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """
@@ -164,7 +137,7 @@ class Fenced:
         pause = 0.02
         for left in range(self._retries, -1, -1):
             try:
-                with self._transaction():
+                with self._hold():
                     return function(*args, **kwargs)
             except DatabaseError as error:
                 if not left or not is_conflict(error):
@@ -189,14 +162,14 @@ class Fenced:
         return await sync_to_async(self.run)(function, *args, **kwargs)
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _hold(self) -> Iterator[None]:
         with ExitStack() as opened:
             self._open(opened)
             yield
             self._check()  # the last thing before COMMIT
 
     @asynccontextmanager
-    async def _atransaction(self) -> AsyncIterator[None]:
+    async def _ahold(self) -> AsyncIterator[None]:
         async with own_thread():
             await self._enter()
             try:
@@ -271,11 +244,10 @@ class Fenced:
                 "commit is up to you and a transaction may be open already. Turn autocommit on."
             )
 
-    def _refuse_misuse(self) -> None:
+    def _refuse_nesting(self) -> None:
         if self._retries:
             raise ValueError("A block cannot be run again: write fenced(lease, retries=...).run(function).")
-        if self._entered is not None:
-            raise RuntimeError(f"{self!r} is already entered; call fenced() anew for every block.")
+        super()._refuse_nesting()
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:

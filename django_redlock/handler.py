@@ -5,6 +5,7 @@ The managers of the aliases in ``REDLOCK``, one each per process, and the way to
 import os
 import threading
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from django.core.signals import setting_changed
@@ -113,7 +114,7 @@ def lock(
         ValueError: A number cannot work, or two arguments cannot be combined; the message says what to write.
     """
 
-    def describe() -> Lock:
+    def describe(names: str | Iterable[str]) -> Lock:
         return locks[using].lock(
             names,
             ttl=ttl,
@@ -129,8 +130,8 @@ def lock(
             cancel_on_lost=cancel_on_lost,
         )
 
-    names = name if isinstance(name, str) else tuple(name)
-    return describe().made_by(describe)
+    described = describe(name)
+    return described.made_by(partial(describe, described.names))
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:

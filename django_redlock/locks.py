@@ -464,6 +464,11 @@ class Lock:
         """The lock's name; several names are joined by commas."""
         return named(self._wanted.names)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names to lock, sorted."""
+        return self._wanted.names
+
     def acquire(self) -> Lease:
         """
         Take the lock, blocking for at most ``wait`` seconds and one node timeout.

@@ -8,21 +8,20 @@ read the rows again, run the body, check the leases, commit or roll back, releas
 
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
     AsyncExitStack,
     ExitStack,
     asynccontextmanager,
     contextmanager,
+    suppress,
 )
-from types import TracebackType
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.models import Model, QuerySet
 from django.db.models.manager import BaseManager
 
+from .blocks import Block
 from .conf import DEFAULT_ALIAS
 from .core.names import slug
 from .exceptions import LockLostError, LockTakenError
@@ -149,68 +148,39 @@ class _MovedError(Exception):
     """A row has another related row than the one that was locked with it."""
 
 
-class RowLock(Generic[Result]):
+class RowLock(Block[Result]):
     """
     The rows of :func:`lock_for_update`, for one ``with`` or ``async with`` at a time.
 
     Nothing is locked or read before it is entered.
     """
 
+    remedy = "call lock_for_update() anew for every block."
+
     def __init__(
         self, target: Target[Result], skip_locked: bool, wait: float | None, ttl: float | None, using: str
     ) -> None:
+        super().__init__()
         self._target = target
         self._skip_locked = skip_locked
         self._wait = wait
         self._ttl = ttl
         self._using = using
-        self._entered: AbstractContextManager[Result] | None = None
-        self._aentered: AbstractAsyncContextManager[Result] | None = None
 
     def __repr__(self) -> str:
         return f"<RowLock {self._target.label}>"
 
     def __enter__(self) -> Result:
-        self._refuse_nesting()
-        for left in reversed(range(TRIES)):
-            entering = self._hold()
-            try:
-                rows = entering.__enter__()
-            except _MovedError:
-                if not left:
-                    raise self._unsteady() from None
-            else:
-                self._entered = entering
-                return rows
-        raise AssertionError("unreachable")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        assert self._entered is not None
-        entered, self._entered = self._entered, None
-        return entered.__exit__(kind, error, trace)
+        for _ in range(TRIES):
+            with suppress(_MovedError):
+                return super().__enter__()
+        raise self._unsteady()
 
     async def __aenter__(self) -> Result:
-        self._refuse_nesting()
-        for left in reversed(range(TRIES)):
-            entering = self._ahold()
-            try:
-                rows = await entering.__aenter__()
-            except _MovedError:
-                if not left:
-                    raise self._unsteady() from None
-            else:
-                self._aentered = entering
-                return rows
-        raise AssertionError("unreachable")
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        assert self._aentered is not None
-        entered, self._aentered = self._aentered, None
-        return await entered.__aexit__(kind, error, trace)
+        for _ in range(TRIES):
+            with suppress(_MovedError):
+                return await super().__aenter__()
+        raise self._unsteady()
 
     @contextmanager
     def _hold(self) -> Iterator[Result]:
@@ -300,10 +270,6 @@ class RowLock(Generic[Result]):
         names = names or {name for row in rows for name in row.names}
         what = f"{self._target.label} {rows[0].pk}" if len(rows) == 1 else f"{self._target.label}, {len(rows)} rows"
         return locks[self._using].lock(names, ttl=self._ttl, wait=self._wait, kind="model", label=what)
-
-    def _refuse_nesting(self) -> None:
-        if self._entered is not None or self._aentered is not None:
-            raise RuntimeError(f"{self!r} is already entered; call lock_for_update() anew for every block.")
 
     def _unsteady(self) -> RuntimeError:
         return RuntimeError(

@@ -22,7 +22,7 @@ FLOORS = [
     {"nodes"},
     {"decoration", "entering", "forks", "locks", "loops", "presence", "watchdog"},
     {"conf", "handler", "signals"},
-    {"inventory", "fencing", "models", "migrations"},
+    {"blocks", "inventory", "fencing", "models", "migrations"},
 ]
 EDGE = len(FLOORS)  # everything else: admin, views, celery, checks, ...
 BELOW_DJANGO = {"exceptions", "core", "nodes", *FLOORS[3]}

@@ -475,3 +475,10 @@ def test_lock_that_was_described_before_the_settings_changed_follows_them(settin
         assert lease.ttl == 11
         with pytest.raises(LockTakenError):
             locks["default"].lock("a", wait=0).acquire()
+
+
+@pytest.mark.parametrize("name", [5, None, b"x", ["a", 5]])
+def test_what_is_no_name_is_refused_in_words(name):
+    """Not in those of Python: what was wrong, and what to write."""
+    with pytest.raises(TypeError, match=r"A lock's name must be a str"):
+        lock(name)
