@@ -6,16 +6,15 @@ that an admin page or ``redis-cli`` can read. It holds nothing secret.
 """
 
 import json
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from typing import NamedTuple
 
 NONCE_SIZE = 32  # hexadecimal digits: 128 random bits
 MAX_LABEL = 120  # characters
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """
     Who holds a lock.
 
@@ -71,7 +70,7 @@ def uncounted(value: str) -> str:
 @lru_cache(maxsize=1024)
 def _lasting(owner: Owner) -> str:
     """Return what is the same for each hold of *owner*: all but the end, which says since when."""
-    fields = asdict(owner) | {"label": owner.label[:MAX_LABEL], "ref": owner.ref[:MAX_LABEL]}
+    fields = owner._asdict() | {"label": owner.label[:MAX_LABEL], "ref": owner.ref[:MAX_LABEL]}
     del fields["since"], fields["extensions"]
     if not owner.process:
         del fields["process"]
