@@ -15,9 +15,9 @@ words = st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1,
 @given(words)
 def test_bytes_are_those_of_redis_py(words: list[str]):
     """Every word has its length in bytes in front, whatever letters it has."""
-    packed = b"".join(Connection().pack_command(*words))
+    packed = b"".join(Connection().pack_command("EVAL", *words))
 
-    assert resp(words) == packed
+    assert resp(["EVAL", *words]) == packed
 
 
 def test_bytes_are_made_once_for_all_nodes():
