@@ -207,9 +207,9 @@ class Wording:
         return f"{self._prefix}x:{nonce}"
 
     def _keys(self, slugs: tuple[str, ...], kinds: str, shared: bool, queue: str = "") -> list[str]:
-        """Return the keys of each name, one per kind; behind them, if shared, the key of each name's holders."""
+        """Return the keys of all names, kind after kind; behind them, if shared, the key of each name's holders."""
         owners = {"q": queue, "s": queue}
-        keys = [f"{self._prefix}{owners.get(kind) or slug}:{kind}" for slug in slugs for kind in kinds]
+        keys = [f"{self._prefix}{owners.get(kind) or slug}:{kind}" for kind in kinds for slug in slugs]
         return keys + [f"{self._prefix}{slug}:r" for slug in slugs] if shared else keys
 
 
