@@ -123,13 +123,13 @@ class Wording:
         return f"{self.prefix}x:{nonce}"
 
     def _keys(self, slugs: tuple[str, ...], kinds: str, shared: bool, queue: str = "") -> list[str]:
-        """Return the keys of each name, one per kind; behind them, if shared, the key of each name's holders."""
+        """Return the keys of all names, kind after kind; behind them, if shared, the key of each name's holders."""
         prefix = self.prefix
         if queue:
             owners = {"q": queue, "s": queue}
-            keys = [f"{prefix}{owners.get(kind, slug)}:{kind}" for slug in slugs for kind in kinds]
+            keys = [f"{prefix}{owners.get(kind, slug)}:{kind}" for kind in kinds for slug in slugs]
         else:
-            keys = [f"{prefix}{slug}:{kind}" for slug in slugs for kind in kinds]
+            keys = [f"{prefix}{slug}:{kind}" for kind in kinds for slug in slugs]
         return keys + [f"{prefix}{slug}:r" for slug in slugs] if shared else keys
 
 
