@@ -35,6 +35,7 @@ LIFETIME, RUNNING, WAITING, BOTH = "lifetime", "running", "queued", "queued+runn
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 
 log = logging.getLogger("django_redlock")
+_compact = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Ticket:
         """Return the header's value."""
         # By hand: dataclasses.astuple() copies deeply, and this is done for every message.
         mine = (self.name, self.using, self.task_id, self.token, self.tries, self.scope)
-        return json.dumps([FORMAT, *mine, self.trailing, self.waited, self.watch, self.joined], separators=(",", ":"))
+        return _compact.encode([FORMAT, *mine, self.trailing, self.waited, self.watch, self.joined])
 
     @classmethod
     def unpack(cls, header: object, task_id: str | None) -> "Ticket | None":
