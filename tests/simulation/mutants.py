@@ -442,7 +442,7 @@ def read_before_claim() -> Iterator[None]:
     def backwards(store: database.Database, client: Any, name: str, token: int, owner: str) -> Any:
         with database.transaction(client, name) as session:
             value = yield from store.read(name, database.CLAIMED)
-            yield from client.breathe()
+            yield client.breathe()
             if not (yield from store.claim(session, name, token, owner)):
                 return False
             return (yield from store.commit(session, name, value + 1, token, owner))
