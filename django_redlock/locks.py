@@ -762,7 +762,8 @@ class LockManager:
 
     def ask(self, ballot: Ballot) -> None:
         """Carry out one round, blocking; a release that does not reach a node goes on in the background."""
-        self._notice_fork()
+        if self._pid != _pid:
+            self._notice_fork()
         try:
             self._gather.ask(ballot)
         except BaseException:

@@ -234,7 +234,10 @@ class Acquisition:
         self._at, self._stamp, self._began = at, at.wall, at.now
         while True:
             self.waiter.attend()
-            granted = yield from self._try_places()
+            if self.wanted.limit == 1:
+                granted = yield from self._attempt(self._slugs)
+            else:
+                granted = yield from self._try_places()
             if granted is not None:
                 return granted
             left = self._time_left()
@@ -254,15 +257,16 @@ class Acquisition:
         return self._withdrawal(leaving=True, timeout=timeout)
 
     def _try_places(self) -> Generator[Step, Instant, Granted | None]:
-        """Make one attempt; for a lock with several places, one for each, unless that is in vain or takes too long."""
+        """Make one attempt for each place of a lock with several, unless that is in vain or takes too long."""
         places = self._places()
         asked = len(places) <= FEW_PLACES
         while places:
             yield from self._withdraw(leaving=False)
             granted = yield from self._attempt(places.pop(0))
-            in_vain = count(self._replies, Kind.QUEUED) > self._rules.spare or self._cut_off()
-            if granted is not None or in_vain or self._overdue():
+            if granted is not None:
                 return granted
+            if count(self._replies, Kind.QUEUED) > self._rules.spare or self._cut_off() or self._overdue():
+                return None
             if not asked:
                 asked = True
                 yield from self._withdraw(leaving=False)
@@ -292,8 +296,6 @@ class Acquisition:
 
     def _places(self) -> list[tuple[str, ...]]:
         limit = self.wanted.limit
-        if limit == 1:
-            return [self._slugs]
         first = int(self._chance() * limit)
         return [(place(self._queue, (first + number) % limit + 1),) for number in range(limit)]
 

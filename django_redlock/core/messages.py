@@ -309,7 +309,7 @@ class Ballot:
                 self.on_late(reply)
             return
         self.replies[node] = reply
-        if len(self.replies) == len(self.requests) or self.decided(self._votes()):
+        if len(self.replies) == len(self.requests) or self.decided(self._votes() if self.doubted() else self.replies):
             self.close()
 
     def close(self) -> None:
