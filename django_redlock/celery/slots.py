@@ -19,12 +19,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..core.acquisition import GaveUp
 from ..core.names import slug
 from ..core.owner import Owner, decode, nonce_of
 from ..core.rules import MIN_TTL
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from ..locks import Lease
+from ..signals import lock_acquired
 
 HEADER = "django_redlock"
 RUN_HEADER = "django_redlock_run"
@@ -35,6 +37,7 @@ LIFETIME, RUNNING, WAITING, BOTH = "lifetime", "running", "queued", "queued+runn
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 
 log = logging.getLogger("django_redlock")
+_compact = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class Ticket:
         """Return the header's value."""
         # By hand: dataclasses.astuple() copies deeply, and this is done for every message.
         mine = (self.name, self.using, self.task_id, self.token, self.tries, self.scope)
-        return json.dumps([FORMAT, *mine, self.trailing, self.waited, self.watch, self.joined], separators=(",", ":"))
+        return _compact.encode([FORMAT, *mine, self.trailing, self.waited, self.watch, self.joined])
 
     @classmethod
     def unpack(cls, header: object, task_id: str | None) -> "Ticket | None":
@@ -208,8 +211,13 @@ def take_note(using: str, name: str, ttl: float, token: str, ref: str, label: st
         LockTakenError: Another task has it.
         QuorumUnavailableError: Too few nodes answered.
     """
-    about: dict[str, Any] = {"kind": "task", "label": label, "ref": ref, "token": token, "adopt": adopt}
-    locks[using].lock(name, ttl=max(MIN_TTL, ttl), wait=0, renew=False, detached=True, **about).acquire()
+    manager = locks[using]
+    ttl = max(MIN_TTL, ttl)
+    wanted = manager.left_alone(name, ttl=ttl, kind="task", label=label, ref=ref, token=token, adopt=adopt)
+    outcome = manager.run(wanted)
+    # A lease of what is left alone is nothing but an argument of the signal.
+    if isinstance(outcome, GaveUp) or lock_acquired.receivers:
+        manager.held(wanted, outcome, renew=False)
 
 
 def take_running(ticket: Ticket, lease: float, label: str, token: str) -> Lease:

@@ -6,16 +6,16 @@ that an admin page or ``redis-cli`` can read. It holds nothing secret.
 """
 
 import json
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from json.encoder import encode_basestring_ascii as quoted
+from typing import NamedTuple
 
 NONCE_SIZE = 32  # hexadecimal digits: 128 random bits
 MAX_LABEL = 120  # characters
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """
     Who holds a lock.
 
@@ -68,14 +68,19 @@ def uncounted(value: str) -> str:
     return f"{before}}}" if extended else value
 
 
-@lru_cache(maxsize=1024)
 def _lasting(owner: Owner) -> str:
     """Return what is the same for each hold of *owner*: all but the end, which says since when."""
-    fields = asdict(owner) | {"label": owner.label[:MAX_LABEL], "ref": owner.ref[:MAX_LABEL]}
-    del fields["since"], fields["extensions"]
-    if not owner.process:
-        del fields["process"]
-    return json.dumps(fields, separators=(",", ":"))[:-1] + ',"since":'
+    # By hand: of tasks, each call has a ref of its own, so nothing that holds it could be kept for the next.
+    process = f',"process":{quoted(owner.process)}' if owner.process else ""
+    start = _start(owner.host, owner.pid, owner.kind, owner.label)
+    return f'{start}{quoted(owner.ref[:MAX_LABEL])},"ttl":{owner.ttl!r}{process},"since":'
+
+
+@lru_cache(maxsize=1024)
+def _start(host: str, pid: int, kind: str, label: str) -> str:
+    """Return the beginning of the object, up to its ``ref``."""
+    fields = {"host": host, "pid": pid, "kind": kind, "label": label[:MAX_LABEL]}
+    return json.dumps(fields, separators=(",", ":"))[:-1] + ',"ref":'
 
 
 def decode(text: str) -> Owner | None:

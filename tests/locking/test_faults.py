@@ -461,7 +461,7 @@ def test_interrupted_release_is_sent_all_the_same(nodes: Servers, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(manager._gather, "_start", interrupted)
+        patched.setattr(manager._gather, "_send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             lease.release()
 
