@@ -100,20 +100,26 @@ class Waiter:
         self.name = name
         self._needed = needed
         self._heard: set[int] = set()
+        self._recalled = False
 
     def hear(self, node: int) -> bool:
         """Take a node's hint that it is first in line; returns whether it is time to ask."""
         self._heard.add(node)
         return self.called
 
+    def recall(self) -> None:
+        """Have it ask again, whatever it has heard: it may have missed something."""
+        self._recalled = True
+
     @property
     def called(self) -> bool:
-        """Whether enough nodes have told it."""
-        return len(self._heard) >= self._needed
+        """Whether enough nodes have told it, or it is to ask anyway."""
+        return self._recalled or len(self._heard) >= self._needed
 
     def attend(self) -> None:
         """Begin to listen anew: what was heard until now has led to the attempt that begins."""
         self._heard.clear()
+        self._recalled = False
 
 
 class Pause(NamedTuple):
