@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -105,12 +104,11 @@ class Lease:
         manager: "LockManager",
         tenure: Tenure,
         renew: bool,
-        lost: threading.Event | asyncio.Event,
     ) -> None:
         self._manager = manager
         self._tenure = tenure
         self._renew = renew
-        self._lost = lost
+        self._lost: Any = None  # made when it is asked for
         self._callbacks: list[Callable[[Lease], object]] = []
         self._mutex = threading.Lock()
         self._pid = _pid
@@ -177,6 +175,11 @@ class Lease:
         A :class:`threading.Event`, or an :class:`asyncio.Event` for a lease acquired with ``aacquire()`` or
         ``async with``, which its event loop sets, whichever thread noticed the end.
         """
+        if self._lost is None:
+            with self._mutex:
+                self._lost = self._lost or self._new_event()
+            if self._told:
+                self._set_lost()
         return self._lost
 
     def held(self) -> float:
@@ -393,8 +396,12 @@ class Lease:
         self._manager.notify("lock_lost", lease=self, reason=self.reason)
         self._call_back()
 
+    def _new_event(self) -> threading.Event | asyncio.Event:
+        return threading.Event()
+
     def _set_lost(self) -> None:
-        self._lost.set()
+        if self._lost is not None:
+            self._lost.set()
 
     def _call_back(self) -> None:
         with self._mutex:
@@ -420,8 +427,11 @@ class AsyncLease(Lease):
     """A lease whose events belong to the event loop that acquired it."""
 
     def __init__(self, manager: "LockManager", tenure: Tenure, renew: bool) -> None:
-        super().__init__(manager, tenure, renew, asyncio.Event())
+        super().__init__(manager, tenure, renew)
         self._loop = asyncio.get_running_loop()
+
+    def _new_event(self) -> asyncio.Event:
+        return asyncio.Event()
 
     def _set_lost(self) -> None:
         with suppress(RuntimeError):  # the loop has been closed: nobody waits for the event any more
@@ -453,8 +463,8 @@ class Lock:
         self._reentrant = reentrant
         self._cancel_on_lost = cancel_on_lost
         self._anew: Callable[[], Lock] | None = None
-        self._threads: Entries[Lease] = Entries(self.name)
-        self._tasks: Entries[tuple[Lease, Interruption | None]] = Entries(self.name)
+        self._threads: Entries[Lease] = Entries(wanted.names)
+        self._tasks: Entries[tuple[Lease, Interruption | None]] = Entries(wanted.names)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
@@ -793,8 +803,8 @@ class LockManager:
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is its name in the queues of the nodes."""
         if wanted.owner.pid != _pid:  # a lock that was made before the process forked
-            owner = replace(wanted.owner, pid=_pid, process=wanted.owner.process and _process)
-            wanted = replace(wanted, owner=owner)
+            owner = wanted.owner._replace(pid=_pid, process=wanted.owner.process and _process)
+            wanted = wanted._replace(owner=owner)
         return Acquisition(wanted, self.rules, self._floor, fresh_nonce, random.random, waiter)
 
     def run(self, wanted: Wanted) -> Granted | GaveUp:
@@ -899,7 +909,7 @@ class LockManager:
 
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the lease of a won acquisition, or raise why it was not won."""
-        lease = Lease(self, self._tenure(wanted, outcome), renew, threading.Event())
+        lease = Lease(self, self._tenure(wanted, outcome), renew)
         if not wanted.detached:
             watchdog.watch(lease)
             self._presence.join()
@@ -947,7 +957,7 @@ class LockManager:
             )
         holder = decode(outcome.holder)
         return LockTakenError(
-            name, outcome.waited, outcome.attempts, said, outcome.retry_after, asdict(holder) if holder else None
+            name, outcome.waited, outcome.attempts, said, outcome.retry_after, holder._asdict() if holder else None
         )
 
     def _survey(self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int] = ()) -> Ballot:

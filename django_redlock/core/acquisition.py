@@ -10,8 +10,10 @@ clocks; the wall clock only makes the first proposal likely to succeed.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
 
 from . import owner as owners
 from .messages import ABSENT, ANSWERS, Acquire, Ballot, Instant, Kind, Raise, Release, Reply, Request, Survey, count
@@ -48,8 +50,7 @@ class Floor:
             self._highest.popitem(last=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """
     What a caller asks for.
 
@@ -115,8 +116,7 @@ class Waiter:
         self._heard.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(NamedTuple):
     """
     Wait before the next attempt, until the waiter is called.
 
@@ -128,11 +128,10 @@ class Pause:
 
     seconds: float
     told: float
-    silent: Mapping[int, Reply] = field(default_factory=dict)
+    silent: Mapping[int, Reply] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(NamedTuple):
     """
     A won lock.
 
@@ -353,7 +352,7 @@ class Acquisition:
         ballot = yield from self._ask(requests, partial(first_round_decided, self._rules))
         self._replies = ballot.replies
         if self.waiter.name:
-            self._enrolled |= ballot.unanswered() | ballot.enrolled()
+            self._enrolled |= ballot.may_queue()
         return ballot
 
     def _raise_token(self, first: Ballot, number: int) -> Generator[Step, Instant, Ballot]:
@@ -379,6 +378,8 @@ class Acquisition:
 
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
         """Give back what the attempt got, so that nobody finds it in the way."""
+        if not self._ballots and not (leaving and self._enrolled):
+            return
         ballot = self._withdrawal(leaving=leaving)
         if ballot.requests:
             self._at = yield ballot
@@ -397,7 +398,7 @@ class Acquisition:
         waiter = self.waiter.name if leaving else ""
         if waiter:
             # A round that was interrupted has not been counted yet.
-            nodes |= self._enrolled.union(*(ballot.enrolled() for ballot in self._ballots))
+            nodes |= self._enrolled.union(*(ballot.may_queue() for ballot in self._ballots))
         release = Release(self._trying, self._nonce, 0.0, waiter, self.wanted.shared, self._queue)
         unsure = unanswered([*self._withdrawn, *self._ballots])
         return farewell(release, nodes, unsure, self.wanted.ttl, timeout)
@@ -562,7 +563,7 @@ def farewell(
     An *unsure* node may execute a request of before after the release; there the release leaves a marker for *bury*
     seconds that refuses it.
     """
-    burying = release._replace(bury=bury)
+    burying = release._replace(bury=bury) if unsure else release
     return Ballot(
         requests={node: burying if node in unsure else release for node in nodes},
         decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,

@@ -6,17 +6,16 @@ that an admin page or ``redis-cli`` can read. It holds nothing secret.
 """
 
 import json
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from json.encoder import encode_basestring_ascii as quoted
+from typing import NamedTuple
 
 NONCE_SIZE = 32  # hexadecimal digits: 128 random bits
 MAX_LABEL = 120  # characters
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """
     Who holds a lock.
 

@@ -191,7 +191,7 @@ def read_value(value: str) -> tuple[str, Owner | None]:
         return fingerprint(value), None
     since = owner.since if 0 < owner.since < LAST_SECOND else 0.0
     ttl = owner.ttl if 0 < owner.ttl < LAST_SECOND else 0.0
-    return fingerprint(value), replace(owner, since=since, ttl=ttl, extensions=max(0, owner.extensions))
+    return fingerprint(value), owner._replace(since=since, ttl=ttl, extensions=max(0, owner.extensions))
 
 
 def _present(row: Row) -> bool:
