@@ -409,7 +409,10 @@ class Acquisition:
             nodes |= self._enrolled.union(*(ballot.may_queue() for ballot in self._ballots))
         release = Release(self._trying, self._nonce, 0.0, waiter, self.wanted.shared, self._queue)
         unsure = unanswered([*self._withdrawn, *self._ballots])
-        return farewell(release, nodes, unsure, self.wanted.ttl, timeout)
+        # A lock that is left alone may last for hours, and each refusal of one would leave a marker for as long.
+        undo = farewell(release, nodes, unsure, min(self.wanted.ttl, self._rules.max_ttl), timeout)
+        undo.lasting = self.wanted.ttl
+        return undo
 
     def _time_left(self) -> float | None:
         """
