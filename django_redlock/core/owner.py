@@ -13,6 +13,8 @@ from hashlib import blake2b
 NONCE_SIZE = 32  # hexadecimal digits: 128 random bits
 MAX_LABEL = 120  # characters
 
+_read = json.JSONDecoder().raw_decode
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -81,17 +83,19 @@ def _lasting(owner: Owner) -> str:
 def decode(text: str) -> Owner | None:
     """Return the owner that a value, or a value without its nonce, describes; None if it is not ours."""
     try:
-        fields = json.loads(text[text.index("{") :])
+        fields, end = _read(text, text.index("{"))
+        if text[end:].strip():
+            return None
         return Owner(
-            host=str(fields["host"]),
-            pid=int(fields["pid"]),
-            kind=str(fields["kind"]),
-            label=str(fields["label"]),
-            ref=str(fields["ref"]),
-            since=float(fields["since"]),
-            ttl=float(fields["ttl"]),
-            process=str(fields.get("process", "")),
-            extensions=int(fields.get("extensions", 0)),
+            str(fields["host"]),
+            int(fields["pid"]),
+            str(fields["kind"]),
+            str(fields["label"]),
+            str(fields["ref"]),
+            float(fields["since"]),
+            float(fields["ttl"]),
+            str(fields.get("process", "")),
+            int(fields.get("extensions", 0)),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError):
         return None

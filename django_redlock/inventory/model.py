@@ -4,6 +4,7 @@ What an inventory is made of: nodes, what each of them has under a name, and wha
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from django.db.models import TextChoices
 from django.utils.translation import gettext as _
@@ -63,10 +64,9 @@ class NodeStatus:
         return self.answered and not self.detail
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """
-    One lock as one node sees it.
+    One lock as one node sees it; a tuple, because a listing makes thousands of them.
 
     Args:
         node: The node's display name.
@@ -106,8 +106,7 @@ class Waiting:
         return f"{self.host}:{self.pid} #{self.number}"
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLock:
+class HeldLock(NamedTuple):
     """
     One lock, as all nodes together see it.
 
@@ -169,8 +168,10 @@ class HeldLock:
     @property
     def silent_for(self) -> float:
         """For how many seconds, by the nodes' clocks, its holder has neither taken nor extended it; 0 if unknown."""
-        lefts = [view.left for view in self.leaders if view.left is not None]
-        return max(0.0, self.ttl - max(lefts)) if self.ttl and len(lefts) == len(self.leaders) else 0.0
+        ttl = self.ttl
+        lefts = [view.left for view in self.views if view.fingerprint == self.fingerprint]
+        known = [left for left in lefts if left is not None]
+        return max(0.0, ttl - max(known)) if ttl and len(known) == len(lefts) else 0.0
 
     def has_holder(self, fingerprint: str) -> bool:
         """Return whether any node has the holder with this fingerprint."""
@@ -262,8 +263,11 @@ def by_holder(views: Iterable[View]) -> dict[str, list[View]]:
     """Return the views that have a key, by whose it is."""
     groups: dict[str, list[View]] = {}
     for view in views:
-        if view.fingerprint:
-            groups.setdefault(view.fingerprint, []).append(view)
+        mark = view.fingerprint
+        if mark in groups:
+            groups[mark].append(view)
+        elif mark:
+            groups[mark] = [view]
     return groups
 
 
@@ -280,3 +284,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def holder_of(lock: HeldLock) -> str:
+    """Return who holds a lock, in one line for people; empty if another program does."""
+    return printable(str(lock.owner)) if lock.owner else ""
