@@ -5,9 +5,10 @@ What the answers of the nodes mean together.
 import math
 from collections.abc import Iterable
 
+from ..core.owner import lease_of
 from ..core.rules import Rules
 from ..presence import SILENCE
-from .model import HeldLock, State, View, Waiting, by_holder
+from .model import LAST_SECOND, HeldLock, State, View, Waiting, by_holder
 
 LIVE = (State.HELD, State.DEGRADED)
 
@@ -27,9 +28,12 @@ def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: l
     leader = _leader(list(groups.values()))
     votes = len(leader)
     won = votes >= needed
-    owner = leader[0].owner or next((view.owner for view in leader if view.owner), None)
+    about = leader[0].about or next((view.about for view in leader if view.about), "")
+    ttl, process = lease_of(about)
+    if not 0 < ttl < LAST_SECOND:
+        ttl = 0.0
     left = _granted(leader, needed) if won else None
-    drift = rules.drift(owner.ttl if owner and owner.ttl else rules.ttl)
+    drift = rules.drift(ttl or rules.ttl)
     return HeldLock(
         slug,
         alias,
@@ -37,7 +41,9 @@ def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: l
         None if left is None else max(0.0, left - drift),
         votes,
         leader[0].fingerprint,
-        owner,
+        about,
+        ttl or None,
+        process,
         _token(leader),
         views,
         _in_line(lines) if lines else (),
@@ -51,11 +57,7 @@ def is_suspicious(lock: HeldLock) -> bool:
     A process says that it lives soon after it took a lock, and again and again. So one that neither took nor extended
     the lock for a while, by the nodes' clocks, must have said so by now, or be dead.
     """
-    owner = lock.owner
-    # Its length first: it rules most locks out, and takes no time.
-    if owner is None or not owner.process or owner.ttl <= SILENCE or lock.state not in LIVE:
-        return False
-    return lock.silent_for > SILENCE
+    return bool(lock.process) and lock.state in LIVE and lock.silent_for > SILENCE
 
 
 def _leader(groups: list[list[View]]) -> list[View]:

@@ -5,13 +5,12 @@ How the nodes are asked: one page of their indexes after the other, all nodes at
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from ..core.messages import Kind, Reply, Row, Survey
 from ..core.names import presence, process_of
-from ..core.owner import Owner, decode, fingerprint
+from ..core.owner import decode, fingerprint, lease_of
 from ..locks import LockManager
 from ..nodes.gather import steady
 from .judge import is_suspicious, judge, soonest_first
@@ -21,7 +20,6 @@ PAGE = 100  # names in one request, of which a node needs a quarter of a millise
 MAX_NAMES = 1000  # names in one listing, unless asked for more
 MAX_SECONDS = 0.5  # after which a listing goes without the rest
 PATIENCE = 0.75  # seconds for which a listing that may take less waits for a silent node, whatever its timeout
-LAST_SECOND = 253_402_300_799  # of the year 9999, the last that datetime knows
 
 
 class Poll:
@@ -127,7 +125,7 @@ class Poll:
     def _processes(self) -> Iterator[Survey]:
         """Yield the requests that tell whether the processes of locks that nobody extends live."""
         self._locks = self._judge_all()  # now that all have answered
-        self._suspects = {lock.slug: lock.owner.process for lock in self._locks if lock.owner and is_suspicious(lock)}
+        self._suspects = {lock.slug: lock.process for lock in self._locks if is_suspicious(lock)}
         known = {process for process, said in self._living.items() if any(said.values())}
         yield from self._by_name([presence(process) for process in sorted({*self._suspects.values()} - known)])
 
@@ -172,8 +170,8 @@ class Poll:
                 views.append(View(name, True))
             elif _present(row):
                 held = True
-                mark, owner = read_value(row.value)
-                views.append(View(name, True, mark, owner, row.left, row.fence))
+                mark, about = read_value(row.value)
+                views.append(View(name, True, mark, about, row.left, row.fence))
             else:
                 views.append(View(name, True, fence=row.fence))
             if row and row.waiters:
@@ -211,20 +209,14 @@ def ask_for(slugs: Iterable[str], manager: LockManager, silent: Mapping[int, str
 
 
 @lru_cache(maxsize=4096)
-def read_value(value: str) -> tuple[str, Owner | None]:
+def read_value(value: str) -> tuple[str, str]:
     """
-    Return the fingerprint of a value and the owner that it describes, in numbers that can be shown.
+    Return the fingerprint of a value and what it says of its holder, which is nothing if it is not ours.
 
     The same value is on every node, and on the next page that somebody loads.
     """
-    owner = decode(value)
-    if owner is None:
-        return fingerprint(value), None
-    if not (0 <= owner.since < LAST_SECOND and 0 <= owner.ttl < LAST_SECOND and owner.extensions >= 0):
-        since = owner.since if 0 < owner.since < LAST_SECOND else 0.0
-        ttl = owner.ttl if 0 < owner.ttl < LAST_SECOND else 0.0
-        owner = replace(owner, since=since, ttl=ttl, extensions=max(0, owner.extensions))
-    return fingerprint(value), owner
+    about = value[value.find("{") :] if "{" in value else ""
+    return fingerprint(value), about if any(lease_of(about)) or decode(about) else ""
 
 
 def _present(row: Row) -> bool:

@@ -4,7 +4,7 @@ Ten thousand held locks among a million other keys: what it takes to list them, 
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median
 
 from django.contrib.auth import get_user_model
@@ -17,7 +17,7 @@ from django_redlock.inventory import held_locks
 from django_redlock.testing import Server, start_servers
 
 from .bench import Bench, ours
-from .measure import Contender, interleave
+from .measure import Contender, Times, interleave
 from .report import Figure, Section, Target
 
 HELD, OTHERS = 10_000, 1_000_000
@@ -37,7 +37,7 @@ def _inventory(bench: Bench) -> Section:
     section = Section("listing", f"listing {HELD:,} held locks among {OTHERS:,} other keys, N = 1")
     with Server(args=LOADED) as server:
         manager = ours("listing", [server.url], renew=False, max_ttl=3600.0, ttl=1800.0, node_timeout=2.0)
-        leases = _fill(manager, [server])
+        _fill(manager, [server])
         pages: list[int] = []
         contenders = [
             Contender(f"one page of {PAGE}", lambda: manager.survey(count=PAGE)),
@@ -53,7 +53,6 @@ def _inventory(bench: Bench) -> Section:
         section.figures.append(Figure("redis-py, SCAN COUNT 1000", by_scan.median * 1e3, "ms"))
         section.figures.append(Figure("locks in held_locks()", pages[-1], ""))
         section.figures.append(Figure("a script on the server, on average", per_call, "µs"))
-        del leases
     section.targets = [
         Target("first page", section.value(f"one page of {PAGE}") or 0, 20, "ms"),
         Target("all that held_locks() returns", section.value("held_locks()") or 0, 150, "ms"),
@@ -70,7 +69,7 @@ def _page(bench: Bench) -> Section:
     with start_servers(5, args=LOADED) as servers:
         # Taken with patience, so that a busy machine does not fail it, and shown with the usual settings.
         taking = ours("page-taking", servers.urls, prefix="page", max_ttl=3600.0, ttl=1800.0, node_timeout=2.0)
-        leases = _fill(taking, servers)
+        _fill(taking, servers)
         ours("page", servers.urls)
         client = _administrator()
         queries = {"first page": "", "a search": "&q=held:99", "by votes": "&o=-4", "last page": "&p=999"}
@@ -90,7 +89,6 @@ def _page(bench: Bench) -> Section:
             server.thaw()
         section.figures.append(Figure("first page, two of five frozen", median(frozen) * 1e3, "ms"))
         section.figures.append(Figure("the longest of them", max(frozen) * 1e3, "ms"))
-        del leases
     section.targets = [
         Target("the list", section.value("first page") or 0, 150, "ms"),
         Target("the list with two of five nodes frozen, at the worst", max(frozen) * 1e3, 1000, "ms"),
@@ -99,16 +97,24 @@ def _page(bench: Bench) -> Section:
     return section
 
 
-def _fill(manager: LockManager, servers: Iterable[Server]) -> list[object]:
-    """Take the locks, add the other keys to every server, and have it note slow commands from here on."""
-    leases = [manager.lock(f"held:{number}", wait=0, renew=False).acquire() for number in range(HELD)]
+def _fill(manager: LockManager, servers: Iterable[Server]) -> None:
+    """
+    Take the locks, add the other keys to every server, and have it note slow commands from here on.
+
+    The leases are not kept: who looks at the locks of others has no ten thousand of them in memory.
+    """
+    for number in range(HELD):
+        manager.lock(f"held:{number}", wait=0, renew=False).acquire()
     for server in servers:
         with server.client(socket_timeout=60.0) as client:
             client.execute_command("DEBUG", "POPULATE", OTHERS)
             client.config_set("slowlog-log-slower-than", SLOW)
             client.config_resetstat()
             client.slowlog_reset()
-    return list(leases)
+
+
+def _figures(times: Mapping[str, Times]) -> list[Figure]:
+    return [Figure(name, each.median * 1e3, "ms", {"cpu": each.cpu * 1e3}) for name, each in times.items()]
 
 
 def _slow(servers: Iterable[Server]) -> int:
