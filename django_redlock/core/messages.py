@@ -164,6 +164,8 @@ class Kind(Enum):
     FAILED = "failed"  # no vote, and certainly not applied
     UNKNOWN = "unknown"  # no vote, perhaps applied: the reply did not come
 
+    __hash__ = object.__hash__  # there is one of each; an enum's own is written in Python, and every reply is looked up
+
 
 POSITIVE = frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.HELD, Kind.MIXED})
 """Replies that count as a vote for what was asked."""
