@@ -1019,7 +1019,9 @@ class LockManager:
             name, outcome.waited, outcome.attempts, said, outcome.retry_after, holder._asdict() if holder else None
         )
 
-    def _survey(self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int], patience: float) -> Ballot:
+    def _survey(
+        self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int] = (), patience: float = math.inf
+    ) -> Ballot:
         _note_process()
         requests = dict.fromkeys(set(range(len(self.nodes))).difference(but), Survey(slugs, offset, count))
         timeout = min(self.rules.timeout(self.rules.ttl), patience)
