@@ -352,6 +352,9 @@ class Process(Computer):
             until = self.clock() + min(GRACE, ballot.timeout)
             while bundle.connecting and (left := until - self.clock()) > 0:
                 yield from self._wait(bundle, left)
+        until = self.clock() + ballot.patience
+        while ballot.closed and ballot.unheard and (left := until - self.clock()) > 0:
+            yield from self._wait(bundle, left)
         ballot.close()
         for waiting in bundle.connecting.values():
             if ballot in waiting:
