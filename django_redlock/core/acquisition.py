@@ -241,7 +241,10 @@ class Acquisition:
         self._at, self._stamp, self._began = at, at.wall, at.now
         while True:
             self.waiter.attend()
-            granted = yield from self._try_places()
+            if self.wanted.limit == 1:
+                granted = yield from self._attempt(self._slugs)
+            else:
+                granted = yield from self._try_places()
             if granted is not None:
                 return granted
             left = self._time_left()
@@ -261,15 +264,16 @@ class Acquisition:
         return self._withdrawal(leaving=True, timeout=timeout)
 
     def _try_places(self) -> Generator[Step, Instant, Granted | None]:
-        """Make one attempt; for a lock with several places, one for each, unless that is in vain or takes too long."""
+        """Make one attempt for each place of a lock with several, unless that is in vain or takes too long."""
         places = self._places()
         asked = len(places) <= FEW_PLACES
         while places:
             yield from self._withdraw(leaving=False)
             granted = yield from self._attempt(places.pop(0))
-            in_vain = count(self._replies, Kind.QUEUED) > self._rules.spare or self._cut_off()
-            if granted is not None or in_vain or self._overdue():
+            if granted is not None:
                 return granted
+            if count(self._replies, Kind.QUEUED) > self._rules.spare or self._cut_off() or self._overdue():
+                return None
             if not asked:
                 asked = True
                 yield from self._withdraw(leaving=False)
@@ -299,8 +303,6 @@ class Acquisition:
 
     def _places(self) -> list[tuple[str, ...]]:
         limit = self.wanted.limit
-        if limit == 1:
-            return [self._slugs]
         first = int(self._chance() * limit)
         return [(place(self._queue, (first + number) % limit + 1),) for number in range(limit)]
 
@@ -380,8 +382,7 @@ class Acquisition:
         )
         self._ballots.append(ballot)
         self._at = yield ballot
-        for reply in ballot.replies.values():
-            learn(self._floor, self._trying, reply)
+        self._floor.lift(self._trying, max([reply.fence for reply in ballot.replies.values()], default=0))
         return ballot
 
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
@@ -409,7 +410,10 @@ class Acquisition:
             nodes |= self._enrolled.union(*(ballot.may_queue() for ballot in self._ballots))
         release = Release(self._trying, self._nonce, 0.0, waiter, self.wanted.shared, self._queue)
         unsure = unanswered([*self._withdrawn, *self._ballots])
-        return farewell(release, nodes, unsure, self.wanted.ttl, timeout)
+        # A lock that is left alone may last for hours, and each refusal of one would leave a marker for as long.
+        undo = farewell(release, nodes, unsure, min(self.wanted.ttl, self._rules.max_ttl), timeout)
+        undo.lasting = self.wanted.ttl
+        return undo
 
     def _time_left(self) -> float | None:
         """

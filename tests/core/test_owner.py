@@ -3,7 +3,6 @@ What a lock's key says of its holder.
 """
 
 import json
-from dataclasses import asdict
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +23,7 @@ def test_value_is_the_json_of_its_fields(owner):
     """
     A value is its nonce and what Python's JSON makes of the holder's fields, whatever characters they have.
     """
-    fields = asdict(owner) | {"label": owner.label[:MAX_LABEL], "ref": owner.ref[:MAX_LABEL]}
+    fields = owner._asdict() | {"label": owner.label[:MAX_LABEL], "ref": owner.ref[:MAX_LABEL]}
     del fields["extensions"]
     if not owner.process:
         del fields["process"]
