@@ -26,6 +26,7 @@ REFUSALS = (Kind.BUSY, Kind.QUEUED)
 POLL = 1.0  # seconds after which a waiter asks again at the latest, though it is told when it is its turn
 LEAST_POLL = 0.02  # seconds between two looks at a hold that is about to end
 FEW_PLACES = 3  # of a lock with several: so many are tried without asking first which are taken
+PATIENCE = 0.005  # seconds for which who waits hears out the nodes that have not refused it yet
 UNTOLD_POLL = 0.05  # seconds, for each place in the queue, while too few nodes could tell it
 
 
@@ -377,11 +378,11 @@ class Acquisition:
             timeout=self._timeout,
             needed=self._rules.needed,
             on_late=partial(learn, self._floor, self._trying),
+            patience=PATIENCE if self.waiter.name else 0.0,
         )
         self._ballots.append(ballot)
         self._at = yield ballot
-        for reply in ballot.replies.values():
-            learn(self._floor, self._trying, reply)
+        self._floor.lift(self._trying, max([reply.fence for reply in ballot.replies.values()], default=0))
         return ballot
 
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
