@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any, Protocol
 
 from .core.messages import POSITIVE, Acquire, Ballot, count
@@ -73,7 +74,9 @@ class Presence:
         self._dog = dog
         self._clock = clock
         self._mutex = threading.Lock()
-        self._nonce = os.urandom(16).hex()
+        # The same for all that speak for the process (each event loop, blocking code, a manager made anew): they write
+        # one key, and where one of them falls silent the others' word has to count at once.
+        self._nonce = blake2b(owner.process.encode(), digest_size=16, person=b"presence").hexdigest()
         self._slugs = (presence(owner.process),)
         self._value = encode(self._nonce, owner)
         self._due = NEVER

@@ -173,6 +173,24 @@ def test_processes_are_no_locks(five):
         eventually(lambda: not client.keys("redlock:*~p:h"))
 
 
+def test_all_that_speak_for_a_process_keep_one_key(five):
+    """
+    L76, L77: blocking code, two event loops one after the other and a manager made anew each say that the process
+    lives, and are heard though another of them said it a moment ago: what they hold is never taken for left behind.
+    """
+
+    async def beat() -> int:
+        return await locks["default"]._loop_side().presence.aextend(())
+
+    heard = [locks["default"]._presence.extend(()), asyncio.run(beat()), asyncio.run(beat())]
+    locks.reset()
+    heard += [locks["default"]._presence.extend(()), asyncio.run(beat())]
+
+    with five[0].client() as client:
+        assert len(client.keys("redlock:*~p:h")) == 1
+    assert heard == [3] * 5  # nobody waits for more than a quorum
+
+
 def test_an_event_loop_says_that_its_process_lives(five):
     """
     L77: a process that holds locks in an event loop only says so as well.

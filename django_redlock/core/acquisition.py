@@ -100,20 +100,26 @@ class Waiter:
         self.name = name
         self._needed = needed
         self._heard: set[int] = set()
+        self._recalled = False
 
     def hear(self, node: int) -> bool:
         """Take a node's hint that it is first in line; returns whether it is time to ask."""
         self._heard.add(node)
         return self.called
 
+    def recall(self) -> None:
+        """Have it ask again, whatever it has heard: it may have missed something."""
+        self._recalled = True
+
     @property
     def called(self) -> bool:
-        """Whether enough nodes have told it."""
-        return len(self._heard) >= self._needed
+        """Whether enough nodes have told it, or it is to ask anyway."""
+        return self._recalled or len(self._heard) >= self._needed
 
     def attend(self) -> None:
         """Begin to listen anew: what was heard until now has led to the attempt that begins."""
         self._heard.clear()
+        self._recalled = False
 
 
 class Pause(NamedTuple):
@@ -234,7 +240,10 @@ class Acquisition:
         self._at, self._stamp, self._began = at, at.wall, at.now
         while True:
             self.waiter.attend()
-            granted = yield from self._try_places()
+            if self.wanted.limit == 1:
+                granted = yield from self._attempt(self._slugs)
+            else:
+                granted = yield from self._try_places()
             if granted is not None:
                 return granted
             left = self._time_left()
@@ -254,15 +263,16 @@ class Acquisition:
         return self._withdrawal(leaving=True, timeout=timeout)
 
     def _try_places(self) -> Generator[Step, Instant, Granted | None]:
-        """Make one attempt; for a lock with several places, one for each, unless that is in vain or takes too long."""
+        """Make one attempt for each place of a lock with several, unless that is in vain or takes too long."""
         places = self._places()
         asked = len(places) <= FEW_PLACES
         while places:
             yield from self._withdraw(leaving=False)
             granted = yield from self._attempt(places.pop(0))
-            in_vain = count(self._replies, Kind.QUEUED) > self._rules.spare or self._cut_off()
-            if granted is not None or in_vain or self._overdue():
+            if granted is not None:
                 return granted
+            if count(self._replies, Kind.QUEUED) > self._rules.spare or self._cut_off() or self._overdue():
+                return None
             if not asked:
                 asked = True
                 yield from self._withdraw(leaving=False)
@@ -292,8 +302,6 @@ class Acquisition:
 
     def _places(self) -> list[tuple[str, ...]]:
         limit = self.wanted.limit
-        if limit == 1:
-            return [self._slugs]
         first = int(self._chance() * limit)
         return [(place(self._queue, (first + number) % limit + 1),) for number in range(limit)]
 

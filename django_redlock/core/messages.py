@@ -191,9 +191,8 @@ MISCONFIGURED = (
 LEAVING_TRACES = frozenset(Kind) - {Kind.BUSY, Kind.QUEUED, Kind.CANCELLED, Kind.REFUSED, Kind.REVOKED, Kind.FAILED}
 """Replies after which a node may have something of ours."""
 
-
 MISSES = frozenset({Kind.UNKNOWN, Kind.FAILED})
-"""Replies after which a node may not have got the request."""
+"""What a node is said to have replied that did not get a request, as far as can be told, or whose answer was lost."""
 
 
 ABSENT = -2.0
@@ -273,10 +272,12 @@ class Ballot:
         timeout: Seconds to wait for replies; 0 sends and does not wait.
         needed: How many nodes must be asked for the round to make sense, whatever their recent failures.
         farewell: Whether it ends something, so that it is sent to a node even if that node is silent.
-        lasting: For how many seconds it is worth to send a farewell again to a node that missed it.
+        lasting: For how many seconds it is worth to bring a node what it missed; 0.0 is not at all.
+        remedy: What to bring it; None is the request that it missed.
 
     ``replies`` are those in time; ``late`` came after the round was over and only inform. Its driver says which nodes
-    are ``doubted``, in ``closed`` whether it is over.
+    are ``doubted``, in ``closed`` whether it is over. ``on_missed`` hears of nodes that turn out to have missed it when
+    it is over.
     """
 
     requests: Mapping[int, Request]
@@ -285,10 +286,12 @@ class Ballot:
     needed: int = 0
     farewell: bool = False
     lasting: float = 0.0
+    remedy: Request | None = None
     replies: dict[int, Reply] = field(default_factory=dict)
     late: dict[int, Reply] = field(default_factory=dict)
     closed: bool = False
     on_late: Callable[[Reply], None] | None = None
+    on_missed: "Callable[[Ballot, set[int]], None] | None" = None
     doubted: Callable[[], Mapping[int, str]] = dict
 
     @property
@@ -307,9 +310,11 @@ class Ballot:
             self.late[node] = reply
             if self.on_late:
                 self.on_late(reply)
+            if self.on_missed and reply.kind in MISSES:
+                self.on_missed(self, {node})
             return
         self.replies[node] = reply
-        if len(self.replies) == len(self.requests) or self.decided(self._votes()):
+        if len(self.replies) == len(self.requests) or self.decided(self._votes() if self.doubted() else self.replies):
             self.close()
 
     def close(self) -> None:

@@ -62,6 +62,8 @@ class AsyncGather:
         finally:
             poll.over = True
             ballot.close()
+            for node in self._connecting.keys() & (poll.missing() - poll.sent):
+                ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))  # it will not be sent there any more
 
     def send(self, ballot: Ballot) -> None:
         """Send a round whose replies nobody waits for; never blocks, so that it works during cancellation."""

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from ..core.messages import ENROLMENT, SHOWN_WAITERS, Acquire, Extend, Raise, Release, Request, Survey
-from ..core.parts import split
+from ..core.parts import many, split
 
 
 class Script:
@@ -73,7 +73,11 @@ class Wording:
         key = -id(request) if in_full else id(request)
         data = packed.get(key)
         if data is None:
-            data = packed[key] = b"".join([resp(self._command(part, in_full)) for part in split(request)])
+            if many(request):
+                data = b"".join([resp(self._command(part, in_full)) for part in split(request)])
+            else:
+                data = resp(self._command(request, in_full))
+            packed[key] = data
         return data
 
     def _command(self, request: Request, in_full: bool) -> list[str]:
