@@ -40,10 +40,10 @@ log = logging.getLogger("django_redlock")
 _compact = json.JSONEncoder(separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: each message has one, and making a frozen one takes five times as long
 class Ticket:
     """
-    What a message says about its slot; travels in one header.
+    What a message says about its slot; travels in one header. Nobody changes it: ``replace()`` makes another.
 
     A flat string passes through every broker. It holds the message's own id, because people start tasks with
     ``headers=self.request.headers``, and such a task must not inherit the slot.
