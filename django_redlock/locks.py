@@ -8,6 +8,7 @@ A :class:`Lock` describes what to lock; it can be kept and used from any thread 
 import asyncio
 import atexit
 import logging
+import math
 import os
 import random
 import socket
@@ -15,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -108,12 +108,11 @@ class Lease:
         manager: "LockManager",
         tenure: Tenure,
         renew: bool,
-        lost: threading.Event | asyncio.Event,
     ) -> None:
         self._manager = manager
         self._tenure = tenure
         self._renew = renew
-        self._lost = lost
+        self._lost: Any = None  # made when it is asked for
         self._callbacks: list[Callable[[Lease], object]] = []
         self._mutex = threading.Lock()
         self._pid = _pid
@@ -181,6 +180,11 @@ class Lease:
         A :class:`threading.Event`, or an :class:`asyncio.Event` for a lease acquired with ``aacquire()`` or
         ``async with``, which its event loop sets, whichever thread noticed the end.
         """
+        if self._lost is None:
+            with self._mutex:
+                self._lost = self._lost or self._new_event()
+            if self._told:
+                self._set_lost()
         return self._lost
 
     def held(self) -> float:
@@ -401,8 +405,12 @@ class Lease:
         self._manager.notify("lock_lost", lease=self, reason=self.reason)
         self._call_back()
 
+    def _new_event(self) -> threading.Event | asyncio.Event:
+        return threading.Event()
+
     def _set_lost(self) -> None:
-        self._lost.set()
+        if self._lost is not None:
+            self._lost.set()
 
     def _call_back(self) -> None:
         with self._mutex:
@@ -428,8 +436,11 @@ class AsyncLease(Lease):
     """A lease whose events belong to the event loop that acquired it."""
 
     def __init__(self, manager: "LockManager", tenure: Tenure, renew: bool) -> None:
-        super().__init__(manager, tenure, renew, asyncio.Event())
+        super().__init__(manager, tenure, renew)
         self._loop = asyncio.get_running_loop()
+
+    def _new_event(self) -> asyncio.Event:
+        return asyncio.Event()
 
     def _set_lost(self) -> None:
         with suppress(RuntimeError):  # the loop has been closed: nobody waits for the event any more
@@ -461,8 +472,8 @@ class Lock:
         self._reentrant = reentrant
         self._cancel_on_lost = cancel_on_lost
         self._anew: Callable[[], Lock] | None = None
-        self._threads: Entries[Lease] = Entries(self.name)
-        self._tasks: Entries[tuple[Lease, Interruption | None]] = Entries(self.name)
+        self._threads: Entries[Lease] = Entries(wanted.names)
+        self._tasks: Entries[tuple[Lease, Interruption | None]] = Entries(wanted.names)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
@@ -693,6 +704,21 @@ class LockManager:
         )
         return Lock(self, wanted, self.rules.renew if renew is None else renew, reentrant, cancel_on_lost)
 
+    def left_alone(
+        self, name: str, *, ttl: float, kind: str, label: str, ref: str, token: str, adopt: str = ""
+    ) -> Wanted:
+        """
+        Describe one attempt at a lock with ``detached=True``, for :meth:`run`; for what they mean see :meth:`lock`.
+
+        Who takes it and goes away needs neither a :class:`Lock` nor a :class:`Lease`.
+
+        Raises:
+            ValueError: The name or the ttl cannot work.
+        """
+        chosen = self._ttl(ttl, detached=True)
+        owner = Owner(_HOST, _pid, kind, label, ref, ttl=chosen)
+        return Wanted(check_names(name), chosen, 0, owner, token, adopt, detached=True)
+
     def release(self, name: str | Iterable[str], token: str) -> str:
         """
         Release a lock by its token, in any process; returns what :meth:`Lease.release` returns.
@@ -710,18 +736,30 @@ class LockManager:
         return release_outcome(ballot, self.rules)
 
     def survey(
-        self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0, but: Iterable[int] = ()
+        self,
+        *,
+        slugs: tuple[str, ...] = (),
+        offset: int = 0,
+        count: int = 0,
+        but: Iterable[int] = (),
+        patience: float = math.inf,
     ) -> dict[int, Reply]:
         """Ask every node, *but* some, for the locks named, or for one page of its index; returns what came in time."""
-        ballot = self._survey(slugs, offset, count, but)
+        ballot = self._survey(slugs, offset, count, but, patience)
         self.ask(ballot)
         return ballot.replies
 
     async def asurvey(
-        self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0, but: Iterable[int] = ()
+        self,
+        *,
+        slugs: tuple[str, ...] = (),
+        offset: int = 0,
+        count: int = 0,
+        but: Iterable[int] = (),
+        patience: float = math.inf,
     ) -> dict[int, Reply]:
         """Do what :meth:`survey` does without blocking."""
-        ballot = self._survey(slugs, offset, count, but)
+        ballot = self._survey(slugs, offset, count, but, patience)
         await self.aask(ballot)
         return ballot.replies
 
@@ -754,7 +792,8 @@ class LockManager:
 
     def ask(self, ballot: Ballot) -> None:
         """Carry out one round, blocking; a release that does not reach a node goes on in the background."""
-        self._notice_fork()
+        if self._pid != _pid:
+            self._notice_fork()
         try:
             self._gather.ask(ballot)
         except BaseException:
@@ -819,8 +858,8 @@ class LockManager:
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is its name in the queues of the nodes."""
         if wanted.owner.pid != _pid:  # a lock that was made before the process forked
-            owner = replace(wanted.owner, pid=_pid, process=wanted.owner.process and _process)
-            wanted = replace(wanted, owner=owner)
+            owner = wanted.owner._replace(pid=_pid, process=wanted.owner.process and _process)
+            wanted = wanted._replace(owner=owner)
         return Acquisition(wanted, self.rules, self._floor, fresh_nonce, random.random, waiter)
 
     def run(self, wanted: Wanted) -> Granted | GaveUp:
@@ -925,7 +964,7 @@ class LockManager:
 
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the lease of a won acquisition, or raise why it was not won."""
-        lease = Lease(self, self._tenure(wanted, outcome), renew, threading.Event())
+        lease = Lease(self, self._tenure(wanted, outcome), renew)
         if wanted.adopt:
             lease._taken_over = self._took_over(wanted, outcome)
         if not wanted.detached:
@@ -977,13 +1016,14 @@ class LockManager:
             )
         holder = decode(outcome.holder)
         return LockTakenError(
-            name, outcome.waited, outcome.attempts, said, outcome.retry_after, asdict(holder) if holder else None
+            name, outcome.waited, outcome.attempts, said, outcome.retry_after, holder._asdict() if holder else None
         )
 
-    def _survey(self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int] = ()) -> Ballot:
+    def _survey(self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int], patience: float) -> Ballot:
         _note_process()
         requests = dict.fromkeys(set(range(len(self.nodes))).difference(but), Survey(slugs, offset, count))
-        return Ballot(requests, lambda replies: False, self.rules.timeout(self.rules.ttl), self.rules.needed)
+        timeout = min(self.rules.timeout(self.rules.ttl), patience)
+        return Ballot(requests, lambda replies: False, timeout, self.rules.needed)
 
     def _loop_side(self) -> "LoopSide":
         self._notice_fork()

@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.test import Client, override_settings
 from django.utils import translation
 
-from django_redlock import lock, locks
+from django_redlock import LockManager, lock, locks
 from django_redlock.admin import MAX_RELEASE, clock
 from django_redlock.core.names import slug
 from django_redlock.core.owner import Owner, encode, fingerprint
@@ -245,6 +245,12 @@ CRAFTED = [
     {"o": "99"},
     {"o": "-99.7.x.-"},
     {"o": "9" * 5000},
+    {"node": "nobody"},
+    {"node": "\x00"},
+    {"node": "n" * 5000},
+    {"waiting": "yes"},
+    {"waiting": "no"},
+    {"waiting": "yes\x00"},
     {"p": "0"},
     {"p": "-3"},
     {"p": "x"},
@@ -863,3 +869,80 @@ def test_filter_of_what_ends_soon(nodes, viewer):
     put("late", left=25)
 
     assert names(viewer.get(LIST, {"left": "soon"})) == ["soon"]
+
+
+def test_filter_by_node(nodes, viewer):
+    """
+    The list can show what a node has a vote for: what loses one when that node is stopped.
+    """
+    put("everywhere")
+    put("on-three", count=3)
+
+    page = viewer.get(LIST, {"node": nodes[4].name})
+
+    assert names(page) == ["everywhere"]
+    assert f"?node={nodes[4].name}" in viewer.get(LIST).content.decode()
+    assert set(names(viewer.get(LIST, {"node": nodes[0].name}))) == {"everywhere", "on-three"}
+
+
+def test_filter_by_node_knows_the_holder(nodes, viewer):
+    """
+    L71: a node that has another holder than the majority has no vote for the one that is shown.
+    """
+    put("orders:7")
+    owner = Owner("web-2", 78, "task", "shop.import", "id-2", time.time(), 30.0)
+    nodes[4].store.put(slug("orders:7"), encode(B, owner), 20)
+
+    assert names(viewer.get(LIST, {"node": nodes[4].name})) == []
+    assert names(viewer.get(LIST, {"node": nodes[3].name})) == ["orders:7"]
+
+
+def test_filter_of_what_somebody_waits_for(nodes, viewer):
+    """
+    The list can show what somebody waits for: of all locks and not only of those on the page.
+    """
+    for number in range(60):
+        put(f"quiet:{number}", left=10 + number / 10)
+    lease = lock("wanted", ttl=29, renew=False).acquire()
+    waiting = threading.Thread(target=lambda: lock("wanted", wait=30).acquire().release())
+    waiting.start()
+    try:
+        while not find_lock("wanted").waiters:
+            pass
+        found = names(viewer.get(LIST, {"waiting": "yes"}))
+    finally:
+        lease.release()
+        waiting.join(30)
+
+    assert found == ["wanted"]
+    assert names(viewer.get(LIST, {"waiting": "yes"})) == []
+
+
+def test_nobody_is_asked_who_waits_for_what_is_not_shown(nodes, viewer, monkeypatch):
+    """
+    L70: without the filter only the locks on the page are asked for by name.
+    """
+    for number in range(60):
+        put(f"n{number}")
+    asked = []
+    survey = LockManager.survey
+    monkeypatch.setattr(LockManager, "survey", lambda self, **how: asked.append(how) or survey(self, **how))
+
+    viewer.get(LIST)
+
+    assert [len(how["slugs"]) for how in asked] == [0, 50]
+
+
+def test_rows_are_made_of_what_is_shown(nodes, viewer, monkeypatch):
+    """
+    L70: a page makes rows of the locks it shows, and not of all that are held.
+    """
+    for number in range(60):
+        put(f"n{number:02}", left=10 + number / 10)
+    made = []
+    of = HeldLock.of
+    monkeypatch.setattr(HeldLock, "of", lambda found: made.append(found.name) or of(found))
+
+    viewer.get(LIST, {"p": "2"})
+
+    assert made == [f"n{number:02}" for number in range(50, 60)]

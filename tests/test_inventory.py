@@ -622,3 +622,26 @@ def test_more_can_be_asked_for(five):
 
     assert len(held_locks(limit=10 * MAX_NAMES, seconds=60).locks) == MAX_NAMES + 2 * PAGE
     assert len(held_locks(limit=PAGE, seconds=60).locks) == PAGE
+
+
+@pytest.mark.parametrize(("timeout", "seconds", "patience"), [(5.0, 0.5, 0.75), (0.3, 0.5, 0.3), (5.0, 30.0, 5.0)])
+def test_a_silent_node_holds_a_page_up_for_less_than_a_second(five, monkeypatch, timeout, seconds, patience):
+    """
+    L73: a page waits for a silent node once, and for less than a second, even where a lock would wait for longer.
+    """
+    asked: list[float] = []
+    ask = LockManager.ask
+    monkeypatch.setattr(LockManager, "ask", lambda self, ballot: asked.append(ballot.timeout) or ask(self, ballot))
+    with override_settings(REDLOCK={"default": {**FIVE["default"], "OPTIONS": {"node_timeout": timeout}}}):
+        held_locks(seconds=seconds)
+
+    assert set(asked) == {patience}
+
+
+def test_what_is_behind_a_value_makes_it_foreign(five):
+    """
+    L77: a value that begins like one of ours and goes on with something else is not ours.
+    """
+    put(five, value() + " and more", 20, 20, 20, 20, 20)
+
+    assert only(held_locks()).owner is None

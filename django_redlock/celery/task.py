@@ -21,7 +21,7 @@ from .exceptions import DuplicateTask
 from .execution import Execution
 from .handle import Singleton
 from .interrupt import SlotLostError
-from .keys import check_key, lock_name
+from .keys import Parameters, check_key, lock_name
 from .options import SingletonOptions
 from .override import switched_off
 from .result import SingletonResult, eager_result, result_of
@@ -55,11 +55,11 @@ class SingletonTask(BaseTask[P, R]):
         return getattr(self.request, EXECUTION, None)
 
     @cached_property
-    def parameters(self) -> inspect.Signature:
+    def parameters(self) -> Parameters:
         """The parameters of the body, without ``self``."""
         signature = inspect.signature(self.run)
         check_key(self.singleton_options.key, signature)
-        return signature
+        return Parameters(signature)
 
     def ticket(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], token: str = "") -> Ticket:
         """
@@ -120,7 +120,7 @@ class SingletonTask(BaseTask[P, R]):
         if self.app.conf.task_always_eager:
             done = self.publish(args, kwargs, task_id=task_id, **options)
             return cast(SingletonResult[R], eager_result(done))
-        rules = self.singleton_options.for_call(singleton or {})
+        rules = self.singleton_options.for_call(singleton) if singleton else self.singleton_options
         args, kwargs = args or (), kwargs or {}
         if singleton is False or switched_off():
             ticket = Ticket("", rules.using, task_id or uuid())

@@ -164,6 +164,8 @@ class Kind(Enum):
     FAILED = "failed"  # no vote, and certainly not applied
     UNKNOWN = "unknown"  # no vote, perhaps applied: the reply did not come
 
+    __hash__ = object.__hash__  # each is there once; that of Enum is made of the name, in Python
+
 
 POSITIVE = frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.HELD, Kind.MIXED})
 """Replies that count as a vote for what was asked."""
@@ -312,7 +314,7 @@ class Ballot:
                 self.on_missed(self, {node})
             return
         self.replies[node] = reply
-        if len(self.replies) == len(self.requests) or self.decided(self._votes()):
+        if len(self.replies) == len(self.requests) or self.decided(self._votes() if self.doubted() else self.replies):
             self.close()
 
     def close(self) -> None:
@@ -336,36 +338,53 @@ class Ballot:
         """The leases that the round extends."""
         return next((request.terms for request in self.requests.values() if isinstance(request, Extend)), ())
 
+    def known(self) -> dict[int, Reply]:
+        """Return what has come from each node, in time or late."""
+        return self.replies | self.late if self.late else self.replies
+
     def unanswered(self) -> set[int]:
         """Return the nodes that may still execute, or have executed, a request without our knowing."""
-        known = self.replies | self.late
+        known = self.known()
         return {node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN}
 
     def missed(self) -> set[int]:
         """Return the nodes that did not get the request, as far as can be told, or whose answer was lost."""
-        return {node for node, reply in (self.replies | self.late).items() if reply.kind in MISSES}
+        return {node for node, reply in self.known().items() if reply.kind in MISSES}
 
-    def enrolled(self) -> set[int]:
-        """Return the nodes that have put the waiter in line, be it that they said so too late."""
-        return {node for node, reply in (self.replies | self.late).items() if reply.place >= 0}
+    def may_queue(self) -> set[int]:
+        """Return the nodes that have put the waiter in line, or may have without our knowing."""
+        known = self.known()
+        return {
+            node
+            for node in self.requests
+            if node not in known or known[node].place >= 0 or known[node].kind is Kind.UNKNOWN
+        }
 
     def untouched(self) -> set[int]:
         """Return the nodes that certainly executed nothing, not even put a waiter in line."""
-        failed = {node for node, reply in (self.replies | self.late).items() if reply.kind is Kind.FAILED}
-        return failed - self.may_hold()
+        return {
+            node
+            for node, reply in self.known().items()
+            if reply.kind is Kind.FAILED and not in_parts(self.requests[node])
+        }
 
     def may_hold(self) -> set[int]:
         """Return the nodes where something of ours may be left: all but those that certainly executed nothing."""
-        known = self.replies | self.late
+        known = self.known()
         return {
             node
             for node, request in self.requests.items()
-            if node not in known or known[node].kind in LEAVING_TRACES or len(getattr(request, "slugs", ())) > PART
+            if node not in known or known[node].kind in LEAVING_TRACES or in_parts(request)
         }
 
     def count(self, *kinds: Kind) -> int:
         """Return how many nodes replied with one of *kinds* in time."""
         return count(self.replies, *kinds)
+
+
+def in_parts(request: Request) -> bool:
+    """Return whether a request has so many names that a node is asked in several steps."""
+    return len(getattr(request, "slugs", ())) > PART
 
 
 def count(replies: Mapping[int, Reply], *kinds: Kind) -> int:

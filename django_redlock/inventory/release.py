@@ -13,7 +13,7 @@ from ..core.owner import nonce_of
 from ..core.rules import Rules
 from ..handler import locks
 from ..locks import LockManager
-from .model import name_of
+from .model import name_of, owner_of
 from .poll import Poll, ask_for, read_value
 
 log = logging.getLogger("django_redlock")
@@ -140,7 +140,8 @@ def burial(poll: Poll, slug: str, wanted: str) -> float:
     """
     rules = poll.manager.rules
     said = [read_value(row.value) for row in poll.seen(slug).values()]
-    ttl = max((owner.ttl for mark, owner in said if owner and mark == wanted), default=0.0) or rules.ttl
+    owners = [owner_of(about) for mark, about in said if mark == wanted]
+    ttl = max((owner.ttl for owner in owners if owner), default=0.0) or rules.ttl
     return ttl + rules.drift(ttl) if ttl <= rules.max_ttl else 0.0
 
 

@@ -44,15 +44,19 @@ class Queue:
     def first(self, now: float, waiter: str = "") -> str:
         """Return who is first in line; drops, up to *waiter*, those whose enrolment is over. Empty if nobody is."""
         while self.stamps:
-            first = self.in_order()[0]
+            first = self.head()
             if first == waiter or self.enrolled.get(first, now) > now:
                 return first
             self.leave(first)
         return ""
 
+    def head(self) -> str:
+        """Return who is first in line, be it enrolled too long ago; empty if nobody is."""
+        return min(zip(self.stamps.values(), self.stamps, strict=True), default=(0, ""))[1]
+
     def in_order(self) -> list[str]:
         """Return the waiters, those enrolled too long ago included."""
-        return sorted(self.stamps, key=lambda member: (self.stamps[member], member))
+        return [member for _, member in sorted(zip(self.stamps.values(), self.stamps, strict=True))]
 
     def enrol(self, waiter: str, stamp: int, until: float) -> int:
         """Put *waiter* in line or keep it there; returns its place, -1 if the line is full."""
@@ -66,6 +70,12 @@ class Queue:
         """Take *waiter* out; returns whether it was in line."""
         self.enrolled.pop(waiter, None)
         return self.stamps.pop(waiter, None) is not None
+
+
+NO_FENCE: tuple[int, float | None] = (0, None)
+
+NOBODY = Queue()
+"""Stands for the queue of a name that nobody waits for."""
 
 
 class MemoryStore:
@@ -132,7 +142,7 @@ class MemoryStore:
             record["sharers"] = dict(self._sharers(slug, now))
         if self._fence(slug, now):
             record["fence"] = list(self._fences[slug])
-        queue = self._queues.get(slug, Queue())
+        queue = self._queues.get(slug, NOBODY)
         if waiting := [member for member in queue.in_order() if queue.enrolled[member] > now]:
             record["queue"] = {member: [queue.stamps[member], queue.enrolled[member]] for member in waiting}
         return record
@@ -150,7 +160,7 @@ class MemoryStore:
     def waiters(self, slug: str) -> list[str]:
         """Return who waits for a name, in order."""
         with self._mutex:
-            queue = self._queues.get(slug, Queue())
+            queue = self._queues.get(slug, NOBODY)
             return [member for member in queue.in_order() if queue.enrolled[member] > self._now()]
 
     def execute(self, request: Request) -> Reply:
@@ -174,7 +184,10 @@ class MemoryStore:
         return int((self._clock() + self.skew) * 1e6) / 1e6
 
     def _holder(self, slug: str, now: float) -> str | None:
-        value, until = self._holders.get(slug, ("", now))
+        held = self._holders.get(slug)
+        if held is None:
+            return None
+        value, until = held
         if until is not None and until <= now:
             self._holders.pop(slug, None)
             return None
@@ -190,26 +203,26 @@ class MemoryStore:
         return None if until is None else until - now
 
     def _fence(self, slug: str, now: float) -> int:
-        number, until = self._fences.get(slug, (0, None))
+        number, until = self._fences.get(slug, NO_FENCE)
         if until is not None and until <= now:
             self._fences.pop(slug, None)
             return 0
         return number
 
     def _high(self, slugs: tuple[str, ...], now: float) -> int:
-        return max(self._fence(slug, now) for slug in slugs)
+        return max([self._fence(slug, now) for slug in slugs])
 
     def _cancelled(self, nonce: str, now: float) -> bool:
         return self._markers.get(nonce, now) > now
 
     def _queue(self, request: Acquire | Release, slug: str) -> Queue:
-        return self._queues.get(request.queue or slug) or Queue()
+        return self._queues.get(request.queue or slug, NOBODY)
 
     def _wake(self, queue: Queue) -> None:
-        waiting = queue.in_order()
-        listener = self.listeners.get(waiting[0].partition("|")[0]) if waiting else None
+        first = queue.head()
+        listener = self.listeners.get(first.partition("|")[0]) if first else None
         if listener:
-            listener(waiting[0])
+            listener(first)
 
     def _write(self, slug: str, value: str, ttl: float, now: float) -> None:
         self._holders[slug] = (value, now + ttl)
@@ -232,8 +245,8 @@ class MemoryStore:
             self._fences[slug] = (number, None if keep is None else now + keep)
 
     def _trim(self, now: float) -> None:
-        stale = sorted((until, slug) for slug, until in self._index.items() if until <= now)
-        for _, slug in stale[:8]:
+        stale = [(until, slug) for slug, until in self._index.items() if until <= now]
+        for _, slug in sorted(stale)[:8]:
             left = self._left(slug, now)
             if left == ABSENT:
                 del self._index[slug]
@@ -242,16 +255,9 @@ class MemoryStore:
 
     def _acquire(self, request: Acquire, now: float) -> Reply:
         high, time_us = self._high(request.slugs, now), int(now * 1e6)
-        ours = {request.nonce, request.adopt} - {""}
+        ours = {request.nonce, request.adopt or request.nonce}
         others = [slug for slug in request.slugs if self._in_the_way(request, slug, ours, now)]
-        strangers = [slug for slug in request.slugs if self._owner(slug, now) not in ours]
-        firsts = {slug: self._queue(request, slug).first(now, request.waiter) for slug in strangers}
-        seated = [slug for slug, first in firsts.items() if first and first == request.waiter]
-        queued = [
-            slug
-            for slug, first in firsts.items()
-            if first and first != request.waiter and not request.barge and not self._ahead_of(request, slug, first)
-        ]
+        seated, queued = self._line(request, ours, now)
         if self._cancelled(request.nonce, now):
             return Reply(Kind.CANCELLED, high, time_us)
         if others or queued:
@@ -268,13 +274,31 @@ class MemoryStore:
             return Reply(Kind.ACCEPTED, request.number, time_us)
         return Reply(Kind.GRANTED, high, time_us)
 
+    def _line(self, request: Acquire, ours: set[str], now: float) -> tuple[list[str], list[str]]:
+        """Return the names of which the waiter is first in line, and those for which it has to let others go first."""
+        seated: list[str] = []
+        queued: list[str] = []
+        for slug in request.slugs:
+            queue = self._queue(request, slug)
+            if queue is NOBODY or self._owner(slug, now) in ours:
+                continue
+            first = queue.first(now, request.waiter)
+            if first and first == request.waiter:
+                seated.append(slug)
+            elif first and not request.barge and not self._ahead_of(request, slug, first):
+                queued.append(slug)
+        return seated, queued
+
     def _ahead_of(self, request: Acquire, slug: str, first: str) -> bool:
         """Tell whether a waiter that is not in line came before the first that is: it had left with a vain grant."""
         return bool(request.waiter) and request.stamp < self._queue(request, slug).stamps[first]
 
     def _in_the_way(self, request: Acquire, slug: str, ours: set[str], now: float) -> bool:
-        owner = self._owner(slug, now)
-        return self._holder(slug, now) is not None and owner not in ours and not (request.shared and owner == SHARED)
+        holder = self._holder(slug, now)
+        if holder is None:
+            return False
+        owner = holder[:NONCE_SIZE]
+        return owner not in ours and not (request.shared and owner == SHARED)
 
     def _refuse(self, request: Acquire, others: list[str], queued: list[str], high: int, now: float) -> Reply:
         lefts = [self._left(slug, now) for slug in others]
@@ -301,7 +325,7 @@ class MemoryStore:
 
     def _leave(self, queue: Queue, waiter: str) -> bool:
         """Take *waiter* out of line, and wake the next if it was first; returns whether it was."""
-        was_first = queue.in_order()[:1] == [waiter]
+        was_first = queue.head() == waiter
         if queue.leave(waiter) and was_first:
             self._wake(queue)
             return True
@@ -373,6 +397,8 @@ class MemoryStore:
             (self._revoked.add if request.revoke else self._revoked.discard)(request.nonce)
         for slug in request.slugs:
             queue = self._queue(request, slug)
+            if queue is NOBODY:
+                continue
             left = bool(request.leaving) and self._leave(queue, request.leaving)
             if slug in free and not left:
                 self._wake(queue)
@@ -407,7 +433,7 @@ class MemoryStore:
         return Reply(Kind.LISTED, 0, int(now * 1e6), rows=rows, total=len(self._index))
 
     def _row(self, slug: str, now: float, *, named: bool) -> Row:
-        queue = self._queues.get(queue_of(slug) or slug, Queue())
+        queue = self._queues.get(queue_of(slug) or slug, NOBODY)
         waiting = tuple(member for member in queue.in_order() if queue.enrolled[member] > now)[:SHOWN_WAITERS]
         held = self._holder(slug, now) or ""
         return Row(slug, held, self._left(slug, now), self._fence(slug, now), waiting if named else ())

@@ -25,11 +25,12 @@ class Attempt:
         waiter: str = "",
         limit: int = 1,
         nonce: str = "",
+        term: float = 10.0,
         **options: Any,
     ) -> None:
         rules = Rules(nodes, **{"ttl": 10.0, **options})
         nonces = iter(f"{number:032x}" for number in range(1, 100))
-        wanted = Wanted(("a",), 10.0, wait, Owner(), nonce, limit=limit)
+        wanted = Wanted(("a",), term, wait, Owner(), nonce, limit=limit)
         self.floor = Floor()
         self.acquisition = Acquisition(wanted, rules, self.floor, lambda: next(nonces), lambda: 0.5, waiter)
         self.time = 100.0
@@ -201,6 +202,17 @@ def test_release_goes_to_all_that_may_have_granted_and_buries_what_is_unanswered
 
     assert {node: request.bury for node, request in undo.requests.items()} == {0: 0.0, 2: 10.0, 4: 10.0}
     assert (undo.timeout, undo.farewell) == (0.0, True)
+
+
+def test_marker_lasts_no_longer_than_a_lease_may():
+    """C34: the marker of a refused place in a queue is gone in a minute, also if the place would last for an hour."""
+    attempt = Attempt(term=3600.0, max_ttl=60.0)
+    attempt.reply("x", "x", "x")
+
+    undo = attempt.go_on()
+
+    assert {node: request.bury for node, request in undo.requests.items()} == {3: 60.0, 4: 60.0}
+    assert undo.lasting == 3600.0
 
 
 def test_node_that_never_got_the_request_is_known():

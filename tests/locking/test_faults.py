@@ -228,12 +228,15 @@ async def test_scripts_that_a_server_forgot_are_sent_again(nodes: Servers, flavo
     await flavour.close(manager)
 
 
-async def test_foreign_key_under_the_name_is_an_error_not_a_holder(nodes: Servers, flavour: Flavour):
+@pytest.mark.parametrize(("kind", "put"), [("h", "rpush"), ("f", "rpush"), ("q", "set")])
+async def test_foreign_key_under_the_name_is_an_error_not_a_holder(
+    nodes: Servers, flavour: Flavour, kind: str, put: str
+):
     """L18, P23: a key of another type gives no vote, and nothing is half written."""
     manager = real_manager(nodes.urls)
     for node in nodes:
         with node.client() as client:
-            client.rpush("t:{a}:h", "not a lock")
+            getattr(client, put)(f"t:{{a}}:{kind}", "not a lock")
 
     with pytest.raises(QuorumUnavailableError, match="WRONGTYPE"):
         await flavour.acquire(manager.lock("a", wait=0))
@@ -241,7 +244,7 @@ async def test_foreign_key_under_the_name_is_an_error_not_a_holder(nodes: Server
         await flavour.acquire(manager.lock(["0", "a"], wait=0))
 
     with nodes[0].client() as client:
-        assert sorted(client.keys("t:*")) == ["t:{a}:h"]
+        assert sorted(client.keys("t:*")) == [f"t:{{a}}:{kind}"]
     await flavour.close(manager)
 
 
@@ -458,7 +461,7 @@ def test_interrupted_release_is_sent_all_the_same(nodes: Servers, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(manager._gather, "_start", interrupted)
+        patched.setattr(manager._gather, "_send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             lease.release()
 

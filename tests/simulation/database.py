@@ -170,7 +170,7 @@ def increment(database: Database, client: Any, name: str, token: int, owner: str
     if guard is CLAIMED:
         return (yield from increment_claimed(database, client, name, token, owner))
     value = yield from database.read(name, guard)
-    yield from client.breathe()
+    yield client.breathe()
     if guard is UNFENCED:
         yield from database.write(name, value + 1)
         return True
@@ -182,9 +182,9 @@ def increment_claimed(database: Database, client: Any, name: str, token: int, ow
     with transaction(client, name) as session:
         if not (yield from database.claim(session, name, token, owner)):
             return False
-        yield from client.breathe()
+        yield client.breathe()
         value = yield from database.read(name, CLAIMED)
-        yield from client.breathe()
+        yield client.breathe()
         return (yield from database.commit(session, name, value + 1, token, owner))
 
 

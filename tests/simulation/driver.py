@@ -12,6 +12,7 @@ own, as threads have them, or shares one set among all, as the tasks of an event
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from django_redlock.core import tenure as tenures
@@ -27,7 +28,7 @@ from django_redlock.nodes.hints import RETRY, Waiters
 from .network import Faults, Machine, Wire
 from .oracles import Oracles
 from .profiles import TTL, Profile
-from .world import Cancelled, Computer, Routine, Sleep, Task, Wait, World
+from .world import AT_ONCE, Cancelled, Computer, Routine, Sleep, Task, Wait, World
 
 
 @dataclass(slots=True)
@@ -137,17 +138,18 @@ class Process(Computer):
 
     def clock(self) -> float:
         """Return the time on the clock that leases are measured with."""
-        return self.steady()
+        steady = self.steady
+        return steady.base + self.world.now * steady.rate
 
     def instant(self) -> Instant:
         """Return one reading of both clocks."""
         return Instant(self.clock(), int(self.wall() * 1e6))
 
-    def breathe(self) -> Routine:
+    def breathe(self) -> Sleep:
         """Go on a little later, or, where the profile says so, much later: a place where a process may stop."""
-        if self._faults.on and self.world.random.random() < self._profile.stall:
-            self.stop(self.world.random.choice((0.02, 0.1, 0.5, 1.0, 3.0)) * self.world.random.random() * TTL)
-        yield Sleep(0.0)
+        if self._faults.on and self.random() < self._profile.stall:
+            self.stop(self.world.random.choice((0.02, 0.1, 0.5, 1.0, 3.0)) * self.random() * TTL)
+        return AT_ONCE
 
     # What django_redlock.locks does
 
@@ -179,9 +181,9 @@ class Process(Computer):
             elif isinstance(step, Pause):
                 yield Sleep(step.seconds)
             else:
-                yield from self.breathe()
+                yield self.breathe()
                 yield from self.ask(step)
-                yield from self.breathe()
+                yield self.breathe()
             now = self.world.now
             try:
                 step = steps.send(self.instant())
@@ -204,7 +206,7 @@ class Process(Computer):
             now = self.clock()
             due = [lease for lease in self._renewed if lease.tenure.due(True) <= now]
             if due:
-                yield from self.breathe()
+                yield self.breathe()
                 yield from self.extend(due)
             else:
                 yield Wait(min([lease.tenure.due(True) - now for lease in self._renewed], default=60.0))
@@ -221,9 +223,9 @@ class Process(Computer):
         for lease, term in asked:
             lease.tenure.asked(ballot, term)
         start, when = self.clock(), self.world.now
-        yield from self.breathe()
+        yield self.breathe()
         yield from self.ask(ballot)
-        yield from self.breathe()
+        yield self.breathe()
         for number, (lease, _) in enumerate(asked):
             tenure = lease.tenure
             late = self.clock() >= tenure.deadline or tenure.ended is not None
@@ -289,7 +291,7 @@ class Process(Computer):
             self._waiters.listening.discard(node)
             self.after(RETRY, self._listen, machine)
 
-        world.at(self._faults.passes(self, machine), machine.whenever_it_runs, subscribe)
+        world.at(self._faults.passes(self, machine), subscribe, where=machine)
 
     # What django_redlock.nodes.gather does
 
@@ -366,8 +368,11 @@ class Process(Computer):
             bundle.waiting.remove(task)
 
     def _expects(self, bundle: Bundle, ballot: Ballot) -> bool:
-        missing = ballot.requests.keys() - ballot.replies.keys()
-        return any(node in bundle.connecting or (node in bundle.seats and bundle.seats[node].owed) for node in missing)
+        replies, seats, connecting = ballot.replies, bundle.seats, bundle.connecting
+        for node in ballot.requests:
+            if node not in replies and (node in connecting or ((seat := seats.get(node)) and seat.owed)):
+                return True
+        return False
 
     def _settle(self, bundle: Bundle, now: float) -> None:
         """Bring a bundle up to date: links that arrived, replies it is owed, links that its nodes closed."""
@@ -403,20 +408,19 @@ class Process(Computer):
             ballot.receive(seat.node, Reply(Kind.UNKNOWN, detail="closed"))
             return
         seat.owed.append(Owed(ballot, now))
+        seat.wire.send(ballot.requests[seat.node])
 
-        def on_reply(reply: Reply) -> None:
-            seat.inbox.append(reply)
-            self._happened(bundle, lambda: self._read(seat))
+    def _replied(self, bundle: Bundle, seat: Seat, reply: Reply) -> None:
+        seat.inbox.append(reply)
+        self._happened(bundle, self._read, seat)
 
-        def on_end() -> None:
-            self._happened(bundle, lambda: self._unseat_ended(bundle, seat))
+    def _ended(self, bundle: Bundle, seat: Seat) -> None:
+        self._happened(bundle, self._unseat_ended, bundle, seat)
 
-        seat.wire.send(ballot.requests[seat.node], on_reply, on_end)
-
-    def _happened(self, bundle: Bundle, see_to_it: Callable[[], None]) -> None:
+    def _happened(self, bundle: Bundle, see_to_it: Callable[..., None], *args: Any) -> None:
         """Deal with what came if somebody waits; links of a thread that is busy are read at their next use."""
         if self.shared or bundle.waiting:
-            see_to_it()
+            see_to_it(*args)
             for task in bundle.waiting:
                 task.wake()
 
@@ -454,7 +458,7 @@ class Process(Computer):
         machine, world = self._machines[node], self.world
         wire = Wire(self, machine, self._profile, self._faults)
         gives_up = world.now + max(ballot.timeout, CONNECT_TIMEOUT)
-        arrives = self._faults.arrival(wire)
+        arrives = self._faults.passes(self, machine)
         finished = False
 
         def finish(wire: Wire | None, greeting: Greeting | str) -> None:
@@ -462,17 +466,17 @@ class Process(Computer):
             if not finished:
                 finished = True
                 bundle.arrived.append((node, wire, greeting))
-                self._happened(bundle, lambda: self._seat_arrivals(bundle))
+                self._happened(bundle, self._seat_arrivals, bundle)
 
         def greet() -> None:
-            back = self._faults.arrival(wire)
+            back = self._faults.passes(self, machine)
             if machine.up:
                 wire.boot = machine.boot
                 self.arrive(back, finish, wire, machine.greeting())
             else:
                 self.arrive(back, finish, None, "refused")
 
-        world.at(arrives, machine.whenever_it_runs, greet)
+        world.at(arrives, greet, where=machine)
         self.arrive(gives_up, finish, None, "timeout")
 
     def _seat_arrivals(self, bundle: Bundle) -> None:
@@ -485,7 +489,8 @@ class Process(Computer):
                 self.breakers[node].failed(now)
             else:
                 self.admission.greet(node, greeting)
-                bundle.seats[node] = Seat(node, wire)
+                seat = bundle.seats[node] = Seat(node, wire)
+                wire.on_reply, wire.on_end = partial(self._replied, bundle, seat), partial(self._ended, bundle, seat)
             for ballot in ballots:
                 if node in ballot.replies:
                     continue

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from math import exp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_redlock.core.admission import Greeting
 from django_redlock.core.messages import Acquire, Extend, Raise, Release, Reply, Request
 from django_redlock.nodes.memory import MemoryStore
 
 from .profiles import TTL, Profile
-from .world import EPOCH, Clock, Computer, World
+from .world import EPOCH, Clock, Computer, Place, World
 
 if TYPE_CHECKING:
     from .oracles import Oracles
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MOMENT = 0.0004  # seconds that a message takes as a rule
 
 
-class Machine:
+class Machine(Place):
     """
     One node: the production node in memory on a machine that can fail.
 
@@ -28,8 +28,9 @@ class Machine:
     """
 
     def __init__(self, world: World, number: int, oracles: "Oracles") -> None:
-        self.world = world
+        super().__init__(world)
         self.number = number
+        self.name = f"node {number}"
         self.clock = Clock(world, EPOCH)
         self.store = MemoryStore(self.clock)
         self.up = True
@@ -39,12 +40,7 @@ class Machine:
         self.wrong = False  # whether its clock has stepped away
         self.stepped = -1e9  # when its clock last stepped, in true time
         self._booted_wall = EPOCH - 1e6
-        self._stopped_until = 0.0
         self._oracles = oracles
-
-    @property
-    def name(self) -> str:
-        return f"node {self.number}"
 
     def greeting(self) -> Greeting:
         """Return what ``INFO`` says: the uptime is in whole seconds of the node's wall clock."""
@@ -73,7 +69,7 @@ class Machine:
     def stop(self, seconds: float) -> None:
         """Do nothing for so long."""
         self.world.log(self.name, "stops", f"for {seconds:.3f}")
-        self._stopped_until = self.world.now + seconds
+        self.stopped_until = self.world.now + seconds
 
     def set_clock(self, seconds: float) -> None:
         """Step its clock away, or back."""
@@ -81,12 +77,9 @@ class Machine:
         self.wrong, self.stepped = not self.wrong, self.world.now
         self.clock.step(seconds)
 
-    def whenever_it_runs(self, call: Callable[[], None]) -> None:
-        """Have *call* happen now, or when the node goes on."""
-        if self.world.now < self._stopped_until:
-            self.world.at(self._stopped_until, lambda: self.whenever_it_runs(call))
-        else:
-            call()
+    def miss(self, network: bool, call: Callable[..., object], args: tuple[Any, ...]) -> None:
+        """Have it happen when the node goes on."""
+        self.world.at(self.stopped_until, call, *args, where=self)
 
     def execute(self, request: Request, repeated: bool) -> Reply:
         """Carry out a request in one atomic step."""
@@ -122,7 +115,15 @@ class Wire:
         client: The process that made it.
         machine: The node.
         profile: The hazards.
+        faults: Whether they are on.
+
+    ``on_reply`` gets each reply, unless the connection fails; ``on_end`` is told of a reset.
     """
+
+    __slots__ = (
+        *("client", "machine", "broken", "boot", "deaf", "mute", "doomed", "on_reply", "on_end"),
+        *("_world", "_profile", "_faults", "_last_out", "_last_in"),
+    )
 
     def __init__(self, client: Computer, machine: Machine, profile: Profile, faults: "Faults") -> None:
         self.client = client
@@ -136,45 +137,58 @@ class Wire:
         self.deaf = False  # whether requests no longer arrive
         self.mute = False  # whether replies no longer come
         self.doomed = False  # whether the next request, once executed, is answered by a reset
+        self.on_reply: Callable[[Reply], object] = lambda reply: None
+        self.on_end: Callable[[], object] = lambda: None
 
-    def send(self, request: Request, on_reply: Callable[[Reply], None], on_end: Callable[[], None]) -> None:
-        """Send a request; *on_reply* gets the reply, unless the connection fails; *on_end* tells of a reset."""
-        random, profile, world = self._world.random, self._profile, self._world
-        if self._faults.on:
-            if random.random() < profile.cut:
-                self.deaf, self.mute = (True, self.mute) if random.random() < 0.5 else (self.deaf, True)
-                world.log(self.client.name, "cut off from", self.machine.name, "deaf" if self.deaf else "mute")
-            if random.random() < profile.reset:
-                self.client.arrive(world.now + random.uniform(0, 0.05), self._reset, on_end)
+    def send(self, request: Request) -> None:
+        """Send a request."""
+        faults, world = self._faults, self._world
+        if faults.on:
+            self._suffer()
         if self.deaf:
             return
-        self._last_out = max(self._last_out, self._faults.arrival(self))
-        world.at(self._last_out, self.machine.whenever_it_runs, lambda: self._execute(request, on_reply, on_end))
-        if self._faults.on and random.random() < profile.repeat:
-            late = self._last_out + random.expovariate(1 / TTL)
-            world.at(late, self.machine.whenever_it_runs, lambda: self._execute(request, None, on_end))
+        arrives = faults.passes(self.client, self.machine)
+        if arrives < self._last_out:
+            arrives = self._last_out
+        self._last_out = arrives
+        world.at(arrives, self._execute, request, False, where=self.machine)
+        if faults.on and world.random.random() < self._profile.repeat:
+            late = arrives + world.random.expovariate(1 / TTL)
+            world.at(late, self._execute, request, True, where=self.machine)
 
-    def _execute(self, request: Request, on_reply: Callable[[Reply], None] | None, on_end: Callable[[], None]) -> None:
-        world, machine = self._world, self.machine
+    def _suffer(self) -> None:
+        """Go silent, or have a reset come, if chance has it."""
+        random, profile, world = self._world.random, self._profile, self._world
+        if random.random() < profile.cut:
+            self.deaf, self.mute = (True, self.mute) if random.random() < 0.5 else (self.deaf, True)
+            world.log(self.client.name, "cut off from", self.machine.name, "deaf" if self.deaf else "mute")
+        if random.random() < profile.reset:
+            self.client.arrive(world.now + random.uniform(0, 0.05), self._reset)
+
+    def _execute(self, request: Request, repeated: bool) -> None:
+        machine, client = self.machine, self.client
         if not machine.up or machine.boot != self.boot:
-            if on_reply:
-                self.client.arrive(world.now + MOMENT, self._reset, on_end)
+            if not repeated:
+                client.arrive(self._world.now + MOMENT, self._reset)
             return
-        reply = machine.execute(request, repeated=on_reply is None)
+        reply = machine.execute(request, repeated)
         if self.doomed:
-            self.client.arrive(world.now + MOMENT, self._reset, on_end)
-        elif on_reply and not self.mute:
-            self._last_in = max(self._last_in, self._faults.arrival(self))
-            self.client.arrive(self._last_in, self._deliver, reply, on_reply)
+            client.arrive(self._world.now + MOMENT, self._reset)
+        elif not repeated and not self.mute:
+            arrives = self._faults.passes(client, machine)
+            if arrives < self._last_in:
+                arrives = self._last_in
+            self._last_in = arrives
+            client.arrive(arrives, self._deliver, reply)
 
-    def _deliver(self, reply: Reply, on_reply: Callable[[Reply], None]) -> None:
+    def _deliver(self, reply: Reply) -> None:
         if not self.broken:
-            on_reply(reply)
+            self.on_reply(reply)
 
-    def _reset(self, on_end: Callable[[], None]) -> None:
+    def _reset(self) -> None:
         if not self.broken:
             self.broken = True
-            on_end()
+            self.on_end()
 
 
 class Faults:
@@ -195,14 +209,13 @@ class Faults:
         """Return whether a hint is lost."""
         return self.on and self._world.random.random() < self._profile.hush
 
-    def arrival(self, wire: Wire) -> float:
-        """Return when a message that is sent now arrives."""
-        return self.passes(wire.client, wire.machine)
-
     def passes(self, client: Computer, machine: Machine) -> float:
         """Return when what a client and a node have to say to each other now arrives."""
-        random, now = self._world.random, self._world.now
-        takes = MOMENT * (0.5 + random.random())
-        if self.on and random.random() < self._profile.spike:
-            takes += 0.01 * exp(random.uniform(0, 5.7))  # up to three leases
-        return max(now, self._blocked.get((client.name, machine.number), now)) + takes
+        world = self._world
+        random, now = world.random.random, world.now
+        takes = MOMENT * (0.5 + random())
+        if self.on and random() < self._profile.spike:
+            takes += 0.01 * exp(world.random.uniform(0, 5.7))  # up to three leases
+        if self._blocked:
+            now = max(now, self._blocked.get((client.name, machine.number), now))
+        return now + takes

@@ -105,7 +105,7 @@ class Client(Process):
         for guard in random.sample(GUARDS, 0 if lease.shared else 3):  # who shares a lock does not write
             if not lease.ensure():
                 break
-            yield from self.breathe()
+            yield self.breathe()
             yield from increment(database, self, random.choice(lease.slugs), tenure.token, tenure.nonce, guard)
         if random.random() < 0.2:
             yield Sleep(random.uniform(0, 1.5 * TTL))

@@ -8,9 +8,11 @@ seed is one schedule.
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import count
 from random import Random
 from typing import Any
 
+LAG = 2e-5  # seconds that the scheduler takes at most to run something that is ready
 EPOCH = 1_795_000_000.0  # where wall clocks begin, in seconds: a number of microseconds with all its digits
 
 
@@ -35,12 +37,35 @@ class Call:
     begin: Callable[[Callable[[Any], None]], None]
 
 
+AT_ONCE = Sleep(0.0)
+
 Command = Sleep | Wait | Call
 Routine = Generator[Command, Any, Any]
 
 
 class Cancelled(Exception):
     """Raised in a task where it waits, as asyncio does on cancellation, or a signal handler in a thread."""
+
+
+class Place:
+    """
+    Where something happens: a process or a node, which may stand still.
+
+    Args:
+        world: Where it is.
+    """
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.stopped_until = 0.0
+
+    def miss(self, network: bool, call: Callable[..., object], args: tuple[Any, ...]) -> None:
+        """Take what would happen here now, if this did not stand still."""
+        raise NotImplementedError
+
+
+# When, which of those at one time, where (None: anywhere), whether it comes from the network, and what.
+Event = tuple[float, int, Place | None, bool, Callable[..., object], tuple[Any, ...]]
 
 
 class World:
@@ -56,20 +81,24 @@ class World:
         self.random = Random(seed)
         self.now = 0.0
         self.trace: list[str] | None = [] if traced else None
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._count = 0
+        self.heap: list[Event] = []
+        self.number = count(1).__next__  # of the next event
 
-    def at(self, time: float, call: Callable[..., None], *args: Any) -> None:
-        """Have *call* happen at *time*."""
-        self._count += 1
-        heappush(self._heap, (max(time, self.now), self._count, call, args))
+    def at(self, time: float, call: Callable[..., object], *args: Any, where: Place | None = None) -> None:
+        """Have *call* happen at *time*, or when the place *where* it happens goes on."""
+        now = self.now
+        heappush(self.heap, (time if time > now else now, self.number(), where, False, call, args))
 
     def run(self, until: float) -> None:
         """Let everything happen that is due by *until*."""
-        heap = self._heap
+        heap, pop = self.heap, heappop
         while heap and heap[0][0] <= until:
-            self.now, _, call, args = heappop(heap)
-            call(*args)
+            now, _, where, network, call, args = pop(heap)
+            self.now = now
+            if where is None or now >= where.stopped_until:
+                call(*args)
+            else:
+                where.miss(network, call, args)
         self.now = max(self.now, until)
 
     def log(self, who: str, what: str, *details: object) -> None:
@@ -134,18 +163,20 @@ class Task:
         process = self._process
         process.current = self
         try:
-            command = self._routine.throw(value) if isinstance(value, Cancelled) else self._routine.send(value)
+            command = self._routine.throw(value) if value.__class__ is Cancelled else self._routine.send(value)
         except (StopIteration, Cancelled):
             return
-        ticket = self._ticket
-        if isinstance(command, Call):
+        ticket, kind = self._ticket, command.__class__
+        if kind is Call:
             command.begin(lambda answer: process.after(0.0, self.resume, ticket, answer))
-        else:
-            self.waiting = isinstance(command, Wait)
-            process.after(process.lag() + command.seconds / process.steady.rate, self.resume, ticket)
+            return
+        self.waiting = kind is Wait
+        world = process.world  # as Computer.after() does; half of all events come from here
+        delay = process.random() * LAG + command.seconds / process.steady.rate
+        heappush(world.heap, (world.now + delay, world.number(), process, False, self.resume, (ticket,)))
 
 
-class Computer:
+class Computer(Place):
     """
     A process: its clocks, its tasks, and the moments at which it does not run.
 
@@ -155,18 +186,18 @@ class Computer:
     """
 
     def __init__(self, world: World, name: str) -> None:
-        self.world = world
+        super().__init__(world)
         self.name = name
         self.dead = False
+        self.random = world.random.random
         self.steady = Clock(world, world.random.uniform(10, 10_000))
         self.wall = Clock(world, EPOCH)
         self.current: Task | None = None
-        self._stopped_until = 0.0
-        self._missed: list[tuple[bool, Callable[..., None], tuple[Any, ...]]] = []
+        self._missed: list[tuple[bool, Callable[..., object], tuple[Any, ...]]] = []
 
     def lag(self) -> float:
         """Return how long the scheduler takes to run something that is ready."""
-        return self.world.random.random() * 2e-5
+        return self.random() * LAG
 
     def spawn(self, routine: Routine) -> Task:
         """Start a task."""
@@ -174,38 +205,39 @@ class Computer:
         self.after(0.0, task.resume, 0)
         return task
 
-    def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
+    def after(self, delay: float, call: Callable[..., object], *args: Any) -> None:
         """Have *call* happen in this process, once it runs and unless it died."""
-        world = self.world  # as World.at() does; half of all events come from here
-        world._count += 1
-        heappush(world._heap, (world.now + delay, world._count, self._enter, (False, call, args)))
+        world = self.world
+        heappush(world.heap, (world.now + delay, world.number(), self, False, call, args))
 
-    def arrive(self, time: float, call: Callable[..., None], *args: Any) -> None:
+    def arrive(self, time: float, call: Callable[..., object], *args: Any) -> None:
         """Do the same for something from the network: a process that wakes up reads it before it looks at timers."""
-        self.world.at(time, self._enter, True, call, args)
+        world = self.world
+        heappush(world.heap, (max(time, world.now), world.number(), self, True, call, args))
 
     def stop(self, seconds: float) -> None:
         """Do not run for so long, in the middle of whatever it does."""
-        if not self.dead and self.world.now >= self._stopped_until:
-            self._stopped_until = self.world.now + seconds
+        if self.world.now >= self.stopped_until:
+            self.stopped_until = self.world.now + seconds
             self.world.log(self.name, "stops", f"for {seconds:.3f}")
-            self.world.at(self._stopped_until, self._go_on)
+            self.world.at(self.stopped_until, self._go_on)
 
     def kill(self) -> None:
         """End for good."""
         self.dead = True
+        self.stopped_until = float("inf")
         self._missed.clear()
         self.world.log(self.name, "dies")
 
-    def _enter(self, network: bool, call: Callable[..., None], args: tuple[Any, ...]) -> None:
-        if self.dead:
-            return
-        if self.world.now < self._stopped_until:
+    def miss(self, network: bool, call: Callable[..., object], args: tuple[Any, ...]) -> None:
+        """Keep it until the process goes on."""
+        if not self.dead:
             self._missed.append((network, call, args))
-        else:
-            call(*args)
 
     def _go_on(self) -> None:
         missed, self._missed = self._missed, []
         for network, call, args in sorted(missed, key=lambda item: not item[0]):
-            self._enter(network, call, args)
+            if self.world.now >= self.stopped_until:
+                call(*args)
+            else:  # one of them made it stop again
+                self.miss(network, call, args)
