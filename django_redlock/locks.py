@@ -827,19 +827,21 @@ class LockManager:
             parcels = {node: ballot.remedy or ballot.requests[node] for node in nodes}
             self.courier.take(parcels, steady() + ballot.lasting)
 
-    def _took_over(self, wanted: Wanted, granted: Granted | GaveUp) -> Ballot | None:
+    def _outcome(self, wanted: Wanted, outcome: Granted | GaveUp) -> Granted | GaveUp:
+        if isinstance(outcome, Granted) and wanted.adopt not in ("", outcome.nonce):
+            self._took_over(wanted, outcome)
+        return outcome
+
+    def _took_over(self, wanted: Wanted, granted: Granted) -> None:
         """
-        See to it that the hold that was taken over ends on all nodes; returns the round that took it.
+        See to it that the hold that was taken over ends on all nodes.
 
         Nodes that missed the round would keep that hold for as long as it was to last, and nobody renews it. They are
         told of its end, and refuse it from then on, in case that it was still on its way to them itself.
         """
-        if isinstance(granted, GaveUp) or wanted.adopt == granted.nonce:
-            return None
-        first = granted.ballots[0]
-        first.remedy, first.lasting = Release(granted.slugs, wanted.adopt, self.rules.guard), LASTING
-        self._follow_up(first)
-        return first
+        takeover = granted.ballots[0]
+        takeover.remedy, takeover.lasting = Release(granted.slugs, wanted.adopt, self.rules.guard), LASTING
+        self._follow_up(takeover)
 
     def _tell_of_nodes(self) -> None:
         """Tell which nodes went down or came back, once for each change, whoever noticed it."""
@@ -882,8 +884,7 @@ class LockManager:
                     self._sleep(step.seconds)
                 step = steps.send(instant())
         except StopIteration as stop:
-            outcome: Granted | GaveUp = stop.value
-            return outcome
+            return self._outcome(wanted, stop.value)
         except BaseException:
             # The interrupted round's connections are gone, so this makes new ones.
             self.ask(acquisition.undo(self.rules.timeout(wanted.ttl, len(wanted.names))))
@@ -910,8 +911,7 @@ class LockManager:
                     await self._asleep(step.seconds)
                 step = steps.send(instant())
         except StopIteration as stop:
-            outcome: Granted | GaveUp = stop.value
-            return outcome
+            return self._outcome(wanted, stop.value)
         except BaseException:
             undo = acquisition.undo()
             side.gather.send(undo)  # does not wait, so a second cancellation cannot stop it
@@ -965,8 +965,8 @@ class LockManager:
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the lease of a won acquisition, or raise why it was not won."""
         lease = Lease(self, self._tenure(wanted, outcome), renew)
-        if wanted.adopt:
-            lease._taken_over = self._took_over(wanted, outcome)
+        if wanted.adopt and isinstance(outcome, Granted):
+            lease._taken_over = outcome.ballots[0]
         if not wanted.detached:
             watchdog.watch(lease)
             self._presence.join()
@@ -976,8 +976,8 @@ class LockManager:
     def aheld(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the same for the running event loop."""
         lease = AsyncLease(self, self._tenure(wanted, outcome), renew)
-        if wanted.adopt:
-            lease._taken_over = self._took_over(wanted, outcome)
+        if wanted.adopt and isinstance(outcome, Granted):
+            lease._taken_over = outcome.ballots[0]
         if not wanted.detached:
             loop_watchdog().watch(lease)
             self._loop_side().presence.join()
