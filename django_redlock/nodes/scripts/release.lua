@@ -27,7 +27,7 @@ for i in pairs(mine) do
   local slug, holders, others = string.sub(KEYS[i], #prefix + 1, -3), KEYS[last + i / 3], nil
   if shared and all then
     for _, holder in ipairs(redis.call('ZRANGE', holders, 0, -1)) do
-      if bury > 0 then redis.call('SET', prefix .. 'x:' .. holder, '1', 'PX', bury) end
+      if bury > 0 then redis.call('SET', prefix .. 'x:' .. holder, ARGV[6] == '1' and 'stop' or '1', 'PX', bury) end
     end
     redis.call('DEL', holders)
   elseif shared then
