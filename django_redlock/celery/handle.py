@@ -97,7 +97,7 @@ class Singleton:
         """
         Return who has the slot of a call; None if it is free. By the time you read the answer it may be wrong.
 
-        Of a run and a message that waits for it (``scope="queued+running"``), the run.
+        Of a run and a message that waits for it (``scope="queued+running"``, ``on_duplicate="rerun"``), the run.
 
         Raises:
             QuorumUnavailableError: Too few nodes answered.
@@ -178,12 +178,12 @@ class Singleton:
         """
         from .explain import explain
 
-        return explain(self._task, args, kwargs)
+        return explain(self._task, args, kwargs).text
 
     def _slots(self, args: Any, kwargs: Any) -> list[tuple[str, Seen]]:
-        """Return the locks of a call, that of its run first, and what the nodes have under them."""
+        """Return the locks of a call, that of its run first and of a run after it last, and what nodes have there."""
         ticket: Ticket = self._task.ticket("", args, kwargs)
-        names = dict.fromkeys(filter(None, (ticket.running, ticket.queue)))
+        names = ticket.places(self._task.singleton_options.on_duplicate)
         return [(name, peek(ticket.using, name)) for name in names]
 
 

@@ -34,7 +34,9 @@ from .slots import (
 )
 
 LONGEST_PAUSE = 60.0  # seconds until a message whose slot could not be looked up is tried again
-FIRST_WAIT, LONGEST_WAIT = 0.5, 10.0  # seconds for which a message that waits for its equal is put back
+# Seconds for which a message that waits for its equal is put back. Celery's delayed delivery over quorum queues counts
+# whole ones, and fails with none.
+FIRST_WAIT, LONGEST_WAIT = 1.0, 10.0
 DONE = frozenset({states.SUCCESS, states.REVOKED})  # a task that failed is left to Celery's rules for redelivery
 
 log = logging.getLogger("django_redlock")
@@ -168,8 +170,9 @@ class Arrival:
         pause = min(LONGEST_WAIT, FIRST_WAIT * 2.0**ticket.tries)
         limit = self.rules.wait_for
         if limit is not None:
-            pause = min(pause, limit - ticket.waited)
-            if pause <= 0:
+            left = limit - ticket.waited
+            pause = min(pause, max(left, FIRST_WAIT))
+            if left <= 0:
                 self._skip(f"Skipped: {ticket.name} is {holder}, after {ticket.waited:.1f} s.")
         self._send_again(replace(ticket, waited=ticket.waited + pause), pause)
         raise Ignore(f"{self.request.id} waits for its equal; it is tried again in {pause:.1f} s.") from None
@@ -223,7 +226,7 @@ class Arrival:
         that is alive its second chance: on Redis, both copies are one to the broker. One copy is enough, however.
         """
         lease = self.rules.lease
-        pause = min(lease, holder.retry_after or lease) + 0.1
+        pause = max(FIRST_WAIT, min(lease, holder.retry_after or lease) + 0.1)
         ticket, token = self.ticket, fresh_nonce()
         about = (ticket.using, self._watch_name, pause + self.rules.queue_ttl, token, ticket.task_id)
         try:
@@ -283,7 +286,9 @@ class Arrival:
 
     def _send_again(self, ticket: Ticket, pause: float) -> None:
         request, ticket = self.request, replace(ticket, tries=ticket.tries + 1)
-        message = self.task.signature_from_request(request, countdown=pause, retries=request.retries)
+        # What the logs show of the arguments is the sender's choice; Celery would show them anew.
+        shown = {name: said for name in ("argsrepr", "kwargsrepr") if (said := request.get(name)) is not None}
+        message = self.task.signature_from_request(request, countdown=pause, retries=request.retries, **shown)
         Call(self.task, message.args, message.kwargs, message.options, self.rules, ticket).publish(ticket)
 
     def _result_ignored(self) -> bool:

@@ -34,6 +34,8 @@ FORMAT = 2
 LABEL = 100  # characters of a task's name that fit into a label
 QUEUED, HELD, NOTE = " (queued)", " (held)", " (note)"
 LIFETIME, RUNNING, WAITING, BOTH = "lifetime", "running", "queued", "queued+running"
+TRAILING = ("rerun", "replace")
+"""What may become of a duplicate that then waits until its equal has run, in a place of its own."""
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 
 log = logging.getLogger("django_redlock")
@@ -91,6 +93,16 @@ class Ticket:
     def running(self) -> str:
         """Name of the lock that its run has; empty for none."""
         return "" if self.scope == WAITING else self.name
+
+    def places(self, how: str) -> list[str]:
+        """
+        Return the names of all locks in which a call can find its equals: of the run, of those that wait for it.
+
+        Args:
+            how: What the task does with duplicates.
+        """
+        after = f"next:{self.name}" if how in TRAILING else ""
+        return list(dict.fromkeys(filter(None, (self.running, self.queue, after))))
 
     def pack(self) -> str:
         """Return the header's value."""

@@ -238,6 +238,54 @@ def test_rerun_while_the_trailing_message_is_put_back(make, worker, monkeypatch)
     assert names() == set()
 
 
+def test_place_of_the_trailing_message_can_be_seen_and_freed(make, worker):
+    """
+    While only the message that comes next waits, a call is a duplicate and can be told so; its place can be freed. C96
+    """
+
+    def body(self, shop_id):
+        if not calls:
+            calls.append(task.delay(7))
+
+    calls: list[Any] = []
+    task = make(body, on_duplicate="rerun")
+    task.delay(7)
+    worker.run()
+    worker.take()  # and lose it, as a queue does that is purged
+
+    assert task.singleton.is_locked(7)
+    assert task.singleton.holder(7).id == calls[0].id
+    assert f"run once after task {calls[0].id}" in task.singleton.explain(7)
+    assert task.singleton.release(7) == "released"
+    assert not task.delay(7).duplicate
+    worker.run_all()
+    assert names() == set()
+
+
+def test_what_logs_show_of_arguments_stays_as_the_sender_said(make, worker):
+    """
+    A message that is put back hides what its sender hid.
+    """
+    task = make(on_overlap="wait")
+    task.apply_async((7,), {"since": "PASSWORD"}, task_id="a", argsrepr="(...)", kwargsrepr="{...}")
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        assert worker.run() == "IGNORED"
+
+    assert [worker.headers[0][name] for name in ("argsrepr", "kwargsrepr")] == ["(...)", "{...}"]
+
+
+def test_explanation_of_a_slot_that_a_plain_lock_has(make):
+    """
+    No task's result can be promised when the holder is not a task.
+    """
+    task = make()
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        text = task.singleton.explain(7)
+
+    assert "already revoked, because the holder is not a task" in text
+    assert "None" not in text
+
+
 # replace
 
 
@@ -320,7 +368,7 @@ def test_wait_is_bounded(make, worker):
         task.apply_async((7,), task_id="second")
         states = worker.run_all()
 
-    assert states == ["IGNORED"] * 4  # after 0.5, 1 and the 0.5 seconds that are left of two
+    assert states == ["IGNORED"] * 3  # after one second, and the one that is left of two
     with pytest.raises(TaskRevokedError, match=r"after 2\.0 s"):
         task.AsyncResult("second").get(timeout=1)
 
@@ -906,21 +954,34 @@ def test_interrupted_when_lost(app, worker):
         result.get(timeout=1)
 
 
-def test_command(make, app, capsys):
+def test_command(make, app, capsys, memory_nodes):
     """
     ``redlock_inspect --task`` explains a call; it names the nearest task, and says what arguments look like.
     """
-    make()
+    task = make()
+    make(name="shop.broken", key=lambda bound: {}[bound.arguments["shop_id"]])
     app.finalize()
 
-    call_command("redlock_inspect", "--task", "shop.sync", "--args", "[7]")
-
+    with pytest.raises(CommandError, match="is free") as free:
+        call_command("redlock_inspect", "--task", "shop.sync", "--args", "[7]")
     assert f"lock       {NAME}" in capsys.readouterr().out
+    assert free.value.returncode == 1
+    task.delay(7)
+    call_command("redlock_inspect", "--task", "shop.sync", "--args", "[7]")
+    assert "A call now would send nothing" in capsys.readouterr().out
+    set_down(memory_nodes, True)
+    with pytest.raises(CommandError, match="Too few") as unknown:
+        call_command("redlock_inspect", "--task", "shop.sync", "--args", "[7]")
+    assert unknown.value.returncode == 3
+    set_down(memory_nodes, False)
     for arguments, message in (
         (["--task", "shop.synk"], "did you mean 'shop.sync'"),
         (["--task", "shop.sync", "--args", "7"], "takes a list in JSON"),
         (["--task", "shop.sync", "--args", "["], "are no JSON"),
         (["--task", "shop.sync", "--args", "[]"], "does not take these arguments"),
+        (["--task", "shop.broken", "--args", "[7]"], "makes no key of these arguments: KeyError: 7"),
+        (["--task", "shop.sync", "--format", "json"], "leave out the name"),
+        (["--task", "shop.sync", "shop"], "leave out the name"),
         ([], "Say which lock"),
     ):
         with pytest.raises(CommandError, match=message):
