@@ -1,6 +1,6 @@
 """``task.singleton``: look at the slot of a call, and free it by hand; in the body, the slot of the run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..locks import Lease
@@ -116,14 +116,15 @@ class Singleton:
         """
         return any(seen.value for _, seen in self._slots(args, kwargs))
 
-    def release(self, *args: Any, force: bool = False, **kwargs: Any) -> str:
+    def release(self, *args: Any, **kwargs: Any) -> str:
         """
         Free the slot of a call whose message was lost, such as in a queue that was purged.
 
         In a body, and without arguments: give up the slot of the run before its end.
 
         Args:
-            force: Free it also if the task is running. Nothing stops that run, so its equal may then run beside it.
+            force: True frees it also if the task is running. Nothing stops that run, so its equal may then run beside
+                it. If the task has a parameter of this name, it is an argument as all others.
 
         Returns:
             ``released``, ``expired`` (it was free), ``taken`` (it is running, and *force* was not given, or it
@@ -133,6 +134,7 @@ class Singleton:
             QuorumUnavailableError: Too few nodes answered when asked who has it.
         """
         execution = self._task.execution
+        force = "force" not in self._task.parameters.signature.parameters and kwargs.pop("force", False)
         if execution and execution.lease and not args and not kwargs:
             execution.end(hold=False)
             return execution.lease.release() if execution.lease.reason != "released" else "released"
@@ -181,9 +183,11 @@ class Singleton:
         return explain(self._task, args, kwargs)
 
     def _slots(self, args: Any, kwargs: Any) -> list[tuple[str, Seen]]:
-        """Return the locks of a call, that of its run first, and what the nodes have under them."""
+        """Return the locks of a call, that of its run first, that of what comes after it last, and who has them."""
         ticket: Ticket = self._task.ticket("", args, kwargs)
-        names = dict.fromkeys(filter(None, (ticket.running, ticket.queue)))
+        trails = self._task.singleton_options.on_duplicate in ("rerun", "replace")
+        following = replace(ticket, trailing=True).waiting if trails else ""
+        names = dict.fromkeys(filter(None, (ticket.running, ticket.queue, following)))
         return [(name, peek(ticket.using, name)) for name in names]
 
 
