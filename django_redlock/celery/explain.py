@@ -46,7 +46,8 @@ def explain(task: Any, args: Any, kwargs: Any) -> str:
         f"scope      {options.scope}, on_duplicate={options.on_duplicate!r}, on_overlap={options.overlap!r}",
     ]
     holder = Holder(None, "free", None)
-    for name in dict.fromkeys(filter(None, (ticket.queue, ticket.running))):
+    following = ticket.following if options.trails else ""
+    for name in dict.fromkeys(filter(None, (ticket.queue, ticket.running, following))):
         lines += ["", f"{name}:", *_nodes(ticket.using, name)]
         try:
             seen = peek(ticket.using, name)
@@ -80,9 +81,12 @@ def explain_call(name: str, args: str, kwargs: str) -> str:
     if not isinstance(positional, list) or not isinstance(named, dict):
         raise ValueError("--args takes a list in JSON, --kwargs an object: --args '[7]' --kwargs '{\"day\": 1}'.")
     try:
-        return explain(known[name], positional, named)
+        known[name].singleton.key(*positional, **named)
     except TypeError as error:
         raise ValueError(f"{name} does not take these arguments: {error}") from None
+    except Exception as error:  # whatever a project's function for the key raises
+        raise ValueError(f"{name} has no key for these arguments: {type(error).__name__}: {error}") from None
+    return explain(known[name], positional, named)
 
 
 def _arguments(task: Any, args: Any, kwargs: Any) -> str:
@@ -120,7 +124,8 @@ def _next_call(options: SingletonOptions, holder: Holder) -> list[str]:
         return [f"A call now would {what}: too few nodes answer."]
     if holder.state == "free":
         return ["A call now would take the slot and be sent."]
-    return [f"A call now would {ANSWERS[options.on_duplicate].format(id=holder.task_id)}."]
+    how = "skip" if options.on_duplicate == "join" and not holder.task_id else options.on_duplicate
+    return [f"A call now would {ANSWERS[how].format(id=holder.task_id)}."]
 
 
 def _next_message(options: SingletonOptions, holder: Holder) -> list[str]:

@@ -1,6 +1,6 @@
 """``task.singleton``: look at the slot of a call, and free it by hand; in the body, the slot of the run."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..locks import Lease
@@ -185,8 +185,7 @@ class Singleton:
     def _slots(self, args: Any, kwargs: Any) -> list[tuple[str, Seen]]:
         """Return the locks of a call, that of its run first, that of what comes after it last, and who has them."""
         ticket: Ticket = self._task.ticket("", args, kwargs)
-        trails = self._task.singleton_options.on_duplicate in ("rerun", "replace")
-        following = replace(ticket, trailing=True).waiting if trails else ""
+        following = ticket.following if self._task.singleton_options.trails else ""
         names = dict.fromkeys(filter(None, (ticket.running, ticket.queue, following)))
         return [(name, peek(ticket.using, name)) for name in names]
 

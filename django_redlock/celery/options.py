@@ -117,6 +117,11 @@ class SingletonOptions:
         """What a worker does with a message whose equal has the slot."""
         return self.on_overlap or ("skip" if self.scope in (LIFETIME, WAITING) else "wait")
 
+    @property
+    def trails(self) -> bool:
+        """Whether a duplicate may wait to be the next that runs."""
+        return self.on_duplicate in ("rerun", "replace")
+
     def without_nodes(self, stage: str) -> str:
         """Return what to do when too few nodes answer, at the stage ``enqueue`` or ``run``."""
         return self.on_redis_error.get(stage, ON_REDIS_ERROR[stage][0])

@@ -157,9 +157,9 @@ class Call:
         return (moment - datetime.now(UTC)).total_seconds()
 
     def _take_and_send(self) -> SingletonResult[Any]:
-        if self.rules.on_duplicate in ("rerun", "replace"):
+        if self.rules.trails:
             # Whoever comes next takes the place of the one that waits to be next, also while the slot is free.
-            next_one = peek(self.ticket.using, self._next.waiting)
+            next_one = peek(self.ticket.using, self.ticket.following)
             if next_one.value:
                 return self._answer(next_one.holder, trailing=True)
         holder = claim_waiting(self.ticket, self.ttl, self.task.name)
@@ -251,10 +251,6 @@ class Call:
         except Exception:
             log.exception("it could not be stored that task %s was replaced", task_id)
 
-    @property
-    def _next(self) -> Ticket:
-        return replace(self.ticket, trailing=True)
-
     def _send_after(self, holder: Holder) -> SingletonResult[Any]:
         """
         Send the message so that it runs once after the holder; what waits for that already gives way to it.
@@ -263,11 +259,11 @@ class Call:
         """
         label = f"{self.task.name[: LABEL - DIGEST - 2]} #{self._digest()}{QUEUED}"
         for _ in range(ATTEMPTS):
-            seen: Seen = peek(self.ticket.using, self._next.waiting)
+            seen: Seen = peek(self.ticket.using, self.ticket.following)
             task_id = seen.holder.task_id or self.ticket.task_id
             if seen.owner and seen.owner.label == label:
                 return self._result(task_id).about(holder, accepted=False)
-            ticket = replace(self._next, task_id=task_id)
+            ticket = replace(self.ticket, trailing=True, task_id=task_id)
             try:
                 take_note(ticket.using, ticket.waiting, self.ttl, ticket.token, task_id, label, adopt=seen.token)
             except LockTakenError:

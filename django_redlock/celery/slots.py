@@ -78,10 +78,15 @@ class Ticket:
     def waiting(self) -> str:
         """Name of the lock that the message has while it waits; empty for none."""
         if self.trailing:
-            return f"next:{self.name}"
+            return self.following
         if self.scope == RUNNING:
             return ""
         return f"queued:{self.name}" if self.scope == BOTH else self.name
+
+    @property
+    def following(self) -> str:
+        """Name of the lock of what comes after its equal."""
+        return f"next:{self.name}"
 
     @property
     def queue(self) -> str:

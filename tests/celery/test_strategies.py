@@ -20,6 +20,7 @@ from django_redlock.celery import (
     signals,
     singleton_task,
 )
+from django_redlock.celery.explain import explain_call
 from django_redlock.celery.slots import HEADER, Ticket
 
 from .slots import NAME, names, tickets
@@ -954,6 +955,7 @@ def test_call_that_waits_to_be_next_is_seen_and_freed(make, worker):
 
     assert task.singleton.is_locked(7)
     assert task.singleton.holder(7).id == calls[0].id
+    assert f"be remembered, and run once after task {calls[0].id}" in task.singleton.explain(7)
     assert task.singleton.release(7) == "released"
     assert not task.delay(7).duplicate
 
@@ -991,3 +993,27 @@ def test_eager_call_without_a_slot(make, app):
     assert got == ["first", "SUCCESS"]
     with pytest.raises(TypeError, match="may have 'on_duplicate'"):
         task.apply_async((7,), singleton={"key": "x"})
+
+
+def test_explanation_of_what_cannot_be_joined(make):
+    """
+    A holder that is no task has no result, and the explanation does not promise one.
+    """
+    task = make()
+
+    with locks["default"].lock(NAME, wait=0):
+        assert "return a result that is already revoked" in task.singleton.explain(7)
+
+
+def test_explanation_where_the_key_fails(app):
+    """
+    What a project's function for the key raises is said in one line.
+    """
+
+    def sync(shop_id):
+        pass
+
+    singleton_task(name="shop.sync", key=lambda call: {}[call.arguments["shop_id"]])(sync)
+
+    with pytest.raises(ValueError, match=r"shop\.sync has no key for these arguments: KeyError: 7"):
+        explain_call("shop.sync", "[7]", "{}")
