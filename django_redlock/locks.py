@@ -705,19 +705,32 @@ class LockManager:
         return Lock(self, wanted, self.rules.renew if renew is None else renew, reentrant, cancel_on_lost)
 
     def left_alone(
-        self, name: str, *, ttl: float, kind: str, label: str, ref: str, token: str, adopt: str = ""
+        self,
+        name: str,
+        *,
+        ttl: float,
+        kind: str,
+        label: str,
+        ref: str,
+        token: str,
+        adopt: str = "",
+        strict: bool = False,
     ) -> Wanted:
         """
         Describe one attempt at a lock with ``detached=True``, for :meth:`run`; for what they mean see :meth:`lock`.
 
         Who takes it and goes away needs neither a :class:`Lock` nor a :class:`Lease`.
 
+        Args:
+            strict: Whether it must be taken over, from *adopt* or from an earlier hold with the same *token*; a free
+                one is refused like a taken one.
+
         Raises:
             ValueError: The name or the ttl cannot work.
         """
         chosen = self._ttl(ttl, detached=True)
         owner = Owner(_HOST, _pid, kind, label, ref, ttl=chosen)
-        return Wanted(check_names(name), chosen, 0, owner, token, adopt, detached=True)
+        return Wanted(check_names(name), chosen, 0, owner, token, adopt, detached=True, strict=strict)
 
     def release(self, name: str | Iterable[str], token: str) -> str:
         """
@@ -827,19 +840,21 @@ class LockManager:
             parcels = {node: ballot.remedy or ballot.requests[node] for node in nodes}
             self.courier.take(parcels, steady() + ballot.lasting)
 
-    def _took_over(self, wanted: Wanted, granted: Granted | GaveUp) -> Ballot | None:
+    def _outcome(self, wanted: Wanted, outcome: Granted | GaveUp) -> Granted | GaveUp:
+        if isinstance(outcome, Granted) and wanted.adopt not in ("", outcome.nonce):
+            self._took_over(wanted, outcome)
+        return outcome
+
+    def _took_over(self, wanted: Wanted, granted: Granted) -> None:
         """
-        See to it that the hold that was taken over ends on all nodes; returns the round that took it.
+        See to it that the hold that was taken over ends on all nodes.
 
         Nodes that missed the round would keep that hold for as long as it was to last, and nobody renews it. They are
         told of its end, and refuse it from then on, in case that it was still on its way to them itself.
         """
-        if isinstance(granted, GaveUp) or wanted.adopt == granted.nonce:
-            return None
-        first = granted.ballots[0]
-        first.remedy, first.lasting = Release(granted.slugs, wanted.adopt, self.rules.guard), LASTING
-        self._follow_up(first)
-        return first
+        takeover = granted.ballots[0]
+        takeover.remedy, takeover.lasting = Release(granted.slugs, wanted.adopt, self.rules.guard), LASTING
+        self._follow_up(takeover)
 
     def _tell_of_nodes(self) -> None:
         """Tell which nodes went down or came back, once for each change, whoever noticed it."""
@@ -882,8 +897,7 @@ class LockManager:
                     self._sleep(step.seconds)
                 step = steps.send(instant())
         except StopIteration as stop:
-            outcome: Granted | GaveUp = stop.value
-            return outcome
+            return self._outcome(wanted, stop.value)
         except BaseException:
             # The interrupted round's connections are gone, so this makes new ones.
             self.ask(acquisition.undo(self.rules.timeout(wanted.ttl, len(wanted.names))))
@@ -910,8 +924,7 @@ class LockManager:
                     await self._asleep(step.seconds)
                 step = steps.send(instant())
         except StopIteration as stop:
-            outcome: Granted | GaveUp = stop.value
-            return outcome
+            return self._outcome(wanted, stop.value)
         except BaseException:
             undo = acquisition.undo()
             side.gather.send(undo)  # does not wait, so a second cancellation cannot stop it
@@ -965,8 +978,8 @@ class LockManager:
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the lease of a won acquisition, or raise why it was not won."""
         lease = Lease(self, self._tenure(wanted, outcome), renew)
-        if wanted.adopt:
-            lease._taken_over = self._took_over(wanted, outcome)
+        if wanted.adopt and isinstance(outcome, Granted):
+            lease._taken_over = outcome.ballots[0]
         if not wanted.detached:
             watchdog.watch(lease)
             self._presence.join()
@@ -976,8 +989,8 @@ class LockManager:
     def aheld(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the same for the running event loop."""
         lease = AsyncLease(self, self._tenure(wanted, outcome), renew)
-        if wanted.adopt:
-            lease._taken_over = self._took_over(wanted, outcome)
+        if wanted.adopt and isinstance(outcome, Granted):
+            lease._taken_over = outcome.ballots[0]
         if not wanted.detached:
             loop_watchdog().watch(lease)
             self._loop_side().presence.join()
@@ -1019,7 +1032,9 @@ class LockManager:
             name, outcome.waited, outcome.attempts, said, outcome.retry_after, holder._asdict() if holder else None
         )
 
-    def _survey(self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int], patience: float) -> Ballot:
+    def _survey(
+        self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int] = (), patience: float = math.inf
+    ) -> Ballot:
         _note_process()
         requests = dict.fromkeys(set(range(len(self.nodes))).difference(but), Survey(slugs, offset, count))
         timeout = min(self.rules.timeout(self.rules.ttl), patience)

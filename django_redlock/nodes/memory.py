@@ -297,12 +297,12 @@ class MemoryStore:
     def _in_the_way(self, request: Acquire, slug: str, ours: set[str], now: float) -> bool:
         holder = self._holder(slug, now)
         if holder is None:
-            return False
+            return request.strict
         owner = holder[:NONCE_SIZE]
         return owner not in ours and not (request.shared and owner == SHARED)
 
     def _refuse(self, request: Acquire, others: list[str], queued: list[str], high: int, now: float) -> Reply:
-        lefts = [self._left(slug, now) for slug in others]
+        lefts = [0.0 if left == ABSENT else left for left in (self._left(slug, now) for slug in others)]
         self._index.update({slug: float("inf") for slug, left in zip(others, lefts, strict=True) if left is None})
         longest = None if None in lefts else max((left for left in lefts if left is not None), default=0.0)
         detail = (self._holder(others[0], now) or "")[NONCE_SIZE:] if others else ""
