@@ -53,7 +53,7 @@ def explain(task: Any, args: Any, kwargs: Any) -> Explanation:
         f"scope      {options.scope}, on_duplicate={options.on_duplicate!r}, on_overlap={options.overlap!r}",
     ]
     holder = Holder(None, "free", None)
-    for name in ticket.places(options.on_duplicate):
+    for name in ticket.places(options.trails):
         lines += ["", f"{name}:", *_nodes(ticket.using, name)]
         try:
             seen = peek(ticket.using, name)
@@ -92,7 +92,7 @@ def explain_call(name: str, args: str, kwargs: str) -> Explanation:
     except TypeError as error:
         raise ValueError(f"{name} does not take these arguments: {error}") from None
     except Exception as error:  # the project's own, of what makes the key
-        raise ValueError(f"{name} makes no key of these arguments: {type(error).__name__}: {error}") from None
+        raise ValueError(f"{name} has no key for these arguments: {type(error).__name__}: {error}") from None
     return explain(known[name], positional, named)
 
 

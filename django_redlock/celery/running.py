@@ -110,7 +110,8 @@ class Arrival:
             return None
         token = self.request.get(RUN_HEADER)
         try:
-            return take_running(ticket, self.rules.lease, self.task.name, token if is_token(token) else "")
+            token = token if is_token(token) else ""
+            return take_running(ticket, self.rules.lease, self.task.name, token, self.request.is_eager)
         except LockTakenError as refusal:
             holder = Holder.of(refusal)
         if ticket.trailing:
@@ -307,7 +308,7 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     """
     ticket = task.ticket(f"direct-{fresh_nonce()[:8]}", args, kwargs)
     try:
-        lease = take_running(replace(ticket, scope=RUNNING), task.singleton_options.lease, task.name, "")
+        lease = take_running(replace(ticket, scope=RUNNING), task.singleton_options.lease, task.name, "", True)
     except LockTakenError as refusal:
         holder = Holder.of(refusal)
         error = task.duplicate_error
