@@ -13,14 +13,15 @@ import pytest
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
-from django.test import Client, override_settings
+from django.test import Client, RequestFactory, override_settings
 from django.utils import translation
 
 from django_redlock import LockManager, lock, locks
-from django_redlock.admin import MAX_RELEASE, clock
+from django_redlock.admin import MAX_RELEASE, clock, rows
+from django_redlock.admin.actions import audit, look_again
 from django_redlock.core.names import slug
 from django_redlock.core.owner import Owner, encode, fingerprint
-from django_redlock.inventory import find_lock
+from django_redlock.inventory import PAGE, find_lock, held_locks
 from django_redlock.models import HeldLock, key_of, parse_key
 from django_redlock.nodes.memory import forget_nodes
 
@@ -946,3 +947,89 @@ def test_rows_are_made_of_what_is_shown(nodes, viewer, monkeypatch):
     viewer.get(LIST, {"p": "2"})
 
     assert made == [f"n{number:02}" for number in range(50, 60)]
+
+
+def break_broker(monkeypatch):
+    """Make the broker of the tests' Celery app one that nobody serves."""
+    from celery import Celery, _state
+
+    monkeypatch.setattr(_state._tls, "current_app", Celery("unreachable", broker="redis://127.0.0.1:1/0"))
+
+
+def test_a_broker_that_is_away_is_said_and_stops_nothing(nodes, operator, monkeypatch):
+    """
+    L75: if a task cannot be revoked the page says so; what was done is in the log, and the next lock has its turn.
+    """
+    break_broker(monkeypatch)
+    first, second = put("a"), put("b", B)
+
+    response = act(operator, "release", first, second, revoke="yes")
+
+    assert response.status_code == 200
+    assert [text for text in said(response) if "could not be told" in text] == [
+        f"“{name}”: the workers could not be told to revoke its task: OperationalError." for name in "ab"
+    ]
+    assert find_lock("a") is None
+    assert find_lock("b") is None
+    assert LogEntry.objects.filter(change_message__contains="not revoked: OperationalError").count() == 2
+
+
+def test_the_log_takes_any_kind_of_user(nodes, monkeypatch):
+    """
+    L75: a project's users may be known by a text instead of a number.
+    """
+    written = []
+    monkeypatch.setattr(LogEntry.objects, "create", lambda **fields: written.append(fields))
+    request = RequestFactory().post(LIST)
+    request.user = User(pk="ann@example.com")
+
+    audit(request, "release", next(look_again([put("a")])), "released", "")
+
+    assert written[0]["user_id"] == "ann@example.com"
+
+
+def test_too_few_nodes_are_not_taken_for_no_locks(nodes, viewer):
+    """
+    L73: while too few nodes answer the page says that it does not know, and so does what it asks every few seconds.
+    """
+    put("orders:7")
+    for node in nodes[:3]:
+        node.down = True
+
+    pages = [viewer.get(LIST, query).content.decode() for query in ({}, {"q": "orders"}, {"state": "held"})]
+    live = viewer.get(LIVE).json()
+
+    for page in pages:
+        assert "Too few nodes answer to say which locks are held." in page
+        assert "No lock is held." not in page
+        assert "No lock matches." not in page
+    assert live["known"] is False
+    for node in nodes[:3]:
+        node.down = False
+    assert viewer.get(LIVE).json()["known"] is True
+
+
+def test_a_lock_beyond_what_is_listed_is_found_by_its_name(nodes, viewer, monkeypatch):
+    """
+    L70: a listing is bounded; the lock whose very name is searched for is found all the same, and else it is said.
+    """
+    monkeypatch.setattr(rows, "held_locks", lambda alias: held_locks(alias, limit=PAGE))
+    for number in range(PAGE):
+        put(f"n{number}", left=10)
+    put("late", left=25)
+
+    assert names(viewer.get(LIST, {"q": "late"})) == ["late"]
+    assert names(viewer.get(LIST, {"q": "n7"})) == [f"n{number}" for number in (7, *range(70, 80))]
+    text = viewer.get(LIST, {"q": "lat"}).content.decode()
+    assert "None of the locks that this page has asked for matches." in text
+    assert "No lock matches." not in text
+
+
+def test_the_confirmation_says_that_all_holders_of_a_shared_lock_lose_it(nodes, operator):
+    """
+    L74: several holders cannot be told apart, so whoever releases them is told that all will go.
+    """
+    with lock("orders:7", shared=True):
+        shared = key_of(find_lock("orders:7").fingerprint, "default", slug("orders:7"))
+        assert "All who hold it" in act(operator, "release", shared, confirmed=False).content.decode()
+    assert "All who hold it" not in act(operator, "release", put("a"), confirmed=False).content.decode()

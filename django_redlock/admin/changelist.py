@@ -5,6 +5,7 @@ Only what a change list takes from its database is replaced; columns, filters, s
 are Django's.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from django import forms
@@ -12,6 +13,7 @@ from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.admin.views.main import ALL_VAR, ORDER_VAR, SEARCH_VAR, ChangeList, ChangeListSearchForm
 from django.http import HttpRequest
 
+from ..core.names import slug
 from ..inventory import HeldLock as Held
 from ..inventory import find_locks, holder_of, printable
 from ..models import HeldLock
@@ -41,10 +43,21 @@ class HeldLockChangeList(ChangeList):
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
         if not hasattr(self, "banners"):
             self.banners = list(banners(request.GET))
-        held = HeldLocks(lock for banner in self.banners if banner.snapshot for lock in banner.snapshot.locks)
+        held = HeldLocks(self._listed())
         for spec in self.filter_specs:
             held = spec.queryset(request, held)  # type: ignore[assignment, arg-type]  # a list, not a queryset
         return self._in_order(self._found(held))
+
+    def _listed(self) -> Iterator[Held]:
+        """Yield what was listed and, as a listing may end before it, the lock whose very name is searched for."""
+        for banner in self.banners:
+            if banner.snapshot is None:
+                continue
+            yield from banner.snapshot.locks
+            if self.query and not banner.snapshot.complete:
+                named = find_locks([slug(self.query)], banner.alias, after=banner.snapshot).locks
+                known = {lock.slug for lock in banner.snapshot.locks}
+                yield from (lock for lock in named if lock.slug not in known)
 
     def get_results(self, request: HttpRequest) -> None:
         """Cut one page out of the locks; a page that does not exist is the nearest one that does."""
@@ -73,6 +86,16 @@ class HeldLockChangeList(ChangeList):
             for row in rows:
                 if row.alias == alias:
                     row.waiting = len(waiters.get(row.lock.slug, ()))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough nodes answered to say what is held."""
+        return all(banner.is_known for banner in self.banners)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there are no more locks than were asked for."""
+        return all(banner.snapshot and banner.snapshot.complete for banner in self.banners)
 
     def _forget_strange_parameters(self) -> None:
         """Drop what this list does not know; Django would look for fields of these names."""

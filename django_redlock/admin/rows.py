@@ -49,9 +49,14 @@ class Banner:
     problem: str = ""
 
     @property
+    def is_known(self) -> bool:
+        """Whether enough nodes answered to say what is held."""
+        return self.snapshot is not None and self.snapshot.has_quorum
+
+    @property
     def level(self) -> str:
         """How bad it is, as one of the admin's classes of messages."""
-        if self.snapshot is None or not self.snapshot.has_quorum:
+        if self.snapshot is None or not self.is_known:
             return "error"
         return "warning" if self.snapshot.trouble or not self.snapshot.complete else "success"
 

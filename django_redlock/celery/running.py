@@ -225,8 +225,11 @@ class Arrival:
             raise Ignore(f"{ticket.task_id} runs with newer arguments instead.")
         pause = backoff(FIRST_WAIT, LONGEST_WAIT / 2, ticket.tries)
         if seen.owner:
-            ttl = pause + self.rules.queue_ttl
-            take_note(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, seen.owner.label)
+            about = (pause + self.rules.queue_ttl, ticket.token, ticket.task_id, seen.owner.label)
+            try:
+                take_note(ticket.using, ticket.waiting, *about, strict=True)
+            except LockTakenError:  # since it was looked at, a later call has taken it, or another copy has begun
+                raise Ignore(f"{ticket.task_id} runs with newer arguments instead.") from None
         self._send_again(replace(ticket, waited=ticket.waited + pause), pause)
         raise Ignore(f"{ticket.task_id} comes next; it is tried again in {pause:.1f} s.") from None
 

@@ -252,7 +252,9 @@ class Call:
                 return self._result(task_id).about(holder, accepted=False)
             ticket = replace(self._next, task_id=task_id)
             try:
-                take_note(ticket.using, ticket.waiting, self.ttl, ticket.token, task_id, label, adopt=seen.token)
+                # Strictly: a run that has begun meanwhile has freed it, and this message must not have that one's id.
+                about = (ticket.using, ticket.waiting, self.ttl, ticket.token, task_id, label)
+                take_note(*about, adopt=seen.token, strict=bool(seen.token))
             except LockTakenError:
                 continue
             return self.publish(ticket).about(holder, accepted=True)

@@ -41,10 +41,10 @@ log = logging.getLogger("django_redlock")
 _compact = json.JSONEncoder(separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: each message has one, and making a frozen one takes five times as long
 class Ticket:
     """
-    What a message says about its slot; travels in one header.
+    What a message says about its slot; travels in one header. Nobody changes it: ``replace()`` makes another.
 
     A flat string passes through every broker. It holds the message's own id, because people start tasks with
     ``headers=self.request.headers``, and such a task must not inherit the slot.
@@ -224,21 +224,29 @@ def claim_waiting(ticket: Ticket, ttl: float, label: str) -> Holder | None:
     return None
 
 
-def take_note(using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "") -> None:
+def take_note(
+    using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "", strict: bool = False
+) -> None:
     """
     Take a lock that is left to itself until its time is over.
+
+    Args:
+        adopt: Token of a holder that it may be taken over from.
+        strict: Whether it must be taken over, from *adopt* or from *token* itself, so that a free one is refused.
 
     Raises:
         LockTakenError: Another task has it.
         QuorumUnavailableError: Too few nodes answered.
     """
-    wanted = _left_alone(using, name, ttl, token, ref, label, adopt)
+    wanted = _left_alone(using, name, ttl, token, ref, label, adopt, strict)
     _tell(using, wanted, locks[using].run(wanted))
 
 
-def _left_alone(using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "") -> Wanted:
-    about = {"kind": "task", "label": label, "ref": ref, "token": token, "adopt": adopt}
-    return locks[using].left_alone(name, ttl=max(MIN_TTL, ttl), **about)
+def _left_alone(
+    using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "", strict: bool = False
+) -> Wanted:
+    about: dict[str, Any] = {"kind": "task", "label": label, "ref": ref, "token": token}
+    return locks[using].left_alone(name, ttl=max(MIN_TTL, ttl), adopt=adopt, strict=strict, **about)
 
 
 def _tell(using: str, wanted: Wanted, outcome: Granted | GaveUp) -> None:

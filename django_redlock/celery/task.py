@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 from celery.exceptions import Ignore, Retry
 from celery.utils import uuid
 
+from ..core.rules import Rules
 from ..handler import locks
 from ..locks import fresh_nonce
 from ._compat import BaseTask, P, R
@@ -44,6 +45,7 @@ class SingletonTask(BaseTask[P, R]):
     abstract = True
     singleton_options: SingletonOptions = SingletonOptions()
     duplicate_error: type[DuplicateTask] = DuplicateTask
+    _allowed_by: Rules | None = None  # the settings with which the lease was checked
 
     @property
     def singleton(self) -> Singleton:
@@ -178,14 +180,21 @@ class SingletonTask(BaseTask[P, R]):
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Let Celery check the arguments before a slot is taken; it would do it afterwards."""
-        options = self.singleton_options
-        try:
-            locks[options.using].rules.check_ttl(options.lease)
-        except ValueError as error:
-            raise ValueError(f"lease={options.lease!r} of the singleton {self.name}: {error}") from None
+        rules = locks[self.singleton_options.using].rules
+        if rules is not self._allowed_by:
+            self._check_lease(rules)
         check = getattr(self, "__header__", None)
         if self.typing and check:
             check(*args, **kwargs)
+
+    def _check_lease(self, rules: Rules) -> None:
+        """Check that the settings allow the lease; once, because neither they nor the task's options change."""
+        lease = self.singleton_options.lease
+        try:
+            rules.check_ttl(lease)
+        except ValueError as error:
+            raise ValueError(f"lease={lease!r} of the singleton {self.name}: {error}") from None
+        self._allowed_by = rules
 
 
 @cache

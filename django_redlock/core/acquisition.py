@@ -26,6 +26,7 @@ REFUSALS = (Kind.BUSY, Kind.QUEUED)
 POLL = 1.0  # seconds after which a waiter asks again at the latest, though it is told when it is its turn
 LEAST_POLL = 0.02  # seconds between two looks at a hold that is about to end
 FEW_PLACES = 3  # of a lock with several: so many are tried without asking first which are taken
+PATIENCE = 0.005  # seconds for which who waits hears out the nodes that have not refused it yet
 UNTOLD_POLL = 0.05  # seconds, for each place in the queue, while too few nodes could tell it
 
 
@@ -62,6 +63,8 @@ class Wanted(NamedTuple):
         nonce: The token to hold it with; empty draws a fresh one for every attempt. A node that did not answer an
             attempt in time refuses the same token for one ttl more: it could not tell another attempt from that one.
         adopt: The token of a holder whose lock may be taken over.
+        strict: Whether it must be taken over, from *adopt* or from an earlier hold with the same *nonce*; a free one is
+            refused like a taken one, of whose holder nothing is known.
         detached: Whether it is left to itself: neither renewed nor watched.
         limit: How many may hold it at once, each in a place of its own.
         shared: Whether other shared holders may have it too.
@@ -82,6 +85,7 @@ class Wanted(NamedTuple):
     barge: bool = False
     heartbeat: float | None = None
     max_hold: float | None = None
+    strict: bool = False
 
 
 class Waiter:
@@ -355,6 +359,7 @@ class Acquisition:
             wanted.barge,
             wanted.shared,
             self._queue,
+            wanted.strict,
         )
         requests = dict.fromkeys(range(rules.nodes), request)
         ballot = yield from self._ask(requests, partial(first_round_decided, self._rules))
@@ -377,11 +382,11 @@ class Acquisition:
             timeout=self._timeout,
             needed=self._rules.needed,
             on_late=partial(learn, self._floor, self._trying),
+            patience=PATIENCE if self.waiter.name else 0.0,
         )
         self._ballots.append(ballot)
         self._at = yield ballot
-        for reply in ballot.replies.values():
-            learn(self._floor, self._trying, reply)
+        self._floor.lift(self._trying, max([reply.fence for reply in ballot.replies.values()], default=0))
         return ballot
 
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:

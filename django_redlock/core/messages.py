@@ -37,6 +37,7 @@ class Acquire(NamedTuple):
         keep: How long the node remembers the fencing token, in seconds; None is for ever.
         ahead: How far beyond its clock the node accepts a token, in seconds.
         adopt: The nonce of a holder that may be replaced.
+        strict: Whether the keys must be ours or *adopt*'s already: a free one is refused as if somebody had it.
         waiter: Who waits, as ``process|number``; refused, it is put in the queue. Empty does not wait.
         stamp: The waiter's rank in the queue: when it began to wait, in microseconds.
         barge: Whether to ignore those that wait.
@@ -57,6 +58,7 @@ class Acquire(NamedTuple):
     barge: bool = False
     shared: bool = False
     queue: str = ""
+    strict: bool = False
 
     @property
     def passing(self) -> bool:
@@ -272,6 +274,8 @@ class Ballot:
         timeout: Seconds to wait for replies; 0 sends and does not wait.
         needed: How many nodes must be asked for the round to make sense, whatever their recent failures.
         farewell: Whether it ends something, so that it is sent to a node even if that node is silent.
+        patience: For how many seconds a round that was refused waits for the replies that are still on their way: a
+            node that refused as well has nothing to give back, which otherwise it would be asked to.
         lasting: For how many seconds it is worth to bring a node what it missed; 0.0 is not at all.
         remedy: What to bring it; None is the request that it missed.
 
@@ -286,6 +290,7 @@ class Ballot:
     needed: int = 0
     farewell: bool = False
     lasting: float = 0.0
+    patience: float = 0.0
     remedy: Request | None = None
     replies: dict[int, Reply] = field(default_factory=dict)
     late: dict[int, Reply] = field(default_factory=dict)
@@ -346,6 +351,12 @@ class Ballot:
         """Return the nodes that may still execute, or have executed, a request without our knowing."""
         known = self.known()
         return {node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN}
+
+    @property
+    def unheard(self) -> bool:
+        """Whether it was refused before all have replied, and has patience for the rest."""
+        missing = any(node not in self.replies and node not in self.late for node in self.requests)
+        return missing and self.patience > 0 and self.count(*POSITIVE) < self.needed
 
     def missed(self) -> set[int]:
         """Return the nodes that did not get the request, as far as can be told, or whose answer was lost."""

@@ -16,6 +16,7 @@ from ..core.names import slug as slug_of
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from .model import (
+    SHARED_MARK,
     HeldLock,
     NodeStatus,
     Snapshot,
@@ -36,6 +37,7 @@ __all__ = [
     "MAX_NAMES",
     "MAX_SECONDS",
     "PAGE",
+    "SHARED_MARK",
     "HeldLock",
     "NodeStatus",
     "Snapshot",

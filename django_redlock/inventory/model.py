@@ -11,11 +11,15 @@ from django.db.models import TextChoices
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..core.messages import SHARED
 from ..core.names import shown
-from ..core.owner import Owner, decode
+from ..core.owner import Owner, decode, fingerprint
 from ..core.rules import Rules
 
-LAST_SECOND = 253_402_300_799  # of the year 9999, the last that datetime knows
+SHARED_MARK = fingerprint(SHARED)  # the fingerprint of all shared holders
+LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone
+MAX_TEXT = 120  # characters of what a value says of its holder
+MAX_SHOWN = 250  # characters of a name; ours are shorter
 
 
 class State(TextChoices):
@@ -279,7 +283,15 @@ def owner_of(about: str) -> Owner | None:
         return None
     since = owner.since if 0 < owner.since < LAST_SECOND else 0.0
     ttl = owner.ttl if 0 < owner.ttl < LAST_SECOND else 0.0
-    return owner._replace(since=since, ttl=ttl, extensions=max(0, owner.extensions))
+    return owner._replace(
+        host=owner.host[:MAX_TEXT],
+        kind=owner.kind[:MAX_TEXT],
+        label=owner.label[:MAX_TEXT],
+        ref=owner.ref[:MAX_TEXT],
+        since=since,
+        ttl=ttl,
+        extensions=max(0, owner.extensions),
+    )
 
 
 def by_holder(views: Iterable[View]) -> dict[str, list[View]]:
@@ -297,9 +309,10 @@ def by_holder(views: Iterable[View]) -> dict[str, list[View]]:
 def name_of(slug: str) -> str:
     """Return the name that a slug stands for, or what somebody else wrote into the index."""
     try:
-        return shown(slug)
+        name = shown(slug)
     except ValueError:
-        return slug
+        name = slug
+    return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
 
 
 def printable(text: str) -> str:

@@ -86,10 +86,10 @@ def warn(command: BaseCommand, snapshot: Snapshot) -> None:
         command.stderr.write(command.style.WARNING(text))
 
 
-def table(locks: Iterable[HeldLock]) -> str:
-    """Return locks as lines of plain text."""
+def table(locks: Iterable[HeldLock], *, known: bool = True) -> str:
+    """Return locks as lines of plain text; without any, that there are none is said only if it is *known*."""
     rows = [cells(lock) for lock in locks]
-    return columns([COLUMNS, *rows]) if rows else "No locks."
+    return columns([COLUMNS, *rows]) if rows else "No locks." if known else "Unknown: too few nodes answer."
 
 
 def columns(lines: list[tuple[str, ...]]) -> str:

@@ -84,6 +84,7 @@ def parse_reply(raw: Any) -> Reply:
 
 
 KINDS = {kind.name: kind for kind in Kind}
+MAX_DIGITS = 19  # of a fencing token
 EXTENSIONS = frozenset({Kind.HELD, Kind.MIXED, Kind.REFUSED})
 
 
@@ -99,11 +100,16 @@ def parse_survey(parts: list[str]) -> Reply:
     rows = zip(cells[::5], cells[1::5], cells[2::5], cells[3::5], cells[4::5], strict=True)
     parsed = tuple(
         [
-            Row(slug, value, seconds_left(pttl), int(number), tuple(waiters.split(" ")) if waiters else ())
+            Row(slug, value, seconds_left(pttl), token(number), tuple(waiters.split(" ")) if waiters else ())
             for slug, value, pttl, number, waiters in rows
         ]
     )
     return Reply(KINDS[kind], int(fence), int(time), rows=parsed, total=int(total))
+
+
+def token(text: str) -> int:
+    """Return the fencing token in a key; 0 for what is none, which another program wrote."""
+    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else 0
 
 
 def seconds_left(pttl: str | int) -> float | None:

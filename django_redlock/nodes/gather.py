@@ -319,6 +319,8 @@ class Gather:
             self._time_out(bundle, ballot)
         if fresh:
             self._linger(bundle, ballot, packed)
+        if ballot.patience:
+            self._hear_out(bundle, ballot, packed)
         for node in bundle.connecting:
             if node in ballot.requests and node not in ballot.replies:
                 ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))  # it will not be sent there any more
@@ -401,6 +403,12 @@ class Gather:
         for seat in bundle.ready(left):
             self._read(bundle, seat)
         return True
+
+    def _hear_out(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:
+        """Take what else the nodes say to a round that was refused, for as long as it has patience."""
+        until = self._clock() + ballot.patience
+        while ballot.unheard and (left := until - self._clock()) > 0 and self._wait(bundle, ballot, packed, left):
+            pass
 
     @staticmethod
     def _expects(bundle: Bundle, ballot: Ballot) -> bool:

@@ -267,7 +267,8 @@ class MemoryStore:
                 self._share(slug, request.nonce, request.value, request.ttl, now)
             else:
                 self._write(slug, request.value, request.ttl, now)
-        self._keep_or_pass_on(request, seated, now)
+        if seated:
+            self._keep_or_pass_on(request, seated, now)
         self._trim(now)
         if high < request.number <= time_us + request.ahead * 1e6:
             self._write_fence(request.slugs, request.number, request.keep, now)
@@ -278,7 +279,7 @@ class MemoryStore:
         """Return the names of which the waiter is first in line, and those for which it has to let others go first."""
         seated: list[str] = []
         queued: list[str] = []
-        for slug in request.slugs:
+        for slug in request.slugs if self._queues else ():
             queue = self._queue(request, slug)
             if queue is NOBODY or self._owner(slug, now) in ours:
                 continue
@@ -296,12 +297,12 @@ class MemoryStore:
     def _in_the_way(self, request: Acquire, slug: str, ours: set[str], now: float) -> bool:
         holder = self._holder(slug, now)
         if holder is None:
-            return False
+            return request.strict
         owner = holder[:NONCE_SIZE]
         return owner not in ours and not (request.shared and owner == SHARED)
 
     def _refuse(self, request: Acquire, others: list[str], queued: list[str], high: int, now: float) -> Reply:
-        lefts = [self._left(slug, now) for slug in others]
+        lefts = [0.0 if left == ABSENT else left for left in (self._left(slug, now) for slug in others)]
         self._index.update({slug: float("inf") for slug, left in zip(others, lefts, strict=True) if left is None})
         longest = None if None in lefts else max((left for left in lefts if left is not None), default=0.0)
         detail = (self._holder(others[0], now) or "")[NONCE_SIZE:] if others else ""
@@ -390,12 +391,12 @@ class MemoryStore:
         everybody = request.shared and request.nonce == SHARED
         mine = [slug for slug in request.slugs if self._has(slug, request.nonce, request.shared and not everybody, now)]
         others = [slug for slug in request.slugs if slug not in mine and self._holder(slug, now) is not None]
-        taken = any(not (request.shared and self._owner(slug, now) == SHARED) for slug in others)
+        taken = others and any(not (request.shared and self._owner(slug, now) == SHARED) for slug in others)
         free = [slug for slug in mine if self._let_go(request, slug, now)]
         if request.bury > 0:
             self._markers[request.nonce] = now + request.bury
             (self._revoked.add if request.revoke else self._revoked.discard)(request.nonce)
-        for slug in request.slugs:
+        for slug in request.slugs if self._queues else ():
             queue = self._queue(request, slug)
             if queue is NOBODY:
                 continue

@@ -1,6 +1,7 @@
 """What becomes of a call or a message whose equal is there, beyond joining and skipping."""
 
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import (
     DuplicateTask,
     override_singleton,
+    running,
     sending,
     signals,
     singleton_task,
@@ -159,6 +161,81 @@ def test_rerun_with_a_trailing_message_that_cannot_be_sent(make, worker, monkeyp
         task.delay(7, since=1)
 
     assert names() == {NAME}
+
+
+def test_rerun_while_the_trailing_run_begins(make, worker, monkeypatch):
+    """
+    A call that sees the trailing message, and whose own comes when that has begun, gets a run and an id of its own. C96
+    """
+    started, go, seen, looks = threading.Event(), threading.Event(), [], []
+
+    def body(self, shop_id):
+        seen.append(self.request.kwargs.get("since"))
+        if len(seen) == 1:
+            calls.append(task.delay(7, since="b"))
+        elif len(seen) == 2:
+            started.set()
+            go.wait(30)
+
+    calls: list[Any] = []
+    task = make(body, on_duplicate="rerun")
+    task.delay(7, since="a")
+    worker.run()
+    other = threading.Thread(target=worker.run, args=(worker.take(),))
+    look = sending.peek
+
+    def peek(using, name):
+        found = look(using, name)
+        looks.append(name)
+        if len(looks) == 2:
+            other.start()
+            assert started.wait(30)
+        return found
+
+    monkeypatch.setattr(sending, "peek", peek)
+    calls.append(task.delay(7, since="c"))
+    monkeypatch.setattr(sending, "peek", look)
+    worker.run()
+    go.set()
+    other.join()
+    worker.run_all()
+
+    assert seen == ["a", "b", "c"]
+    assert calls[0].id != calls[1].id
+    assert names() == set()
+
+
+def test_rerun_while_the_trailing_message_is_put_back(make, worker, monkeypatch):
+    """
+    A later call that takes the place of a message that is just put back ends that message, without an error. C96
+    """
+    seen, outcomes, ids = [], [], []
+    look = running.peek
+
+    def peek(using, name):
+        found = look(using, name)
+        if name.startswith("next:"):
+            monkeypatch.setattr(running, "peek", look)
+            ids.append(task.delay(7, since="c").id)
+        return found
+
+    def body(self, shop_id):
+        seen.append(self.request.kwargs.get("since"))
+        if len(seen) == 1:
+            ids.append(task.delay(7, since="b").id)
+            message = worker.take()
+            monkeypatch.setattr(running, "peek", peek)
+            outcomes.append(worker.run(message))
+
+    task = make(body, on_duplicate="rerun")
+    task.delay(7, since="a")
+
+    worker.run_all()
+
+    assert outcomes == ["IGNORED"]
+    assert seen == ["a", "c"]
+    assert ids[0] == ids[1]
+    assert names() == set()
 
 
 # replace

@@ -336,6 +336,21 @@ def test_waiter_keeps_its_place_between_two_attempts():
     assert {node: request.leaving for node, request in back.requests.items()} == {0: "", 4: ""}
 
 
+@pytest.mark.parametrize(("waiter", "hears"), [("p|1", True), ("", False)])
+def test_who_waits_hears_out_the_nodes_that_have_not_refused_it_yet(waiter: str, hears: bool):
+    """P28: there is nothing to take back from a node whose refusal came last; who does not wait is told at once."""
+    attempt = Attempt(wait=None, waiter=waiter)
+    for node in range(3):
+        attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=0))
+    assert (attempt.step.closed, attempt.step.unheard) == (True, hears)
+
+    for node in (3, 4):
+        attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=0))
+
+    assert not attempt.step.unheard
+    assert isinstance(attempt.go_on(), Pause)
+
+
 def test_waiter_that_is_cut_off_gives_up_its_place():
     """P27: who cannot reach a quorum must not be first in line on the nodes that it does reach."""
     attempt = Attempt(wait=None, waiter="p|1")
@@ -371,6 +386,17 @@ def test_waiter_acts_on_hints_from_a_quorum_of_nodes():
     waiter = Waiter("p|1", 3)
 
     assert [waiter.hear(node) for node in (0, 0, 4, 0, 2)] == [False, False, False, False, True]
+
+    waiter.attend()
+    assert not waiter.called
+
+
+def test_waiter_that_may_have_missed_hints_asks_once_more():
+    """L46: nodes may have called it before they could be heard."""
+    waiter = Waiter("p|1", 3)
+
+    waiter.recall()
+    assert waiter.called
 
     waiter.attend()
     assert not waiter.called

@@ -146,7 +146,8 @@ class Task:
         if self.waiting:
             self.waiting = False
             self._ticket += 1
-            self._process.after(self._process.lag(), self.resume, self._ticket)
+            process = self._process
+            process.after(process.random() * LAG, self.resume, self._ticket)
 
     def cancel(self) -> None:
         """Raise :class:`Cancelled` in it, instead of whatever it waits for."""

@@ -43,7 +43,7 @@ for i in pairs(mine) do
   local slug, holders, others = sub(KEYS[h + i], #prefix + 1, -3), KEYS[r + i], nil
   if shared and all then
     for _, holder in ipairs(call('ZRANGE', holders, 0, -1)) do
-      if bury > 0 then call('SET', prefix .. 'x:' .. holder, '1', 'PX', bury) end
+      if bury > 0 then call('SET', prefix .. 'x:' .. holder, ARGV[6] == '1' and 'stop' or '1', 'PX', bury) end
     end
     call('DEL', holders)
   elseif shared then
