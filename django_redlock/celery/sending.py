@@ -26,6 +26,7 @@ from .slots import (
     LABEL,
     NOTE,
     QUEUED,
+    RECEIVED_HEADER,
     RUN_HEADER,
     RUNNING,
     Holder,
@@ -38,7 +39,7 @@ from .slots import (
     take_waiting,
 )
 
-OURS = (HEADER, RUN_HEADER)
+OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
 DIGEST = 10  # hexadecimal digits that tell the arguments of trailing calls apart
 ATTEMPTS = 5  # at the note of the call that comes next, which others may be changing too
 OVER = frozenset({states.SUCCESS, states.FAILURE, states.REVOKED})

@@ -30,6 +30,7 @@ from ..signals import lock_acquired, lock_taken
 
 HEADER = "django_redlock"
 RUN_HEADER = "django_redlock_run"
+RECEIVED_HEADER = "django_redlock_received"  # when the worker got the message, on the steady clock
 FORMAT = 2
 LABEL = 100  # characters of a task's name that fit into a label
 QUEUED, HELD, NOTE = " (queued)", " (held)", " (note)"

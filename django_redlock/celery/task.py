@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any, Literal, cast
 
+from celery.exceptions import Ignore, Retry
 from celery.utils import uuid
 
 from ..core.rules import Rules
@@ -26,9 +27,9 @@ from .keys import Parameters, check_key, lock_name
 from .options import OPTIONS, SingletonOptions
 from .override import switched_off
 from .result import SingletonResult, eager_result, result_of
-from .running import Answered, Arrival, stays_with_its_message, under_direct_call
+from .running import Answered, Arrival, stays_with_its_message, ticket_of, under_direct_call
 from .sending import Call
-from .slots import Ticket
+from .slots import Ticket, free
 
 # Options of ours that do nothing as attributes of a class. The other two are names that a project may use.
 LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
@@ -170,6 +171,9 @@ class SingletonTask(BaseTask[P, R]):
             value = super().__call__(*args, **kwargs)
             arrival.note_done(execution)
             return value
+        except (Retry, Ignore):
+            arrival.note_done(execution, goes_on=True)
+            raise
         except SlotLostError:
             execution.ensure()
             raise
@@ -177,6 +181,15 @@ class SingletonTask(BaseTask[P, R]):
             if stays_with_its_message(sys.exc_info()[1], execution, request):
                 execution.give_back()
             execution.end()
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        """Let the project's own method run, and free the slot if that is the end of the task."""
+        try:
+            super().before_start(task_id, args, kwargs)
+        except Exception:
+            ticket, _ = ticket_of(self, self.request, args, kwargs)
+            free(ticket.using, ticket.waiting, ticket.token)
+            raise
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Let Celery check the arguments before a slot is taken; it would do it afterwards."""
