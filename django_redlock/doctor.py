@@ -393,10 +393,11 @@ def _trials(manager: LockManager, said: list[Examination], timeout: float) -> It
 
 
 def _trial(node: Node, rules: Rules, timeout: float) -> str:
+    ttl = max(60.0, 5 * timeout)
     alone = Rules(
         nodes=1,
-        ttl=60.0,
-        max_ttl=max(60.0, rules.max_ttl),
+        ttl=ttl,
+        max_ttl=max(ttl, rules.max_ttl),
         node_timeout=timeout,
         fence_keep=60.0,
         restart_guard=False,

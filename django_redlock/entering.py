@@ -10,6 +10,8 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 from weakref import ref
 
+from .core.names import named
+
 Entry = TypeVar("Entry")
 
 
@@ -38,11 +40,13 @@ class Entries(Generic[Entry]):
     Which threads, or which tasks, are inside the ``with`` blocks of one lock.
 
     Args:
-        name: The lock's name, for errors.
+        names: The lock's names, for errors.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    __slots__ = ("_entries", "_names")
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
         self._entries: dict[object, list[Entry]] = {}
 
     def __contains__(self, who: object) -> bool:
@@ -75,10 +79,10 @@ class Entries(Generic[Entry]):
         if len(inside) == 1:
             return inside[0]
         if not inside:
-            raise RuntimeError(f"Lock {self._name!r} is not entered: there is nothing to leave.")
+            raise RuntimeError(f"Lock {named(self._names)!r} is not entered: there is nothing to leave.")
         raise RuntimeError(
-            f"Lock {self._name!r} is not entered here, but in {len(inside)} other tasks or threads, and it cannot be "
-            "told which of them to leave for. Leave it where it was entered, or make a lock for each."
+            f"Lock {named(self._names)!r} is not entered here, but in {len(inside)} other tasks or threads, and it "
+            "cannot be told which of them to leave for. Leave it where it was entered, or make a lock for each."
         )
 
 

@@ -513,3 +513,10 @@ def test_command_with_nodes_that_are_no_servers():
 
     assert "a: not a server; its lock is tried all the same." in out
     assert code == 0
+
+
+def test_any_timeout_can_be_asked_for(three):
+    """
+    A long timeout needs a longer lease for the trial, and nothing else.
+    """
+    assert ids(found(three, timeout=20.0)) == {}

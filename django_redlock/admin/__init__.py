@@ -121,7 +121,8 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         cl.formset = None  # before Django 6.1 this is left to changelist_view
         context = {"cl": cl, "opts": cl.opts}
         parts = {part: render_to_string(f"admin/redlock/heldlock/{part}.html", context) for part in ("nodes", "rows")}
-        return JsonResponse({"version": 1, "count": cl.result_count, **parts})
+        known = all(banner.is_known for banner in cl.banners)  # type: ignore[attr-defined]  # it is ours
+        return JsonResponse({"version": 1, "count": cl.result_count, "known": known, **parts})
 
     def detail_view(self, request: HttpRequest) -> HttpResponse:
         """Show one lock: what each node has of it, who holds it, who waits, and what was done about it."""
@@ -216,8 +217,13 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         if outcome not in ("released", "unknown", "asked", "extended"):
             return
         if request.POST.get("revoke") == "yes" and choice.task and action != "extend" and not choice.problem:
-            revoke_task(choice)
-            reason = f"{reason} (task {printable(choice.task)} revoked)".strip()
+            problem = revoke_task(choice)
+            told = f"not revoked: {problem}" if problem else "revoked"
+            reason = f"{reason} (task {printable(choice.task)} {told})".strip()
+            if problem:
+                values = {"lock": choice.name, "why": problem}
+                text = gettext("“%(lock)s”: the workers could not be told to revoke its task: %(why)s.") % values
+                self._say(request, messages.WARNING, text)
         audit(request, action, choice, outcome, reason)
 
     def _say(self, request: HttpRequest, level: int, text: str) -> None:

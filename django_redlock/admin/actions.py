@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import InvalidRedlockError
 from ..handler import locks
-from ..inventory import ask_to_stop, extend_lock, find_locks, force_release, printable
+from ..inventory import SHARED_MARK, ask_to_stop, extend_lock, find_locks, force_release, printable
 from ..models import HeldLock, parse_key
 from .columns import moment
 from .rows import known_aliases
@@ -50,6 +50,11 @@ class Choice:
     def unchanged(self) -> bool:
         """Whether the holder is still the one that was on the page."""
         return not self.problem
+
+    @property
+    def shared(self) -> bool:
+        """Whether several may hold it at once, who cannot be told apart."""
+        return self.fingerprint == SHARED_MARK
 
     @property
     def name(self) -> str:
@@ -162,11 +167,15 @@ def _choices(alias: str, chosen: list[tuple[str, str, str]]) -> Iterator[Choice]
         yield Choice(key, fingerprint, alias, slug, row, problem)
 
 
-def revoke_task(choice: Choice) -> None:
-    """Tell Celery's workers to end the task that holds a lock."""
-    from ..celery.control import revoke  # only here: Celery is optional
+def revoke_task(choice: Choice) -> str:
+    """Tell Celery's workers to end the task that holds a lock; returns why that failed, or nothing."""
+    from ..celery import control  # only here: Celery is optional
 
-    revoke(choice.task, terminate=True)
+    try:
+        control.revoke(choice.task, terminate=True)
+    except control.BROKER_ERRORS as error:
+        return type(error).__name__
+    return ""
 
 
 def can_revoke(choices: Iterable[Choice]) -> bool:
@@ -187,7 +196,7 @@ def audit(request: HttpRequest, action: str, choice: Choice, outcome: str, reaso
         f"Alias {choice.alias}, holder {holder}, fingerprint {choice.fingerprint}, {left}.",
     ]
     LogEntry.objects.create(
-        user_id=int(request.user.pk or 0),
+        user_id=request.user.pk,  # type: ignore[misc]  # an administrator has one, of whatever type
         content_type=ContentType.objects.get_for_model(HeldLock, for_concrete_model=False),
         object_id=choice.name,
         object_repr=choice.name[:200],

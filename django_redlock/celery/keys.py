@@ -8,9 +8,11 @@ different types give different keys.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from hashlib import blake2b
-from inspect import BoundArguments, Signature
+from inspect import BoundArguments, Parameter, Signature
+from json.encoder import encode_basestring as quoted
 from string import Formatter
 from typing import Any
 
@@ -21,6 +23,52 @@ from .options import Key, SingletonOptions, nearest
 
 SHOWN = 100  # characters of a key that stay readable; a longer one is cut and gets a digest
 CUT = "…~"
+LONG = 1 << 63  # how long whole numbers get without anybody asking how many digits Python may write
+CONSTANTS = {None: "null", False: "false", True: "true"}
+
+
+class Parameters:
+    """
+    The parameters of a task's body, and the calls that fit them.
+
+    Args:
+        signature: The body's, without ``self``.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        parameters = signature.parameters.values()
+        self._ordinary = all(each.kind is Parameter.POSITIONAL_OR_KEYWORD for each in parameters)
+        self._names = dict.fromkeys(signature.parameters)
+        self._defaults = {each.name: each.default for each in parameters if each.default is not Parameter.empty}
+        self._needed = self._names.keys() - self._defaults
+
+    def bound(self, args: Any, kwargs: Any) -> BoundArguments:
+        """
+        Return the arguments of a call, and the defaults of those it leaves out.
+
+        Raises:
+            TypeError: They do not fit.
+        """
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound
+
+    def values(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
+        """
+        Return the same by the names of the parameters, in their order.
+
+        Raises:
+            TypeError: They do not fit.
+        """
+        if self._ordinary and isinstance(args, (list, tuple)):
+            given = dict(zip(self._names, args, strict=False))
+            given.update(kwargs)
+            # Shorter, if there were too many or one was given twice. Those calls are refused below.
+            whole = len(given) == len(args) + len(kwargs)
+            if whole and self._needed <= given.keys() <= self._names.keys():
+                return {name: given[name] if name in given else self._defaults[name] for name in self._names}
+        return self.bound(args, kwargs).arguments
 
 
 def check_key(key: Key, signature: Signature) -> None:
@@ -42,14 +90,14 @@ def check_key(key: Key, signature: Signature) -> None:
         raise TypeError(f"key must be names of parameters, a template or a function, not {key!r}.")
 
 
-def lock_name(task: str, options: SingletonOptions, signature: Signature, args: Any, kwargs: Any) -> str:
+def lock_name(task: str, options: SingletonOptions, parameters: Parameters, args: Any, kwargs: Any) -> str:
     """
     Return the name of the lock of one call.
 
     Args:
         task: The task's name.
         options: Its options.
-        signature: Its parameters, without ``self``.
+        parameters: Its parameters.
         args: The call's positional arguments.
         kwargs: Its keyword arguments.
 
@@ -58,12 +106,11 @@ def lock_name(task: str, options: SingletonOptions, signature: Signature, args: 
             function does not return a str.
         ValueError: An argument is an unsaved model instance.
     """
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    return ":".join(filter(None, [_scope(task, options), _shortened(_key(options.key, bound))]))
+    scope, key = _scope(task, options.group, options.version), _key(options.key, parameters, args, kwargs)
+    return f"{scope}:{_shortened(key)}" if key else scope
 
 
-def canonical(signature: Signature, args: Any, kwargs: Any) -> str:
+def canonical(parameters: Parameters, args: Any, kwargs: Any) -> str:
     """
     Return all arguments of a call, as a key has them, whatever its key is made of.
 
@@ -71,47 +118,51 @@ def canonical(signature: Signature, args: Any, kwargs: Any) -> str:
         TypeError: The arguments do not fit the parameters, or one cannot be part of a key.
         ValueError: An argument is an unsaved model instance.
     """
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    return _from_parameters(bound.arguments, bound)
+    values = parameters.values(args, kwargs)
+    return _from_parameters(values, values)
 
 
-def _scope(task: str, options: SingletonOptions) -> str:
+@lru_cache(maxsize=1024)
+def _scope(task: str, group: str | None, version: int) -> str:
     """Return the part before the key; nothing in it can be taken for a part of the key or of another scope."""
-    kind, name = ("task", task) if options.group is None else ("tasks", options.group)
-    return f"{kind}:{_escaped(name, set('%:@'))}" + (f"@{options.version}" if options.version != 1 else "")
+    kind, name = ("task", task) if group is None else ("tasks", group)
+    return f"{kind}:{_escaped(name, frozenset('%:@'))}" + (f"@{version}" if version != 1 else "")
 
 
-def _key(key: Key, bound: BoundArguments) -> str:
-    if key is None:
-        return _from_parameters(bound.arguments, bound)
-    if isinstance(key, str):
-        return _from_template(key, bound)
+def _key(key: Key, parameters: Parameters, args: Any, kwargs: Any) -> str:
     if callable(key):
-        return _from_function(key(bound))
-    return _from_parameters(key, bound)
+        return _from_function(key(parameters.bound(args, kwargs)))
+    values = parameters.values(args, kwargs)
+    if isinstance(key, str):
+        return _from_template(key, values)
+    return _from_parameters(values if key is None else key, values)
 
 
-def _from_parameters(names: Iterable[str], bound: BoundArguments) -> str:
+def _from_parameters(names: Iterable[str], values: Mapping[str, Any]) -> str:
     # JSON ends where it ends, so no value can look like the next parameter.
-    return ",".join(f"{name}={_encoded(name, bound.arguments[name])}" for name in names)
+    return ",".join([f"{name}={_encoded(name, values[name])}" for name in names])
 
 
-def _from_template(template: str, bound: BoundArguments) -> str:
-    # A character of the template itself is escaped in values: "{a}-{b}" must tell ("1-2", "3") from ("1", "2-3").
-    parts = list(Formatter().parse(template))
-    special = set("".join(literal for literal, *_ in parts)) | {"%"}
+def _from_template(template: str, values: Mapping[str, Any]) -> str:
+    parts, special = _parsed(template)
     formatter = Formatter()
     text = ""
     for literal, field, form, conversion in parts:
         text += literal
         if field is not None:
-            value = formatter.convert_field(bound.arguments[field], conversion)
+            value = formatter.convert_field(values[field], conversion)
             text += _escaped(format(value, form or ""), special)
     return text
 
 
-def _escaped(text: str, special: set[str]) -> str:
+@lru_cache(maxsize=1024)
+def _parsed(template: str) -> tuple[list[tuple[str, str | None, str | None, Any]], frozenset[str]]:
+    # A character of the template itself is escaped in values: "{a}-{b}" must tell ("1-2", "3") from ("1", "2-3").
+    parts = list(Formatter().parse(template))
+    return parts, frozenset("".join(literal for literal, *_ in parts)) | {"%"}
+
+
+def _escaped(text: str, special: frozenset[str]) -> str:
     return "".join(_percent(character) if character in special else character for character in text)
 
 
@@ -125,17 +176,36 @@ def _from_function(text: object) -> str:
     return text
 
 
-def _encoded(name: str, value: object) -> str:
+def _encoded(name: str, value: Any) -> str:
+    plain = _plain(value)
+    return _through_json(name, value) if plain is None else plain
+
+
+def _plain(value: Any) -> str | None:
+    """
+    Return the canonical form of a value that JSON leaves as it is; None if it takes more care.
+
+    Halves of surrogate pairs take it: what is printable has none.
+    """
+    kind = type(value)
+    if kind is str:
+        return quoted(value) if value.isascii() or value.isprintable() else None
+    if kind is int:
+        return str(value) if -LONG < value < LONG else None
+    return CONSTANTS[value] if value is None or kind is bool else None
+
+
+def _through_json(name: str, value: object) -> str:
     try:
         # Once through JSON and back: then the keys of dicts are strings and can be sorted.
-        plain = json.loads(json.dumps(value, cls=_Encoder))
+        plain = json.loads(_encoder.encode(value))
     except (TypeError, ValueError, RecursionError) as error:
         kind = ValueError if isinstance(error, ValueError) else TypeError
         raise kind(
             f"The argument {name!r}, a {type(value).__name__}, cannot be part of a singleton's key: {error}. "
             "Name the parameters that matter with key=(...)."
         ) from error
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return _sorting.encode(plain)
 
 
 class _Encoder(JSONEncoder):
@@ -151,6 +221,11 @@ class _Encoder(JSONEncoder):
         return super().default(value)
 
 
+# Making an encoder takes longer than what it does for a call's arguments.
+_encoder = _Encoder()
+_sorting = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
 def _saved(instance: Model) -> Any:
     if instance._state.adding or instance.pk is None:
         raise ValueError(f"{instance._meta.label} is not saved, so nothing identifies it yet")
@@ -158,6 +233,8 @@ def _saved(instance: Model) -> Any:
 
 
 def _shortened(key: str) -> str:
+    if len(key) <= SHOWN and key.isascii():
+        return key
     text = key.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair is no Unicode, but is JSON
     if len(text) <= SHOWN and CUT not in text:
         return text

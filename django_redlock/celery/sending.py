@@ -30,6 +30,7 @@ from .slots import (
     Holder,
     Seen,
     Ticket,
+    claim_waiting,
     free,
     peek,
     take_note,
@@ -158,10 +159,9 @@ class Call:
             next_one = peek(self.ticket.using, self._next.waiting)
             if next_one.value:
                 return self._answer(next_one.holder)
-        try:
-            take_waiting(self.ticket, self.ttl, self.task.name)
-        except LockTakenError as refusal:
-            return self._answer(Holder.of(refusal))
+        holder = claim_waiting(self.ticket, self.ttl, self.task.name)
+        if holder:
+            return self._answer(holder)
         _unanswered.discard(self.ticket.using)
         return self.publish(self.ticket)
 
@@ -170,9 +170,9 @@ class Call:
         if self.rules.challenge and holder.state == "queued" and self._outlived(holder):
             return self.publish(self.ticket)
         how = self.rules.on_duplicate
-        about = {"task_id": self.ticket.task_id, "name": self.ticket.name, "strategy": how}
-        text = f"{self.ticket.name} is {holder}"
-        tell(self.task, "singleton_duplicate", text, **about, holder_id=holder.task_id, state=holder.state)
+        about: dict[str, Any] = {"task_id": self.ticket.task_id, "name": self.ticket.name, "strategy": how}
+        about |= {"holder_id": holder.task_id, "state": holder.state}
+        tell(self.task, "singleton_duplicate", "%s is %s", self.ticket.name, holder, **about)
         if how == "enqueue":
             return self.publish(replace(self.ticket, token="")).about(holder, accepted=True)
         # Beat can catch nothing, and would log a traceback at every tick. The log line above is enough.

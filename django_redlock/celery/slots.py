@@ -19,12 +19,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..core.acquisition import GaveUp, Granted, Wanted
 from ..core.names import slug
 from ..core.owner import Owner, decode, nonce_of
 from ..core.rules import MIN_TTL
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from ..locks import Lease
+from ..signals import lock_acquired, lock_taken
 
 HEADER = "django_redlock"
 RUN_HEADER = "django_redlock_run"
@@ -35,12 +37,13 @@ LIFETIME, RUNNING, WAITING, BOTH = "lifetime", "running", "queued", "queued+runn
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 
 log = logging.getLogger("django_redlock")
+_compact = json.JSONEncoder(separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: each message has one, and making a frozen one takes five times as long
 class Ticket:
     """
-    What a message says about its slot; travels in one header.
+    What a message says about its slot; travels in one header. Nobody changes it: ``replace()`` makes another.
 
     A flat string passes through every broker. It holds the message's own id, because people start tasks with
     ``headers=self.request.headers``, and such a task must not inherit the slot.
@@ -93,7 +96,7 @@ class Ticket:
         """Return the header's value."""
         # By hand: dataclasses.astuple() copies deeply, and this is done for every message.
         mine = (self.name, self.using, self.task_id, self.token, self.tries, self.scope)
-        return json.dumps([FORMAT, *mine, self.trailing, self.waited, self.watch, self.joined], separators=(",", ":"))
+        return _compact.encode([FORMAT, *mine, self.trailing, self.waited, self.watch, self.joined])
 
     @classmethod
     def unpack(cls, header: object, task_id: str | None) -> "Ticket | None":
@@ -127,10 +130,14 @@ class Holder:
     @classmethod
     def of(cls, refusal: LockTakenError) -> "Holder":
         """Return whom a refusal tells of."""
-        about = refusal.holder
-        if about.get("kind") != "task" or not about.get("ref"):
-            return cls(None, "held", refusal.retry_after)
-        return cls(str(about["ref"]), state_of(str(about.get("label"))), refusal.retry_after)
+        return cls.described(Owner(**refusal.holder) if refusal.holder else None, refusal.retry_after)
+
+    @classmethod
+    def described(cls, owner: Owner | None, left: float | None) -> "Holder":
+        """Return whom the description of a holder tells of, and for how long the hold lasts."""
+        if owner is None or owner.kind != "task" or not owner.ref:
+            return cls(None, "held", left)
+        return cls(owner.ref, state_of(owner.label), left)
 
     def __str__(self) -> str:
         return f"{self.state} as task {self.task_id}" if self.task_id else "held by something that is not a task"
@@ -163,10 +170,7 @@ class Seen(NamedTuple):
     @property
     def holder(self) -> Holder:
         """The same as a refusal would tell it."""
-        owner = self.owner
-        if owner is None or owner.kind != "task" or not owner.ref:
-            return Holder(None, "held", self.left)
-        return Holder(owner.ref, state_of(owner.label), self.left)
+        return Holder.described(self.owner, self.left)
 
 
 def peek(using: str, name: str) -> Seen:
@@ -200,6 +204,25 @@ def take_waiting(ticket: Ticket, ttl: float, label: str, adopt: str = "") -> Non
     take_note(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, label[:LABEL] + QUEUED, adopt)
 
 
+def claim_waiting(ticket: Ticket, ttl: float, label: str) -> Holder | None:
+    """
+    Take the lock that a message has while it waits, in one round trip; returns who has it instead, if somebody does.
+
+    Raises:
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    wanted = _left_alone(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, label[:LABEL] + QUEUED)
+    outcome = locks[ticket.using].run(wanted)
+    # Callers meet their equals all the time, so no error is made of it that only the signal's receivers would see.
+    if isinstance(outcome, GaveUp) and outcome.taken and not lock_taken.receivers:
+        return Holder.described(decode(outcome.holder), outcome.retry_after)
+    try:
+        _tell(ticket.using, wanted, outcome)
+    except LockTakenError as refusal:
+        return Holder.of(refusal)
+    return None
+
+
 def take_note(using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "") -> None:
     """
     Take a lock that is left to itself until its time is over.
@@ -208,8 +231,20 @@ def take_note(using: str, name: str, ttl: float, token: str, ref: str, label: st
         LockTakenError: Another task has it.
         QuorumUnavailableError: Too few nodes answered.
     """
-    about: dict[str, Any] = {"kind": "task", "label": label, "ref": ref, "token": token, "adopt": adopt}
-    locks[using].lock(name, ttl=max(MIN_TTL, ttl), wait=0, renew=False, detached=True, **about).acquire()
+    wanted = _left_alone(using, name, ttl, token, ref, label, adopt)
+    _tell(using, wanted, locks[using].run(wanted))
+
+
+def _left_alone(using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "") -> Wanted:
+    about = {"kind": "task", "label": label, "ref": ref, "token": token, "adopt": adopt}
+    return locks[using].left_alone(name, ttl=max(MIN_TTL, ttl), **about)
+
+
+def _tell(using: str, wanted: Wanted, outcome: Granted | GaveUp) -> None:
+    """Send the signal about an attempt, and raise why it failed if it did."""
+    # Of a lock that is left to itself, a lease is nothing but the signal's argument.
+    if isinstance(outcome, GaveUp) or lock_acquired.receivers:
+        locks[using].held(wanted, outcome, renew=False)
 
 
 def take_running(ticket: Ticket, lease: float, label: str, token: str) -> Lease:

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 
 from celery.utils import uuid
 
+from ..core.rules import Rules
 from ..handler import locks
 from ..locks import fresh_nonce
 from ._compat import BaseTask, P, R
@@ -21,7 +22,7 @@ from .exceptions import DuplicateTask
 from .execution import Execution
 from .handle import Singleton
 from .interrupt import SlotLostError
-from .keys import check_key, lock_name
+from .keys import Parameters, check_key, lock_name
 from .options import SingletonOptions
 from .override import switched_off
 from .result import SingletonResult, eager_result, result_of
@@ -43,6 +44,7 @@ class SingletonTask(BaseTask[P, R]):
     abstract = True
     singleton_options: SingletonOptions = SingletonOptions()
     duplicate_error: type[DuplicateTask] = DuplicateTask
+    _allowed_by: Rules | None = None  # the settings with which the lease was checked
 
     @property
     def singleton(self) -> Singleton:
@@ -55,11 +57,11 @@ class SingletonTask(BaseTask[P, R]):
         return getattr(self.request, EXECUTION, None)
 
     @cached_property
-    def parameters(self) -> inspect.Signature:
+    def parameters(self) -> Parameters:
         """The parameters of the body, without ``self``."""
         signature = inspect.signature(self.run)
         check_key(self.singleton_options.key, signature)
-        return signature
+        return Parameters(signature)
 
     def ticket(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], token: str = "") -> Ticket:
         """
@@ -120,7 +122,7 @@ class SingletonTask(BaseTask[P, R]):
         if self.app.conf.task_always_eager:
             done = self.publish(args, kwargs, task_id=task_id, **options)
             return cast(SingletonResult[R], eager_result(done))
-        rules = self.singleton_options.for_call(singleton or {})
+        rules = self.singleton_options.for_call(singleton) if singleton else self.singleton_options
         args, kwargs = args or (), kwargs or {}
         if singleton is False or switched_off():
             ticket = Ticket("", rules.using, task_id or uuid())
@@ -165,14 +167,21 @@ class SingletonTask(BaseTask[P, R]):
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Let Celery check the arguments before a slot is taken; it would do it afterwards."""
-        options = self.singleton_options
-        try:
-            locks[options.using].rules.check_ttl(options.lease)
-        except ValueError as error:
-            raise ValueError(f"lease={options.lease!r} of the singleton {self.name}: {error}") from None
+        rules = locks[self.singleton_options.using].rules
+        if rules is not self._allowed_by:
+            self._check_lease(rules)
         check = getattr(self, "__header__", None)
         if self.typing and check:
             check(*args, **kwargs)
+
+    def _check_lease(self, rules: Rules) -> None:
+        """Check that the settings allow the lease; once, because neither they nor the task's options change."""
+        lease = self.singleton_options.lease
+        try:
+            rules.check_ttl(lease)
+        except ValueError as error:
+            raise ValueError(f"lease={lease!r} of the singleton {self.name}: {error}") from None
+        self._allowed_by = rules
 
 
 @cache

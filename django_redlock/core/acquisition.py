@@ -10,8 +10,10 @@ clocks; the wall clock only makes the first proposal likely to succeed.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
 
 from . import owner as owners
 from .messages import ABSENT, ANSWERS, Acquire, Ballot, Instant, Kind, Raise, Release, Reply, Request, Survey, count
@@ -25,6 +27,7 @@ REFUSALS = (Kind.BUSY, Kind.QUEUED)
 POLL = 1.0  # seconds after which a waiter asks again at the latest, though it is told when it is its turn
 LEAST_POLL = 0.02  # seconds between two looks at a hold that is about to end
 FEW_PLACES = 3  # of a lock with several: so many are tried without asking first which are taken
+PATIENCE = 0.005  # seconds for which who waits hears out the nodes that have not refused it yet
 UNTOLD_POLL = 0.05  # seconds, for each place in the queue, while too few nodes could tell it
 
 
@@ -49,8 +52,7 @@ class Floor:
             self._highest.popitem(last=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """
     What a caller asks for.
 
@@ -102,29 +104,35 @@ class Waiter:
         self._needed = needed
         self._heard: set[int] = set()
         self._given_back: Set[int] = frozenset()
+        self._recalled = False
 
     def hear(self, node: int) -> bool:
         """Take a node's hint that it is first in line; returns whether it is time to ask."""
         self._heard.add(node)
         return self.called
 
+    def recall(self) -> None:
+        """Have it ask again, whatever it has heard: it may have missed something."""
+        self._recalled = True
+
     @property
     def called(self) -> bool:
-        """Whether enough nodes have told it, or would grant again what it gave back, and one of them is new."""
-        return len(self._heard | self._given_back) >= self._needed and not self._heard <= self._given_back
+        """Whether a quorum told it or would grant again what it gave back, with news of one; or it is to ask anyway."""
+        enough = len(self._heard | self._given_back) >= self._needed
+        return self._recalled or (enough and not self._heard <= self._given_back)
 
     def attend(self) -> None:
         """Begin to listen anew: what was heard until now has led to the attempt that begins."""
         self._heard.clear()
         self._given_back = frozenset()
+        self._recalled = False
 
     def gives_back(self, nodes: Set[int]) -> None:
         """Note the nodes that granted the attempt, which was in vain, and will call it for what it gives back."""
         self._given_back = nodes
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(NamedTuple):
     """
     Wait before the next attempt, until the waiter is called.
 
@@ -136,11 +144,10 @@ class Pause:
 
     seconds: float
     told: float
-    silent: Mapping[int, Reply] = field(default_factory=dict)
+    silent: Mapping[int, Reply] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(NamedTuple):
     """
     A won lock.
 
@@ -243,7 +250,10 @@ class Acquisition:
         self._at, self._stamp, self._began = at, at.wall, at.now
         while True:
             self.waiter.attend()
-            granted = yield from self._try_places()
+            if self.wanted.limit == 1:
+                granted = yield from self._attempt(self._slugs)
+            else:
+                granted = yield from self._try_places()
             if granted is not None:
                 return granted
             self.waiter.gives_back(self._granted())
@@ -264,15 +274,16 @@ class Acquisition:
         return self._withdrawal(leaving=True, timeout=timeout)
 
     def _try_places(self) -> Generator[Step, Instant, Granted | None]:
-        """Make one attempt; for a lock with several places, one for each, unless that is in vain or takes too long."""
+        """Make one attempt for each place of a lock with several, unless that is in vain or takes too long."""
         places = self._places()
         asked = len(places) <= FEW_PLACES
         while places:
             yield from self._withdraw(leaving=False)
             granted = yield from self._attempt(places.pop(0))
-            in_vain = count(self._replies, Kind.QUEUED) > self._rules.spare or self._cut_off()
-            if granted is not None or in_vain or self._overdue():
+            if granted is not None:
                 return granted
+            if count(self._replies, Kind.QUEUED) > self._rules.spare or self._cut_off() or self._overdue():
+                return None
             if not asked:
                 asked = True
                 yield from self._withdraw(leaving=False)
@@ -302,8 +313,6 @@ class Acquisition:
 
     def _places(self) -> list[tuple[str, ...]]:
         limit = self.wanted.limit
-        if limit == 1:
-            return [self._slugs]
         first = int(self._chance() * limit)
         return [(place(self._queue, (first + number) % limit + 1),) for number in range(limit)]
 
@@ -362,7 +371,7 @@ class Acquisition:
         ballot = yield from self._ask(requests, partial(first_round_decided, self._rules))
         self._replies = ballot.replies
         if self.waiter.name:
-            self._enrolled |= ballot.unanswered() | ballot.enrolled()
+            self._enrolled |= ballot.may_queue()
         return ballot
 
     def _raise_token(self, first: Ballot, number: int) -> Generator[Step, Instant, Ballot]:
@@ -379,15 +388,17 @@ class Acquisition:
             timeout=self._timeout,
             needed=self._rules.needed,
             on_late=partial(learn, self._floor, self._trying),
+            patience=PATIENCE if self.waiter.name else 0.0,
         )
         self._ballots.append(ballot)
         self._at = yield ballot
-        for reply in ballot.replies.values():
-            learn(self._floor, self._trying, reply)
+        self._floor.lift(self._trying, max([reply.fence for reply in ballot.replies.values()], default=0))
         return ballot
 
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
         """Give back what the attempt got, so that nobody finds it in the way."""
+        if not self._ballots and not (leaving and self._enrolled):
+            return
         ballot = self._withdrawal(leaving=leaving)
         if ballot.requests:
             self._at = yield ballot
@@ -406,10 +417,13 @@ class Acquisition:
         waiter = self.waiter.name if leaving else ""
         if waiter:
             # A round that was interrupted has not been counted yet.
-            nodes |= self._enrolled.union(*(ballot.enrolled() for ballot in self._ballots))
+            nodes |= self._enrolled.union(*(ballot.may_queue() for ballot in self._ballots))
         release = Release(self._trying, self._nonce, 0.0, waiter, self.wanted.shared, self._queue)
         unsure = unanswered([*self._withdrawn, *self._ballots])
-        return farewell(release, nodes, unsure, self.wanted.ttl, timeout)
+        # A lock that is left alone may last for hours, and each refusal of one would leave a marker for as long.
+        undo = farewell(release, nodes, unsure, min(self.wanted.ttl, self._rules.max_ttl), timeout)
+        undo.lasting = self.wanted.ttl
+        return undo
 
     def _time_left(self) -> float | None:
         """
@@ -575,7 +589,7 @@ def farewell(
     An *unsure* node may execute a request of before after the release; there the release leaves a marker for *bury*
     seconds that refuses it.
     """
-    burying = release._replace(bury=bury)
+    burying = release._replace(bury=bury) if unsure else release
     return Ballot(
         requests={node: burying if node in unsure else release for node in nodes},
         decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,

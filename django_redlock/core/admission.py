@@ -22,6 +22,8 @@ from .rules import EXPIRY_ROUNDING, Rules
 MAX_SKEW = 1.0  # seconds by which the clocks of nodes may disagree for a client that has just started
 INFINITY = float("inf")
 NEVER = (0.0, "", "")
+FRESH = 1.0  # seconds for which a node's clock is not looked at again unless it has moved
+EVEN = EXPIRY_ROUNDING / 2  # seconds by which it has moved if more than the way of a reply accounts for it
 CLOCK_RATE = 0.001  # seconds by which a clock may gain in a second without having been set: NTP slews half of that
 
 
@@ -99,7 +101,7 @@ class Admission:
             self._last_reply[node] = now
             if self._guards_clocks:
                 self._look_at_clock(node, reply.time / 1e6, sent, now)
-        if reply.kind not in POSITIVE:
+        if reply.kind not in POSITIVE or not (node in self._quarantined or self._excluded.get(node)):
             return reply
         why = self.objection(node, sent)  # what it said in quarantine does not count because it is read later
         if why:
@@ -127,7 +129,10 @@ class Admission:
     def _look_at_clock(self, node: int, time: float, sent: float, now: float) -> None:
         """Note a node's time, read after *sent* and before *now*."""
         least, most = time - now, time - sent
-        since, self._looked[node] = now - self._looked[node], now
+        since = now - self._looked[node]
+        if since < FRESH and abs(least - self._least[node]) < EVEN and abs(most - self._most[node]) < EVEN:
+            return  # as it was a moment ago
+        self._looked[node] = now
         jump = least - self._most[node]
         # Not by what the drift of a usual lease allows: the shortest ones allow hardly more than the rounding.
         if jump > EXPIRY_ROUNDING + CLOCK_RATE * since:

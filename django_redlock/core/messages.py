@@ -164,7 +164,7 @@ class Kind(Enum):
     FAILED = "failed"  # no vote, and certainly not applied
     UNKNOWN = "unknown"  # no vote, perhaps applied: the reply did not come
 
-    __hash__ = object.__hash__  # there is one of each; an enum's own is written in Python, and every reply is looked up
+    __hash__ = object.__hash__  # each is there once; that of Enum is made of the name, in Python
 
 
 POSITIVE = frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.HELD, Kind.MIXED})
@@ -190,6 +190,9 @@ MISCONFIGURED = (
 
 LEAVING_TRACES = frozenset(Kind) - {Kind.BUSY, Kind.QUEUED, Kind.CANCELLED, Kind.REFUSED, Kind.REVOKED, Kind.FAILED}
 """Replies after which a node may have something of ours."""
+
+MISSES = frozenset({Kind.UNKNOWN, Kind.FAILED})
+"""What a node is said to have replied that did not get a request, as far as can be told, or whose answer was lost."""
 
 
 ABSENT = -2.0
@@ -269,10 +272,14 @@ class Ballot:
         timeout: Seconds to wait for replies; 0 sends and does not wait.
         needed: How many nodes must be asked for the round to make sense, whatever their recent failures.
         farewell: Whether it ends something, so that it is sent to a node even if that node is silent.
-        lasting: For how many seconds it is worth to send a farewell again to a node that missed it.
+        patience: For how many seconds a round that was refused waits for the replies that are still on their way: a
+            node that refused as well has nothing to give back, which otherwise it would be asked to.
+        lasting: For how many seconds it is worth to bring a node what it missed; 0.0 is not at all.
+        remedy: What to bring it; None is the request that it missed.
 
     ``replies`` are those in time; ``late`` came after the round was over and only inform. Its driver says which nodes
-    are ``doubted``, in ``closed`` whether it is over.
+    are ``doubted``, in ``closed`` whether it is over. ``on_missed`` hears of nodes that turn out to have missed it when
+    it is over.
     """
 
     requests: Mapping[int, Request]
@@ -281,10 +288,13 @@ class Ballot:
     needed: int = 0
     farewell: bool = False
     lasting: float = 0.0
+    patience: float = 0.0
+    remedy: Request | None = None
     replies: dict[int, Reply] = field(default_factory=dict)
     late: dict[int, Reply] = field(default_factory=dict)
     closed: bool = False
     on_late: Callable[[Reply], None] | None = None
+    on_missed: "Callable[[Ballot, set[int]], None] | None" = None
     doubted: Callable[[], Mapping[int, str]] = dict
 
     @property
@@ -303,9 +313,11 @@ class Ballot:
             self.late[node] = reply
             if self.on_late:
                 self.on_late(reply)
+            if self.on_missed and reply.kind in MISSES:
+                self.on_missed(self, {node})
             return
         self.replies[node] = reply
-        if len(self.replies) == len(self.requests) or self.decided(self._votes()):
+        if len(self.replies) == len(self.requests) or self.decided(self._votes() if self.doubted() else self.replies):
             self.close()
 
     def close(self) -> None:
@@ -329,36 +341,59 @@ class Ballot:
         """The leases that the round extends."""
         return next((request.terms for request in self.requests.values() if isinstance(request, Extend)), ())
 
+    def known(self) -> dict[int, Reply]:
+        """Return what has come from each node, in time or late."""
+        return self.replies | self.late if self.late else self.replies
+
     def unanswered(self) -> set[int]:
         """Return the nodes that may still execute, or have executed, a request without our knowing."""
-        known = self.replies | self.late
+        known = self.known()
         return {node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN}
+
+    @property
+    def unheard(self) -> bool:
+        """Whether it was refused before all have replied, and has patience for the rest."""
+        missing = any(node not in self.replies and node not in self.late for node in self.requests)
+        return missing and self.patience > 0 and self.count(*POSITIVE) < self.needed
 
     def missed(self) -> set[int]:
         """Return the nodes that did not get the request, as far as can be told, or whose answer was lost."""
-        return {node for node, reply in (self.replies | self.late).items() if reply.kind in (Kind.UNKNOWN, Kind.FAILED)}
+        return {node for node, reply in self.known().items() if reply.kind in MISSES}
 
-    def enrolled(self) -> set[int]:
-        """Return the nodes that have put the waiter in line, be it that they said so too late."""
-        return {node for node, reply in (self.replies | self.late).items() if reply.place >= 0}
+    def may_queue(self) -> set[int]:
+        """Return the nodes that have put the waiter in line, or may have without our knowing."""
+        known = self.known()
+        return {
+            node
+            for node in self.requests
+            if node not in known or known[node].place >= 0 or known[node].kind is Kind.UNKNOWN
+        }
 
     def untouched(self) -> set[int]:
         """Return the nodes that certainly executed nothing, not even put a waiter in line."""
-        failed = {node for node, reply in (self.replies | self.late).items() if reply.kind is Kind.FAILED}
-        return failed - self.may_hold()
+        return {
+            node
+            for node, reply in self.known().items()
+            if reply.kind is Kind.FAILED and not in_parts(self.requests[node])
+        }
 
     def may_hold(self) -> set[int]:
         """Return the nodes where something of ours may be left: all but those that certainly executed nothing."""
-        known = self.replies | self.late
+        known = self.known()
         return {
             node
             for node, request in self.requests.items()
-            if node not in known or known[node].kind in LEAVING_TRACES or len(getattr(request, "slugs", ())) > PART
+            if node not in known or known[node].kind in LEAVING_TRACES or in_parts(request)
         }
 
     def count(self, *kinds: Kind) -> int:
         """Return how many nodes replied with one of *kinds* in time."""
         return count(self.replies, *kinds)
+
+
+def in_parts(request: Request) -> bool:
+    """Return whether a request has so many names that a node is asked in several steps."""
+    return len(getattr(request, "slugs", ())) > PART
 
 
 def count(replies: Mapping[int, Reply], *kinds: Kind) -> int:

@@ -7,6 +7,7 @@ validity. All durations are seconds.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from .messages import PART
 
@@ -21,7 +22,7 @@ def majority(nodes: int) -> int:
     return nodes // 2 + 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rules:
     """
     What one alias allows and how it counts.
@@ -124,12 +125,12 @@ class Rules:
             )
         return float(ttl)
 
-    @property
+    @cached_property
     def needed(self) -> int:
         """Votes that make a lock."""
         return self.quorum or majority(self.nodes)
 
-    @property
+    @cached_property
     def spare(self) -> int:
         """Votes that may be missing."""
         return self.nodes - self.needed
@@ -157,22 +158,22 @@ class Rules:
         """Whether a restarted node gives no vote for a while."""
         return self.nodes > 2 if self.restart_guard is None else self.restart_guard
 
-    @property
+    @cached_property
     def guards_clocks(self) -> bool:
         """Whether a node whose clock is seen to run forward gives no vote for a while."""
         return self.clock_guard is not False
 
-    @property
+    @cached_property
     def compares_clocks(self) -> bool:
         """Whether a node whose clock is far from the others' gives no vote."""
         return self.nodes > (1 if self.clock_guard else 2) and self.guards_clocks
 
-    @property
+    @cached_property
     def guard(self) -> float:
         """After how many seconds every lease that a restarted node forgot has ended."""
         return self.max_ttl + self.drift(self.max_ttl)
 
-    @property
+    @cached_property
     def ahead(self) -> float:
         """How far beyond its own clock a node accepts a proposed token."""
         return self.guard / 2

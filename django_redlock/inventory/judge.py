@@ -5,12 +5,15 @@ What the answers of the nodes mean together.
 import math
 from collections.abc import Iterable
 
+from ..core.owner import lease_of
 from ..core.rules import Rules
 from ..presence import SILENCE
-from .model import HeldLock, State, View, Waiting, by_holder
+from .model import LAST_SECOND, HeldLock, State, View, Waiting, by_holder
+
+LIVE = (State.HELD, State.DEGRADED)
 
 
-def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: Iterable[tuple[str, ...]]) -> HeldLock:
+def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: list[tuple[str, ...]]) -> HeldLock:
     """
     Return the lock that the views of all nodes make together.
 
@@ -21,24 +24,29 @@ def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: I
         rules: The numbers of the alias.
         lines: Who waits, in the order of each node.
     """
-    groups = by_holder(views)
-    leader = max(groups.values(), key=lambda group: (len(group), _weight(group)))
+    groups, needed = by_holder(views), rules.needed
+    leader = _leader(list(groups.values()))
     votes = len(leader)
-    won = votes >= rules.needed
-    owner = next((view.owner for view in leader if view.owner), None)
-    left = _granted(leader, rules.needed) if won else None
-    drift = rules.drift(owner.ttl if owner and owner.ttl else rules.ttl)
+    won = votes >= needed
+    about = leader[0].about or next((view.about for view in leader if view.about), "")
+    ttl, process = lease_of(about)
+    if not 0 < ttl < LAST_SECOND:
+        ttl = 0.0
+    left = _granted(leader, needed) if won else None
+    drift = rules.drift(ttl or rules.ttl)
     return HeldLock(
-        slug=slug,
-        alias=alias,
-        state=_state(votes, len(views), len(groups), won, left),
-        remaining=None if left is None else max(0.0, left - drift),
-        votes=votes,
-        fingerprint=leader[0].fingerprint,
-        owner=owner,
-        fencing_token=_token(leader),
-        views=views,
-        waiters=_in_line(lines),
+        slug,
+        alias,
+        _state(votes, len(views), len(groups), won, left),
+        None if left is None else max(0.0, left - drift),
+        votes,
+        leader[0].fingerprint,
+        about,
+        ttl or None,
+        process,
+        _token(leader),
+        views,
+        _in_line(lines) if lines else (),
     )
 
 
@@ -49,8 +57,12 @@ def is_suspicious(lock: HeldLock) -> bool:
     A process says that it lives soon after it took a lock, and again and again. So one that neither took nor extended
     the lock for a while, by the nodes' clocks, must have said so by now, or be dead.
     """
-    live = lock.state in (State.HELD, State.DEGRADED)
-    return live and lock.owner is not None and bool(lock.owner.process) and lock.silent_for > SILENCE
+    return bool(lock.process) and lock.state in LIVE and lock.silent_for > SILENCE
+
+
+def _leader(groups: list[list[View]]) -> list[View]:
+    """Return the views of the holder that most nodes have."""
+    return groups[0] if len(groups) == 1 else max(groups, key=lambda group: (len(group), _weight(group)))
 
 
 def _state(votes: int, nodes: int, holders: int, won: bool, left: float | None) -> State:
@@ -63,8 +75,8 @@ def _state(votes: int, nodes: int, holders: int, won: bool, left: float | None) 
 
 def _granted(group: list[View], needed: int) -> float | None:
     """Return for how long a quorum grants the lock, which is its longest time but *needed* - 1; None is for ever."""
-    lefts = sorted((math.inf if view.left is None else view.left for view in group), reverse=True)
-    return None if math.isinf(lefts[needed - 1]) else lefts[needed - 1]
+    left = sorted([math.inf if view.left is None else view.left for view in group])[-needed]
+    return None if left == math.inf else left
 
 
 def _weight(group: list[View]) -> float:
@@ -74,6 +86,8 @@ def _weight(group: list[View]) -> float:
 def _token(group: list[View]) -> int:
     """Return the number that most nodes of the holder accepted; a node may have seen a higher one that failed."""
     fences = [view.fence for view in group]
+    if fences.count(fences[0]) == len(fences):
+        return fences[0]
     return max(fences, key=lambda fence: (fences.count(fence), fence))
 
 

@@ -3,6 +3,7 @@ What an operator can do to a lock that somebody else holds: ask its holder to st
 """
 
 import logging
+from collections.abc import Iterable
 
 from ..conf import DEFAULT_ALIAS
 from ..core.messages import SHARED, Ballot, Extend, Kind, Release, Term
@@ -13,7 +14,7 @@ from ..core.owner import nonce_of
 from ..core.rules import Rules
 from ..handler import locks
 from ..locks import LockManager
-from .model import name_of
+from .model import name_of, owner_of
 from .poll import Poll, ask_for, read_value
 
 log = logging.getLogger("django_redlock")
@@ -107,11 +108,14 @@ def extend_lock(name: str, fingerprint: str, seconds: float, using: str = DEFAUL
         return _absence(poll, slug)
     if nonce == SHARED:
         return "shared"
-    rows = [row for row in poll.seen(slug).values() if nonce_of(row.value) == nonce]
-    token = max(row.fence for row in rows)
-    request = Extend((Term((slug,), nonce, rows[0].value, ttl, token),), manager.rules.fence_keep)
-    ballot = _everywhere(manager, request)
-    outcome = "extended" if ballot.count(Kind.HELD) >= manager.rules.needed else "unknown"
+    having = {place: row for place, row in poll.seen(slug).items() if nonce_of(row.value) == nonce}
+    if len(having) + len(poll.silent) < manager.rules.needed:
+        return "gone"  # what is left of it on a few nodes holds nothing, and must not become a lock again
+    # With token 0 a node that has lost it, or whose holder has just released it, does not get it back.
+    value = next(iter(having.values())).value
+    request = Extend((Term((slug,), nonce, value, ttl, 0),), manager.rules.fence_keep)
+    ballot = _ask(manager, having, request)
+    outcome = "extended" if ballot.count(Kind.HELD) >= manager.rules.needed else _why_not(slug, nonce, manager)
     _tell(manager, f"extended by an operator to {ttl:g} s", "lock_extended_by_operator", slug, outcome)
     return outcome
 
@@ -140,12 +144,23 @@ def burial(poll: Poll, slug: str, wanted: str) -> float:
     """
     rules = poll.manager.rules
     said = [read_value(row.value) for row in poll.seen(slug).values()]
-    ttl = max((owner.ttl for mark, owner in said if owner and mark == wanted), default=0.0) or rules.ttl
+    owners = [owner_of(about) for mark, about in said if mark == wanted]
+    ttl = max((owner.ttl for owner in owners if owner), default=0.0) or rules.ttl
     return ttl + rules.drift(ttl) if ttl <= rules.max_ttl else 0.0
 
 
+def _why_not(slug: str, nonce: str, manager: LockManager) -> str:
+    poll = ask_for([slug], manager)
+    still_there = any(nonce_of(row.value) == nonce for row in poll.seen(slug).values())
+    return "unknown" if still_there else _absence(poll, slug)
+
+
 def _everywhere(manager: LockManager, request: Release | Extend) -> Ballot:
-    requests = dict.fromkeys(range(len(manager.nodes)), request)
+    return _ask(manager, range(len(manager.nodes)), request)
+
+
+def _ask(manager: LockManager, places: Iterable[int], request: Release | Extend) -> Ballot:
+    requests = dict.fromkeys(places, request)
     ballot = Ballot(requests, lambda replies: False, manager.rules.timeout(manager.rules.ttl), farewell=True)
     manager.ask(ballot)
     return ballot

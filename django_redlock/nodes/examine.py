@@ -15,8 +15,9 @@ from typing import Any
 from redis import exceptions
 from redis.connection import AbstractConnection
 
+from .answers import BROKEN, describe, parse_error
 from .base import LinkError, Node
-from .redis import BROKEN, RedisNode, describe, parse_error, read
+from .redis import RedisNode, read
 from .sentinel import SentinelNode, parse_master
 
 SAMPLES = 5  # round trips, of which the shortest counts
@@ -127,7 +128,7 @@ def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: E
         raise LinkError(parse_error(raw).detail or "error reply")
     round_trip, ahead = _clock(connection)
     db = int(node._arguments.get("db") or 0)
-    refused = tuple(_refused(connection, node._wording._prefix, db)) if rights else ()
+    refused = tuple(_refused(connection, node._wording.prefix, db)) if rights else ()
     return replace(blank, round_trip=round_trip, ahead=ahead, info=info, refused=refused)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..core.admission import Admission
@@ -89,8 +90,7 @@ class Breakers(list[Breaker]):
         return resting if len(ballot.requests) - len(resting) >= max(ballot.needed, 1) else set()
 
 
-@dataclass(slots=True)
-class Owed:
+class Owed(NamedTuple):
     """A request whose reply has not been read."""
 
     request: Request
@@ -114,8 +114,8 @@ class Seat:
         self.owed: deque[Owed] = deque()
 
     def is_prompt(self, now: float) -> bool:
-        """Return whether to send more without a look at what has come; that is read before the next reply anyway."""
-        return not self.owed or (now - self.owed[0].sent < PATIENCE and len(self.owed) < MAX_OWED)
+        """Return whether to send more without a look at what is owed; that is read before the next reply anyway."""
+        return now - self.owed[0].sent < PATIENCE and len(self.owed) < MAX_OWED
 
     def send(self, ballot: Ballot, packed: dict[int, bytes], now: float) -> None:
         """Send this node's request of a round."""
@@ -124,25 +124,28 @@ class Seat:
         self.link.send(request, packed, in_full=ballot.in_full)
 
     def read(self) -> None:
-        """Read one reply and give it to the round that waits for it, or that no longer does."""
-        owed = self.owed[0]
-        reply = self.link.receive(owed.request)
-        if reply is INCOMPLETE:
-            return
-        self.owed.popleft()
-        if reply is None and owed.ballot.wanted:  # its script is unknown there
-            self.owed.append(owed)
-            self.link.send(owed.request, {}, in_full=True)
-            return
-        reply = reply or Reply(Kind.FAILED, detail="NOSCRIPT")
-        owed.ballot.receive(self.node, self._admission.judge(self.node, reply, owed.sent))
+        """
+        Read every reply that is there and give each to the round that waits for it, or that no longer does.
 
-    def read_ready(self) -> None:
-        """Read every reply that is there; a link that owes none has nothing to say but its end."""
-        if not self.owed and self.link.readable():
+        Raises:
+            LinkError: The link broke, or a link that owes nothing has something to say, which can only be its end.
+        """
+        link, owing = self.link, self.owed
+        if not owing and link.readable():
             raise LinkError("closed")
-        while self.owed and self.link.readable():
-            self.read()
+        while owing and link.readable():
+            request, ballot, sent = owing[0]
+            reply = link.receive(request)
+            if reply is INCOMPLETE:
+                continue
+            owing.popleft()
+            if reply is not None:
+                ballot.receive(self.node, self._admission.judge(self.node, reply, sent))
+            elif ballot.wanted:  # its script is unknown there
+                owing.append(Owed(request, ballot, sent))
+                link.send(request, {}, in_full=True)
+            else:
+                ballot.receive(self.node, Reply(Kind.FAILED, detail="NOSCRIPT"))
 
     def fail(self, detail: str) -> None:
         """Close the link and tell every round that waits on it."""
@@ -180,9 +183,9 @@ class Bundle:
 
     def ready(self, seconds: float) -> list[Seat]:
         """Wait until links can be read, have ended, or have arrived; returns the places of the former."""
-        fds = [fd for fd, _ in self._poll.poll(max(1, round(seconds * 1000)))]
-        seats = [self._by_fd[fd] for fd in fds if fd in self._by_fd]
-        if len(seats) < len(fds):
+        events, by_fd = self._poll.poll(max(1, round(seconds * 1000))), self._by_fd
+        seats = [by_fd[fd] for fd, _ in events if fd in by_fd]
+        if len(seats) < len(events):
             self._hush()
         return seats
 
@@ -257,8 +260,9 @@ class Gather:
             ballot.close()
             bundle.close()  # interrupted anywhere: its links cannot be trusted
             raise
-        ballot.close()
-        bundle.used = self._clock()
+        if not ballot.closed:
+            ballot.close()
+        bundle.used = now
         stack.append(bundle)
         if stack[0].used < now - MAX_IDLE:
             self._trim(stack)
@@ -271,12 +275,15 @@ class Gather:
 
     def _take(self, stack: list[Bundle], now: float) -> Bundle:
         """Return the bundle that was used last, or a new one."""
-        with suppress(IndexError):
+        try:
             bundle = stack.pop()
-            if bundle.used > now - MAX_IDLE:
-                return bundle
-            bundle.close()
-            while stack:  # all others have been idle for longer
+        except IndexError:
+            return Bundle()
+        if bundle.used > now - MAX_IDLE:
+            return bundle
+        bundle.close()
+        with suppress(IndexError):
+            while True:  # all others have been idle for longer
                 stack.pop().close()
         return Bundle()
 
@@ -301,9 +308,9 @@ class Gather:
         fresh = not bundle.seats
         self._settle(bundle, now)
         packed: dict[int, bytes] = {}
-        resting = self.breakers.resting(ballot, now)
-        for node in ballot.requests:
-            self._start(bundle, ballot, node, packed, now, resting)
+        unasked = [node for node in ballot.requests if not self._send(bundle, ballot, node, packed, now)]
+        if unasked:
+            self._see_to(bundle, ballot, unasked, now)
         while ballot.timeout and not ballot.closed:
             left = deadline - self._clock()
             if left <= 0 or not self._wait(bundle, ballot, packed, left):
@@ -312,63 +319,79 @@ class Gather:
             self._time_out(bundle, ballot)
         if fresh:
             self._linger(bundle, ballot, packed)
+        if ballot.patience:
+            self._hear_out(bundle, ballot, packed)
         for node in bundle.connecting:
             if node in ballot.requests and node not in ballot.replies:
                 ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))  # it will not be sent there any more
 
     def _settle(self, bundle: Bundle, now: float) -> None:
         """Bring a bundle up to date: links that have arrived, links that servers closed while nobody used them."""
-        self._seat_arrivals(bundle, now)
+        if bundle.arrived:
+            self._seat_arrivals(bundle, now)
         if now - bundle.used > IDLE:
             for seat in list(bundle.seats.values()):
                 self._catch_up(bundle, seat)
 
-    def _start(
-        self, bundle: Bundle, ballot: Ballot, node: int, packed: dict[int, bytes], now: float, resting: set[int]
-    ) -> None:
-        """Send one node its request, or see to a link for it, or note why not."""
+    def _send(self, bundle: Bundle, ballot: Ballot, node: int, packed: dict[int, bytes], now: float) -> bool:
+        """Send one node its request, or note why it did not get it; returns whether it has a link for that."""
         seat = bundle.seats.get(node)
-        if seat and not seat.is_prompt(now):
-            seat = self._catch_up(bundle, seat)
-            if seat and not ballot.farewell and seat.owed and now > seat.owed[0].overdue:
-                self._unseat(bundle, seat, "timeout")
-                self.breakers[node].failed(now)
-                seat = None
-        if seat and not ballot.farewell and len(seat.owed) >= MAX_OWED:
+        if seat and seat.owed and not seat.is_prompt(now):
+            seat = self._heard(bundle, seat, ballot, now)
+        if not seat:
+            return False
+        if len(seat.owed) >= MAX_OWED and not ballot.farewell:
             ballot.receive(node, Reply(Kind.FAILED, detail="backlog"))
-        elif seat:
-            self._send(bundle, seat, ballot, packed, now)
-        elif node in resting:
-            ballot.receive(node, Reply(Kind.FAILED, detail="failed lately"))
-        elif not ballot.timeout:
-            ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))
-        elif node not in bundle.connecting:
-            self._connect(bundle, node, ballot.timeout)
-
-    def _catch_up(self, bundle: Bundle, seat: Seat) -> Seat | None:
-        """Read what has come; returns the seat, or None if its link has broken."""
-        try:
-            seat.read_ready()
-            return seat
-        except LinkError as error:
-            self._unseat(bundle, seat, error.detail)
-            return None
-
-    def _send(self, bundle: Bundle, seat: Seat, ballot: Ballot, packed: dict[int, bytes], now: float) -> None:
+            return True
         try:
             seat.send(ballot, packed, now)
         except LinkError as error:
             self._unseat(bundle, seat, error.detail)
-            self.breakers[seat.node].failed(now)
+            self.breakers[node].failed(now)
         else:
             if seat.fd < 0:
                 self._read(bundle, seat)
+        return True
+
+    def _heard(self, bundle: Bundle, seat: Seat, ballot: Ballot, now: float) -> Seat | None:
+        """Read what a node owes; returns its seat, unless its link has broken or has been silent for too long."""
+        if not self._catch_up(bundle, seat):
+            return None
+        if ballot.farewell or not seat.owed or now <= seat.owed[0].overdue:
+            return seat
+        self._unseat(bundle, seat, "timeout")
+        self.breakers[seat.node].failed(now)
+        return None
+
+    def _see_to(self, bundle: Bundle, ballot: Ballot, nodes: list[int], now: float) -> None:
+        """See to links for nodes that have none, or note why not."""
+        resting = self.breakers.resting(ballot, now)
+        for node in nodes:
+            if node in resting:
+                ballot.receive(node, Reply(Kind.FAILED, detail="failed lately"))
+            elif not ballot.timeout:
+                ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))
+            elif node not in bundle.connecting:
+                self._connect(bundle, node, ballot.timeout)
+
+    def _catch_up(self, bundle: Bundle, seat: Seat) -> bool:
+        """Read what has come; returns whether the link still works."""
+        try:
+            seat.read()
+        except LinkError as error:
+            self._unseat(bundle, seat, error.detail)
+            return False
+        return True
 
     def _read(self, bundle: Bundle, seat: Seat) -> None:
-        if self._catch_up(bundle, seat):
-            self.breakers[seat.node].answered()
-        else:
+        """Do the same when something has come, and note whether the node is well."""
+        try:
+            seat.read()
+        except LinkError as error:
+            self._unseat(bundle, seat, error.detail)
             self.breakers[seat.node].failed(self._clock())
+        else:
+            self.breakers[seat.node].answered()
 
     def _wait(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes], left: float) -> bool:
         """Wait for something to happen and deal with it; returns False if nothing can happen any more."""
@@ -381,13 +404,21 @@ class Gather:
             self._read(bundle, seat)
         return True
 
+    def _hear_out(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:
+        """Take what else the nodes say to a round that was refused, for as long as it has patience."""
+        until = self._clock() + ballot.patience
+        while ballot.unheard and (left := until - self._clock()) > 0 and self._wait(bundle, ballot, packed, left):
+            pass
+
     @staticmethod
     def _expects(bundle: Bundle, ballot: Ballot) -> bool:
         """Return whether a node may still reply."""
-        missing = [node for node in ballot.requests if node not in ballot.replies]
-        return any(
-            node in bundle.connecting or (node in bundle.seats and bundle.seats[node].fd >= 0) for node in missing
-        )
+        for node in ballot.requests:
+            if node not in ballot.replies:
+                seat = bundle.seats.get(node)
+                if node in bundle.connecting or (seat and seat.fd >= 0):
+                    return True
+        return False
 
     def _linger(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:
         """
@@ -410,7 +441,7 @@ class Gather:
             if detail:
                 ballot.receive(node, Reply(Kind.FAILED, detail=detail))
             else:
-                self._send(bundle, bundle.seats[node], ballot, packed, now)
+                self._send(bundle, ballot, node, packed, now)
 
     def _seat_arrivals(self, bundle: Bundle, now: float) -> list[tuple[int, str]]:
         """Give arrived links their seats; returns the nodes and, for those without a link, why."""

@@ -7,16 +7,12 @@ built with redis-py 8.1's defaults 59 seconds.
 """
 
 import asyncio
-import errno
-import hashlib
 import inspect
-import json
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from importlib.resources import files
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -28,23 +24,11 @@ from redis.connection import AbstractConnection, Connection, SSLConnection, Unix
 from redis.retry import Retry
 
 from ..core.admission import Greeting
-from ..core.messages import (
-    ABSENT,
-    ENROLMENT,
-    SHOWN_WAITERS,
-    Acquire,
-    Extend,
-    Kind,
-    Raise,
-    Release,
-    Reply,
-    Request,
-    Row,
-    Survey,
-)
-from ..core.parts import many, merge, split
+from ..core.messages import Kind, Reply, Request
+from .answers import BROKEN, Assembly, check_subscription, describe, parse_answer, parse_greeting
 from .base import INCOMPLETE, LinkError, NodeSpec, until_cancelled
 from .resp import PARTIAL, Replies
+from .wording import Introductions, Wording
 
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
 
@@ -56,248 +40,17 @@ if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters:
 else:
     FIXED |= {"lib_name": None, "lib_version": None}
 
-# redis-py drops the first word of an error that has a class of its own; which have one depends on its version.
-ERROR_CLASSES: tuple[tuple[type[Exception], str], ...] = (
-    (exceptions.BusyLoadingError, "LOADING"),
-    (exceptions.ReadOnlyError, "READONLY"),
-    (exceptions.NoPermissionError, "NOPERM"),
-    (exceptions.OutOfMemoryError, "OOM"),
-    (exceptions.MasterDownError, "MASTERDOWN"),  # before its base class, as MOVED
-    (exceptions.ClusterDownError, "CLUSTERDOWN"),
-    (exceptions.ClusterCrossSlotError, "CROSSSLOT"),
-    (exceptions.TryAgainError, "TRYAGAIN"),
-    (exceptions.MovedError, "MOVED"),
-    (exceptions.AskError, "ASK"),
-)
-ERROR_WORDS = frozenset({
-    "LOADING", "READONLY", "NOPERM", "OOM", "MASTERDOWN", "CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK",
-    "BUSY", "MISCONF", "NOAUTH", "NOREPLICAS", "WRONGPASS", "WRONGTYPE",
-})  # fmt: skip
-# Errors that have no word, or lose it in every version of redis-py.
-ERROR_PHRASES = (
-    ("Authentication required", "NOAUTH"),
-    ("invalid username-password pair", "WRONGPASS"),
-    ("without any password configured", "has no password"),
-    ("max number of clients", "max clients"),
-    ("DB index is out of range", "no such database"),
-)
-# How the servers refuse a command inside a script, each version in its own words.
-SCRIPT_PHRASES = ("ACL failure in script", "The user executing the script can't")
-
-# What redis-py raises for error replies; the last two are connection errors to it.
-ERROR_REPLIES = (exceptions.ResponseError, exceptions.BusyLoadingError, exceptions.AuthenticationError)
-# What ends a connection; redis-py makes a ValueError of a length or number that is none.
-BROKEN = (exceptions.RedisError, OSError, ValueError)
-
 # What a socket that does not block raises when it would.
 BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 NOTHING = object()  # stands for a reply that has not come
-READ_SIZE = 16_384  # bytes that a link of an event loop reads at a time
+READ_SIZE = 16_384  # bytes that a link reads at a time
 CROWD = 4  # requests on their way, from which on a link writes once per turn of the loop
-
-# How OpenSSL says that a certificate is good, but not for this host name or address.
-WRONG_NAME = (62, 64)
 
 # What redis-py's own lock raises, for django_redlock.compat.
 RedisLockError = exceptions.LockError
 RedisLockNotOwnedError = exceptions.LockNotOwnedError
 
-
-class Script:
-    """One of the Lua scripts beside this module."""
-
-    def __init__(self, name: str) -> None:
-        self.text = files(__package__).joinpath(f"scripts/{name}.lua").read_bytes()
-        self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
-
-
-SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey)}
-
-
 Said = TypeVar("Said")
-
-
-class Introductions:
-    """
-    Which scripts a connection has sent with their text, so that its server knows them by their digest.
-
-    A script is sent in full the first time rather than loaded: that takes no command, and no right, of its own.
-    """
-
-    def __init__(self) -> None:
-        self._sent: set[type[Request]] = set()
-
-    def is_new(self, request: Request) -> bool:
-        """Return whether the script of *request* has not been sent yet; from now on it has."""
-        new = type(request) not in self._sent
-        self._sent.add(type(request))
-        return new
-
-
-def ms(seconds: float | None) -> str:
-    """Return *seconds* as whole milliseconds, the empty string for None."""
-    return "" if seconds is None else str(max(1, round(seconds * 1000)))
-
-
-def flag(value: bool) -> str:
-    """Return a truth value as the scripts read it."""
-    return "1" if value else ""
-
-
-class Wording:
-    """
-    Say requests in the words of the scripts: keys and arguments.
-
-    Args:
-        prefix: What every key of the alias begins with.
-    """
-
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-
-    def channel(self, process: str) -> str:
-        """Return the channel on which the waiters of a process are told that they are first in line."""
-        return f"{self._prefix}w:{process}"
-
-    def command(self, request: Request, *, in_full: bool) -> list[str | bytes]:
-        """Return the command that runs the request's script, by its digest or with its text."""
-        script = SCRIPTS[type(request)]
-        keys, arguments = self._say(request)
-        run = ("EVAL", script.text) if in_full else ("EVALSHA", script.sha)
-        return [*run, str(len(keys)), *keys, *arguments]
-
-    def _say(self, request: Request) -> tuple[list[str], list[str]]:
-        """Return the keys that a request touches and what else its script needs, both in the script's order."""
-        match request:
-            case Acquire():
-                return self._acquire(request)
-            case Raise(slugs, nonce, number, keep, shared):
-                return self._keys(slugs, "hf", shared), [nonce, str(number), ms(keep), flag(shared)]
-            case Extend():
-                return self._extend(request)
-            case Release(slugs, nonce, bury, leaving, shared, queue, revoke):
-                keys = [self._index, self._marker(nonce), *self._keys(slugs, "hqs", shared, queue)]
-                return keys, [nonce, ms(bury) if bury else "0", self._prefix, leaving, flag(shared), flag(revoke)]
-            case Survey(slugs, offset, size, waiters):
-                shown = SHOWN_WAITERS if waiters else 0
-                return [self._index], [self._prefix, str(offset), str(size), str(shown), *slugs]
-
-    def _acquire(self, request: Acquire) -> tuple[list[str], list[str]]:
-        keys = self._keys(request.slugs, "hfqs", request.shared, request.queue)
-        timing = [ms(request.ttl), str(request.number), ms(request.keep), str(round(request.ahead * 1_000_000))]
-        waiting = [request.waiter, str(request.stamp), ms(ENROLMENT)]
-        flags = [flag(request.barge), flag(request.shared), flag(request.passing)]
-        return [self._index, self._marker(request.nonce), *keys], [
-            *(request.nonce, request.value, *timing, request.adopt, self._prefix),
-            *(*waiting, *flags),
-        ]
-
-    def _extend(self, request: Extend) -> tuple[list[str], list[str]]:
-        keys, arguments = [self._index], [self._prefix, ms(request.keep)]
-        for slugs, nonce, value, ttl, token, shared, shorten, _ in request.terms:
-            keys += [self._marker(nonce), *self._keys(slugs, "hf", shared)]
-            arguments += [str(len(slugs)), flag(shared), flag(shorten), nonce, ms(ttl), str(token), value]
-        return keys, arguments
-
-    @property
-    def _index(self) -> str:
-        return f"{self._prefix}index"
-
-    def _marker(self, nonce: str) -> str:
-        return f"{self._prefix}x:{nonce}"
-
-    def _keys(self, slugs: tuple[str, ...], kinds: str, shared: bool, queue: str = "") -> list[str]:
-        """Return the keys of each name, one per kind; behind them, if shared, the key of each name's holders."""
-        owners = {"q": queue, "s": queue}
-        keys = [f"{self._prefix}{owners.get(kind) or slug}:{kind}" for slug in slugs for kind in kinds]
-        return keys + [f"{self._prefix}{slug}:r" for slug in slugs] if shared else keys
-
-
-def parse_answer(raw: Any, demoted: str) -> Reply | None:
-    """
-    Return the meaning of what a node answered to a request; None if it does not know the script.
-
-    Raises:
-        LinkError: It is no master any more; a new connection tells when it is one again. *demoted* is what to say.
-    """
-    if isinstance(raw, exceptions.NoScriptError):
-        return None
-    if not isinstance(raw, exceptions.RedisError):
-        return parse_reply(raw)
-    reply = parse_error(raw)
-    if reply.detail in ("READONLY", "MASTERDOWN"):
-        raise LinkError(demoted or reply.detail)
-    return reply
-
-
-def parse_reply(raw: Any) -> Reply:
-    """Return the meaning of a script's reply; anything but a well-formed one is no vote."""
-    try:
-        if isinstance(raw, list):
-            return parse_survey([part.decode("utf-8", "replace") for part in raw])
-        kind, fence, time, left, place, detail = raw.decode("utf-8", "replace").split(" ", 5)
-        if kind in EXTENSIONS:
-            return Reply(Kind[kind], int(fence), int(time), terms=tuple(map(parse_term, detail.split())))
-        return Reply(Kind[kind], int(fence), int(time), seconds_left(left), detail, int(place))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return Reply(Kind.UNKNOWN, detail="malformed reply")
-
-
-EXTENSIONS = frozenset({"HELD", "MIXED", "REFUSED"})
-
-
-def parse_term(said: str) -> tuple[Kind, int]:
-    """Return what became of one lease of an extension, and its fence."""
-    return {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}[said[0]], int(said[1:])
-
-
-def parse_survey(parts: list[str]) -> Reply:
-    """Return the locks that a survey reports."""
-    kind, fence, time, total, said = parts
-    cells = json.loads(said, strict=False)
-    rows = zip(cells[::5], cells[1::5], cells[2::5], cells[3::5], cells[4::5], strict=True)
-    parsed = tuple(
-        [
-            Row(slug, value, seconds_left(pttl), int(number), tuple(waiters.split(" ")) if waiters else ())
-            for slug, value, pttl, number, waiters in rows
-        ]
-    )
-    return Reply(Kind[kind], int(fence), int(time), rows=parsed, total=int(total))
-
-
-def seconds_left(pttl: str | int) -> float | None:
-    """Return a PTTL in seconds: None for a key without expiry, ``ABSENT`` for no key."""
-    value = int(pttl)
-    return None if value == -1 else ABSENT if value == -2 else value / 1000
-
-
-def parse_error(error: exceptions.RedisError) -> Reply:
-    """
-    Return what an error reply means: no vote, and which error.
-
-    The scripts read every key before they write, so nothing was written when a known error came; except that a
-    command inside a script is refused only when its turn comes.
-    """
-    if any(phrase in str(error) for phrase in SCRIPT_PHRASES):
-        return Reply(Kind.UNKNOWN, detail="NOPERM")
-    word = error_word(error)
-    return Reply(Kind.FAILED, detail=word) if word else Reply(Kind.UNKNOWN, detail="error reply")
-
-
-def error_word(error: Exception) -> str:
-    """Return the word that tells an error reply, or nothing; the rest of it may name keys and users."""
-    for kind, word in ERROR_CLASSES:
-        if isinstance(error, kind):
-            return word
-    text = str(error)
-    for phrase, word in ERROR_PHRASES:
-        if phrase in text:
-            return word
-    if not isinstance(error, ERROR_REPLIES):
-        return ""
-    # Redis 6.2 puts the error of a command inside a script behind "ERR Error running script ...: -".
-    words = (word.lstrip("-") for word in text.replace(":", " ").split())
-    return next((word for word in words if word in ERROR_WORDS), "")
 
 
 def read(connection: AbstractConnection) -> Any:
@@ -325,62 +78,6 @@ async def aread(connection: aioconnection.AbstractConnection) -> Any:
         raise LinkError(describe(error)) from None
 
 
-def parse_greeting(raw: Any) -> Greeting:
-    """
-    Return what a node's INFO says that matters to a vote.
-
-    Raises:
-        LinkError: It cannot be used, now or at all.
-    """
-    if isinstance(raw, exceptions.NoPermissionError):
-        return Greeting(refused="NOPERM")
-    if isinstance(raw, exceptions.RedisError):
-        raise LinkError(parse_error(raw).detail)
-    if not isinstance(raw, bytes) or b"run_id:" not in raw:
-        raise LinkError("malformed reply")
-    lines = raw.decode("utf-8", "replace").splitlines()
-    info = dict(line.split(":", 1) for line in lines if ":" in line)
-    mode = info.get("redis_mode", info.get("server_mode", "standalone"))
-    if mode != "standalone":
-        raise LinkError(f"runs in {mode} mode")
-    if info.get("role") == "slave":
-        raise LinkError("is a replica")
-    evicts = info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy", "noeviction") != "noeviction"
-    return Greeting(
-        run_id=info["run_id"],
-        uptime=float(info["uptime_in_seconds"]) if "uptime_in_seconds" in info else None,
-        evicts=evicts,
-        promoted=info.get("master_replid", "?") if info.get("second_repl_offset", "-1") != "-1" else "",
-    )
-
-
-def check_subscription(raw: Any) -> None:
-    """
-    Check that a channel has been subscribed to.
-
-    Raises:
-        LinkError: It has not; an ACL may forbid it.
-    """
-    if not isinstance(raw, list):
-        raise LinkError(describe(raw) if isinstance(raw, exceptions.RedisError) else "malformed reply")
-
-
-def describe(error: BaseException) -> str:
-    """Return a few words for a failure to connect, send or receive; never what the error quotes."""
-    if isinstance(error, LinkError):
-        return error.detail
-    if isinstance(error, (exceptions.TimeoutError, TimeoutError)):
-        return "timeout"
-    if isinstance(error, exceptions.RedisError) and (word := error_word(error)):
-        return word
-    # redis-py raises an error of its own in place of the one that tells what happened.
-    causes = [error]
-    while cause := causes[-1].__cause__ or causes[-1].__context__:
-        causes.append(cause)
-    known = next(filter(None, map(describe_cause, causes)), "")
-    return known or ("closed" if "closed" in str(error).lower() else "unreachable")
-
-
 def verification(
     ssl_cert_reqs: ssl.VerifyMode | str | None = "required", ssl_check_hostname: bool | None = None, **others: Any
 ) -> dict[str, Any]:
@@ -390,28 +87,6 @@ def verification(
     how = how.name.removeprefix("CERT_").lower() if isinstance(how, ssl.VerifyMode) else how
     check = ssl_check_hostname is not False and how != "none"
     return {"ssl_cert_reqs": how, "ssl_check_hostname": check}
-
-
-def describe_cause(error: BaseException) -> str:
-    """Return a few words for an error of the operating system or of TLS, or nothing."""
-    match error:
-        case ssl.SSLCertVerificationError():
-            name = error.verify_code in WRONG_NAME
-            return "has a certificate for another host" if name else f"certificate refused, {error.verify_message}"
-        case ssl.SSLError():
-            wanted = "CERTIFICATE_REQUIRED" in (error.reason or "")
-            return "wants a client certificate" if wanted else "TLS failed"
-        case socket.gaierror():
-            return "unknown host"
-        case FileNotFoundError():
-            return "no such file"
-        case ConnectionRefusedError():
-            return "refused"
-        case ConnectionError():
-            return "reset"
-        case ValueError() | exceptions.InvalidResponse():
-            return "malformed reply"
-    return "refused" if f"Errno {errno.ECONNREFUSED}" in str(error) else ""
 
 
 class RedisNode:
@@ -560,30 +235,12 @@ class RedisNode:
             raise  # cancelled
 
 
-class Assembly:
-    """Puts the replies to the parts of a request together, as they come."""
-
-    def __init__(self) -> None:
-        self._replies: list[Reply | None] = []
-
-    def add(self, request: Request, reply: Reply | None) -> Reply | None:
-        """Take a reply, None for a script that is unknown; returns what came of the whole, or ``INCOMPLETE``."""
-        if not many(request):
-            return reply
-        self._replies.append(reply)
-        if len(self._replies) < len(split(request)):
-            return INCOMPLETE
-        replies, self._replies = self._replies, []
-        known = [one for one in replies if one is not None]
-        return merge(known) if len(known) == len(replies) else None
-
-
 class RedisLink:
     """
-    One connection of redis-py's, used without its client: what is sent is sent once.
+    One connection that redis-py made, used without its client: what is sent is sent once.
 
     Its socket does not block. With a timeout, Python would poll before it sends and before it receives, although the
-    round that asks has polled already.
+    round that asks has polled already. Replies are read by :mod:`.resp`, as those of an event loop are.
     """
 
     demoted = ""
@@ -595,6 +252,7 @@ class RedisLink:
         self._wording = wording
         self._scripts = Introductions()
         self._assembly = Assembly()
+        self._replies = Replies(connection._parser.parse_error)
         self._ahead: Any = NOTHING
         self._sock: socket.socket | None = connection._sock
         if self._sock is not None:
@@ -604,8 +262,8 @@ class RedisLink:
         return fileno(self._connection)
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
-        in_full = in_full or self._scripts.is_new(request)
-        data = pack(self._wording, request, packed, in_full)
+        in_full = self._scripts.is_new(request) or in_full
+        data = self._wording.pack(request, packed, in_full)
         if self._sock is None:
             raise LinkError("closed")
         try:
@@ -633,7 +291,7 @@ class RedisLink:
         return self._assembly.add(request, parse_answer(raw, self.demoted))
 
     def readable(self) -> bool:
-        """Read one reply ahead, if all of it is there: bytes that TLS or redis-py hold back, no poll shows."""
+        """Read one reply ahead, if all of it is there: bytes that TLS holds back, no poll shows."""
         if self._ahead is NOTHING:
             self._ahead = self._read()
         return self._ahead is not NOTHING
@@ -643,11 +301,20 @@ class RedisLink:
         if self._sock is None:
             return LinkError("reset")
         try:
-            return self._connection.read_response(disable_decoding=True, disconnect_on_error=False)
-        except exceptions.ResponseError as error:
-            return error
-        except BROKEN as error:  # redis-py makes an error of its own of one of the socket
-            return NOTHING if isinstance(error.__context__, BLOCKED) else LinkError(describe(error))
+            while (raw := self._replies.next()) is PARTIAL:
+                data = self._sock.recv(READ_SIZE)
+                if not data:
+                    return LinkError("closed")
+                self._replies.feed(data)
+        except BLOCKED:
+            return NOTHING
+        except OSError as error:
+            return LinkError(describe(error))
+        except ValueError:
+            return LinkError("malformed reply")
+        if isinstance(raw, exceptions.RedisError) and not isinstance(raw, exceptions.ResponseError):
+            return LinkError(describe(raw))  # redis-py hangs up after these
+        return raw
 
     def close(self) -> None:
         self._sock = None
@@ -655,15 +322,18 @@ class RedisLink:
 
 
 class RedisHintLink:
-    """A connection that has subscribed to the channel of a process."""
+    """A connection that has subscribed to the channel of a process; what comes on it is read without redis-py."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
+        self._early = self._drain()
+        self._messages = Replies(connection._parser.parse_error)
+        self._sock: socket.socket | None = connection._sock
+        if self._sock is not None:
+            self._sock.setblocking(False)
 
-    def fileno(self) -> int:
-        return fileno(self._connection)
-
-    def read(self) -> list[str]:
+    def _drain(self) -> list[str]:
+        """Return whom the messages name that redis-py has read behind the reply to the subscription."""
         told = []
         try:
             while readable(self._connection):
@@ -673,7 +343,33 @@ class RedisHintLink:
             raise LinkError(describe(error)) from None
         return told
 
+    def fileno(self) -> int:
+        return fileno(self._connection)
+
+    def read(self) -> list[str]:
+        told, self._early = self._early, []
+        try:
+            self._feed()
+            while (message := self._messages.next()) is not PARTIAL:
+                told.append(hinted(message))
+        except BROKEN as error:
+            raise LinkError(describe(error)) from None
+        return told
+
+    def _feed(self) -> None:
+        """Take what has come; several times, because of what TLS holds back no poll tells."""
+        while self._sock is not None:
+            try:
+                data = self._sock.recv(READ_SIZE)
+            except BLOCKED:
+                return
+            if not data:
+                raise LinkError("closed")
+            self._messages.feed(data)
+        raise LinkError("closed")
+
     def close(self) -> None:
+        self._sock = None
         self._connection.disconnect()
 
 
@@ -695,7 +391,9 @@ class AsyncRedisHintLink:
 
 def hinted(message: Any) -> str:
     """Return the waiter that a message of a channel names."""
-    return message[2].decode("utf-8", "replace") if message[0] == b"message" else ""
+    if not isinstance(message, list) or len(message) < 3 or message[0] != b"message":
+        return ""
+    return str(message[2], "utf-8", "replace")
 
 
 def fileno(connection: AbstractConnection) -> int:
@@ -723,20 +421,6 @@ def drop(connection: aioconnection.AbstractConnection) -> None:
     if writer is not None:
         with suppress(RuntimeError):  # the loop is closed already, and its transports with it
             writer.transport.abort()
-
-
-def pack(wording: Wording, request: Request, packed: dict[int, bytes], in_full: bool) -> bytes:
-    """Return the bytes of a request, made once for all nodes of a round."""
-    key = -id(request) if in_full else id(request)
-    if key not in packed:
-        packed[key] = b"".join([resp(wording.command(part, in_full=in_full)) for part in split(request)])
-    return packed[key]
-
-
-def resp(words: Sequence[str | bytes]) -> bytes:
-    """Return the bytes of a command; redis-py, which has more kinds of words to mind, takes three times as long."""
-    parts = [word if isinstance(word, bytes) else word.encode() for word in words]
-    return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
 
 
 class AsyncRedisLink(asyncio.BufferedProtocol):
@@ -782,8 +466,8 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
     ) -> None:
         if self.broken or self._transport.is_closing():
             raise LinkError("closed")
-        in_full = in_full or self._scripts.is_new(request)
-        self._write(pack(self._wording, request, packed, in_full))
+        in_full = self._scripts.is_new(request) or in_full
+        self._write(self._wording.pack(request, packed, in_full))
         self._waiting.append((request, on_reply))
 
     def _write(self, data: bytes) -> None:

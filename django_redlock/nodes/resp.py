@@ -1,9 +1,9 @@
 """
-Read the replies of a node from the bytes that an event loop hands over.
+Read the replies of a node from the bytes that a socket or an event loop hands over.
 
-redis-py connects, authenticates and says hello; its parsers, though, pull bytes out of a socket or a stream, and for
-an event loop that means a task that wakes up several times for every reply, which costs more than all the rest of a
-round. A protocol is pushed bytes instead. So this reads the few shapes that our scripts reply with: strings, numbers,
+redis-py connects, authenticates and says hello; its parsers, though, pull bytes out of a blocking socket or a stream,
+which costs more than all the rest of a round: for an event loop it means a task that wakes up several times for every
+reply. Here bytes are pushed instead. So this reads the few shapes that our scripts reply with: strings, numbers,
 errors, and lists. What an error means remains redis-py's business.
 """
 
@@ -65,7 +65,7 @@ class Replies:
             return PARTIAL, start
         line, end = data[start + 1 : end], end + 2
         if kind == b"$":
-            return read_string(data, end, length(line))
+            return read_string(data, end, int(line) if line.isdigit() else length(line))
         if kind == b"-":
             return self._error(line.decode("utf-8", "replace")), end
         if kind == b":":

@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 
 from redis.exceptions import RedisError
 
+from .answers import BROKEN, describe, parse_error
 from .base import LinkError, NodeSpec
-from .redis import BROKEN, AsyncRedisLink, RedisLink, RedisNode, aread, describe, parse_error, read
+from .redis import AsyncRedisLink, RedisLink, RedisNode, aread, read
 
 SomeLink = TypeVar("SomeLink", RedisLink, AsyncRedisLink)
 

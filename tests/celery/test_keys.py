@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from hypothesis import example, given
+from hypothesis import strategies as st
 from kombu.utils import json as celery_json
 
-from django_redlock.celery import SingletonOptions
-from django_redlock.celery.keys import check_key, lock_name
+from django_redlock.celery import SingletonOptions, keys
+from django_redlock.celery.keys import Parameters, check_key, lock_name
 
 
 def sync(x: Any, y: Any = 2) -> None: ...
 
 
 def name(*args: Any, function: Callable[..., Any] = sync, options: dict[str, Any] | None = None, **kwargs: Any) -> str:
-    return lock_name("shop.sync", SingletonOptions(**(options or {})), signature(function), args, kwargs)
+    return lock_name("shop.sync", SingletonOptions(**(options or {})), Parameters(signature(function)), args, kwargs)
 
 
 def test_spelling_does_not_matter():
@@ -216,9 +218,13 @@ def test_group_shares_a_slot():
     """
     options = SingletonOptions(group="stock")
 
-    assert lock_name("a", options, signature(sync), (1,), {}) == lock_name("b", options, signature(sync), (1,), {})
-    assert lock_name("a", SingletonOptions(), signature(sync), (1,), {}) != name(1)
-    assert lock_name("stock", SingletonOptions(), signature(sync), (1,), {}) != name(1, options={"group": "stock"})
+    assert lock_name("a", options, Parameters(signature(sync)), (1,), {}) == lock_name(
+        "b", options, Parameters(signature(sync)), (1,), {}
+    )
+    assert lock_name("a", SingletonOptions(), Parameters(signature(sync)), (1,), {}) != name(1)
+    assert lock_name("stock", SingletonOptions(), Parameters(signature(sync)), (1,), {}) != name(
+        1, options={"group": "stock"}
+    )
 
 
 def test_version_is_part_of_the_name():
@@ -258,3 +264,58 @@ def test_no_arguments():
     A task without parameters has one slot, named after it.
     """
     assert name(function=lambda: None) == "task:shop.sync"
+
+
+def bodies() -> list[Callable[..., Any]]:
+    def none() -> None: ...
+    def one(a: Any) -> None: ...
+    def defaults(a: Any, b: Any = 2, c: Any = None) -> None: ...
+    def only_keywords(a: Any, *, b: Any = 2) -> None: ...
+    def only_positions(a: Any, /, b: Any = 2) -> None: ...
+    def anything(a: Any, *args: Any, **kwargs: Any) -> None: ...
+
+    return [none, one, defaults, only_keywords, only_positions, anything]
+
+
+def outcome(function: Callable[[], Any]) -> Any:
+    """Return what a function returns, in its order, or what it raises."""
+    try:
+        return list(function().items())
+    except TypeError as error:
+        return str(error)
+
+
+@given(
+    st.sampled_from(bodies()),
+    st.lists(st.integers(0, 9), max_size=4),
+    st.dictionaries(st.sampled_from("abcd"), st.integers(10, 19), max_size=4),
+)
+def test_calls_are_bound_as_python_binds_them(body, args, kwargs):
+    """
+    Whatever a call gives, twice or not at all, it has the values, or the error, of the signature's own binding. C1
+    """
+    parameters = Parameters(signature(body))
+
+    bound = outcome(lambda: parameters.bound(args, kwargs).arguments)
+
+    assert outcome(lambda: parameters.values(args, kwargs)) == bound
+
+
+@given(st.text(st.characters()) | st.integers() | st.floats() | st.none() | st.booleans() | st.integers(-2, 2))
+@example("\ud83d\ude00")
+@example('\x7f\x00"\\/\u2028')
+@example(1 << 63)
+@example(-(1 << 63))
+def test_plain_values_need_no_way_through_json(value):
+    """
+    What has a short way into the key looks there as it does after the long one. C3 C9
+    """
+    assert keys._plain(value) in (None, keys._through_json("x", value))
+
+
+def test_a_number_that_python_does_not_write_is_refused_by_name():
+    """
+    A whole number of more digits than Python writes is refused as other values that cannot be part of a key. C8
+    """
+    with pytest.raises(ValueError, match="'x', a int, cannot be part"):
+        name(10**5000)

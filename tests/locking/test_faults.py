@@ -228,12 +228,15 @@ async def test_scripts_that_a_server_forgot_are_sent_again(nodes: Servers, flavo
     await flavour.close(manager)
 
 
-async def test_foreign_key_under_the_name_is_an_error_not_a_holder(nodes: Servers, flavour: Flavour):
+@pytest.mark.parametrize(("kind", "put"), [("h", "rpush"), ("f", "rpush"), ("q", "set")])
+async def test_foreign_key_under_the_name_is_an_error_not_a_holder(
+    nodes: Servers, flavour: Flavour, kind: str, put: str
+):
     """L18, P23: a key of another type gives no vote, and nothing is half written."""
     manager = real_manager(nodes.urls)
     for node in nodes:
         with node.client() as client:
-            client.rpush("t:{a}:h", "not a lock")
+            getattr(client, put)(f"t:{{a}}:{kind}", "not a lock")
 
     with pytest.raises(QuorumUnavailableError, match="WRONGTYPE"):
         await flavour.acquire(manager.lock("a", wait=0))
@@ -241,7 +244,7 @@ async def test_foreign_key_under_the_name_is_an_error_not_a_holder(nodes: Server
         await flavour.acquire(manager.lock(["0", "a"], wait=0))
 
     with nodes[0].client() as client:
-        assert sorted(client.keys("t:*")) == ["t:{a}:h"]
+        assert sorted(client.keys("t:*")) == [f"t:{{a}}:{kind}"]
     await flavour.close(manager)
 
 
@@ -458,7 +461,7 @@ def test_interrupted_release_is_sent_all_the_same(nodes: Servers, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(manager._gather, "_start", interrupted)
+        patched.setattr(manager._gather, "_send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             lease.release()
 
@@ -518,6 +521,12 @@ def test_waiting_sends_no_command_that_blocks_on_the_server(nodes: Servers):
 
     assert "evalsha" in used
     assert not {name for name in used if name.startswith(("b", "wait", "xread")) or "keys" in name}
+
+
+def owner_on(node: Server, key: str) -> str:
+    """Return the token of who holds a key on one node; empty if nobody does."""
+    with node.client() as client:
+        return (client.get(key) or "")[:32]
 
 
 async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour: Flavour):
@@ -639,6 +648,80 @@ async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(nodes:
     await eventually(lambda: not [one for one in threading.enumerate() if "courier" in one.name])
     await flavour.close(manager)
     manager.close()
+
+
+@pytest.mark.parametrize("thawed", ["before the release", "after the release"])
+@pytest.mark.parametrize("link", ["a link to it", "no link to it", "a link that broke"])
+async def test_takeover_that_a_node_missed(nodes: Servers, flavour: Flavour, thawed: str, link: str):
+    """L4, L38: it is told that the hold before is over, however long that was to last, when it can be reached again."""
+    with FaultProxy(nodes[2].url) as proxy:
+        urls = [*nodes.urls[:2], proxy.url]
+        before, after = real_manager(urls), real_manager(urls)
+        left = await flavour.acquire(before.lock("a", ttl=7200, detached=True))
+        await eventually(lambda: held_by(before, "{a}", left.token) and has_key(nodes[2], "t:{a}:h"))
+        if link != "no link to it":
+            await flavour.release(await flavour.acquire(after.lock("warm up")))
+        nodes[2].freeze()
+
+        lease = await flavour.acquire(after.lock("a", ttl=10, adopt=left.token, renew=False))
+        if link == "a link that broke":
+            proxy.reset()
+        if thawed == "before the release":
+            nodes[2].thaw()
+            await eventually(lambda: owner_on(nodes[2], "t:{a}:h") != left.token)
+            await eventually(lambda: not after.courier)
+            await flavour.extend(lease)  # gives it back to a node that lacks it
+            await eventually(lambda: owner_on(nodes[2], "t:{a}:h") == lease.token)
+        assert await flavour.release(lease) == "released"
+        if thawed == "after the release":
+            nodes[2].thaw()
+
+        await eventually(lambda: not after.courier)
+        for node in nodes[:3]:
+            await eventually(lambda node=node: not has_key(node, "t:{a}:h"))
+        for manager in (before, after):
+            await flavour.close(manager)
+            manager.close()
+
+
+async def test_takeover_overtakes_the_request_of_the_hold_before(nodes: Servers, flavour: Flavour):
+    """L9: a node that is frozen from before the first hold on does not get that when it is over, in whatever order."""
+    before, after = real_manager(nodes.urls[:3]), real_manager(nodes.urls[:3])
+    for manager in (after, before):  # the node reads first what came over the older connection
+        await flavour.release(await flavour.acquire(manager.lock("warm up")))
+    nodes[2].freeze()
+    left = await flavour.acquire(before.lock("a", ttl=7200, detached=True))
+    lease = await flavour.acquire(after.lock("a", adopt=left.token))
+    await flavour.release(lease)
+
+    nodes[2].thaw()
+
+    await eventually(lambda: has_key(nodes[2], f"t:x:{left.token}"))  # it refuses what may have come too late
+    await eventually(lambda: not has_key(nodes[2], "t:{a}:h"))
+    for manager in (before, after):
+        await flavour.close(manager)
+        manager.close()
+
+
+async def test_release_by_token_reaches_a_node_later(nodes: Servers, flavour: Flavour):
+    """L38: also when it was sent over a link that turned out later to be broken."""
+    with FaultProxy(nodes[2].url) as proxy:
+        manager = real_manager([*nodes.urls[:2], proxy.url])
+        lease = await flavour.acquire(manager.lock("a", ttl=7200, detached=True))
+        await eventually(lambda: has_key(nodes[2], "t:{a}:h"))
+        manager.lock("warm up").acquire().release()
+        proxy.black_hole("requests")
+
+        assert manager.release("a", lease.token) == "released"
+        assert has_key(nodes[2], "t:{a}:h")
+        proxy.reset()
+        proxy.heal()
+        manager.lock("the next").acquire().release()
+
+        await eventually(lambda: not has_key(nodes[2], "t:{a}:h"))
+        await eventually(lambda: not manager.courier)
+        await flavour.close(manager)
+        manager.close()
 
 
 async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour: Flavour):

@@ -309,6 +309,10 @@ class Process(Computer):
             while fresh and bundle.connecting and now < until:
                 yield from self._wait(bundle, until - now)
                 now = self.clock()
+            until = now + ballot.patience
+            while ballot.closed and ballot.unheard and now < until and self._expects(bundle, ballot):
+                yield from self._wait(bundle, until - now)
+                now = self.clock()
         except Cancelled:
             self._interrupted(bundle, ballot)
             raise

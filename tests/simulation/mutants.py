@@ -7,7 +7,7 @@ long as its context lasts; the hunt runs schedules of the profiles named with it
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -348,7 +348,7 @@ def validity_from_the_reply() -> Iterator[None]:
 
     def later(self: Acquisition, slugs: tuple[str, ...]) -> Generator[Any, Any, Any]:
         granted = yield from attempt(self, slugs)
-        return granted and replace(granted, deadline=self._rules.deadline(self._at.now, self.wanted.ttl))
+        return granted and granted._replace(deadline=self._rules.deadline(self._at.now, self.wanted.ttl))
 
     with patch.object(Acquisition, "_attempt", later):
         yield

@@ -12,6 +12,7 @@ from ..shown import NO_QUORUM, chosen, holder, left, listing, seconds, warn
 
 CHANGED = 4  # exit code: somebody else holds one of them now
 MOST = 20  # locks at a time: what one can read
+NOT_REVOKED = 5  # exit code: the broker did not take it
 EVERY = 0.5  # seconds between two looks at a lock whose holder was asked to stop
 
 
@@ -20,7 +21,8 @@ class Command(BaseCommand):
 
     help = (
         "Release held locks, whoever holds them: exactly the holders that are shown. Their leases are lost at their "
-        "next renewal; until then they may go on. Exits with 3 when too few nodes answer, 4 when a lock changed hands."
+        "next renewal; until then they may go on. Exits with 3 when too few nodes answer, 4 when a lock changed hands, "
+        "5 when a task could not be revoked."
     )
     requires_system_checks = ()
     stealth_options = ("stdin",)
@@ -78,10 +80,11 @@ class Command(BaseCommand):
         if locks and self._may_release(len(locks), dry_run, interactive, options.get("stdin", sys.stdin)):
             if polite:
                 self._ask(locks, polite)
-            for lock in locks if revoke_task or terminate_task else ():
-                self._revoke(lock, terminate_task)
+            revoked = [self._revoke(lock, terminate_task) for lock in locks if revoke_task or terminate_task]
             self._release(locks, printable(reason[:200]), told=bool(polite or revoke_task or terminate_task))
-        elif fingerprint and not dry_run and not locks:
+            if not all(revoked):
+                raise CommandError("Not all tasks could be revoked.", returncode=NOT_REVOKED)
+        elif fingerprint and snapshot.locks and not dry_run and not locks:
             raise CommandError("Nothing was released: the holder is another one now.", returncode=CHANGED)
 
     def _show(self, locks: list[HeldLock], fingerprint: str | None) -> None:
@@ -133,14 +136,22 @@ class Command(BaseCommand):
                 if slug not in held or not held[slug].has_holder(lock.fingerprint):
                     del waiting[slug]
 
-    def _revoke(self, lock: HeldLock, terminate: bool) -> None:
+    def _revoke(self, lock: HeldLock, terminate: bool) -> bool:
+        """Return False if the workers could not be told."""
         if lock.owner is None or lock.owner.kind != "task" or not lock.owner.ref:
             self.stderr.write(self.style.WARNING(f"{printable(lock.name)}: not held by a Celery task."))
-            return
-        from ...celery.control import revoke  # only here: Celery is optional
+            return True
+        from ...celery import control  # only here: Celery is optional
 
-        revoke(lock.owner.ref, terminate=terminate)
-        self.stdout.write(f"{printable(lock.name)}: told the workers to revoke task {printable(lock.owner.ref)}.")
+        name, task = printable(lock.name), printable(lock.owner.ref)
+        try:
+            control.revoke(lock.owner.ref, terminate=terminate)
+        except control.BROKER_ERRORS as error:
+            text = f"{name}: the workers could not be told to revoke task {task}: {type(error).__name__}."
+            self.stderr.write(self.style.ERROR(text))
+            return False
+        self.stdout.write(f"{name}: told the workers to revoke task {task}.")
+        return True
 
 
 ASKED = {

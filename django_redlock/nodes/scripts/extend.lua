@@ -1,6 +1,6 @@
 -- Extend leases, each by itself; give one back to a node that lost it, but never past a newer token or its release.
 -- Makes none shorter, unless told to: two extensions by different times may arrive in any order.
--- KEYS: index; of each lease: cancel marker, holder and fence of each name, if shared the holders of each name
+-- KEYS: index; of each lease: cancel marker, of all its names the holders, the fences, if shared the holders of each name
 -- ARGV: prefix, fence keep ms ('' is for ever); of each lease: names, shared, shorten ('1' or ''), nonce, ttl ms, token, value
 local index, prefix, keep = KEYS[1], ARGV[1], ARGV[2]
 local SHARED = 'shared--------------------------'
@@ -11,13 +11,13 @@ redis.call('ZCARD', index)
 
 local function extend(at, names, shared, shorten, nonce, ttl, token, value)
   local marker = redis.call('GET', KEYS[at])
-  local last, high, refused, lost = at + 2 * names, '0', marker, {}
-  for i = at + 1, last, 2 do
+  local high, refused, lost = '0', marker, {}
+  for i = at + 1, at + names do
     local current = redis.call('GET', KEYS[i])
-    local fence = redis.call('GET', KEYS[i + 1]) or '0'
+    local fence = redis.call('GET', KEYS[names + i]) or '0'
     if tonumber(fence) > tonumber(high) then high = fence end
     local owner = current and string.sub(current, 1, 32)
-    local joined = shared and redis.call('ZSCORE', KEYS[last + (i - at + 1) / 2], nonce)
+    local joined = shared and redis.call('ZSCORE', KEYS[2 * names + i], nonce)
     if owner and owner ~= (shared and SHARED or nonce) then
       refused = true
     elseif not owner or (shared and not joined) then
@@ -26,10 +26,10 @@ local function extend(at, names, shared, shorten, nonce, ttl, token, value)
     end
   end
   if refused then return (marker == 'stop' and 'S' or 'R') .. high end
-  for i = at + 1, last, 2 do
+  for i = at + 1, at + names do
     local ends = now_ms + ttl
     if shared then
-      local holders = KEYS[last + (i - at + 1) / 2]
+      local holders = KEYS[2 * names + i]
       if lost[i] == 'all' then redis.call('DEL', holders) end -- of no meaning without the holder's key
       if not shorten then ends = math.max(ends, tonumber(redis.call('ZSCORE', holders, nonce) or 0)) end
       redis.call('ZADD', holders, ends, nonce)
@@ -43,9 +43,10 @@ local function extend(at, names, shared, shorten, nonce, ttl, token, value)
       redis.call('SET', KEYS[i], value, 'PX', ends - now_ms) -- it says how often it was extended
     end
     if lost[i] then
-      if keep == '' then redis.call('SET', KEYS[i + 1], token) else redis.call('SET', KEYS[i + 1], token, 'PX', keep) end
+      local fence = KEYS[names + i]
+      if keep == '' then redis.call('SET', fence, token) else redis.call('SET', fence, token, 'PX', keep) end
     elseif keep ~= '' then
-      redis.call('PEXPIRE', KEYS[i + 1], keep)
+      redis.call('PEXPIRE', KEYS[names + i], keep)
     end
     redis.call('ZADD', index, ends, string.sub(KEYS[i], #prefix + 1, -3))
     if redis.call('PTTL', index) < ends - now_ms then redis.call('PEXPIRE', index, ends - now_ms) end

@@ -15,7 +15,7 @@ local function waiters(slug)
   local alive, said = {}, {}
   for _, waiter in ipairs(enrolled) do alive[waiter] = true end
   if #enrolled > 0 then
-    for _, waiter in ipairs(redis.call('ZRANGE', base .. ':q', 0, -1)) do
+    for _, waiter in ipairs(redis.pcall('ZRANGE', base .. ':q', 0, -1)) do
       if alive[waiter] then said[#said + 1] = waiter end
     end
   end

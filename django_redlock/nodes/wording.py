@@ -1,0 +1,163 @@
+"""
+Say requests to a Redis or Valkey master: which script, which keys, which arguments, and the bytes of it all.
+
+What is said here is said for every lock, so it is put together as text and encoded once; redis-py, which has more
+kinds of words to mind, takes ten times as long.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from ..core.messages import ENROLMENT, SHOWN_WAITERS, Acquire, Extend, Raise, Release, Request, Survey
+from ..core.parts import many, split
+
+
+class Script:
+    """One of the Lua scripts beside this module."""
+
+    def __init__(self, name: str) -> None:
+        text = files(__package__).joinpath(f"scripts/{name}.lua").read_bytes()
+        self.text = text.decode()
+        self.sha = hashlib.sha1(text, usedforsecurity=False).hexdigest()
+
+
+SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey)}
+
+
+class Introductions:
+    """
+    Which scripts a connection has sent with their text, so that its server knows them by their digest.
+
+    A script is sent in full the first time rather than loaded: that takes no command, and no right, of its own.
+    """
+
+    def __init__(self) -> None:
+        self._sent: set[type[Request]] = set()
+
+    def is_new(self, request: Request) -> bool:
+        """Return whether the script of *request* has not been sent yet; from now on it has."""
+        if type(request) in self._sent:
+            return False
+        self._sent.add(type(request))
+        return True
+
+
+class Wording:
+    """
+    Say requests in the words of the scripts: keys and arguments.
+
+    Args:
+        prefix: What every key of the alias begins with.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self._index = f"{prefix}index"
+        self._say: dict[type[Request], Any] = {
+            Acquire: self._acquire,
+            Raise: self._raise,
+            Extend: self._extend,
+            Release: self._release,
+            Survey: self._survey,
+        }
+
+    def channel(self, process: str) -> str:
+        """Return the channel on which the waiters of a process are told that they are first in line."""
+        return f"{self.prefix}w:{process}"
+
+    def pack(self, request: Request, packed: dict[int, bytes], in_full: bool) -> bytes:
+        """Return the bytes of a request, made once for all nodes of a round, with or without the script's text."""
+        key = -id(request) if in_full else id(request)
+        data = packed.get(key)
+        if data is None:
+            if many(request):
+                data = b"".join([resp(self._command(part, in_full)) for part in split(request)])
+            else:
+                data = resp(self._command(request, in_full))
+            packed[key] = data
+        return data
+
+    def _command(self, request: Request, in_full: bool) -> list[str]:
+        """Return the command that runs the request's script, by its digest or with its text."""
+        script = SCRIPTS[type(request)]
+        keys, arguments = self._say[type(request)](request)
+        return [
+            "EVAL" if in_full else "EVALSHA",
+            script.text if in_full else script.sha,
+            str(len(keys)),
+            *keys,
+            *arguments,
+        ]
+
+    # The keys that a request touches and what else its script needs, both in the script's order
+
+    def _acquire(self, request: Acquire) -> tuple[list[str], list[str]]:
+        slugs, nonce, value, ttl, number, keep, ahead, adopt, waiter, stamp, barge, shared, queue = request
+        keys = [self._index, self._marker(nonce), *self._keys(slugs, "hfqs", shared, queue)]
+        timing = [ms(ttl), str(number), ms(keep), micros(ahead)]
+        waiting = [waiter, str(stamp), ms(ENROLMENT)]
+        flags = [flag(barge), flag(shared), flag(request.passing)]
+        return keys, [nonce, value, *timing, adopt, self.prefix, *waiting, *flags]
+
+    def _raise(self, request: Raise) -> tuple[list[str], list[str]]:
+        slugs, nonce, number, keep, shared = request
+        return self._keys(slugs, "hf", shared), [nonce, str(number), ms(keep), flag(shared)]
+
+    def _extend(self, request: Extend) -> tuple[list[str], list[str]]:
+        keys, arguments = [self._index], [self.prefix, ms(request.keep)]
+        for slugs, nonce, value, ttl, token, shared, shorten, _ in request.terms:
+            keys += [self._marker(nonce), *self._keys(slugs, "hf", shared)]
+            arguments += [str(len(slugs)), flag(shared), flag(shorten), nonce, ms(ttl), str(token), value]
+        return keys, arguments
+
+    def _release(self, request: Release) -> tuple[list[str], list[str]]:
+        slugs, nonce, bury, leaving, shared, queue, revoke = request
+        keys = [self._index, self._marker(nonce), *self._keys(slugs, "hqs", shared, queue)]
+        return keys, [nonce, ms(bury) if bury else "0", self.prefix, leaving, flag(shared), flag(revoke)]
+
+    def _survey(self, request: Survey) -> tuple[list[str], list[str]]:
+        slugs, offset, size, waiters = request
+        shown = SHOWN_WAITERS if waiters else 0
+        return [self._index], [self.prefix, str(offset), str(size), str(shown), *slugs]
+
+    def _marker(self, nonce: str) -> str:
+        return f"{self.prefix}x:{nonce}"
+
+    def _keys(self, slugs: tuple[str, ...], kinds: str, shared: bool, queue: str = "") -> list[str]:
+        """Return the keys of all names, kind after kind; behind them, if shared, the key of each name's holders."""
+        prefix = self.prefix
+        if queue:
+            owners = {"q": queue, "s": queue}
+            keys = [f"{prefix}{owners.get(kind, slug)}:{kind}" for kind in kinds for slug in slugs]
+        else:
+            keys = [f"{prefix}{slug}:{kind}" for kind in kinds for slug in slugs]
+        return keys + [f"{prefix}{slug}:r" for slug in slugs] if shared else keys
+
+
+@lru_cache(maxsize=1024)
+def ms(seconds: float | None) -> str:
+    """Return *seconds* as whole milliseconds, the empty string for None."""
+    return "" if seconds is None else str(max(1, round(seconds * 1000)))
+
+
+@lru_cache(maxsize=1024)
+def micros(seconds: float) -> str:
+    """Return *seconds* as whole microseconds."""
+    return str(round(seconds * 1_000_000))
+
+
+def flag(value: bool) -> str:
+    """Return a truth value as the scripts read it."""
+    return "1" if value else ""
+
+
+def resp(words: Sequence[str]) -> bytes:
+    """Return the bytes of a command."""
+    text = f"*{len(words)}\r\n" + "".join([f"${len(word)}\r\n{word}\r\n" for word in words])
+    if text.isascii():  # a letter is a byte
+        return text.encode()
+    parts = [word.encode() for word in words]
+    return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])

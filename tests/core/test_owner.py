@@ -1,0 +1,49 @@
+"""
+What a lock's key says of its holder.
+"""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_redlock.core.owner import MAX_LABEL, Owner, decode, encode, encode_since
+
+NONCE = "0123456789abcdef" * 2
+
+texts = st.text(max_size=MAX_LABEL + 10)
+times = st.floats(min_value=0, max_value=1e12)
+owners = st.builds(
+    Owner, host=texts, pid=st.integers(0), kind=texts, label=texts, ref=texts, since=times, ttl=times, process=texts
+)
+
+
+@given(owners)
+def test_value_is_the_json_of_its_fields(owner):
+    """
+    A value is its nonce and what Python's JSON makes of the holder's fields, whatever characters they have.
+    """
+    fields = owner._asdict() | {"label": owner.label[:MAX_LABEL], "ref": owner.ref[:MAX_LABEL]}
+    del fields["extensions"]
+    if not owner.process:
+        del fields["process"]
+
+    value = encode(NONCE, owner)
+
+    assert value[:32] == NONCE
+    assert json.loads(value[32:]) == fields
+    assert value.isascii()
+
+
+@given(owners, times)
+def test_value_is_read_as_it_was_written(owner, since):
+    """
+    What was stored is read again as the same holder, its texts cut to their greatest length.
+    """
+    said = decode(encode_since(NONCE, owner, since))
+
+    assert said is not None
+    assert (said.host, said.pid, said.kind, said.ttl, said.process) == (
+        *(owner.host, owner.pid, owner.kind, owner.ttl, owner.process),
+    )
+    assert (said.label, said.ref, said.since) == (owner.label[:MAX_LABEL], owner.ref[:MAX_LABEL], since)

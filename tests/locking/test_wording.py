@@ -1,0 +1,33 @@
+"""
+What is said to a node: the bytes of a command.
+"""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.connection import Connection
+
+from django_redlock.core.messages import Acquire, Request
+from django_redlock.nodes.wording import SCRIPTS, Wording, resp
+
+words = st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=12)
+
+
+@given(words)
+def test_bytes_are_those_of_redis_py(words: list[str]):
+    """Every word has its length in bytes in front, whatever letters it has."""
+    packed = b"".join(Connection().pack_command("EVAL", *words))
+
+    assert resp(["EVAL", *words]) == packed
+
+
+def test_bytes_are_made_once_for_all_nodes():
+    """A round says the same to every node; with and without the script's text are two things."""
+    request: Request = Acquire(("{a}",), "n" * 32, "n" * 32 + "{}", 30.0, 1, None, 30.0)
+    wording, packed = Wording("redlock:"), dict[int, bytes]()
+
+    brief, full = wording.pack(request, packed, False), wording.pack(request, packed, True)
+
+    assert wording.pack(request, packed, False) is brief
+    assert wording.pack(request, packed, True) is full
+    assert SCRIPTS[Acquire].sha.encode() in brief
+    assert SCRIPTS[Acquire].text.encode() in full
