@@ -47,7 +47,8 @@ class Execution:
         self.ticket = ticket
         self.options = options
         self.lease = lease
-        self.handed_over = False
+        self.handed_over = False  # or given up, by the body itself
+        self.goes_on = False  # with another message, which has the slot
         self._in_queue = in_queue
         self.interrupt = Interrupt() if lease and options.on_lost == "raise" else None
         self._since = steady() if since is None else since
@@ -75,7 +76,7 @@ class Execution:
             watchdog.watch(self.lease)
             raise
         self._disarm()
-        self.handed_over = True
+        self.handed_over = self.goes_on = True
 
     def give_back(self) -> None:
         """

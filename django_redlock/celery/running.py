@@ -320,7 +320,7 @@ class Arrival:
             execution: The run.
             goes_on: Whether another message goes on with the work, and the result is not that of this run.
         """
-        if self.request.is_eager or not self.ticket.name or (execution.handed_over and not goes_on):
+        if self.request.is_eager or not self.ticket.name or (execution.goes_on and not goes_on):
             return
         delayed = self.request.eta and not self.ticket.tries  # it may have waited for longer than the broker does
         if self.task.acks_late or delayed or self.redelivered or self.ticket.watch:
