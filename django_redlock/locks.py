@@ -705,19 +705,32 @@ class LockManager:
         return Lock(self, wanted, self.rules.renew if renew is None else renew, reentrant, cancel_on_lost)
 
     def left_alone(
-        self, name: str, *, ttl: float, kind: str, label: str, ref: str, token: str, adopt: str = ""
+        self,
+        name: str,
+        *,
+        ttl: float,
+        kind: str,
+        label: str,
+        ref: str,
+        token: str,
+        adopt: str = "",
+        strict: bool = False,
     ) -> Wanted:
         """
         Describe one attempt at a lock with ``detached=True``, for :meth:`run`; for what they mean see :meth:`lock`.
 
         Who takes it and goes away needs neither a :class:`Lock` nor a :class:`Lease`.
 
+        Args:
+            strict: Whether it must be taken over, from *adopt* or from an earlier hold with the same *token*; a free
+                one is refused like a taken one.
+
         Raises:
             ValueError: The name or the ttl cannot work.
         """
         chosen = self._ttl(ttl, detached=True)
         owner = Owner(_HOST, _pid, kind, label, ref, ttl=chosen)
-        return Wanted(check_names(name), chosen, 0, owner, token, adopt, detached=True)
+        return Wanted(check_names(name), chosen, 0, owner, token, adopt, detached=True, strict=strict)
 
     def release(self, name: str | Iterable[str], token: str) -> str:
         """

@@ -64,6 +64,8 @@ class Wanted(NamedTuple):
         nonce: The token to hold it with; empty draws a fresh one for every attempt. A node that did not answer an
             attempt in time refuses the same token for one ttl more: it could not tell another attempt from that one.
         adopt: The token of a holder whose lock may be taken over.
+        strict: Whether it must be taken over, from *adopt* or from an earlier hold with the same *nonce*; a free one is
+            refused like a taken one, of whose holder nothing is known.
         detached: Whether it is left to itself: neither renewed nor watched.
         limit: How many may hold it at once, each in a place of its own.
         shared: Whether other shared holders may have it too.
@@ -84,6 +86,7 @@ class Wanted(NamedTuple):
     barge: bool = False
     heartbeat: float | None = None
     max_hold: float | None = None
+    strict: bool = False
 
 
 class Waiter:
@@ -366,6 +369,7 @@ class Acquisition:
             wanted.barge,
             wanted.shared,
             self._queue,
+            wanted.strict,
         )
         requests = dict.fromkeys(range(rules.nodes), request)
         ballot = yield from self._ask(requests, partial(first_round_decided, self._rules))

@@ -37,6 +37,7 @@ class Acquire(NamedTuple):
         keep: How long the node remembers the fencing token, in seconds; None is for ever.
         ahead: How far beyond its clock the node accepts a token, in seconds.
         adopt: The nonce of a holder that may be replaced.
+        strict: Whether the keys must be ours or *adopt*'s already: a free one is refused as if somebody had it.
         waiter: Who waits, as ``process|number``; refused, it is put in the queue. Empty does not wait.
         stamp: The waiter's rank in the queue: when it began to wait, in microseconds.
         barge: Whether to ignore those that wait.
@@ -57,6 +58,7 @@ class Acquire(NamedTuple):
     barge: bool = False
     shared: bool = False
     queue: str = ""
+    strict: bool = False
 
     @property
     def passing(self) -> bool:

@@ -300,7 +300,7 @@ class MemoryStore:
     def _in_the_way(self, request: Acquire, slug: str, ours: set[str], now: float) -> bool:
         holder = self._holder(slug, now)
         if holder is None:
-            return False
+            return request.strict
         owner = holder[:NONCE_SIZE]
         return owner not in ours and not (request.shared and owner == SHARED)
 

@@ -95,11 +95,11 @@ class Wording:
     # The keys that a request touches and what else its script needs, both in the script's order
 
     def _acquire(self, request: Acquire) -> tuple[list[str], list[str]]:
-        slugs, nonce, value, ttl, number, keep, ahead, adopt, waiter, stamp, barge, shared, queue = request
+        slugs, nonce, value, ttl, number, keep, ahead, adopt, waiter, stamp, barge, shared, queue, strict = request
         keys = [self._index, self._marker(nonce), *self._keys(slugs, "hfqs", shared, queue)]
         timing = [ms(ttl), str(number), ms(keep), micros(ahead)]
         waiting = [waiter, str(stamp), ms(ENROLMENT)]
-        flags = [flag(barge), flag(shared), flag(request.passing)]
+        flags = [flag(barge), flag(shared), flag(request.passing), flag(strict)]
         return keys, [nonce, value, *timing, adopt, self.prefix, *waiting, *flags]
 
     def _raise(self, request: Raise) -> tuple[list[str], list[str]]:
