@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from django.test import override_settings
 
-from django_redlock import Lease, lock, locks
+from django_redlock import Lease, QuorumUnavailableError, lock, locks
 from django_redlock.core.names import presence, slug
 from django_redlock.inventory import (
     MAX_NAMES,
@@ -375,6 +375,30 @@ def test_only_the_holder_that_was_seen_is_asked(five):
         assert ask_to_stop("shared", found("shared").fingerprint) == "shared"
 
 
+def test_those_who_share_a_lock_and_were_seen(five):
+    """
+    L74: those who share a lock have one key, and are told apart all the same: whoever joined after somebody looked
+    keeps it, be the others gone or not. Whoever was seen and is still there loses it, and hears why.
+    """
+    first = taken(shared=True)
+    seen = found().fingerprint
+    first.release()
+    second = taken(shared=True)
+    outcomes = [force_release("orders:7", seen), ask_to_stop("orders:7", seen)]
+    seen = found().fingerprint
+    third = taken(shared=True)
+    outcomes.append(force_release("orders:7", seen))
+    kept = [second.extend(), third.extend()]
+    seen = found().fingerprint
+    third.release()
+
+    assert outcomes == ["changed"] * 3
+    assert kept == [True, True]
+    assert force_release("orders:7", seen) == "released"
+    assert not second.extend()
+    assert second.reason == "revoked"
+
+
 def test_more_time_for_a_holder(five):
     """
     L74: an operator can keep others out for longer, while the lock's holder is still the one that was seen.
@@ -408,6 +432,67 @@ def test_too_few_nodes_to_do_anything(five):
     assert force_release("orders:7", seen) == "unknown"
     assert ask_to_stop("orders:7", seen) == "unknown"
     assert extend_lock("orders:7", seen, 55.0) == "unknown"
+
+
+def everywhere(servers: Servers, *command: object) -> None:
+    """Run a command on every server."""
+    for server in servers:
+        with server.client() as client:
+            client.execute_command(*command)
+
+
+def test_one_foreign_key_does_not_hide_the_others(five):
+    """
+    L73, L78: a queue of another type, or a fence that is no number, costs its own row and no more.
+    """
+    taken()
+    for place, text in enumerate(["abc", "", "1e30", "nan", "0x10", "9" * 5000, "-1"]):
+        taken(f"odd:{place}")
+        everywhere(five, "SET", f"redlock:{{odd:{place}}}:f", text)
+    everywhere(five, "ZADD", "redlock:{odd:0}:s", 9e15, "p|1")
+    everywhere(five, "SET", "redlock:{odd:0}:q", "oops")
+    with five[0].client() as client:  # missing in one index, a name is asked for by name
+        client.delete("redlock:{odd:0}:h")
+        client.zrem("redlock:index", "{odd:0}")
+
+    snapshot = held_locks()
+
+    assert snapshot.trouble == ""
+    assert {held.name for held in snapshot.locks} == {"orders:7", *(f"odd:{place}" for place in range(7))}
+    assert found("orders:7").fencing_token > 0
+    assert (found("odd:0").state, found("odd:0").waiters, found("odd:1").fencing_token) == (State.DEGRADED, (), 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (("CONFIG", "SET", "maxmemory", "1"), "OOM"),
+        (("CONFIG", "SET", "min-replicas-to-write", "1"), "NOREPLICAS"),
+        (("ACL", "SETUSER", "default", "-set"), "NOPERM"),
+    ],
+)
+def test_nodes_that_answer_and_would_take_no_lock(five, command, why):
+    """
+    L65, L73: a full node, one that lost its replicas or a right, answers and gives no vote; a listing says so.
+    """
+    held = taken()
+    everywhere(five[:3], *command)
+    try:
+        with pytest.raises(QuorumUnavailableError):
+            lock("orders:8", wait=0).acquire()
+        snapshot = held_locks()
+        names = [node.name for node in snapshot.nodes if not node.votes]
+        details = {node.detail for node in snapshot.nodes if not node.votes}
+    finally:
+        everywhere(five[:3], "CONFIG", "SET", "maxmemory", "0")
+        everywhere(five[:3], "CONFIG", "SET", "min-replicas-to-write", "0")
+        everywhere(five[:3], "ACL", "SETUSER", "default", "+set")
+
+    assert (names, details) == ([node.name for node in snapshot.nodes[:3]], {why})
+    assert "no lock can be taken" in snapshot.quorum
+    assert snapshot.has_quorum
+    assert [lock.name for lock in snapshot.locks] == [held.name]
+    assert held_locks().trouble == ""
 
 
 def test_any_number_of_names_can_be_asked_for_at_once(five):

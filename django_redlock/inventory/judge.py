@@ -4,10 +4,16 @@ What the answers of the nodes mean together.
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
+from ..core.messages import SHARED
+from ..core.owner import fingerprint, fingerprint_of_sharers
 from ..core.rules import Rules
 from ..presence import SILENCE
 from .model import HeldLock, State, View, Waiting, by_holder
+
+
+SHARERS = fingerprint(SHARED)  # of whoever they are
 
 
 def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: Iterable[tuple[str, ...]]) -> HeldLock:
@@ -22,6 +28,9 @@ def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: I
         lines: Who waits, in the order of each node.
     """
     groups = by_holder(views)
+    if SHARERS in groups:
+        views = _told_apart(views, max(view.fence for view in groups[SHARERS]))
+        groups = by_holder(views)
     leader = max(groups.values(), key=lambda group: (len(group), _weight(group)))
     votes = len(leader)
     won = votes >= rules.needed
@@ -51,6 +60,12 @@ def is_suspicious(lock: HeldLock) -> bool:
     """
     live = lock.state in (State.HELD, State.DEGRADED)
     return live and lock.owner is not None and bool(lock.owner.process) and lock.silent_for > SILENCE
+
+
+def _told_apart(views: tuple[View, ...], last: int) -> tuple[View, ...]:
+    """Return the views with a fingerprint for those who share the lock now, be it other ones a moment later."""
+    mark = fingerprint_of_sharers(last)
+    return tuple([replace(view, fingerprint=mark) if view.fingerprint == SHARERS else view for view in views])
 
 
 def _state(votes: int, nodes: int, holders: int, won: bool, left: float | None) -> State:

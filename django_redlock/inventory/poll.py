@@ -37,6 +37,7 @@ class Poll:
         self.rows: dict[str, dict[int, Row]] = {}
         self.silent: dict[int, str] = dict(silent or {})
         self.total = 0
+        self.refusing: dict[int, str] = {}  # which nodes would not write, and why
         self.complete = True
         self._living: dict[str, dict[int, bool]] = {}  # of each process, which node knows that it lives
         self._locks: dict[str, HeldLock] = {}
@@ -71,6 +72,8 @@ class Poll:
                 self.silent[node] = str(reply) if reply else "timeout"
                 continue
             self.total = max(self.total, reply.total)
+            if reply.detail:
+                self.refusing[node] = reply.detail
             for row in reply.rows:
                 process = process_of(row.slug)
                 if process:
@@ -118,7 +121,7 @@ class Poll:
         name = self.manager.nodes[place].name
         if place in self.silent:
             return NodeStatus(name, False, self.silent[place])
-        return NodeStatus(name, True, self.manager.admission.objection(place))
+        return NodeStatus(name, True, self.manager.admission.objection(place) or self.refusing.get(place, ""))
 
     def _view(self, place: int, slug: str) -> View:
         name = self.manager.nodes[place].name

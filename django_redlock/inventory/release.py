@@ -9,7 +9,7 @@ from ..core.messages import SHARED, Ballot, Extend, Kind, Release, Term
 from ..core.names import queue_of
 from ..core.names import slug as slug_of
 from ..core.owner import fingerprint as fingerprint_of
-from ..core.owner import nonce_of
+from ..core.owner import fingerprint_of_sharers, nonce_of
 from ..core.rules import Rules
 from ..handler import locks
 from ..locks import LockManager
@@ -45,7 +45,7 @@ def force_release(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, sl
     ballot = delete(poll, slug, fingerprint, bury=burial(poll, slug, fingerprint))
     if ballot is None:
         return _absence(poll, slug)
-    outcome = _outcome(ballot, manager.rules)
+    outcome = _outcome(ballot, manager.rules, last(poll, slug) > 0)
     _tell(manager, "released by force", "lock_forced", slug, outcome, reason)
     return outcome
 
@@ -122,13 +122,28 @@ def delete(poll: Poll, slug: str, wanted: str, bury: float) -> Ballot | None:
     if nonce is None:
         return None
     shared = nonce == SHARED
-    return _everywhere(poll.manager, Release((slug,), nonce, bury, shared=shared, queue=queue_of(slug), revoke=True))
+    release = Release((slug,), nonce, bury, shared=shared, queue=queue_of(slug), revoke=True, token=last(poll, slug))
+    return _everywhere(poll.manager, release)
 
 
 def nonce_with(poll: Poll, slug: str, wanted: str) -> str | None:
     """Return the nonce that has a fingerprint; None if no node has it. Never show it."""
-    rows = poll.seen(slug).values()
-    return next((nonce_of(row.value) for row in rows if fingerprint_of(row.value) == wanted), None)
+    rows = poll.seen(slug)
+    return next((nonce_of(rows[node].value) for node, mark in marks(poll, slug).items() if mark == wanted), None)
+
+
+def marks(poll: Poll, slug: str) -> dict[int, str]:
+    """Return the fingerprints of what the nodes have, by node."""
+    sharers = fingerprint_of_sharers(last(poll, slug))
+    return {
+        node: sharers if nonce_of(row.value) == SHARED else fingerprint_of(row.value)
+        for node, row in poll.seen(slug).items()
+    }
+
+
+def last(poll: Poll, slug: str) -> int:
+    """Return the fencing token of the last who joined those that share the lock; 0 if nobody shares it."""
+    return max((row.fence for row in poll.seen(slug).values() if nonce_of(row.value) == SHARED), default=0)
 
 
 def burial(poll: Poll, slug: str, wanted: str) -> float:
@@ -139,8 +154,9 @@ def burial(poll: Poll, slug: str, wanted: str) -> float:
     beyond ``max_ttl`` is a place that nobody renews; whoever takes it over later must not be refused.
     """
     rules = poll.manager.rules
-    said = [read_value(row.value) for row in poll.seen(slug).values()]
-    ttl = max((owner.ttl for mark, owner in said if owner and mark == wanted), default=0.0) or rules.ttl
+    values = [poll.seen(slug)[node].value for node, mark in marks(poll, slug).items() if mark == wanted]
+    owners = [read_value(value)[1] for value in values]
+    ttl = max((owner.ttl for owner in owners if owner), default=0.0) or rules.ttl
     return ttl + rules.drift(ttl) if ttl <= rules.max_ttl else 0.0
 
 
@@ -157,11 +173,12 @@ def _absence(poll: Poll, slug: str) -> str:
     return "gone" if poll.snapshot().has_quorum else "unknown"
 
 
-def _outcome(ballot: Ballot, rules: Rules) -> str:
+def _outcome(ballot: Ballot, rules: Rules, shared: bool) -> str:
     # As many nodes as a quorum say that it is not there any more: the silent ones cannot be a quorum.
     if ballot.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) < rules.needed:
         return "unknown"
-    if ballot.count(Kind.RELEASED):
+    # Where somebody joined those who share it, they all still have it: another's hold does not end theirs.
+    if ballot.count(Kind.RELEASED) and (not shared or ballot.count(Kind.RELEASED, Kind.GONE) >= rules.needed):
         return "released"
     return "changed" if ballot.count(Kind.BUSY) else "gone"
 

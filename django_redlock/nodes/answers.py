@@ -84,6 +84,7 @@ def parse_reply(raw: Any) -> Reply:
 
 
 KINDS = {kind.name: kind for kind in Kind}
+LONGEST_TOKEN = 16  # digits of 2 ** 53, beyond which the scripts cannot count
 EXTENSIONS = frozenset({Kind.HELD, Kind.MIXED, Kind.REFUSED})
 
 
@@ -94,16 +95,22 @@ def parse_term(said: str) -> tuple[Kind, int]:
 
 def parse_survey(parts: list[str]) -> Reply:
     """Return the locks that a survey reports."""
-    kind, fence, time, total, said = parts
+    kind, fence, time, total, said, refused = parts
     cells = json.loads(said, strict=False)
     rows = zip(cells[::5], cells[1::5], cells[2::5], cells[3::5], cells[4::5], strict=True)
     parsed = tuple(
         [
-            Row(slug, value, seconds_left(pttl), int(number), tuple(waiters.split(" ")) if waiters else ())
+            Row(slug, value, seconds_left(pttl), token(number), tuple(waiters.split(" ")) if waiters else ())
             for slug, value, pttl, number, waiters in rows
         ]
     )
-    return Reply(KINDS[kind], int(fence), int(time), rows=parsed, total=int(total))
+    detail = parse_error(exceptions.ResponseError(refused)).detail if refused else ""
+    return Reply(KINDS[kind], int(fence), int(time), detail=detail, rows=parsed, total=int(total))
+
+
+def token(text: str) -> int:
+    """Return a fencing token; 0 if it is none, because anybody can write one key and must not hide the others."""
+    return int(text) if text.isdecimal() and len(text) <= LONGEST_TOKEN else 0
 
 
 def seconds_left(pttl: str | int) -> float | None:
