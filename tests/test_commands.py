@@ -165,7 +165,7 @@ def test_commands_with_an_unknown_alias(five, command):
     _out, err, code = run(command, "--using=defautl")
 
     assert "did you mean 'default'" in err
-    assert code == 1
+    assert code == 2
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5"])
@@ -298,7 +298,7 @@ def test_clear_refuses_names_that_are_none(five, name):
     _out, err, code = run("redlock_clear", "--name", name)
 
     assert "A lock's name" in err or "The lock's name" in err
-    assert code == 1
+    assert code == 2
 
 
 def test_clear_nothing(five):

@@ -23,6 +23,7 @@ from django_redlock.inventory import (
     find_locks,
     force_release,
     held_locks,
+    release,
     remove_stale,
     stale_keys,
 )
@@ -418,6 +419,35 @@ def test_more_time_for_a_holder(five):
     assert extend_lock("orders:7", seen, 55.0) == "changed"
     assert found().remaining <= 30
     assert other.valid()
+
+
+def test_no_hold_comes_of_more_time(five, monkeypatch):
+    """
+    L74, P19: more time is given where the hold is. What a failed attempt left on one node stays there; and a lock that
+    its holder releases between the look and the request stays free.
+    """
+    taken("partial")
+    for server in five[1:]:
+        server.restart()
+    locks.reset()
+    left = found("partial")
+    outcomes = [extend_lock(left, left.fingerprint, 50.0)]
+    lease = taken()
+    seen = found()
+    everywhere = release._everywhere
+
+    def late(manager, request):
+        monkeypatch.undo()
+        assert lease.release() == "released"
+        return everywhere(manager, request)
+
+    monkeypatch.setattr(release, "_everywhere", late)
+    outcomes.append(extend_lock(seen, seen.fingerprint, 50.0))
+
+    assert outcomes == ["gone", "gone"]
+    assert (found("partial").state, found("partial").votes) == (State.PARTIAL, 1)
+    assert max(view.left for view in found("partial").views if view.fingerprint) < 31
+    assert find_lock("orders:7") is None
 
 
 def test_too_few_nodes_to_do_anything(five):

@@ -216,8 +216,12 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         if outcome not in ("released", "unknown", "asked", "extended"):
             return
         if request.POST.get("revoke") == "yes" and choice.task and action != "extend" and not choice.problem:
-            revoke_task(choice)
-            reason = f"{reason} (task {printable(choice.task)} revoked)".strip()
+            told = revoke_task(choice)
+            what = f"task {printable(choice.task)} {'revoked' if told else 'not revoked: no broker'}"
+            reason = f"{reason} ({what})".strip()
+            if not told:
+                level, text = OUTCOMES["not told"]
+                self._say(request, level, text % {"lock": choice.name})
         audit(request, action, choice, outcome, reason)
 
     def _say(self, request: HttpRequest, level: int, text: str) -> None:

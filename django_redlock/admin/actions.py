@@ -84,6 +84,10 @@ OUTCOMES: dict[str, tuple[int, Any]] = {
         messages.WARNING,
         _("“%(lock)s” is held by several at once, who cannot be asked or given time one by one."),
     ),
+    "not told": (
+        messages.WARNING,
+        _("The task that holds “%(lock)s” was not revoked: the broker did not answer."),
+    ),
     "changed": (
         messages.ERROR,
         _("“%(lock)s” was left alone: it changed hands since you looked. Look again and decide anew."),
@@ -162,11 +166,11 @@ def _choices(alias: str, chosen: list[tuple[str, str, str]]) -> Iterator[Choice]
         yield Choice(key, fingerprint, alias, slug, row, problem)
 
 
-def revoke_task(choice: Choice) -> None:
-    """Tell Celery's workers to end the task that holds a lock."""
+def revoke_task(choice: Choice) -> bool:
+    """Tell Celery's workers to end the task that holds a lock; returns whether the broker took it."""
     from ..celery.control import revoke  # only here: Celery is optional
 
-    revoke(choice.task, terminate=True)
+    return revoke(choice.task, terminate=True)
 
 
 def can_revoke(choices: Iterable[Choice]) -> bool:
@@ -187,7 +191,7 @@ def audit(request: HttpRequest, action: str, choice: Choice, outcome: str, reaso
         f"Alias {choice.alias}, holder {holder}, fingerprint {choice.fingerprint}, {left}.",
     ]
     LogEntry.objects.create(
-        user_id=int(request.user.pk or 0),
+        user_id=request.user.pk,  # type: ignore[misc]  # a number, a text, whatever: the admin lets nobody in without
         content_type=ContentType.objects.get_for_model(HeldLock, for_concrete_model=False),
         object_id=choice.name,
         object_repr=choice.name[:200],

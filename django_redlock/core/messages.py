@@ -78,6 +78,8 @@ class Term(NamedTuple):
     """
     One lease to extend: give its holder *ttl* more, in seconds, under its fencing *token*.
 
+    A node that lost it gets it back unless it has seen a later token, so with one below 0 none does.
+
     A node that would keep it for longer does so, unless the request is to *shorten* it: extensions may be executed
     in another order than they were sent. *number* is for who sends it.
     """

@@ -12,7 +12,6 @@ from ..core.rules import Rules
 from ..presence import SILENCE
 from .model import HeldLock, State, View, Waiting, by_holder
 
-
 SHARERS = fingerprint(SHARED)  # of whoever they are
 
 

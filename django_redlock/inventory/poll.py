@@ -2,6 +2,7 @@
 How the nodes are asked: one page of their indexes after the other, all nodes at once, bounded in names and in time.
 """
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -178,7 +179,7 @@ async def aask(poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SEC
 def ask_for(slugs: Iterable[str], manager: LockManager, silent: Mapping[int, str] | None = None) -> Poll:
     """Return what the nodes answered about some locks, by their slugs; *silent* ones are not asked."""
     poll = Poll(manager, silent=silent)
-    ask(poll, poll.named(list(slugs)))
+    ask(poll, poll.named(list(slugs)), math.inf)  # bounded in names
     return poll
 
 

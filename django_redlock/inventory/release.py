@@ -6,20 +6,24 @@ import logging
 
 from ..conf import DEFAULT_ALIAS
 from ..core.messages import SHARED, Ballot, Extend, Kind, Release, Term
-from ..core.names import queue_of
+from ..core.names import is_cut, queue_of
 from ..core.names import slug as slug_of
 from ..core.owner import fingerprint as fingerprint_of
 from ..core.owner import fingerprint_of_sharers, nonce_of
 from ..core.rules import Rules
 from ..handler import locks
 from ..locks import LockManager
-from .model import name_of
+from .model import HeldLock, name_of
 from .poll import Poll, ask_for, read_value
+
+NOWHERE = -1  # a token under which no node gives back a lock that it has not got
 
 log = logging.getLogger("django_redlock")
 
 
-def force_release(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "", reason: str = "") -> str:
+def force_release(
+    name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "", reason: str = ""
+) -> str:
     """
     Release a lock whoever holds it, if the holder is still the one with this fingerprint.
 
@@ -27,10 +31,10 @@ def force_release(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, sl
     the lock stays free for others. Sends the signal ``lock_forced``.
 
     Args:
-        name: The lock's name.
+        name: The lock, as a listing has it, or its whole name.
         fingerprint: Which holder it was when somebody decided to release it.
-        using: The alias in ``REDLOCK``.
-        slug: The lock's slug, for a long name of which only the beginning is known.
+        using: The alias in ``REDLOCK``, of a name.
+        slug: The lock's slug, instead of its name.
         reason: Why, for the log.
 
     Returns:
@@ -38,9 +42,10 @@ def force_release(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, sl
         nodes answered to tell.
 
     Raises:
+        ValueError: The name is cut short, as listings show long ones.
         InvalidRedlockError: The alias cannot be used.
     """
-    manager, slug = locks[using], slug or slug_of(name)
+    manager, slug = _which(name, using, slug)
     poll = ask_for([slug], manager)
     ballot = delete(poll, slug, fingerprint, bury=burial(poll, slug, fingerprint))
     if ballot is None:
@@ -50,7 +55,7 @@ def force_release(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, sl
     return outcome
 
 
-def ask_to_stop(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "") -> str:
+def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "") -> str:
     """
     Ask the holder of a lock to stop: its next renewal is refused, and its lease is lost with the reason ``revoked``.
 
@@ -58,19 +63,20 @@ def ask_to_stop(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug
     lease never hears of it; its lease ends by itself. Sends the signal ``lock_forced`` with the outcome ``asked``.
 
     Args:
-        name: The lock's name.
+        name: The lock, as a listing has it, or its whole name.
         fingerprint: Which holder it was when somebody decided to ask it.
-        using: The alias in ``REDLOCK``.
-        slug: The lock's slug, for a long name of which only the beginning is known.
+        using: The alias in ``REDLOCK``, of a name.
+        slug: The lock's slug, instead of its name.
 
     Returns:
         ``asked``; ``changed``, ``gone`` or ``unknown`` as :func:`force_release`; ``shared`` if several hold it, who
         cannot be asked one by one.
 
     Raises:
+        ValueError: The name is cut short, as listings show long ones.
         InvalidRedlockError: The alias cannot be used.
     """
-    manager, slug = locks[using], slug or slug_of(name)
+    manager, slug = _which(name, using, slug)
     poll = ask_for([slug], manager)
     nonce = nonce_with(poll, slug, fingerprint)
     if nonce is None:
@@ -85,7 +91,9 @@ def ask_to_stop(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug
     return outcome
 
 
-def extend_lock(name: str, fingerprint: str, seconds: float, using: str = DEFAULT_ALIAS, *, slug: str = "") -> str:
+def extend_lock(
+    name: str | HeldLock, fingerprint: str, seconds: float, using: str = DEFAULT_ALIAS, *, slug: str = ""
+) -> str:
     """
     Have the nodes keep a lock for *seconds* from now at least, if its holder is still the one with this fingerprint.
 
@@ -96,10 +104,10 @@ def extend_lock(name: str, fingerprint: str, seconds: float, using: str = DEFAUL
         ``extended``; ``changed``, ``gone`` or ``unknown`` as :func:`force_release`; ``shared`` if several hold it.
 
     Raises:
-        ValueError: *seconds* is more than ``max_ttl`` or no length of a lease.
+        ValueError: *seconds* is more than ``max_ttl`` or no length of a lease, or the name is cut short.
         InvalidRedlockError: The alias cannot be used.
     """
-    manager, slug = locks[using], slug or slug_of(name)
+    manager, slug = _which(name, using, slug)
     ttl = manager.rules.check_ttl(seconds)
     poll = ask_for([slug], manager)
     nonce = nonce_with(poll, slug, fingerprint)
@@ -108,9 +116,13 @@ def extend_lock(name: str, fingerprint: str, seconds: float, using: str = DEFAUL
     if nonce == SHARED:
         return "shared"
     rows = [row for row in poll.seen(slug).values() if nonce_of(row.value) == nonce]
-    token = max(row.fence for row in rows)
-    request = Extend((Term((slug,), nonce, rows[0].value, ttl, token),), manager.rules.fence_keep)
+    if len(rows) < manager.rules.needed:  # no hold, but what is left of one, or what the silent nodes know of
+        return "unknown" if len(rows) + len(poll.silent) >= manager.rules.needed else "gone"
+    request = Extend((Term((slug,), nonce, rows[0].value, ttl, NOWHERE),), manager.rules.fence_keep)
     ballot = _everywhere(manager, request)
+    if ballot.count(Kind.REFUSED, Kind.REVOKED) > manager.rules.spare:
+        poll = ask_for([slug], manager)
+        return "unknown" if nonce_with(poll, slug, fingerprint) else _absence(poll, slug)
     outcome = "extended" if ballot.count(Kind.HELD) >= manager.rules.needed else "unknown"
     _tell(manager, f"extended by an operator to {ttl:g} s", "lock_extended_by_operator", slug, outcome)
     return outcome
@@ -158,6 +170,15 @@ def burial(poll: Poll, slug: str, wanted: str) -> float:
     owners = [read_value(value)[1] for value in values]
     ttl = max((owner.ttl for owner in owners if owner), default=0.0) or rules.ttl
     return ttl + rules.drift(ttl) if ttl <= rules.max_ttl else 0.0
+
+
+def _which(lock: str | HeldLock, using: str, slug: str) -> tuple[LockManager, str]:
+    """Return whose lock it is, and its slug."""
+    if isinstance(lock, HeldLock):
+        return locks[lock.alias], lock.slug
+    if not slug and is_cut(lock):
+        raise ValueError(f"The name {lock!r} is cut short, as in listings; pass the lock itself, or its whole name.")
+    return locks[using], slug or slug_of(lock)
 
 
 def _everywhere(manager: LockManager, request: Release | Extend) -> Ballot:
