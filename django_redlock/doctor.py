@@ -6,7 +6,7 @@ but keys of the doctor's own, which are gone a second later.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -71,13 +71,14 @@ class Diagnosis:
         return max((finding.level for finding in self.findings), key=LEVELS.index, default="")
 
 
-def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
+def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0, ignore: Collection[str] = ()) -> Diagnosis:
     """
     Examine the nodes of an alias, and take, extend and release a lock of the doctor's own on each of them.
 
     Args:
         using: The alias in ``REDLOCK``.
         timeout: Seconds to wait for each answer of a node.
+        ignore: The findings to leave out, by their names.
 
     Raises:
         InvalidRedlockError: The alias cannot be used.
@@ -92,7 +93,8 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
         *_clocks(said),
         *_trials(manager, said, timeout),
     ]
-    worst_first = sorted(found, key=lambda finding: -LEVELS.index(finding.level))
+    kept = [finding for finding in found if finding.id not in ignore]
+    worst_first = sorted(kept, key=lambda finding: -LEVELS.index(finding.level))
     return Diagnosis(using, manager.rules, tuple(said), tuple(worst_first))
 
 
@@ -144,7 +146,7 @@ def _silent(node: Examination, rules: Rules) -> Iterator[Finding]:
             "error",
             node.name,
             "It refuses INFO, so nobody knows when it restarted: it gives no vote.",
-            "ACL SETUSER locks +info, or OPTIONS['restart_guard'] = False.",
+            f"{_grant(node, '+info')} Or OPTIONS['restart_guard'] = False.",
         )
 
 
@@ -290,7 +292,23 @@ def _rights(node: Examination, rules: Rules) -> Iterator[Finding]:
             "error",
             node.name,
             f"Its user lacks the right {right}: requests fail with NOPERM.",
-            f"ACL SETUSER locks {right}, then ACL SAVE. The documentation lists all rights under Security.",
+            f"{_grant(node, right)} The documentation lists all rights under Security.",
+        )
+
+
+def _grant(node: Examination, right: str) -> str:
+    return f"ACL SETUSER {node.user} {right}, then ACL SAVE, or CONFIG REWRITE if the server has no aclfile."
+
+
+def _sentinels(node: Examination, rules: Rules) -> Iterator[Finding]:
+    if node.deaf:
+        yield Finding(
+            "sentinel",
+            "warning",
+            node.name,
+            f"Not every sentinel says where the master is: {', '.join(node.deaf)}. Another one does; when none does, "
+            "the node cannot be found.",
+            "See that it runs and knows the service: redis-cli -p 26379 SENTINEL MASTER name. Or take it off the list.",
         )
 
 
@@ -301,7 +319,7 @@ def _transport(node: Examination, rules: Rules) -> Iterator[Finding]:
             "warning",
             node.name,
             "The connection is not encrypted: who can listen can read names, and forge and end locks.",
-            "Write rediss:// and give the server a certificate, or silence this if the network is trusted.",
+            "Write rediss:// and give the server a certificate, or --ignore no-tls if the network is trusted.",
         )
     if node.ignored:
         yield Finding(
@@ -315,7 +333,8 @@ def _transport(node: Examination, rules: Rules) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[Examination, Rules], Iterator[Finding]], ...] = (
-    *(_unreachable, _silent, _role, _version, _speed, _memory, _persistence, _restarted, _rights, _transport),
+    *(_unreachable, _sentinels, _silent, _role, _version, _speed, _memory, _persistence, _restarted, _rights),
+    _transport,
 )
 
 
@@ -393,10 +412,11 @@ def _trials(manager: LockManager, said: list[Examination], timeout: float) -> It
 
 
 def _trial(node: Node, rules: Rules, timeout: float) -> str:
+    ttl = max(60.0, 5 * timeout)  # more than a few rounds take
     alone = Rules(
         nodes=1,
-        ttl=60.0,
-        max_ttl=max(60.0, rules.max_ttl),
+        ttl=ttl,
+        max_ttl=max(ttl, rules.max_ttl),
         node_timeout=timeout,
         fence_keep=60.0,
         restart_guard=False,

@@ -121,13 +121,10 @@ def test_no_expiry(five):
 @pytest.mark.once
 def test_orphaned_is_known_and_not_guessed(five):
     """
-    L77: the lock of a process that got SIGKILL is orphaned a while later; that of a living process that does not
-    renew either is not. Orphaned keys are stale, and clearing them frees the lock and leaves the other one.
+    L77: the lock of a process that got SIGKILL is orphaned a while later; that of a living process that has not
+    renewed it for as long is not. Orphaned keys are stale, and clearing them frees the lock and leaves the other one.
     """
-    with (
-        holding(five.urls, "dead", renew=False, ttl=60) as dead,
-        holding(five.urls, "alive", renew=False, ttl=60) as alive,
-    ):
+    with holding(five.urls, "dead", ttl=60) as dead, holding(five.urls, "alive", ttl=60) as alive:
         dead.hear("held")
         alive.hear("held")
         dead.kill()
@@ -149,7 +146,7 @@ def test_a_process_that_died_after_it_said_that_it_lives_is_known_to_be_dead(fiv
     """
     L77: a process says that it lives once it has held a lock for a moment, and is dead when it no longer does.
     """
-    with holding(five.urls, "orders:7", renew=False, ttl=60) as holder:
+    with holding(five.urls, "orders:7", ttl=60) as holder:
         holder.hear("held")
         owner = found().owner
         assert owner is not None
@@ -172,6 +169,34 @@ def test_processes_are_no_locks(five):
         assert [held.name for held in held_locks().locks] == ["orders:7"]
         lease.release()
         eventually(lambda: not client.keys("redlock:*~p:h"))
+
+
+@pytest.mark.once
+def test_a_lock_that_is_handed_over_is_not_left_behind(five):
+    """
+    L76, L77: a lock that its process does not renew may be anybody's who was given its token: that the process has
+    ended says nothing, so the lock is neither orphaned nor cleared.
+    """
+    with holding(five.urls, "orders:7", renew=False, ttl=60) as holder:
+        holder.hear("held")
+        holder.kill()
+        eventually(lambda: found().silent_for > 7)
+
+        assert (found().state, stale()) == (State.HELD, [])
+
+
+def test_a_lock_is_released_for_longer_than_its_holder_might_renew_it(five):
+    """
+    L74: a lease that was made longer than it began is renewed late; its holder still finds it lost then.
+    """
+    lease = taken(ttl=5)
+    assert lease.extend(60)
+    assert force_release("orders:7", found().fingerprint) == "released"
+
+    with five[0].client() as client:
+        assert client.pttl(f"redlock:x:{lease.token}") > 59_000
+    assert lease.extend() is False
+    assert lease.reason == "revoked"
 
 
 def test_all_that_speak_for_a_process_keep_one_key(five):
@@ -220,7 +245,6 @@ def test_extensions_are_counted(five):
 
     assert (before, found().extensions) == (0, 2)
     assert found().since == pytest.approx(time.time(), abs=20)
-    assert found().owner.process
 
 
 def test_waiters_are_listed_in_the_order_of_their_turns(five):

@@ -83,9 +83,7 @@ def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALI
         return _absence(poll, slug)
     if nonce == SHARED:
         return "shared"
-    # Long enough for the next renewal of even the longest lease.
-    bury = burial(poll, slug, fingerprint) or manager.rules.guard
-    ballot = _everywhere(manager, Release((), nonce, bury, revoke=True))
+    ballot = _everywhere(manager, Release((), nonce, manager.rules.guard, revoke=True))
     outcome = "asked" if ballot.count(Kind.GONE) >= manager.rules.needed else "unknown"
     _tell(manager, "revoked, so that its holder stops", "lock_forced", slug, outcome)
     return outcome
@@ -162,14 +160,14 @@ def burial(poll: Poll, slug: str, wanted: str) -> float:
     """
     Return for how long the nodes refuse the holder after a release by force, in seconds.
 
-    A living holder's next renewal would put back the keys that it finds missing. It comes within one lease. A lease
-    beyond ``max_ttl`` is a place that nobody renews; whoever takes it over later must not be refused.
+    A living holder's next renewal would put back the keys that it finds missing. It comes within one lease, which may
+    have been made as long as ``max_ttl`` since the key was written. A lease beyond that is a place that nobody renews;
+    whoever takes it over later must not be refused.
     """
     rules = poll.manager.rules
     values = [poll.seen(slug)[node].value for node, mark in marks(poll, slug).items() if mark == wanted]
-    owners = [read_value(value)[1] for value in values]
-    ttl = max((owner.ttl for owner in owners if owner), default=0.0) or rules.ttl
-    return ttl + rules.drift(ttl) if ttl <= rules.max_ttl else 0.0
+    ttls = [owner.ttl for value in values if (owner := read_value(value)[1])]
+    return rules.guard if max(ttls, default=0.0) <= rules.max_ttl else 0.0
 
 
 def _which(lock: str | HeldLock, using: str, slug: str) -> tuple[LockManager, str]:
