@@ -8,6 +8,7 @@ A :class:`Lock` describes what to lock; it can be kept and used from any thread 
 import asyncio
 import atexit
 import logging
+import math
 import os
 import random
 import socket
@@ -727,18 +728,30 @@ class LockManager:
         return release_outcome(ballot, self.rules)
 
     def survey(
-        self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0, but: Iterable[int] = ()
+        self,
+        *,
+        slugs: tuple[str, ...] = (),
+        offset: int = 0,
+        count: int = 0,
+        but: Iterable[int] = (),
+        patience: float = math.inf,
     ) -> dict[int, Reply]:
         """Ask every node, *but* some, for the locks named, or for one page of its index; returns what came in time."""
-        ballot = self._survey(slugs, offset, count, but)
+        ballot = self._survey(slugs, offset, count, but, patience)
         self.ask(ballot)
         return ballot.replies
 
     async def asurvey(
-        self, *, slugs: tuple[str, ...] = (), offset: int = 0, count: int = 0, but: Iterable[int] = ()
+        self,
+        *,
+        slugs: tuple[str, ...] = (),
+        offset: int = 0,
+        count: int = 0,
+        but: Iterable[int] = (),
+        patience: float = math.inf,
     ) -> dict[int, Reply]:
         """Do what :meth:`survey` does without blocking."""
-        ballot = self._survey(slugs, offset, count, but)
+        ballot = self._survey(slugs, offset, count, but, patience)
         await self.aask(ballot)
         return ballot.replies
 
@@ -963,10 +976,11 @@ class LockManager:
             name, outcome.waited, outcome.attempts, said, outcome.retry_after, holder._asdict() if holder else None
         )
 
-    def _survey(self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int] = ()) -> Ballot:
+    def _survey(self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int], patience: float) -> Ballot:
         _note_process()
         requests = dict.fromkeys(set(range(len(self.nodes))).difference(but), Survey(slugs, offset, count))
-        return Ballot(requests, lambda replies: False, self.rules.timeout(self.rules.ttl), self.rules.needed)
+        timeout = min(self.rules.timeout(self.rules.ttl), patience)
+        return Ballot(requests, lambda replies: False, timeout, self.rules.needed)
 
     def _loop_side(self) -> "LoopSide":
         self._notice_fork()

@@ -111,7 +111,7 @@ class HeldLock(models.Model):
             state=lock.state.value,
             remaining=lock.remaining,
             votes=lock.votes,
-            holder=inventory.printable(str(lock.owner)) if lock.owner else "",
+            holder=inventory.holder_of(lock),
             since=None if lock.since is None else datetime.fromtimestamp(lock.since, UTC),
             fencing_token=lock.fencing_token,
             extensions=lock.extensions,

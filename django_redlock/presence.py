@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from .core.messages import POSITIVE, Acquire, Ballot, count
 from .core.names import presence
-from .core.owner import Owner, encode
+from .core.owner import NONCE_SIZE, Owner, encode
 from .nodes.gather import steady
 
 FIRST = 2.0  # seconds that a process holds a lock before it says so: those that are shorter cost nothing
@@ -27,6 +27,8 @@ EVERY = 3.0  # seconds
 LIFE = 10.0  # seconds for which it counts as living without having said so again
 SILENCE = 6.0  # seconds after which a lock that nothing was heard of belongs to a process that should have said so
 NEVER = float("inf")
+
+_KEY = os.urandom(16)  # so that nobody else can say it
 
 
 class Manager(Protocol):
@@ -74,9 +76,8 @@ class Presence:
         self._dog = dog
         self._clock = clock
         self._mutex = threading.Lock()
-        # The same for all that speak for the process (each event loop, blocking code, a manager made anew): they write
-        # one key, and where one of them falls silent the others' word has to count at once.
-        self._nonce = blake2b(owner.process.encode(), digest_size=16, person=b"presence").hexdigest()
+        # One for all event loops and threads of a process: they say the same under one key, and each keeps it alive.
+        self._nonce = blake2b(owner.process.encode(), key=_KEY, digest_size=NONCE_SIZE // 2).hexdigest()
         self._slugs = (presence(owner.process),)
         self._value = encode(self._nonce, owner)
         self._due = NEVER

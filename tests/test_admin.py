@@ -12,19 +12,19 @@ from io import StringIO
 from pathlib import Path
 from urllib.parse import urlencode
 
-import celery
 import pytest
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
-from django.test import Client, override_settings
+from django.test import Client, RequestFactory, override_settings
 from django.utils import translation
 
-from django_redlock import lock, locks
-from django_redlock.admin import MAX_RELEASE, clock
+from django_redlock import LockManager, lock, locks
+from django_redlock.admin import MAX_RELEASE, clock, rows
+from django_redlock.admin.actions import audit, look_again
 from django_redlock.core.names import slug
 from django_redlock.core.owner import Owner, encode, fingerprint
-from django_redlock.inventory import find_lock
+from django_redlock.inventory import PAGE, find_lock, held_locks
 from django_redlock.models import HeldLock, key_of, parse_key
 from django_redlock.nodes.memory import forget_nodes
 
@@ -250,6 +250,12 @@ CRAFTED = [
     {"o": "99"},
     {"o": "-99.7.x.-"},
     {"o": "9" * 5000},
+    {"node": "nobody"},
+    {"node": "\x00"},
+    {"node": "n" * 5000},
+    {"waiting": "yes"},
+    {"waiting": "no"},
+    {"waiting": "yes\x00"},
     {"p": "0"},
     {"p": "-3"},
     {"p": "x"},
@@ -711,27 +717,10 @@ def test_a_task_can_be_revoked_in_the_same_action(nodes, operator, monkeypatch):
     assert revoked == []
     act(operator, "release", task, revoke="yes", reason="stuck")
     assert revoked == [("id-1", {"terminate": True})]
-    assert LogEntry.objects.get(object_id="a").change_message.endswith("Reason: stuck (task id-1 revoked)")
-
-
-def test_a_broker_that_is_away_stops_nothing(nodes, operator, monkeypatch):
-    """
-    L74, L75: a task that cannot be revoked is said and logged; its lock is released all the same, so are the others.
-    """
-    away = celery.Celery("away", broker="redis://:secret@127.0.0.1:1/0", set_as_current=False)
-    monkeypatch.setattr("django_redlock.celery.control.current_app", away)
-    keys = [put("a"), put("b")]
-
-    response = act(operator, "release", *keys, revoke="yes", reason="stuck")
-
-    assert [text for text in said(response) if "was not revoked" in text] == [
-        "The task that holds “a” was not revoked: the broker did not answer.",
-        "The task that holds “b” was not revoked: the broker did not answer.",
-    ]
-    assert (find_lock("a"), find_lock("b")) == (None, None)
-    entries = [entry.change_message for entry in LogEntry.objects.all()]
-    assert all(text.endswith("Reason: stuck (task id-1 not revoked: no broker)") for text in entries)
-    assert len(entries) == 2
+    released, told = LogEntry.objects.filter(object_id="a").order_by("pk")
+    assert released.change_message.endswith("Reason: stuck")
+    assert told.change_message.startswith("Told the workers to revoke its task (revoked).")
+    assert told.change_message.endswith("Reason: task id-1")
 
 
 PEOPLE = """
@@ -942,3 +931,184 @@ def test_filter_of_what_ends_soon(nodes, viewer):
     put("late", left=25)
 
     assert names(viewer.get(LIST, {"left": "soon"})) == ["soon"]
+
+
+def test_filter_by_node(nodes, viewer):
+    """
+    The list can show what a node has a vote for: what loses one when that node is stopped.
+    """
+    put("everywhere")
+    put("on-three", count=3)
+
+    page = viewer.get(LIST, {"node": nodes[4].name})
+
+    assert names(page) == ["everywhere"]
+    assert f"?node={nodes[4].name}" in viewer.get(LIST).content.decode()
+    assert set(names(viewer.get(LIST, {"node": nodes[0].name}))) == {"everywhere", "on-three"}
+
+
+def test_filter_by_node_knows_the_holder(nodes, viewer):
+    """
+    L71: a node that has another holder than the majority has no vote for the one that is shown.
+    """
+    put("orders:7")
+    owner = Owner("web-2", 78, "task", "shop.import", "id-2", time.time(), 30.0)
+    nodes[4].store.put(slug("orders:7"), encode(B, owner), 20)
+
+    assert names(viewer.get(LIST, {"node": nodes[4].name})) == []
+    assert names(viewer.get(LIST, {"node": nodes[3].name})) == ["orders:7"]
+
+
+def test_filter_of_what_somebody_waits_for(nodes, viewer):
+    """
+    The list can show what somebody waits for: of all locks and not only of those on the page.
+    """
+    for number in range(60):
+        put(f"quiet:{number}", left=10 + number / 10)
+    lease = lock("wanted", ttl=29, renew=False).acquire()
+    waiting = threading.Thread(target=lambda: lock("wanted", wait=30).acquire().release())
+    waiting.start()
+    try:
+        while not find_lock("wanted").waiters:
+            pass
+        found = names(viewer.get(LIST, {"waiting": "yes"}))
+    finally:
+        lease.release()
+        waiting.join(30)
+
+    assert found == ["wanted"]
+    assert names(viewer.get(LIST, {"waiting": "yes"})) == []
+
+
+def test_nobody_is_asked_who_waits_for_what_is_not_shown(nodes, viewer, monkeypatch):
+    """
+    L70: without the filter only the locks on the page are asked for by name.
+    """
+    for number in range(60):
+        put(f"n{number}")
+    asked = []
+    survey = LockManager.survey
+    monkeypatch.setattr(LockManager, "survey", lambda self, **how: asked.append(how) or survey(self, **how))
+
+    viewer.get(LIST)
+
+    assert [len(how["slugs"]) for how in asked] == [0, 50]
+
+
+def test_rows_are_made_of_what_is_shown(nodes, viewer, monkeypatch):
+    """
+    L70: a page makes rows of the locks it shows, and not of all that are held.
+    """
+    for number in range(60):
+        put(f"n{number:02}", left=10 + number / 10)
+    made = []
+    of = HeldLock.of
+    monkeypatch.setattr(HeldLock, "of", lambda found: made.append(found.name) or of(found))
+
+    viewer.get(LIST, {"p": "2"})
+
+    assert made == [f"n{number:02}" for number in range(50, 60)]
+
+
+def break_broker(monkeypatch, broker):
+    """Give the tests a Celery app with this broker."""
+    from celery import Celery, _state
+
+    monkeypatch.setattr(_state._tls, "current_app", Celery("broken", broker=broker))
+
+
+@pytest.mark.parametrize("broker", ["foo://somewhere", "redis://h:notaport"])
+def test_a_broker_that_cannot_be_used_stops_nothing(nodes, operator, monkeypatch, broker):
+    """
+    L75: whatever a broker's client raises, the lock is released, that is written down, and the page says so.
+    """
+    break_broker(monkeypatch, broker)
+
+    response = act(operator, "release", put("a"), revoke="yes")
+
+    assert "could not be told" in said(response)[1]
+    assert find_lock("a") is None
+    assert LogEntry.objects.count() == 2
+
+
+def test_a_broker_that_is_away_is_said_and_stops_nothing(nodes, operator, monkeypatch):
+    """
+    L75: if a task cannot be revoked the page says so; what was done is in the log, and the next lock has its turn.
+    """
+    break_broker(monkeypatch, "redis://127.0.0.1:1/0")
+    first, second = put("a"), put("b", B)
+
+    response = act(operator, "release", first, second, revoke="yes")
+
+    assert response.status_code == 200
+    assert [text for text in said(response) if "could not be told" in text] == [
+        f"“{name}”: the workers could not be told to revoke its task: OperationalError." for name in "ab"
+    ]
+    assert find_lock("a") is None
+    assert find_lock("b") is None
+    written = [entry.change_message for entry in LogEntry.objects.order_by("pk")]
+    assert [text.split(".")[0] for text in written] == [
+        *["Released by force (released)"] * 2,
+        *["Told the workers to revoke its task (not revoked: OperationalError)"] * 2,
+    ]
+
+
+def test_the_log_takes_any_kind_of_user(nodes, monkeypatch):
+    """
+    L75: a project's users may be known by a text instead of a number.
+    """
+    written = []
+    monkeypatch.setattr(LogEntry.objects, "create", lambda **fields: written.append(fields))
+    request = RequestFactory().post(LIST)
+    request.user = User(pk="ann@example.com")
+
+    audit(request, "release", next(look_again([put("a")])), "released", "")
+
+    assert written[0]["user_id"] == "ann@example.com"
+
+
+def test_too_few_nodes_are_not_taken_for_no_locks(nodes, viewer):
+    """
+    L73: while too few nodes answer the page says that it does not know, and so does what it asks every few seconds.
+    """
+    put("orders:7")
+    for node in nodes[:3]:
+        node.down = True
+
+    pages = [viewer.get(LIST, query).content.decode() for query in ({}, {"q": "orders"}, {"state": "held"})]
+    live = viewer.get(LIVE).json()
+
+    for page in pages:
+        assert "Too few nodes answer to say which locks are held." in page
+        assert "No lock is held." not in page
+        assert "No lock matches." not in page
+    assert live["known"] is False
+    for node in nodes[:3]:
+        node.down = False
+    assert viewer.get(LIVE).json()["known"] is True
+
+
+def test_a_lock_beyond_what_is_listed_is_found_by_its_name(nodes, viewer, monkeypatch):
+    """
+    L70: a listing is bounded; the lock whose very name is searched for is found all the same, and else it is said.
+    """
+    monkeypatch.setattr(rows, "held_locks", lambda alias: held_locks(alias, limit=PAGE))
+    for number in range(PAGE):
+        put(f"n{number}", left=10)
+    put("late", left=25)
+
+    assert names(viewer.get(LIST, {"q": "late"})) == ["late"]
+    assert names(viewer.get(LIST, {"q": "n7"})) == [f"n{number}" for number in (7, *range(70, 80))]
+    text = viewer.get(LIST, {"q": "lat"}).content.decode()
+    assert "None of the locks that this page has asked for matches." in text
+    assert "No lock matches." not in text
+
+
+def test_the_confirmation_says_that_all_holders_of_a_shared_lock_lose_it(nodes, operator):
+    """
+    L74: they share one key, so whoever releases it is told that all of them will go.
+    """
+    with lock("orders:7", shared=True):
+        shared = key_of(find_lock("orders:7").fingerprint, "default", slug("orders:7"))
+        assert "All of them lose it" in act(operator, "release", shared, confirmed=False).content.decode()
+    assert "All of them lose it" not in act(operator, "release", put("a"), confirmed=False).content.decode()

@@ -22,6 +22,8 @@ from django_redlock.inventory import (
     find_locks,
     force_release,
     held_locks,
+    holder_of,
+    poll,
     printable,
     remove_stale,
     stale_keys,
@@ -622,3 +624,85 @@ def test_more_can_be_asked_for(five):
 
     assert len(held_locks(limit=10 * MAX_NAMES, seconds=60).locks) == MAX_NAMES + 2 * PAGE
     assert len(held_locks(limit=PAGE, seconds=60).locks) == PAGE
+
+
+@pytest.mark.parametrize(("timeout", "seconds", "patience"), [(5.0, 0.5, 0.75), (0.3, 0.5, 0.3), (5.0, 30.0, 5.0)])
+def test_a_silent_node_holds_a_page_up_for_less_than_a_second(five, monkeypatch, timeout, seconds, patience):
+    """
+    L73: a page waits for a silent node once, and for less than a second, even where a lock would wait for longer.
+    """
+    asked: list[float] = []
+    ask = LockManager.ask
+    monkeypatch.setattr(LockManager, "ask", lambda self, ballot: asked.append(ballot.timeout) or ask(self, ballot))
+    with override_settings(REDLOCK={"default": {**FIVE["default"], "OPTIONS": {"node_timeout": timeout}}}):
+        held_locks(seconds=seconds)
+
+    assert set(asked) == {patience}
+
+
+def test_what_is_behind_a_value_makes_it_foreign(five):
+    """
+    L77: a value that begins like one of ours and goes on with something else is not ours.
+    """
+    put(five, value() + " and more", 20, 20, 20, 20, 20)
+
+    assert only(held_locks()).owner is None
+
+
+def test_what_others_wrote_is_cut(five):
+    """
+    L78: what a key says of its holder is shown as long as we would write it, and so is its name.
+    """
+    owner = {**dict.fromkeys(("host", "kind", "label", "ref"), "x" * 1_000_000), "pid": 1, "since": 1.0, "ttl": 30.0}
+    for node in five:
+        node.store.put("{" + "n" * 1_000_000 + "}", A + json.dumps(owner), 20)
+
+    held = only(held_locks())
+
+    assert len(str(held.owner)) < 500
+    assert len(held.name) < 300
+    assert len(holder_of(held)) < 500
+
+
+def test_the_last_moments_can_be_shown_in_every_time_zone(five):
+    """
+    L78: a time at the end of what datetime knows is unknown, as it could not be shown east of here.
+    """
+    put(five, encode(A, Owner("web-1", 77, "task", since=253402300798.0, ttl=30.0)), 20, 20, 20, 20, 20)
+
+    assert only(held_locks()).since is None
+
+
+def test_times_are_those_of_the_end_of_a_listing(five, monkeypatch):
+    """
+    L72: a listing may take a while, which is not added to what is left of the locks on its first page.
+    """
+    for number in range(PAGE + 1):
+        put(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
+    clock = [1000.0]
+    monkeypatch.setattr(poll, "steady", lambda: clock[0])
+    ask = LockManager.ask
+    monkeypatch.setattr(
+        LockManager, "ask", lambda self, ballot: ask(self, ballot) or clock.__setitem__(0, clock[0] + 7)
+    )
+
+    listed = held_locks(seconds=60).locks
+
+    assert len(listed) == PAGE + 1
+    assert max(held.remaining for held in listed) < 20 - 7
+    assert min(held.remaining for held in listed) < 20 - 14
+
+
+def test_what_could_not_be_asked_for_in_time_is_not_judged(five):
+    """
+    L71: a name that only some nodes reported is asked for by name; without the time for it nobody says "partial".
+    """
+    for number in range(PAGE):
+        put(five[1:], value(), 10, 10, 10, 10, name=f"n{number}")
+    for number in range(PAGE):
+        put(five[:1], value(), 5, name=f"own{number}")
+
+    snapshot = held_locks(seconds=0)
+
+    assert snapshot.locks == ()
+    assert not snapshot.complete

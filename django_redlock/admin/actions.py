@@ -2,6 +2,7 @@
 What an operator does to chosen locks: what was chosen as it is now, what came of it, and the admin's log of it.
 """
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from ..models import HeldLock, parse_key
 from .columns import moment
 from .rows import known_aliases
 
+log = logging.getLogger("django_redlock")
 MAX_REASON = 200  # characters
 MAX_RELEASE = 20  # locks in one go: what one can read on one page
 MORE_TIME = 30.0  # seconds that the page offers
@@ -50,6 +52,11 @@ class Choice:
     def unchanged(self) -> bool:
         """Whether the holder is still the one that was on the page."""
         return not self.problem
+
+    @property
+    def shared(self) -> bool:
+        """Whether several may hold it at once."""
+        return self.row is not None and self.row.lock.shared
 
     @property
     def name(self) -> str:
@@ -84,10 +91,6 @@ OUTCOMES: dict[str, tuple[int, Any]] = {
         messages.WARNING,
         _("“%(lock)s” is held by several at once, who cannot be asked or given time one by one."),
     ),
-    "not told": (
-        messages.WARNING,
-        _("The task that holds “%(lock)s” was not revoked: the broker did not answer."),
-    ),
     "changed": (
         messages.ERROR,
         _("“%(lock)s” was left alone: it changed hands since you looked. Look again and decide anew."),
@@ -102,6 +105,7 @@ AUDITED = {
     "release": (DELETION, "Released by force"),
     "stop": (CHANGE, "Asked its holder to stop"),
     "extend": (CHANGE, "Extended by an operator"),
+    "revoke": (CHANGE, "Told the workers to revoke its task"),
 }
 
 
@@ -166,11 +170,16 @@ def _choices(alias: str, chosen: list[tuple[str, str, str]]) -> Iterator[Choice]
         yield Choice(key, fingerprint, alias, slug, row, problem)
 
 
-def revoke_task(choice: Choice) -> bool:
-    """Tell Celery's workers to end the task that holds a lock; returns whether the broker took it."""
-    from ..celery.control import revoke  # only here: Celery is optional
+def revoke_task(choice: Choice) -> str:
+    """Tell Celery's workers to end the task that holds a lock; returns why that failed, or nothing."""
+    from ..celery import control  # only here: Celery is optional
 
-    return revoke(choice.task, terminate=True)
+    try:
+        control.revoke(choice.task, terminate=True)
+    except Exception as error:  # of any broker's client, or of its settings
+        log.warning("revoking a task failed", exc_info=True)
+        return type(error).__name__
+    return ""
 
 
 def can_revoke(choices: Iterable[Choice]) -> bool:
@@ -191,7 +200,7 @@ def audit(request: HttpRequest, action: str, choice: Choice, outcome: str, reaso
         f"Alias {choice.alias}, holder {holder}, fingerprint {choice.fingerprint}, {left}.",
     ]
     LogEntry.objects.create(
-        user_id=request.user.pk,  # type: ignore[misc]  # a number, a text, whatever: the admin lets nobody in without
+        user_id=request.user.pk,  # type: ignore[misc]  # an administrator has one, of whatever type
         content_type=ContentType.objects.get_for_model(HeldLock, for_concrete_model=False),
         object_id=choice.name,
         object_repr=choice.name[:200],

@@ -5,6 +5,7 @@ Only what a change list takes from its database is replaced; columns, filters, s
 are Django's.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from django import forms
@@ -12,11 +13,14 @@ from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.admin.views.main import ALL_VAR, ORDER_VAR, SEARCH_VAR, ChangeList, ChangeListSearchForm
 from django.http import HttpRequest
 
-from ..inventory import find_locks
+from ..core.names import slug
+from ..inventory import HeldLock as Held
+from ..inventory import find_locks, holder_of, printable
 from ..models import HeldLock
-from .rows import FILTERS, AliasFilter, HeldLocks, banners
+from .rows import FILTERS, HeldLocks, banners
 
 MAX_SEARCH = 200  # characters
+MAX_VALUE = 500  # characters of a parameter: each link of the page repeats it
 
 
 class LockSearchForm(ChangeListSearchForm):
@@ -38,13 +42,22 @@ class HeldLockChangeList(ChangeList):
         (self.filter_specs, self.has_filters, _rest, _many, self.has_active_filters) = self.get_filters(request)
         self.clear_all_filters_qs = self.get_query_string(remove=list(self.get_filters_params()))
         if not hasattr(self, "banners"):
-            self.banners = list(banners(request.GET.get(AliasFilter.parameter_name)))
-        rows = HeldLocks(
-            HeldLock.of(lock) for banner in self.banners if banner.snapshot for lock in banner.snapshot.locks
-        )
+            self.banners = list(banners(request.GET))
+        held = HeldLocks(self._listed())
         for spec in self.filter_specs:
-            rows = spec.queryset(request, rows)  # type: ignore[assignment, arg-type]  # a list, not a queryset
-        return self._in_order(rows.matching(self._found))
+            held = spec.queryset(request, held)  # type: ignore[assignment, arg-type]  # a list, not a queryset
+        return self._in_order(self._found(held))
+
+    def _listed(self) -> Iterator[Held]:
+        """Yield what was listed and, as a listing may end before it, the lock whose very name is searched for."""
+        for banner in self.banners:
+            if banner.snapshot is None:
+                continue
+            yield from banner.snapshot.locks
+            if self.query and not banner.snapshot.complete:
+                named = find_locks([slug(self.query)], banner.alias, after=banner.snapshot).locks
+                known = {lock.slug for lock in banner.snapshot.locks}
+                yield from (lock for lock in named if lock.slug not in known)
 
     def get_results(self, request: HttpRequest) -> None:
         """Cut one page out of the locks; a page that does not exist is the nearest one that does."""
@@ -56,8 +69,8 @@ class HeldLockChangeList(ChangeList):
         self.can_show_all = self.result_count <= self.list_max_show_all
         self.multi_page = self.result_count > self.list_per_page
         everything = self.show_all and self.can_show_all
-        self.result_list = self.queryset if everything else page.object_list
-        self._count_waiters(list(self.result_list))
+        self.result_list = [HeldLock.of(lock) for lock in (self.queryset if everything else page.object_list)]
+        self._count_waiters(self.result_list)
         self.show_admin_actions = bool(self.result_list)
         self.paginator = paginator
 
@@ -74,19 +87,37 @@ class HeldLockChangeList(ChangeList):
                 if row.alias == alias:
                     row.waiting = len(waiters.get(row.lock.slug, ()))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether enough nodes answered to say what is held."""
+        return all(banner.is_known for banner in self.banners)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there are no more locks than were asked for."""
+        return all(banner.snapshot and banner.snapshot.complete for banner in self.banners)
+
     def _forget_strange_parameters(self) -> None:
         """Drop what this list does not know; Django would look for fields of these names."""
         known = {spec.parameter_name for spec in FILTERS}
         known |= {ORDER_VAR, ALL_VAR, IS_POPUP_VAR} | ({SEARCH_VAR} if self.query else set())
+        known = {name for name in known if len(self.params.get(name, "")) <= MAX_VALUE}
         self.filter_params = {name: values for name, values in self.filter_params.items() if name in known}
         self.params = {name: value for name, value in self.params.items() if name in known}
 
-    def _found(self, row: HeldLock) -> bool:
-        text = f"{row.name} {row.holder}".casefold()
-        return all(word in text for word in self.query.casefold().split())
+    def _found(self, held: HeldLocks) -> HeldLocks:
+        words = self.query.casefold().split()
+        if not words:
+            return held
 
-    def _in_order(self, rows: HeldLocks) -> HeldLocks:
+        def has_all(lock: Held) -> bool:
+            text = f"{printable(lock.name)} {holder_of(lock)}".casefold()
+            return all(word in text for word in words)
+
+        return held.matching(has_all)
+
+    def _in_order(self, held: HeldLocks) -> HeldLocks:
         for column, direction in reversed(self.get_ordering_field_columns().items()):
             if column < len(self.list_display):
-                rows = rows.sorted_by(self.get_ordering_field(self.list_display[column]), direction == "desc")
-        return rows
+                held = held.sorted_by(self.get_ordering_field(self.list_display[column]), direction == "desc")
+        return held

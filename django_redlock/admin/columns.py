@@ -7,8 +7,7 @@ from datetime import datetime
 
 from django.contrib import admin
 from django.urls import reverse
-from django.utils.formats import date_format
-from django.utils.html import format_html, format_html_join
+from django.utils.html import escape, format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
@@ -20,6 +19,8 @@ from ..models import HeldLock
 from .rows import KINDS
 
 DASH = "\N{EN DASH}"
+DOTS = {True: '<i class="redlock-yes"></i>', False: '<i class="redlock-no"></i>'}
+PARTS_END = re.compile(r"(?<=[._:/-])(?!$)")
 
 
 class Columns:
@@ -73,7 +74,7 @@ class Columns:
         """Return how many nodes have this holder, with a dot for each node and the same in words."""
         lock = row.lock
         having = [view.fingerprint == lock.fingerprint for view in lock.views]
-        dots = format_html_join("", '<i class="redlock-{}"></i>', (("yes" if has else "no",) for has in having))
+        dots = SafeString("".join([DOTS[has] for has in having]))
         lacking = ", ".join(view.node for view, has in zip(lock.views, having, strict=True) if not has)
         words = gettext("%(votes)d of %(nodes)d nodes") % {"votes": lock.votes, "nodes": lock.nodes}
         words += "; " + gettext("without %(nodes)s") % {"nodes": lacking} if lacking else ""
@@ -133,7 +134,7 @@ def clock(seconds: float) -> str:
 
 def breakable(text: str) -> SafeString:
     """Return *text* as HTML that may be broken where its parts end."""
-    return format_html_join(SafeString("<wbr>"), "{}", ((part,) for part in re.split(r"(?<=[._:/-])", text)))
+    return SafeString(PARTS_END.sub("<wbr>", escape(text)))  # no separator is in what escaping writes
 
 
 def moment(when: datetime | None) -> str:
@@ -143,5 +144,5 @@ def moment(when: datetime | None) -> str:
     local = localtime(when)
     today = local.date() == datetime.now(local.tzinfo).date()
     shown = local.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M")
-    full = date_format(local, "DATETIME_FORMAT")
+    full = local.isoformat(" ", "seconds")
     return format_html('<time datetime="{}" title="{}">{}</time>', local.isoformat("T", "seconds"), full, shown)

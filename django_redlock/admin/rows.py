@@ -2,8 +2,10 @@
 The rows of the list: held locks in place of a queryset, and what chooses among them.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from django.contrib import admin
@@ -12,11 +14,14 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import InvalidRedlockError
 from ..handler import locks
-from ..inventory import Snapshot, State, held_locks
-from ..models import HeldLock
+from ..inventory import HeldLock as Held
+from ..inventory import Snapshot, State, find_locks, held_locks, holder_of
+from ..locks import LockManager
+from ..models import key_of
 
 FOREIGN = "other"  # the kind of a holder that did not use this library
 SOON = 10.0  # seconds
+WAITED_FOR = "yes"
 
 KINDS = [
     ("task", _("task")),
@@ -44,32 +49,42 @@ class Banner:
     problem: str = ""
 
     @property
+    def is_known(self) -> bool:
+        """Whether enough nodes answered to say what is held."""
+        return self.snapshot is not None and self.snapshot.has_quorum
+
+    @property
     def level(self) -> str:
         """How bad it is, as one of the admin's classes of messages."""
-        if self.snapshot is None or not self.snapshot.has_quorum:
+        if self.snapshot is None or not self.is_known:
             return "error"
         return "warning" if self.snapshot.trouble or not self.snapshot.complete else "success"
 
 
-class HeldLocks(list[HeldLock]):
-    """A list of locks with the little of a queryset that the admin asks of it."""
+class HeldLocks(list[Held]):
+    """
+    A list of locks with the little of a queryset that the admin asks of it.
+
+    They are those of the inventory: rows, which take longer to make, are only made of those that a page shows.
+    """
 
     def filter(self, *, pk__in: Iterable[str]) -> "HeldLocks":
         """Return those that were selected on the page."""
         chosen = set(pk__in)
-        return HeldLocks(row for row in self if row.pk in chosen)
+        return self.matching(lambda lock: key_of(lock.fingerprint, lock.alias, lock.slug) in chosen)
 
-    def matching(self, condition: Callable[[HeldLock], bool]) -> "HeldLocks":
+    def matching(self, condition: Callable[[Held], bool]) -> "HeldLocks":
         """Return those that meet a condition."""
-        return HeldLocks(row for row in self if condition(row))
+        return HeldLocks(lock for lock in self if condition(lock))
 
     def sorted_by(self, field: Any, descending: bool) -> "HeldLocks":
         """Return them by a field of the model; what is not known comes last, in either direction."""
         if not isinstance(field, str):
             return self
-        known = self.matching(lambda row: getattr(row, field) is not None)
-        known.sort(key=lambda row: getattr(row, field), reverse=descending)
-        return HeldLocks([*known, *self.matching(lambda row: getattr(row, field) is None)])
+        value = holder_of if field == "holder" else attrgetter(field)
+        known = self.matching(lambda lock: value(lock) is not None)
+        known.sort(key=value, reverse=descending)
+        return HeldLocks([*known, *self.matching(lambda lock: value(lock) is None)])
 
 
 class _Filter(admin.SimpleListFilter):
@@ -80,9 +95,9 @@ class _Filter(admin.SimpleListFilter):
         value = self.value()
         if value not in dict(self.lookup_choices):
             return queryset
-        return queryset.matching(lambda row: self.value_of(row) == value)
+        return queryset.matching(lambda lock: self.value_of(lock) == value)
 
-    def value_of(self, row: HeldLock) -> str:
+    def value_of(self, lock: Held) -> str:
         """Return what the filter compares."""
         raise NotImplementedError
 
@@ -98,9 +113,9 @@ class AliasFilter(_Filter):
         names = known_aliases()
         return [(name, name) for name in names] if len(names) > 1 else []
 
-    def value_of(self, row: HeldLock) -> str:
+    def value_of(self, lock: Held) -> str:
         """Return the lock's alias."""
-        return row.alias
+        return lock.alias
 
 
 class StateFilter(_Filter):
@@ -113,9 +128,9 @@ class StateFilter(_Filter):
         """Return the states."""
         return [(state.value, str(state.label)) for state in State]
 
-    def value_of(self, row: HeldLock) -> str:
+    def value_of(self, lock: Held) -> str:
         """Return the lock's state."""
-        return row.state
+        return lock.state
 
 
 class KindFilter(_Filter):
@@ -128,9 +143,9 @@ class KindFilter(_Filter):
         """Return the kinds of holders."""
         return [(kind, str(label)) for kind, label in KINDS]
 
-    def value_of(self, row: HeldLock) -> str:
+    def value_of(self, lock: Held) -> str:
         """Return the kind of the lock's holder."""
-        return row.lock.owner.kind if row.lock.owner else FOREIGN
+        return lock.owner.kind if lock.owner else FOREIGN
 
 
 class SoonFilter(_Filter):
@@ -143,12 +158,46 @@ class SoonFilter(_Filter):
         """Return the one choice."""
         return [("soon", str(_("less than 10 seconds")))]
 
-    def value_of(self, row: HeldLock) -> str:
+    def value_of(self, lock: Held) -> str:
         """Return whether it ends soon."""
-        return "soon" if row.remaining is not None and row.remaining < SOON else ""
+        return "soon" if lock.remaining is not None and lock.remaining < SOON else ""
 
 
-FILTERS = (AliasFilter, StateFilter, KindFilter, SoonFilter)
+class NodeFilter(_Filter):
+    """By a node that has the lock: what loses a vote when that node is stopped."""
+
+    title = _("node")
+    parameter_name = "node"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the nodes of all aliases."""
+        names = dict.fromkeys(node.name for manager in _usable() for node in manager.nodes)
+        return [(name, name) for name in names] if len(names) > 1 else []
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        """Return the locks whose holder the node has."""
+        name = self.value()
+        if name not in dict(self.lookup_choices):
+            return queryset
+        return queryset.matching(lambda lock: any(view.node == name for view in lock.leaders))
+
+
+class WaitingFilter(_Filter):
+    """By whether somebody waits for the lock; only then is it asked for all of them who waits."""
+
+    title = _("waiting")
+    parameter_name = "waiting"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the one choice."""
+        return [(WAITED_FOR, str(_("somebody waits")))]
+
+    def value_of(self, lock: Held) -> str:
+        """Return whether somebody waits for it."""
+        return WAITED_FOR if lock.waiters else ""
+
+
+FILTERS = (AliasFilter, StateFilter, KindFilter, NodeFilter, SoonFilter, WaitingFilter)
 
 
 def known_aliases() -> list[str]:
@@ -159,15 +208,34 @@ def known_aliases() -> list[str]:
         return []
 
 
-def banners(chosen: str | None) -> Iterator[Banner]:
-    """Yield one banner for each alias, or only for the one that is chosen; settings that fail are shown, not raised."""
+def _usable() -> Iterator[LockManager]:
+    for alias in known_aliases():
+        with suppress(InvalidRedlockError):
+            yield locks[alias]
+
+
+def banners(asked: Mapping[str, str]) -> Iterator[Banner]:
+    """
+    Yield one banner for each alias; settings that fail are shown, not raised.
+
+    Args:
+        asked: The filters that were chosen: for one alias only that is asked.
+    """
     try:
         names = list(locks)
     except InvalidRedlockError as error:
         yield Banner("", None, str(error))
         return
+    chosen = asked.get(AliasFilter.parameter_name)
     for alias in [chosen] if chosen in names else names:
         try:
-            yield Banner(alias, held_locks(alias))
+            snapshot = held_locks(alias)
+            waiting = asked.get(WaitingFilter.parameter_name) == WAITED_FOR
+            yield Banner(alias, _with_waiters(snapshot) if waiting else snapshot)
         except InvalidRedlockError as error:
             yield Banner(alias, None, str(error))
+
+
+def _with_waiters(snapshot: Snapshot) -> Snapshot:
+    named = find_locks([lock.slug for lock in snapshot.locks], snapshot.alias, after=snapshot)
+    return replace(named, complete=snapshot.complete and named.complete, total=snapshot.total)

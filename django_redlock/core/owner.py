@@ -6,6 +6,7 @@ that an admin page or ``redis-cli`` can read. It holds nothing secret.
 """
 
 import json
+import re
 from functools import lru_cache
 from hashlib import blake2b
 from json.encoder import encode_basestring_ascii as quoted
@@ -13,6 +14,11 @@ from typing import NamedTuple
 
 NONCE_SIZE = 32  # hexadecimal digits: 128 random bits
 MAX_LABEL = 120  # characters
+
+_read = json.JSONDecoder().raw_decode
+_LEASE = re.compile(
+    r',"ttl":(\d+(?:\.\d+)?)(?:,"process":"([^"\\]*)")?,"since":\d+(?:\.\d+)?(?:,"extensions":\d+)?}\Z', re.ASCII
+)  # the end of what we write; a quotation mark inside a label has a backslash before it
 
 
 class Owner(NamedTuple):
@@ -86,20 +92,36 @@ def _start(host: str, pid: int, kind: str, label: str) -> str:
 def decode(text: str) -> Owner | None:
     """Return the owner that a value, or a value without its nonce, describes; None if it is not ours."""
     try:
-        fields = json.loads(text[text.index("{") :])
+        fields, end = _read(text, text.index("{"))
+        if text[end:].strip():
+            return None
         return Owner(
-            host=str(fields["host"]),
-            pid=int(fields["pid"]),
-            kind=str(fields["kind"]),
-            label=str(fields["label"]),
-            ref=str(fields["ref"]),
-            since=float(fields["since"]),
-            ttl=float(fields["ttl"]),
-            process=str(fields.get("process", "")),
-            extensions=int(fields.get("extensions", 0)),
+            str(fields["host"]),
+            int(fields["pid"]),
+            str(fields["kind"]),
+            str(fields["label"]),
+            str(fields["ref"]),
+            float(fields["since"]),
+            float(fields["ttl"]),
+            str(fields.get("process", "")),
+            int(fields.get("extensions", 0)),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError):
         return None
+
+
+@lru_cache(maxsize=4096)
+def lease_of(text: str) -> tuple[float, str]:
+    """
+    Return the length of the lease and the process in what :func:`decode` takes; of what is not ours, 0 and nothing.
+
+    A listing needs these two of thousands of locks and the rest of the few that it shows, so nothing else is read.
+    """
+    found = _LEASE.search(text, text.rfind(',"ttl":'))
+    if found:
+        return float(found[1]), found[2] or ""
+    owner = decode(text)
+    return (owner.ttl, owner.process) if owner else (0.0, "")
 
 
 def nonce_of(value: str) -> str:

@@ -17,8 +17,20 @@ from ..core.names import slug as slug_of
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from ..locks import MAX_LIMIT
-from .model import HeldLock, NodeStatus, Snapshot, StaleKey, Staleness, State, View, Waiting, name_of, printable
-from .poll import MAX_NAMES, MAX_SECONDS, PAGE, Poll, aask, ask, ask_for
+from .model import (
+    HeldLock,
+    NodeStatus,
+    Snapshot,
+    StaleKey,
+    Staleness,
+    State,
+    View,
+    Waiting,
+    holder_of,
+    name_of,
+    printable,
+)
+from .poll import MAX_NAMES, MAX_SECONDS, PAGE, PATIENCE, Poll, aask, ask, ask_for
 from .release import ask_to_stop, extend_lock, force_release
 from .stale import remove_stale, stale_keys
 
@@ -42,6 +54,7 @@ __all__ = [
     "find_locks",
     "force_release",
     "held_locks",
+    "holder_of",
     "name_of",
     "printable",
     "remove_stale",
@@ -52,7 +65,7 @@ __all__ = [
 
 def held_locks(using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, seconds: float = MAX_SECONDS) -> Snapshot:
     """
-    Return the locks held now and which nodes say so; blocks for less than a second.
+    Return the locks held now and which nodes say so; blocks for less than a second, also when nodes are silent.
 
     Args:
         using: The alias in ``REDLOCK``.
@@ -63,14 +76,14 @@ def held_locks(using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, seconds: f
         InvalidRedlockError: The alias cannot be used.
     """
     poll = Poll(locks[using], limit)
-    ask(poll, poll.pages(), seconds)
+    ask(poll, poll.pages(), seconds, max(seconds, PATIENCE))
     return poll.snapshot()
 
 
 async def aheld_locks(using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, seconds: float = MAX_SECONDS) -> Snapshot:
     """Do what :func:`held_locks` does without blocking."""
     poll = Poll(locks[using], limit)
-    await aask(poll, poll.pages(), seconds)
+    await aask(poll, poll.pages(), seconds, max(seconds, PATIENCE))
     return poll.snapshot()
 
 

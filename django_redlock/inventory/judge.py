@@ -4,18 +4,16 @@ What the answers of the nodes mean together.
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
-from ..core.messages import SHARED
-from ..core.owner import fingerprint, fingerprint_of_sharers
+from ..core.owner import fingerprint_of_sharers, lease_of
 from ..core.rules import Rules
 from ..presence import SILENCE
-from .model import HeldLock, State, View, Waiting, by_holder
+from .model import LAST_SECOND, SHARED_MARK, HeldLock, State, View, Waiting, by_holder
 
-SHARERS = fingerprint(SHARED)  # of whoever they are
+LIVE = (State.HELD, State.DEGRADED)
 
 
-def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: Iterable[tuple[str, ...]]) -> HeldLock:
+def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: list[tuple[str, ...]]) -> HeldLock:
     """
     Return the lock that the views of all nodes make together.
 
@@ -26,27 +24,32 @@ def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: I
         rules: The numbers of the alias.
         lines: Who waits, in the order of each node.
     """
-    groups = by_holder(views)
-    if SHARERS in groups:
-        views = _told_apart(views, max(view.fence for view in groups[SHARERS]))
+    groups, needed = by_holder(views), rules.needed
+    if SHARED_MARK in groups:
+        views = _told_apart(views, max([view.fence for view in groups[SHARED_MARK]]))
         groups = by_holder(views)
-    leader = max(groups.values(), key=lambda group: (len(group), _weight(group)))
+    leader = _leader(list(groups.values()))
     votes = len(leader)
-    won = votes >= rules.needed
-    owner = next((view.owner for view in leader if view.owner), None)
-    left = _granted(leader, rules.needed) if won else None
-    drift = rules.drift(owner.ttl if owner and owner.ttl else rules.ttl)
+    won = votes >= needed
+    about = leader[0].about or next((view.about for view in leader if view.about), "")
+    ttl, process = lease_of(about)
+    if not 0 < ttl < LAST_SECOND:
+        ttl = 0.0
+    left = _granted(leader, needed) if won else None
+    drift = rules.drift(ttl or rules.ttl)
     return HeldLock(
-        slug=slug,
-        alias=alias,
-        state=_state(votes, len(views), len(groups), won, left),
-        remaining=None if left is None else max(0.0, left - drift),
-        votes=votes,
-        fingerprint=leader[0].fingerprint,
-        owner=owner,
-        fencing_token=_token(leader),
-        views=views,
-        waiters=_in_line(lines),
+        slug,
+        alias,
+        _state(votes, len(views), len(groups), won, left),
+        None if left is None else max(0.0, left - drift),
+        votes,
+        leader[0].fingerprint,
+        about,
+        ttl or None,
+        process,
+        _token(leader),
+        views,
+        _in_line(lines) if lines else (),
     )
 
 
@@ -57,14 +60,18 @@ def is_suspicious(lock: HeldLock) -> bool:
     A process says that it lives soon after it took a lock, and again and again. So one that neither took nor extended
     the lock for a while, by the nodes' clocks, must have said so by now, or be dead.
     """
-    live = lock.state in (State.HELD, State.DEGRADED)
-    return live and lock.owner is not None and bool(lock.owner.process) and lock.silent_for > SILENCE
+    return bool(lock.process) and lock.state in LIVE and lock.silent_for > SILENCE
+
+
+def _leader(groups: list[list[View]]) -> list[View]:
+    """Return the views of the holder that most nodes have."""
+    return groups[0] if len(groups) == 1 else max(groups, key=lambda group: (len(group), _weight(group)))
 
 
 def _told_apart(views: tuple[View, ...], last: int) -> tuple[View, ...]:
     """Return the views with a fingerprint for those who share the lock now, be it other ones a moment later."""
     mark = fingerprint_of_sharers(last)
-    return tuple([replace(view, fingerprint=mark) if view.fingerprint == SHARERS else view for view in views])
+    return tuple([view._replace(fingerprint=mark) if view.fingerprint == SHARED_MARK else view for view in views])
 
 
 def _state(votes: int, nodes: int, holders: int, won: bool, left: float | None) -> State:
@@ -77,8 +84,8 @@ def _state(votes: int, nodes: int, holders: int, won: bool, left: float | None) 
 
 def _granted(group: list[View], needed: int) -> float | None:
     """Return for how long a quorum grants the lock, which is its longest time but *needed* - 1; None is for ever."""
-    lefts = sorted((math.inf if view.left is None else view.left for view in group), reverse=True)
-    return None if math.isinf(lefts[needed - 1]) else lefts[needed - 1]
+    left = sorted([math.inf if view.left is None else view.left for view in group])[-needed]
+    return None if left == math.inf else left
 
 
 def _weight(group: list[View]) -> float:
@@ -88,6 +95,8 @@ def _weight(group: list[View]) -> float:
 def _token(group: list[View]) -> int:
     """Return the number that most nodes of the holder accepted; a node may have seen a higher one that failed."""
     fences = [view.fence for view in group]
+    if fences.count(fences[0]) == len(fences):
+        return fences[0]
     return max(fences, key=lambda fence: (fences.count(fence), fence))
 
 

@@ -4,14 +4,22 @@ What an inventory is made of: nodes, what each of them has under a name, and wha
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 from django.db.models import TextChoices
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..core.messages import SHARED
 from ..core.names import shown
-from ..core.owner import Owner
+from ..core.owner import Owner, decode, fingerprint, fingerprint_of_sharers
 from ..core.rules import Rules
+
+SHARED_MARK = fingerprint(SHARED)  # of what is under the key of those who share a lock, whoever they are
+LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone
+MAX_TEXT = 120  # characters of what a value says of its holder
+MAX_SHOWN = 250  # characters of a name; ours are shorter
 
 
 class State(TextChoices):
@@ -63,16 +71,15 @@ class NodeStatus:
         return self.answered and not self.detail
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """
-    One lock as one node sees it.
+    One lock as one node sees it; a tuple, because a listing makes thousands of them.
 
     Args:
         node: The node's display name.
         answered: Whether it answered in time; the rest is empty if not.
         fingerprint: Tells the holder from others; empty if the node has no key.
-        owner: What the key says of its holder; None if there is no key or it is not in our format.
+        about: What the key says of its holder, as it is written there; empty if there is no key or it is not ours.
         left: Seconds until the key expires there; None if it has no expiry.
         fence: The highest fencing token that the node accepted for this name.
     """
@@ -80,9 +87,14 @@ class View:
     node: str
     answered: bool
     fingerprint: str = ""
-    owner: Owner | None = None
+    about: str = ""
     left: float | None = 0.0
     fence: int = 0
+
+    @property
+    def owner(self) -> Owner | None:
+        """The holder; None if there is no key or it is not in our format."""
+        return owner_of(self.about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +118,7 @@ class Waiting:
         return f"{self.host}:{self.pid} #{self.number}"
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLock:
+class HeldLock(NamedTuple):
     """
     One lock, as all nodes together see it.
 
@@ -119,7 +130,9 @@ class HeldLock:
             less the allowance for drift. None when no quorum has one holder, or when it never ends.
         votes: How many nodes have this holder.
         fingerprint: Tells this holder from others; safe to show.
-        owner: What the keys say of the holder; None if they are not in our format.
+        about: What the keys say of the holder, as it is written there; empty if it is not ours.
+        ttl: Length of the holder's lease in seconds; None when unknown.
+        process: The holder's process; empty if it is unknown, or the lock does not depend on one.
         fencing_token: The number of this hold; 0 when the nodes no longer know.
         views: What each node of the alias has, in the order of the settings.
         waiters: Who waits for it, in the order of their turns; only known of a lock that was asked for by name.
@@ -131,7 +144,9 @@ class HeldLock:
     remaining: float | None
     votes: int
     fingerprint: str
-    owner: Owner | None
+    about: str
+    ttl: float | None
+    process: str
     fencing_token: int
     views: tuple[View, ...]
     waiters: tuple[Waiting, ...] = ()
@@ -147,9 +162,9 @@ class HeldLock:
         return len(self.views)
 
     @property
-    def ttl(self) -> float | None:
-        """Length of the holder's lease in seconds; None when unknown."""
-        return self.owner.ttl or None if self.owner else None
+    def owner(self) -> Owner | None:
+        """The holder; None if the keys are not in our format."""
+        return owner_of(self.about)
 
     @property
     def since(self) -> float | None:
@@ -169,8 +184,15 @@ class HeldLock:
     @property
     def silent_for(self) -> float:
         """For how many seconds, by the nodes' clocks, its holder has neither taken nor extended it; 0 if unknown."""
-        lefts = [view.left for view in self.leaders if view.left is not None]
-        return max(0.0, self.ttl - max(lefts)) if self.ttl and len(lefts) == len(self.leaders) else 0.0
+        ttl = self.ttl
+        lefts = [view.left for view in self.views if view.fingerprint == self.fingerprint]
+        known = [left for left in lefts if left is not None]
+        return max(0.0, ttl - max(known)) if ttl and len(known) == len(lefts) else 0.0
+
+    @property
+    def shared(self) -> bool:
+        """Whether several may hold it at once."""
+        return self.fingerprint == fingerprint_of_sharers(max([view.fence for view in self.leaders], default=0))
 
     def has_holder(self, fingerprint: str) -> bool:
         """Return whether any node has the holder with this fingerprint."""
@@ -258,21 +280,44 @@ class StaleKey:
         return self.owner.since or None if self.owner else None
 
 
+@lru_cache(maxsize=4096)
+def owner_of(about: str) -> Owner | None:
+    """Return the owner that the text in a key describes, in numbers that can be shown."""
+    owner = decode(about)
+    if owner is None:
+        return None
+    since = owner.since if 0 < owner.since < LAST_SECOND else 0.0
+    ttl = owner.ttl if 0 < owner.ttl < LAST_SECOND else 0.0
+    return owner._replace(
+        host=owner.host[:MAX_TEXT],
+        kind=owner.kind[:MAX_TEXT],
+        label=owner.label[:MAX_TEXT],
+        ref=owner.ref[:MAX_TEXT],
+        since=since,
+        ttl=ttl,
+        extensions=max(0, owner.extensions),
+    )
+
+
 def by_holder(views: Iterable[View]) -> dict[str, list[View]]:
     """Return the views that have a key, by whose it is."""
     groups: dict[str, list[View]] = {}
     for view in views:
-        if view.fingerprint:
-            groups.setdefault(view.fingerprint, []).append(view)
+        mark = view.fingerprint
+        if mark in groups:
+            groups[mark].append(view)
+        elif mark:
+            groups[mark] = [view]
     return groups
 
 
 def name_of(slug: str) -> str:
     """Return the name that a slug stands for, or what somebody else wrote into the index."""
     try:
-        return shown(slug)
+        name = shown(slug)
     except ValueError:
-        return slug
+        name = slug
+    return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
 
 
 def printable(text: str) -> str:
@@ -280,3 +325,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def holder_of(lock: HeldLock) -> str:
+    """Return who holds a lock, in one line for people; empty if another program does."""
+    return printable(str(lock.owner)) if lock.owner else ""

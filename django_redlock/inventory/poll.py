@@ -4,22 +4,22 @@ How the nodes are asked: one page of their indexes after the other, all nodes at
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from ..core.messages import Kind, Reply, Row, Survey
 from ..core.names import presence, process_of
-from ..core.owner import Owner, decode, fingerprint
+from ..core.owner import decode, fingerprint, lease_of
 from ..locks import LockManager
 from ..nodes.gather import steady
 from .judge import is_suspicious, judge, soonest_first
 from .model import HeldLock, NodeStatus, Snapshot, State, View
 
-PAGE = 64  # names in one request: a script over more could block its node for a millisecond
-MAX_NAMES = 1024  # names in one listing, unless asked for more
+PAGE = 100  # names in one request, of which a node needs a quarter of a millisecond
+MAX_NAMES = 1000  # names in one listing, unless asked for more
 MAX_SECONDS = 0.5  # after which a listing goes without the rest
-LAST_SECOND = 253_402_300_799  # of the year 9999, the last that datetime knows
+PATIENCE = 0.75  # seconds for which a listing that may take less waits for a silent node, whatever its timeout
 
 
 class Poll:
@@ -40,8 +40,10 @@ class Poll:
         self.total = 0
         self.refusing: dict[int, str] = {}  # which nodes would not write, and why
         self.complete = True
+        self._sent = 0.0
         self._living: dict[str, dict[int, bool]] = {}  # of each process, which node knows that it lives
-        self._locks: dict[str, HeldLock] = {}
+        self._locks: list[HeldLock] | None = None
+        self._suspects: dict[str, str] = {}  # by the slugs of their locks, the processes that may be dead
 
     def pages(self) -> Iterator[Survey]:
         """Yield the requests for the whole index, then for the names that not every node reported."""
@@ -63,8 +65,20 @@ class Poll:
         for start in range(0, len(slugs), PAGE):
             yield Survey(slugs=tuple(slugs[start : start + PAGE]))
 
-    def receive(self, replies: Mapping[int, Reply], elapsed: float) -> None:
-        """Take the answers to one request; *elapsed* seconds have passed since it was sent."""
+    def in_time(self, questions: Iterator[Survey], seconds: float, patience: float) -> Iterator[dict[str, Any]]:
+        """Yield the questions, as what a manager's survey takes, for about so many seconds at most."""
+        started = self._sent = steady()
+        for slugs, offset, size, _ in questions:
+            self._sent = steady()
+            if self._sent - started > seconds:
+                self.complete = False
+                for slug in self._doubtful():
+                    del self.rows[slug]  # nobody can say what it is
+                return
+            yield {"slugs": slugs, "offset": offset, "count": size, "but": self.silent, "patience": patience}
+
+    def receive(self, replies: Mapping[int, Reply]) -> None:
+        """Take the answers to the question that was yielded last."""
         for node in range(len(self.manager.nodes)):
             if node in self.silent:
                 continue
@@ -75,22 +89,37 @@ class Poll:
             self.total = max(self.total, reply.total)
             if reply.detail:
                 self.refusing[node] = reply.detail
-            for row in reply.rows:
-                process = process_of(row.slug)
-                if process:
-                    self._living.setdefault(process, {})[node] = _present(row)
-                else:
-                    self.rows.setdefault(row.slug, {})[node] = _aged(row, elapsed)
+            self._file(node, reply.rows)
+
+    def _file(self, node: int, rows: Iterable[Row]) -> None:
+        """Sort in what a node said, with the moment at which each key ends instead of the time that it has left."""
+        filed, sent = self.rows, self._sent
+        for slug, value, left, fence, waiters in rows:
+            process = process_of(slug)
+            if process:
+                self._living.setdefault(process, {})[node] = left is None or left >= 0
+                continue
+            if left is not None and left >= 0:
+                left += sent  # at the latest: the node may have answered as soon as it was asked
+            row = Row(slug, value, left, fence, waiters)
+            try:
+                filed[slug][node] = row
+            except KeyError:
+                filed[slug] = {node: row}
 
     def seen(self, slug: str) -> dict[int, Row]:
         """Return what each answering node has under a name; without those that have nothing."""
         rows = self.rows.get(slug, {})
         return {node: row for node, row in rows.items() if node not in self.silent and _present(row)}
 
+    def left(self, row: Row) -> float:
+        """Return for how many more seconds a node keeps what it has; 0 if for ever."""
+        return max(0.0, row.left - steady()) if row.left is not None else 0.0
+
     def snapshot(self) -> Snapshot:
         """Return what was learned."""
         enough = len(self.manager.nodes) - len(self.silent) >= self.manager.rules.needed
-        listed = [self._lock(slug) for slug in self.rows if self.seen(slug)] if enough else []
+        listed = self._told() if enough else []
         return Snapshot(
             alias=self.manager.alias,
             nodes=tuple(self._status(place) for place in range(len(self.manager.nodes))),
@@ -103,11 +132,10 @@ class Poll:
 
     def _processes(self) -> Iterator[Survey]:
         """Yield the requests that tell whether the processes of locks that nobody extends live."""
-        self._locks.clear()  # of before all had answered
-        locks = [self._judged(slug) for slug in self.rows if self.seen(slug)]
-        owners = [lock.owner for lock in locks if is_suspicious(lock)]
-        unknown = {owner.process for owner in owners if owner and not any(self._living.get(owner.process, {}).values())}
-        yield from self._by_name([presence(process) for process in sorted(unknown)])
+        self._locks = self._judge_all()  # now that all have answered
+        self._suspects = {lock.slug: lock.process for lock in self._locks if is_suspicious(lock)}
+        known = {process for process, said in self._living.items() if any(said.values())}
+        yield from self._by_name([presence(process) for process in sorted({*self._suspects.values()} - known)])
 
     def _is_dead(self, process: str) -> bool:
         """Return whether so many nodes do not know the process to live that it cannot be at work on any lock."""
@@ -116,7 +144,7 @@ class Poll:
 
     def _doubtful(self) -> list[str]:
         answering = len(self.manager.nodes) - len(self.silent)
-        return [slug for slug, rows in self.rows.items() if self.seen(slug) and len(rows) < answering]
+        return [slug for slug, rows in self.rows.items() if len(rows) < answering and self.seen(slug)]
 
     def _status(self, place: int) -> NodeStatus:
         name = self.manager.nodes[place].name
@@ -124,56 +152,62 @@ class Poll:
             return NodeStatus(name, False, self.silent[place])
         return NodeStatus(name, True, self.manager.admission.objection(place) or self.refusing.get(place, ""))
 
-    def _view(self, place: int, slug: str) -> View:
-        name = self.manager.nodes[place].name
-        if place in self.silent:
-            return View(name, False)
-        row = self.rows[slug].get(place)
-        if row is None or not _present(row):
-            return View(name, True, fence=row.fence if row else 0)
-        mark, owner = read_value(row.value)
-        return View(name, True, mark, owner, row.left, row.fence)
+    def _told(self) -> list[HeldLock]:
+        """Return the locks, now that it is known whose processes live."""
+        listed = self._judge_all() if self._locks is None else self._locks
+        dead = {process for process in set(self._suspects.values()) if self._is_dead(process)}
+        if not dead:
+            return listed
+        return [
+            lock._replace(state=State.ORPHANED) if self._suspects.get(lock.slug) in dead else lock for lock in listed
+        ]
 
-    def _lock(self, slug: str) -> HeldLock:
-        lock = self._judged(slug)
-        if is_suspicious(lock) and lock.owner and self._is_dead(lock.owner.process):
-            return replace(lock, state=State.ORPHANED)
-        return lock
+    def _judge_all(self) -> list[HeldLock]:
+        names = [None if place in self.silent else node.name for place, node in enumerate(self.manager.nodes)]
+        now = steady()
+        judged = [self._judge(slug, rows, names, now) for slug, rows in self.rows.items()]
+        return [lock for lock in judged if lock]
 
-    def _judged(self, slug: str) -> HeldLock:
-        lock = self._locks.get(slug)
-        if lock is None:
-            lock = self._locks[slug] = self._judge(slug)
-        return lock
-
-    def _judge(self, slug: str) -> HeldLock:
-        views = tuple([self._view(place, slug) for place in range(len(self.manager.nodes))])
-        lines = [row.waiters for node, row in self.rows[slug].items() if row.waiters and node not in self.silent]
-        return judge(slug, self.manager.alias, views, self.manager.rules, lines)
-
-
-def ask(poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SECONDS) -> None:
-    """Put the questions to the nodes, for about so many seconds at most."""
-    started = steady()
-    for slugs, offset, size, _ in questions:
-        sent = steady()
-        if sent - started > seconds:
-            poll.complete = False
-            return
-        replies = poll.manager.survey(slugs=slugs, offset=offset, count=size, but=poll.silent)
-        poll.receive(replies, steady() - sent)
+    def _judge(self, slug: str, rows: Mapping[int, Row], names: Sequence[str | None], now: float) -> HeldLock | None:
+        """Return the lock that the nodes' rows make together; None if no node that answers has it."""
+        views, lines, held = [], [], False
+        for place, name in enumerate(names):
+            row = rows.get(place) if name is not None else None
+            if name is None:
+                views.append(View(self.manager.nodes[place].name, False))
+            elif row is None:
+                views.append(View(name, True))
+            elif row.left is None or row.left > now:
+                held = True
+                mark, about = read_value(row.value)
+                views.append(View(name, True, mark, about, row.left and row.left - now, row.fence))
+            else:
+                views.append(View(name, True, fence=row.fence))
+            if row and row.waiters:
+                lines.append(row.waiters)
+        return judge(slug, self.manager.alias, tuple(views), self.manager.rules, lines) if held else None
 
 
-async def aask(poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SECONDS) -> None:
+def ask(poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SECONDS, patience: float = math.inf) -> None:
+    """
+    Put the questions to the nodes.
+
+    Args:
+        poll: What takes the answers.
+        questions: Its questions.
+        seconds: For how long to go on asking, about.
+        patience: How long to wait for a silent node; at most one node timeout.
+    """
+    for question in poll.in_time(questions, seconds, patience):
+        poll.receive(poll.manager.survey(**question))
+
+
+async def aask(
+    poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SECONDS, patience: float = math.inf
+) -> None:
     """Do what :func:`ask` does without blocking."""
-    started = steady()
-    for slugs, offset, size, _ in questions:
-        sent = steady()
-        if sent - started > seconds:
-            poll.complete = False
-            return
-        replies = await poll.manager.asurvey(slugs=slugs, offset=offset, count=size, but=poll.silent)
-        poll.receive(replies, steady() - sent)
+    for question in poll.in_time(questions, seconds, patience):
+        poll.receive(await poll.manager.asurvey(**question))
 
 
 def ask_for(slugs: Iterable[str], manager: LockManager, silent: Mapping[int, str] | None = None) -> Poll:
@@ -184,24 +218,15 @@ def ask_for(slugs: Iterable[str], manager: LockManager, silent: Mapping[int, str
 
 
 @lru_cache(maxsize=4096)
-def read_value(value: str) -> tuple[str, Owner | None]:
+def read_value(value: str) -> tuple[str, str]:
     """
-    Return the fingerprint of a value and the owner that it describes, in numbers that can be shown.
+    Return the fingerprint of a value and what it says of its holder, which is nothing if it is not ours.
 
     The same value is on every node, and on the next page that somebody loads.
     """
-    owner = decode(value)
-    if owner is None:
-        return fingerprint(value), None
-    since = owner.since if 0 < owner.since < LAST_SECOND else 0.0
-    ttl = owner.ttl if 0 < owner.ttl < LAST_SECOND else 0.0
-    return fingerprint(value), owner._replace(since=since, ttl=ttl, extensions=max(0, owner.extensions))
+    about = value[value.find("{") :] if "{" in value else ""
+    return fingerprint(value), about if any(lease_of(about)) or decode(about) else ""
 
 
 def _present(row: Row) -> bool:
     return row.left is None or row.left >= 0
-
-
-def _aged(row: Row, elapsed: float) -> Row:
-    """Return a row as it is by now: the node may have answered as soon as it was asked."""
-    return row._replace(left=max(0.0, row.left - elapsed)) if row.left is not None and row.left >= 0 else row

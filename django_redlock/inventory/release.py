@@ -13,7 +13,7 @@ from ..core.owner import fingerprint_of_sharers, nonce_of
 from ..core.rules import Rules
 from ..handler import locks
 from ..locks import LockManager
-from .model import HeldLock, name_of
+from .model import HeldLock, name_of, owner_of
 from .poll import Poll, ask_for, read_value
 
 NOWHERE = -1  # a token under which no node gives back a lock that it has not got
@@ -166,7 +166,7 @@ def burial(poll: Poll, slug: str, wanted: str) -> float:
     """
     rules = poll.manager.rules
     values = [poll.seen(slug)[node].value for node, mark in marks(poll, slug).items() if mark == wanted]
-    ttls = [owner.ttl for value in values if (owner := read_value(value)[1])]
+    ttls = [owner.ttl for value in values if (owner := owner_of(read_value(value)[1]))]
     return rules.guard if max(ttls, default=0.0) <= rules.max_ttl else 0.0
 
 

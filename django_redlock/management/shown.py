@@ -17,7 +17,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from ..conf import InvalidRedlockError
-from ..inventory import HeldLock, Snapshot, find_locks, held_locks, printable, slugs_of
+from ..inventory import HeldLock, Snapshot, find_locks, held_locks, holder_of, printable, slugs_of
 
 MISUSED = 2  # exit code: an option, a name or the settings cannot be used; that of Python's own options
 NO_QUORUM = 3  # exit code
@@ -115,10 +115,10 @@ def warn(command: BaseCommand, snapshot: Snapshot) -> None:
         command.stderr.write(command.style.WARNING(text))
 
 
-def table(locks: Iterable[HeldLock]) -> str:
-    """Return locks as lines of plain text."""
+def table(locks: Iterable[HeldLock], *, known: bool = True) -> str:
+    """Return locks as lines of plain text; without any, that there are none is said only if it is *known*."""
     rows = [cells(lock) for lock in locks]
-    return columns([COLUMNS, *rows]) if rows else "No locks."
+    return columns([COLUMNS, *rows]) if rows else "No locks." if known else "Unknown: too few nodes answer."
 
 
 def columns(lines: list[tuple[str, ...]]) -> str:
@@ -144,7 +144,7 @@ def cells(lock: HeldLock) -> tuple[str, ...]:
 
 def holder(lock: HeldLock) -> str:
     """Return who holds a lock, for people."""
-    return printable(str(lock.owner)) if lock.owner else "(another program)"
+    return holder_of(lock) or "(another program)"
 
 
 def left(remaining: float | None) -> str:

@@ -18,6 +18,14 @@ Result = TypeVar("Result")
 
 TTL = 30.0  # seconds, for every contender
 
+APPS = ("admin", "auth", "contenttypes", "messages", "sessions", "staticfiles")
+ENGINE = "django.template.backends.django.DjangoTemplates"
+PROCESSORS = [
+    "django.template.context_processors.request",
+    "django.contrib.auth.context_processors.auth",
+    "django.contrib.messages.context_processors.messages",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Bench:
@@ -45,7 +53,7 @@ class Bench:
         return self.servers.urls[:nodes]
 
 
-def ours(alias: str, urls: list[str], **options: Any) -> LockManager:
+def ours(alias: str, urls: list[str], *, prefix: str = "", **options: Any) -> LockManager:
     """
     Return the locks of an alias of ``REDLOCK`` made of these servers, as a project would have them.
 
@@ -54,7 +62,7 @@ def ours(alias: str, urls: list[str], **options: Any) -> LockManager:
     if alias not in settings.REDLOCK:
         settings.REDLOCK[alias] = {
             "NODES": urls,
-            "KEY_PREFIX": alias,
+            "KEY_PREFIX": prefix or alias,
             "OPTIONS": {"ttl": TTL, "restart_guard": False, **options},
         }
     return locks[alias]
@@ -71,7 +79,16 @@ def set_up() -> None:
         settings.configure(
             SECRET_KEY="for benchmarks only",
             USE_TZ=True,
-            INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_redlock"],
+            ALLOWED_HOSTS=["testserver"],
+            ROOT_URLCONF="tests.urls",
+            INSTALLED_APPS=[*(f"django.contrib.{name}" for name in APPS), "django_redlock"],
+            MIDDLEWARE=[
+                "django.contrib.sessions.middleware.SessionMiddleware",
+                "django.contrib.auth.middleware.AuthenticationMiddleware",
+                "django.contrib.messages.middleware.MessageMiddleware",
+            ],
+            TEMPLATES=[{"BACKEND": ENGINE, "APP_DIRS": True, "OPTIONS": {"context_processors": PROCESSORS}}],
+            STATIC_URL="static/",
             DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
             REDLOCK={},
         )

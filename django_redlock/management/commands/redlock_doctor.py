@@ -36,13 +36,6 @@ class Command(OperatorCommand):
             help="From which level on the exit code tells of it. Default: warning.",
         )
         parser.add_argument(
-            "--ignore",
-            action="append",
-            default=[],
-            metavar="ID",
-            help="Leave out this finding, such as no-tls in a network that is trusted; may be repeated.",
-        )
-        parser.add_argument(
             "--advise",
             action="store_true",
             help="Say what the history of locks suggests for ttl and wait; needs django_redlock.contrib.history.",
@@ -59,7 +52,6 @@ class Command(OperatorCommand):
         format: str,
         fail_level: str,
         timeout: float,
-        ignore: list[str],
         advise: bool,
         **options: Any,
     ) -> None:
@@ -68,7 +60,7 @@ class Command(OperatorCommand):
             self._advise(using)
             return
         try:
-            found = [diagnose(alias, timeout=timeout, ignore=ignore) for alias in using or aliases()]
+            found = [diagnose(alias, timeout=timeout) for alias in using or aliases()]
         except InvalidRedlockError as error:
             raise CommandError(f"{error} ({error.code})", returncode=MISUSED) from None
         if format == "json":

@@ -45,7 +45,7 @@ class Command(OperatorCommand):
         if format == "json":
             self.stdout.write(document(snapshot, locks))
         else:
-            self.stdout.write(sheet(locks) if format == "csv" else table(locks))
+            self.stdout.write(sheet(locks) if format == "csv" else table(locks, known=snapshot.has_quorum))
         warn(self, snapshot)
         if not snapshot.has_quorum:
             raise CommandError("Too few nodes answer to say what is held.", returncode=NO_QUORUM)

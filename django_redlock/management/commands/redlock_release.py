@@ -11,8 +11,8 @@ from ...inventory import HeldLock, ask_to_stop, find_locks, force_release, print
 from ..shown import MISUSED, NO_QUORUM, OperatorCommand, agreed, chosen, holder, left, listing, seconds, warn
 
 CHANGED = 4  # exit code: somebody else holds one of them now
-UNTOLD = 5  # exit code: Celery's broker did not answer
 MOST = 20  # locks at a time: what one can read
+NOT_REVOKED = 5  # exit code: the broker did not take it
 EVERY = 0.5  # seconds between two looks at a lock whose holder was asked to stop
 
 
@@ -22,7 +22,7 @@ class Command(OperatorCommand):
     help = (
         "Release held locks, whoever holds them: exactly the holders that are shown. Their leases are lost at their "
         "next renewal; until then they may go on. Exits with 3 when too few nodes answer, 4 when a lock changed hands, "
-        "5 when Celery's broker does not answer."
+        "5 when a task could not be revoked."
     )
     stealth_options = ("stdin",)
 
@@ -135,16 +135,21 @@ class Command(OperatorCommand):
         return asked, asked - waiting.keys()
 
     def _revoke(self, lock: HeldLock, terminate: bool) -> bool:
-        """Tell the workers; returns whether they were told all that there was to tell."""
+        """Return False if the workers could not be told."""
         if lock.owner is None or lock.owner.kind != "task" or not lock.owner.ref:
             self.stderr.write(self.style.WARNING(f"{printable(lock.name)}: not held by a Celery task."))
             return True
-        from ...celery.control import revoke  # only here: Celery is optional
+        from ...celery import control  # only here: Celery is optional
 
-        what = f"{printable(lock.name)}: told the workers to revoke task {printable(lock.owner.ref)}."
-        told = revoke(lock.owner.ref, terminate=terminate)
-        self.stdout.write(what if told else self.style.ERROR(what.replace(": told", ": could not tell")))
-        return told
+        name, task = printable(lock.name), printable(lock.owner.ref)
+        try:
+            control.revoke(lock.owner.ref, terminate=terminate)
+        except Exception as error:  # of any broker's client, or of its settings
+            text = f"{name}: the workers could not be told to revoke task {task}: {type(error).__name__}."
+            self.stderr.write(self.style.ERROR(text))
+            return False
+        self.stdout.write(f"{name}: told the workers to revoke task {task}.")
+        return True
 
 
 ASKED = {
@@ -165,7 +170,7 @@ def _conclude(outcomes: set[str], told: bool) -> None:
     if "changed" in outcomes:
         raise CommandError("Not all were released.", returncode=CHANGED)
     if not told:
-        raise CommandError("Celery's broker does not answer: the tasks were not revoked.", returncode=UNTOLD)
+        raise CommandError("Not all tasks could be revoked.", returncode=NOT_REVOKED)
 
 
 def _locks(count: int) -> str:

@@ -4,11 +4,11 @@ import sys
 import time
 from typing import Any
 
-from django.core.management.base import CommandParser, no_translations
+from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import Snapshot, State
-from ..shown import OperatorCommand, listing, seconds, table
+from ..shown import NO_QUORUM, OperatorCommand, listing, seconds, table
 
 CLEAR = "\x1b[H\x1b[2J"
 LINES = 40  # locks on a screen
@@ -30,9 +30,12 @@ class Command(OperatorCommand):
         """Show, wait, show again."""
         try:
             while True:
-                screen = shown(listing(using))
+                snapshot = listing(using)
+                screen = shown(snapshot)
                 self.stdout.write(CLEAR + screen if self._on_screen() and not once else screen)
                 self.stdout.flush()  # whoever reads a pipe sees it now
+                if once and not snapshot.has_quorum:
+                    raise CommandError("Too few nodes answer to say what is held.", returncode=NO_QUORUM)
                 if once:
                     return
                 time.sleep(interval)
@@ -46,11 +49,13 @@ class Command(OperatorCommand):
 def shown(snapshot: Snapshot) -> str:
     """Return one screen: the nodes in words, how many locks there are of each state, those that end first."""
     counts = {state: sum(lock.state == state for lock in snapshot.locks) for state in State}
-    summary = ", ".join(f"{count} {state.label}" for state, count in counts.items() if count) or "nothing held"
+    summary = ", ".join(f"{count} {state.label}" for state, count in counts.items() if count) or (
+        "nothing held" if snapshot.has_quorum else "unknown"
+    )
     taken = time.strftime("%H:%M:%S", time.localtime(snapshot.taken))
     lines = [f"{snapshot.alias} at {taken}: {snapshot.quorum}"]
     lines += [f"Trouble: {snapshot.trouble}."] if snapshot.trouble else []
     more = "" if snapshot.complete else " or more"
-    lines += [f"{summary}{more}", "", table(snapshot.locks[:LINES])]
+    lines += [f"{summary}{more}", "", table(snapshot.locks[:LINES], known=snapshot.has_quorum)]
     hidden = len(snapshot.locks) - LINES
     return "\n".join([*lines, f"... and {hidden}{more} that end later"] if hidden > 0 else lines)

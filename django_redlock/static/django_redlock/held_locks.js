@@ -6,6 +6,7 @@
     const rows = (root) => Array.from(root ? root.rows : []);
     const id = (row) => row.querySelector('[data-lock]')?.dataset.lock;
     const state = (row) => row.querySelector('.redlock-state')?.textContent;
+    const name = (row) => row.querySelector('.redlock-name')?.textContent;
     const still = window.matchMedia('(prefers-reduced-motion: reduce)');
     const two = (number) => String(number).padStart(2, '0');
 
@@ -55,12 +56,12 @@
             if (old) {
                 const before = state(old);
                 refresh(old, row);
-                if (before !== state(old)) { news.push(`${id(old)}: ${state(old)}`); }
+                if (before !== state(old)) { news.push(`${name(old)}: ${state(old)}`); }
             }
             if (!hold) { body().append(old || row); }
         }
-        for (const [name, row] of known) {
-            if (!row.classList.contains('redlock-gone')) { news.push(`${name}: ${say.dataset.gone}`); }
+        for (const row of known.values()) {
+            if (!row.classList.contains('redlock-gone')) { news.push(`${name(row)}: ${say.dataset.gone}`); }
             if (hold) { row.classList.add('redlock-gone'); } else { row.remove(); }
         }
         if (news.length) { say.textContent = news.join(', '); }
@@ -71,10 +72,15 @@
         const status = live.querySelector('.redlock-asof');
         try {
             const reply = await fetch(live.dataset.url + window.location.search, {headers: {Accept: 'application/json'}});
+            if (reply.redirected || reply.status === 403) {
+                status.textContent = status.dataset.out;
+                return;
+            }
             const data = await reply.json();
             live.querySelector('.redlock-nodes').innerHTML = data.nodes;
-            merge(data.rows, asked);
-            status.textContent = '';
+            // While too few nodes answer nobody knows of any lock, so the rows stay as they were last known.
+            if (data.known) { merge(data.rows, asked); }
+            status.textContent = data.known ? '' : status.dataset.unknown;
             tick();
         } catch {
             status.textContent = status.dataset.failed;
