@@ -60,7 +60,7 @@ class RedlockHandler:
     def _create(self, alias: str) -> LockManager:
         config = read_alias(alias)
         manager = LockManager(config.nodes, config.rules, alias=alias)
-        manager.notify = lambda event, **about: signals.send(manager, event, **about)
+        manager.notify = partial(signals.send, manager)
         return manager
 
 

@@ -49,6 +49,9 @@ _pid = os.getpid()
 _mark = ForkMark()
 
 MAX_LIMIT = 1000
+LASTING = (
+    86400.0  # seconds for which a node is told of the end of a hold that nobody renews, and that may last for long
+)
 
 
 def new_process() -> str:
@@ -116,6 +119,7 @@ class Lease:
         self._told = False  # whether its loss is known
         self._depth = 1  # how often its holder has entered it, for a reentrant lock
         self._owner = b""
+        self._taken_over: Ballot | None = None  # the round that took the lock over from somebody else
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r}: {self._tenure.ended or f'{self.remaining():.1f} s left'}>"
@@ -267,6 +271,8 @@ class Lease:
             return "expired" if not self._forked() else "unknown"
         watchdog.forget(self)
         self._manager.ask(ballot)
+        if self._taken_over and (late := end_of_hold_before(self._taken_over)):
+            self._manager.ask(late)
         return self._ended(ballot)
 
     async def arelease(self, wait: bool = True) -> str:
@@ -278,6 +284,8 @@ class Lease:
             return "expired" if not self._forked() else "unknown"
         loop_watchdog().forget(self)
         await self._manager.aask(ballot)
+        if self._taken_over and (late := end_of_hold_before(self._taken_over)):
+            await self._manager.aask(late)
         return self._ended(ballot)
 
     # What the fence asks
@@ -628,6 +636,7 @@ class LockManager:
         self._presence = self._new_presence(lambda: watchdog)
         self._loops = PerLoop(self._new_loop_side)
         self._pid = _pid
+        self._hanging_up = False
         _managers.add(self)
 
     def __repr__(self) -> str:
@@ -699,31 +708,46 @@ class LockManager:
         return Lock(self, wanted, renew, reentrant, cancel_on_lost)
 
     def left_alone(
-        self, name: str, *, ttl: float, kind: str, label: str, ref: str, token: str, adopt: str = ""
+        self,
+        name: str,
+        *,
+        ttl: float,
+        kind: str,
+        label: str,
+        ref: str,
+        token: str,
+        adopt: str = "",
+        strict: bool = False,
     ) -> Wanted:
         """
         Describe one attempt at a lock with ``detached=True``, for :meth:`run`; for what they mean see :meth:`lock`.
 
         Who takes it and goes away needs neither a :class:`Lock` nor a :class:`Lease`.
 
+        Args:
+            strict: Whether it must be taken over, from *adopt* or from an earlier hold with the same *token*; a free
+                one is refused like a taken one.
+
         Raises:
             ValueError: The name or the ttl cannot work.
         """
         chosen = self._ttl(ttl, detached=True)
         owner = Owner(_HOST, _pid, kind, label, ref, ttl=chosen)
-        return Wanted(check_names(name), chosen, 0, owner, token, adopt, detached=True)
+        return Wanted(check_names(name), chosen, 0, owner, token, adopt, detached=True, strict=strict)
 
     def release(self, name: str | Iterable[str], token: str) -> str:
         """
         Release a lock by its token, in any process; returns what :meth:`Lease.release` returns.
 
         Only the holder with this token loses the lock. It must be known to be dead, or not to renew: the next
-        renewal of a living one puts back what it finds missing.
+        renewal of a living one puts back what it finds missing. A node that misses the release is told again in the
+        background for a day: the lock may be one that nobody renews, and lasts for long.
         """
         _note_process()
         slugs = tuple(slug(name) for name in check_names(name))
         timeout = self.rules.timeout(self.rules.ttl)
         ballot = farewell(Release(slugs, token), range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
+        ballot.lasting = LASTING
         self.ask(ballot)
         return release_outcome(ballot, self.rules)
 
@@ -762,8 +786,14 @@ class LockManager:
         self.courier.close()
         self._presence.leave()
         self._hints.close()
-        self._gather.close()
+        self._hang_up()
         watchdog.rest()
+
+    def _hang_up(self) -> None:
+        """Close the idle links; what they owe is on its way, and nobody asks again whether it arrived."""
+        self._hanging_up = True
+        self._gather.close()
+        self._hanging_up = False
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""
@@ -778,7 +808,8 @@ class LockManager:
 
     def ask(self, ballot: Ballot) -> None:
         """Carry out one round, blocking; a release that does not reach a node goes on in the background."""
-        self._notice_fork()
+        if self._pid != _pid:
+            self._notice_fork()
         try:
             self._gather.ask(ballot)
         except BaseException:
@@ -799,8 +830,34 @@ class LockManager:
         """Bring a release to the nodes that missed it, and to those of which an interruption left that open."""
         if self._gather.breakers.news:
             self._tell_of_nodes()
-        if ballot.lasting and (missed := ballot.missed().union(unsure)):
-            self.courier.take({node: ballot.requests[node] for node in missed}, steady() + ballot.lasting)
+        if not ballot.lasting:
+            return
+        if ballot.lasting == LASTING:  # a shorter one has ended by itself when a silent link is given up
+            ballot.on_missed = self._bring
+        if missed := ballot.missed().union(unsure):
+            self._bring(ballot, missed)
+
+    def _bring(self, ballot: Ballot, nodes: set[int]) -> None:
+        """Have the courier bring nodes what they missed."""
+        if not self._hanging_up:
+            parcels = {node: ballot.remedy or ballot.requests[node] for node in nodes}
+            self.courier.take(parcels, steady() + ballot.lasting)
+
+    def _outcome(self, wanted: Wanted, outcome: Granted | GaveUp) -> Granted | GaveUp:
+        if isinstance(outcome, Granted) and wanted.adopt not in ("", outcome.nonce):
+            self._took_over(wanted, outcome)
+        return outcome
+
+    def _took_over(self, wanted: Wanted, granted: Granted) -> None:
+        """
+        See to it that the hold that was taken over ends on all nodes.
+
+        Nodes that missed the round would keep that hold for as long as it was to last, and nobody renews it. They are
+        told of its end, and refuse it from then on, in case that it was still on its way to them itself.
+        """
+        takeover = granted.ballots[0]
+        takeover.remedy, takeover.lasting = Release(granted.slugs, wanted.adopt, self.rules.guard), LASTING
+        self._follow_up(takeover)
 
     def _tell_of_nodes(self) -> None:
         """Tell which nodes went down or came back, once for each change, whoever noticed it."""
@@ -843,8 +900,7 @@ class LockManager:
                     self._sleep(step.seconds)
                 step = steps.send(instant())
         except StopIteration as stop:
-            outcome: Granted | GaveUp = stop.value
-            return outcome
+            return self._outcome(wanted, stop.value)
         except BaseException:
             # The interrupted round's connections are gone, so this makes new ones.
             self.ask(acquisition.undo(self.rules.timeout(wanted.ttl, len(wanted.names))))
@@ -871,8 +927,7 @@ class LockManager:
                     await self._asleep(step.seconds)
                 step = steps.send(instant())
         except StopIteration as stop:
-            outcome: Granted | GaveUp = stop.value
-            return outcome
+            return self._outcome(wanted, stop.value)
         except BaseException:
             undo = acquisition.undo()
             side.gather.send(undo)  # does not wait, so a second cancellation cannot stop it
@@ -926,6 +981,8 @@ class LockManager:
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the lease of a won acquisition, or raise why it was not won."""
         lease = Lease(self, self._tenure(wanted, outcome), renew)
+        if wanted.adopt and isinstance(outcome, Granted):
+            lease._taken_over = outcome.ballots[0]
         if not wanted.detached:
             watchdog.watch(lease)
             self._presence.join()
@@ -935,6 +992,8 @@ class LockManager:
     def aheld(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the same for the running event loop."""
         lease = AsyncLease(self, self._tenure(wanted, outcome), renew)
+        if wanted.adopt and isinstance(outcome, Granted):
+            lease._taken_over = outcome.ballots[0]
         if not wanted.detached:
             loop_watchdog().watch(lease)
             self._loop_side().presence.join()
@@ -976,7 +1035,9 @@ class LockManager:
             name, outcome.waited, outcome.attempts, said, outcome.retry_after, holder._asdict() if holder else None
         )
 
-    def _survey(self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int], patience: float) -> Ballot:
+    def _survey(
+        self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int] = (), patience: float = math.inf
+    ) -> Ballot:
         _note_process()
         requests = dict.fromkeys(set(range(len(self.nodes))).difference(but), Survey(slugs, offset, count))
         timeout = min(self.rules.timeout(self.rules.ttl), patience)
@@ -1001,7 +1062,7 @@ class LockManager:
             self._presence = self._new_presence(lambda: watchdog)
             self._hints.forked()
             self._hints = Hints(self.nodes, self.rules.needed)
-            self._gather.close()
+            self._hang_up()
             self._loops = PerLoop(self._new_loop_side)
 
 
@@ -1011,6 +1072,14 @@ class LoopSide(NamedTuple):
     gather: AsyncGather
     hints: AsyncHints
     presence: Presence
+
+
+def end_of_hold_before(takeover: Ballot) -> Ballot | None:
+    """Return what ends the hold before on nodes that have not answered the take-over, and may get both later."""
+    if takeover.remedy is None or not (nodes := takeover.unanswered()):
+        return None
+    requests = dict.fromkeys(nodes, takeover.remedy)
+    return Ballot(requests, lambda replies: False, 0.0, farewell=True, lasting=LASTING)
 
 
 def extended(ballot: Ballot, leases: Sequence[Lease], start: float) -> int:

@@ -116,7 +116,7 @@ class Agenda:
 
     def _tidy(self) -> None:
         """Drop the entries of leases that are gone or have a newer one, if they have piled up until they are due."""
-        if len(self._heap) > 2 * len(self._leases) + 64:
+        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._leases) + 64:
             self._heap = [entry for entry in self._heap if self._newest(entry)]
             heapq.heapify(self._heap)
 

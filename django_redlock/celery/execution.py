@@ -4,6 +4,7 @@ import logging
 from contextlib import suppress
 from typing import Any
 
+from ..core.owner import Owner
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..locks import Lease, fresh_nonce
 from ..nodes.gather import steady
@@ -14,6 +15,8 @@ from .signals import tell
 from .slots import HELD, LABEL, NOTE, Ticket, free, take_note, take_waiting
 
 REMEMBERED = 60.0  # seconds for which a note says that a message is done, where the result backend says it too
+
+GOES_ON = " (goes on)" + NOTE
 
 log = logging.getLogger("django_redlock")
 
@@ -28,16 +31,25 @@ class Execution:
         options: The task's.
         lease: The slot, RUNNING; None for a run that has none.
         since: When the run began, in seconds on the steady clock.
+        in_queue: Whether the message has kept its place in the queue, because the nodes could not be told.
     """
 
     def __init__(
-        self, task: Any, ticket: Ticket, options: SingletonOptions, lease: Lease | None, since: float | None = None
+        self,
+        task: Any,
+        ticket: Ticket,
+        options: SingletonOptions,
+        lease: Lease | None,
+        since: float | None = None,
+        in_queue: bool = False,
     ) -> None:
         self.task = task
         self.ticket = ticket
         self.options = options
         self.lease = lease
-        self.handed_over = False
+        self.handed_over = False  # or given up, by the body itself
+        self.goes_on = False  # with another message, which has the slot
+        self._in_queue = in_queue
         self.interrupt = Interrupt() if lease and options.on_lost == "raise" else None
         self._since = steady() if since is None else since
         if lease:
@@ -64,7 +76,7 @@ class Execution:
             watchdog.watch(self.lease)
             raise
         self._disarm()
-        self.handed_over = True
+        self.handed_over = self.goes_on = True
 
     def give_back(self) -> None:
         """
@@ -97,18 +109,23 @@ class Execution:
             return
         if self.lease:
             self.lease.release()
+        elif self._in_queue:
+            free(self.ticket.using, self.ticket.waiting, self.ticket.token)
 
-    def note_done(self, stored: bool) -> None:
+    def note_done(self, stored: bool, goes_on: bool = False) -> None:
         """
         Note that this message is done, for copies of it that are still to come.
 
         Args:
             stored: Whether the result backend will say so too.
+            goes_on: Whether another message goes on with the work.
         """
+        stored = stored and not goes_on
         ticket, ttl = self.ticket, REMEMBERED if stored else max(REMEMBERED, self.options.queue_ttl)
         name = done_name(ticket.task_id, self.task.request.retries or 0)
         try:
-            take_note(ticket.using, name, ttl, fresh_nonce(), ticket.task_id, self._label + NOTE)
+            label = self._label + (GOES_ON if goes_on else NOTE)
+            take_note(ticket.using, name, ttl, fresh_nonce(), ticket.task_id, label)
         except LockTakenError:  # it has been done before
             pass
         except QuorumUnavailableError as error:
@@ -155,3 +172,13 @@ def leave_queue(ticket: Ticket, hold: float, label: str) -> None:
 def done_name(task_id: str, retries: int) -> str:
     """Return the name of the note that says that one attempt of a task is done."""
     return f"done:{task_id}:{retries}"
+
+
+def begun_name(task_id: str, retries: int) -> str:
+    """Return the name of the note that says that one attempt of a task has begun."""
+    return f"begun:{task_id}:{retries}"
+
+
+def moved_on(owner: Owner) -> bool:
+    """Return whether a note says that another message goes on with the work of the one that is done."""
+    return owner.label.endswith(GOES_ON)

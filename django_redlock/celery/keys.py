@@ -33,28 +33,40 @@ class Parameters:
 
     Args:
         signature: The body's, without ``self``.
+        outside: That of a decorator around it, which may take other arguments than it passes on; None without one.
     """
 
-    def __init__(self, signature: Signature) -> None:
+    def __init__(self, signature: Signature, outside: Signature | None = None) -> None:
         self.signature = signature
+        self._outside = outside
         parameters = signature.parameters.values()
         self._ordinary = all(each.kind is Parameter.POSITIONAL_OR_KEYWORD for each in parameters)
         self._names = dict.fromkeys(signature.parameters)
         self._defaults = {each.name: each.default for each in parameters if each.default is not Parameter.empty}
         self._needed = self._names.keys() - self._defaults
 
-    def bound(self, args: Any, kwargs: Any) -> BoundArguments:
+    def bound(self, args: Any, kwargs: Any, named: bool = False) -> BoundArguments:
         """
         Return the arguments of a call, and the defaults of those it leaves out.
+
+        Args:
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+            named: Whether they must be known by the names of the body's parameters.
 
         Raises:
             TypeError: They do not fit.
         """
-        bound = self.signature.bind(*args, **kwargs)
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError:
+            if named or not self._outside:
+                raise
+            bound = self._outside.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound
 
-    def values(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
+    def values(self, args: Any, kwargs: Any, named: bool = False) -> Mapping[str, Any]:
         """
         Return the same by the names of the parameters, in their order.
 
@@ -68,7 +80,7 @@ class Parameters:
             whole = len(given) == len(args) + len(kwargs)
             if whole and self._needed <= given.keys() <= self._names.keys():
                 return {name: given[name] if name in given else self._defaults[name] for name in self._names}
-        return self.bound(args, kwargs).arguments
+        return self.bound(args, kwargs, named).arguments
 
 
 def check_key(key: Key, signature: Signature) -> None:
@@ -132,7 +144,7 @@ def _scope(task: str, group: str | None, version: int) -> str:
 def _key(key: Key, parameters: Parameters, args: Any, kwargs: Any) -> str:
     if callable(key):
         return _from_function(key(parameters.bound(args, kwargs)))
-    values = parameters.values(args, kwargs)
+    values = parameters.values(args, kwargs, named=key is not None)
     if isinstance(key, str):
         return _from_template(key, values)
     return _from_parameters(values if key is None else key, values)

@@ -17,7 +17,8 @@ from celery.worker.request import Request
 
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..locks import fresh_nonce
-from .slots import HEADER, LABEL, RUN_HEADER, Ticket, free, peek, take_note, take_waiting
+from ..nodes.gather import steady
+from .slots import HEADER, LABEL, RECEIVED_HEADER, RUN_HEADER, Ticket, free, peek, take_note, take_waiting
 
 KILL_TIME = 3.0  # seconds in which a child that exceeded its hard limit is certainly dead: TERM, 0.1 s, KILL
 
@@ -36,6 +37,7 @@ class SingletonRequest(Request):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.request_dict[RUN_HEADER] = fresh_nonce()
+        self.request_dict[RECEIVED_HEADER] = steady()
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
         """Free the slot of a child that is dead. Other failures freed it in the child, or have yet to."""
@@ -63,7 +65,7 @@ class SingletonRequest(Request):
 
     def _comes_back(self, error: BaseException) -> bool:
         """Return whether the broker delivers the message again though its child is dead."""
-        if not self.task.acks_late:
+        if not self.task.acks_late or cast(Any, self.task).singleton_options.redelivery == "drop":
             return False
         # A worker that is told to stop at once cancels what it has not acknowledged, and the broker gets that back.
         cancelled = isinstance(error, Terminated) and getattr(self, "_already_cancelled", False)
@@ -95,7 +97,9 @@ class SingletonRequest(Request):
         with suppress(LockTakenError, QuorumUnavailableError):
             if peek(ticket.using, ticket.running).token == run:
                 left = min(KILL_TIME, task.singleton_options.lease)
-                take_note(ticket.using, ticket.running, left, run, ticket.task_id, task.name[:LABEL])
+                # Under a token that the child does not have: it can neither renew it nor give it to its message.
+                about = (fresh_nonce(), ticket.task_id, task.name[:LABEL], run)
+                take_note(ticket.using, ticket.running, left, *about)
 
     def _ticket(self) -> Ticket | None:
         """Return what the message says of its slot, or what can be made of its arguments."""

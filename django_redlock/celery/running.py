@@ -4,17 +4,18 @@ What a worker does with a message before the body: take the slot, or end the mes
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
 from celery import states
 from celery.backends.base import DisabledBackend
-from celery.exceptions import Ignore, Retry, TaskRevokedError
+from celery.exceptions import Ignore, Retry, TaskRevokedError, WorkerShutdown, WorkerTerminate
 
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..locks import Lease, fresh_nonce
-from .execution import Execution, done_name, leave_queue
+from ..nodes.gather import steady
+from .execution import Execution, begun_name, done_name, leave_queue, moved_on
 from .options import SingletonOptions
 from .sending import Call, replaced_name
 from .signals import tell
@@ -22,6 +23,7 @@ from .slots import (
     HEADER,
     LABEL,
     NOTE,
+    RECEIVED_HEADER,
     RUN_HEADER,
     RUNNING,
     Holder,
@@ -34,7 +36,10 @@ from .slots import (
 )
 
 LONGEST_PAUSE = 60.0  # seconds until a message whose slot could not be looked up is tried again
-FIRST_WAIT, LONGEST_WAIT = 0.5, 10.0  # seconds for which a message that waits for its equal is put back
+# Seconds for which a message that waits for its equal is put back. Celery's delayed delivery over quorum queues counts
+# whole ones, and fails with none.
+FIRST_WAIT, LONGEST_WAIT = 1.0, 10.0
+PREFETCHED = 1.0  # seconds in a worker's hands after which the broker may have given the message to another one
 DONE = frozenset({states.SUCCESS, states.REVOKED})  # a task that failed is left to Celery's rules for redelivery
 
 log = logging.getLogger("django_redlock")
@@ -59,17 +64,23 @@ class Arrival:
         self.task = task
         self.request = request
         self.rules: SingletonOptions = task.singleton_options
-        found = Ticket.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
-        self.ticket = found or task.ticket(request.id, args, kwargs)
+        self.ticket, self._ticket_lost = ticket_of(task, request, args, kwargs)
+        self._put_back = False
 
     @property
     def redelivered(self) -> bool:
         """Whether the broker says that it delivers the message again."""
         return bool((self.request.delivery_info or {}).get("redelivered"))
 
+    @property
+    def kept(self) -> bool:
+        """Whether it has been in this worker's hands for so long that another one may have got a copy, and run it."""
+        received = self.request.get(RECEIVED_HEADER)
+        return not isinstance(received, float) or steady() - received > PREFETCHED
+
     def start(self) -> Execution:
         """
-        Take the slot for a run.
+        Take the slot for a run. A message that ends without one gives its place in the queue up.
 
         Raises:
             Answered: The task has a result without running.
@@ -81,6 +92,14 @@ class Arrival:
         if not self.ticket.name:
             return Execution(self.task, self.ticket, self.rules, None)
         try:
+            return self._start()
+        except Exception:  # a process that is stopped keeps the place for its message
+            if not self._put_back:
+                free(self.ticket.using, self.ticket.waiting, self.ticket.token)
+            raise
+
+    def _start(self) -> Execution:
+        try:
             self._look_at_notes()
             lease = self._take()
         except QuorumUnavailableError as error:
@@ -88,7 +107,8 @@ class Arrival:
         execution = Execution(self.task, self.ticket, self.rules, lease)
         try:
             self._leave_queue()
-            self._leave_if_done()  # it may have ended since it was looked at
+            self._leave_if_done(self.kept)  # it may have ended since it was looked at
+            self._leave_if_begun()
         except BaseException:
             execution.end(hold=False)
             raise
@@ -103,17 +123,31 @@ class Arrival:
             if waiting.value:
                 self._stay_next(waiting.holder)
         if not ticket.running:
-            if not ticket.token and (waiting := peek(ticket.using, ticket.waiting)).value:
+            retry = bool(self.request.retries)  # what only waits is no reason not to go on with work that has begun
+            if not ticket.token and not retry and (waiting := peek(ticket.using, ticket.waiting)).value:
                 self._give_way(waiting.holder)
             return None
         token = self.request.get(RUN_HEADER)
+        token = token if is_token(token) else ""
         try:
-            return take_running(ticket, self.rules.lease, self.task.name, token if is_token(token) else "")
+            return take_running(ticket, self.rules.lease, self.task.name, token, self.request.is_eager)
         except LockTakenError as refusal:
             holder = Holder.of(refusal)
+        if self._ticket_lost and (lease := self._take_own(token)):
+            return lease
         if ticket.trailing:
             self._stay_next(holder)
         self._give_way(holder)
+
+    def _take_own(self, token: str) -> Lease | None:
+        """Take the slot with which the message was sent, if that waits for it and only its header has been lost."""
+        seen = peek(self.ticket.using, self.ticket.waiting)
+        if seen.holder.task_id != self.request.id or seen.holder.state != "queued":
+            return None
+        self.ticket = replace(self.ticket, token=seen.token)
+        with suppress(LockTakenError):
+            return take_running(self.ticket, self.rules.lease, self.task.name, token)
+        return None
 
     def _leave_queue(self) -> None:
         """Free the lock that the message had while it waited, if that is not the one it has now."""
@@ -165,11 +199,12 @@ class Arrival:
         if join and holder.task_id:
             ticket = replace(ticket, joined=ticket.joined or holder.task_id)
             self._answer_with(ticket.joined)
-        pause = min(LONGEST_WAIT, FIRST_WAIT * 2.0**ticket.tries)
+        pause = backoff(FIRST_WAIT, LONGEST_WAIT, ticket.tries)
         limit = self.rules.wait_for
         if limit is not None:
-            pause = min(pause, limit - ticket.waited)
-            if pause <= 0:
+            left = limit - ticket.waited
+            pause = min(pause, max(left, FIRST_WAIT))
+            if left <= 0:
                 self._skip(f"Skipped: {ticket.name} is {holder}, after {ticket.waited:.1f} s.")
         self._send_again(replace(ticket, waited=ticket.waited + pause), pause)
         raise Ignore(f"{self.request.id} waits for its equal; it is tried again in {pause:.1f} s.") from None
@@ -191,10 +226,13 @@ class Arrival:
             if seen.value and seen.holder.task_id != ticket.task_id:
                 self._skip(f"Skipped: task {seen.holder.task_id} is next instead.")
             raise Ignore(f"{ticket.task_id} runs with newer arguments instead.")
-        pause = min(LONGEST_WAIT / 2, FIRST_WAIT * 2.0**ticket.tries)
+        pause = backoff(FIRST_WAIT, LONGEST_WAIT / 2, ticket.tries)
         if seen.owner:
-            ttl = pause + self.rules.queue_ttl
-            take_note(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, seen.owner.label)
+            about = (pause + self.rules.queue_ttl, ticket.token, ticket.task_id, seen.owner.label)
+            try:
+                take_note(ticket.using, ticket.waiting, *about, strict=True)
+            except LockTakenError:  # since it was looked at, a later call has taken it, or another copy has begun
+                raise Ignore(f"{ticket.task_id} runs with newer arguments instead.") from None
         self._send_again(replace(ticket, waited=ticket.waited + pause), pause)
         raise Ignore(f"{ticket.task_id} comes next; it is tried again in {pause:.1f} s.") from None
 
@@ -208,9 +246,8 @@ class Arrival:
             self._answer_with(ticket.joined)
         if self.rules.on_duplicate == "replace" and peek(ticket.using, replaced_name(ticket.task_id)).value:
             self._skip("Skipped: a later call has replaced it.")
-        dropping = self.rules.redelivery == "drop" and self.redelivered and ticket.token and ticket.waiting
-        if dropping and peek(ticket.using, ticket.waiting).token != ticket.token:
-            raise Ignore(f"{ticket.task_id} came a second time, and is dropped.")
+        if self.rules.redelivery == "drop" and self.redelivered and self._has_begun():
+            self._drop()
 
     def _watch(self, holder: Holder) -> NoReturn:
         """
@@ -220,7 +257,7 @@ class Arrival:
         that is alive its second chance: on Redis, both copies are one to the broker. One copy is enough, however.
         """
         lease = self.rules.lease
-        pause = min(lease, holder.retry_after or lease) + 0.1
+        pause = max(FIRST_WAIT, min(lease, holder.retry_after or lease) + 0.1)
         ticket, token = self.ticket, fresh_nonce()
         about = (ticket.using, self._watch_name, pause + self.rules.queue_ttl, token, ticket.task_id)
         try:
@@ -238,31 +275,88 @@ class Arrival:
     def _watch_name(self) -> str:
         return f"watch:{self.ticket.task_id}"
 
-    def _leave_if_done(self) -> None:
-        if self._is_done():
+    def _leave_if_done(self, kept: bool = False) -> None:
+        if self._is_done(kept):
             self._free_watch()
             raise Ignore(f"{self.request.id} came a second time, and had been done.")
 
-    def _is_done(self) -> bool:
-        """Return whether this is a late copy of a message whose work is done."""
-        if not (self.redelivered or self.ticket.tries) or self.request.is_eager:
+    def _is_done(self, kept: bool = False) -> bool:
+        """Return whether this is a copy of a message whose work is done; one that was *kept* may have become one."""
+        copy = self.redelivered or bool(self.ticket.watch)
+        if not (copy or self.ticket.tries or kept) or self.request.is_eager:
             return False
-        name = done_name(self.ticket.task_id, self.request.retries or 0)
-        if peek(self.ticket.using, name).value:
+        owner = peek(self.ticket.using, done_name(self.ticket.task_id, self.request.retries or 0)).owner
+        if owner and (moved_on(owner) or not self._stores_results()):
             return True
-        try:
-            return self.task.backend.get_state(self.request.id) in DONE
-        except NotImplementedError:  # there is no result backend
+        # The backend goes by the id, which the project may have used before; so only a copy is judged by it alone.
+        if not (owner or copy):
             return False
+        try:
+            done = self.task.backend.get_state(self.request.id) in DONE
+        except NotImplementedError:  # there is no result backend
+            return bool(owner)
+        if owner and not done:
+            self._await_result()
+        return done
 
-    def note_done(self, execution: Execution) -> None:
-        """Leave a note for later copies of a message that the broker may deliver again though it is done."""
-        if self.request.is_eager or not self.ticket.name or execution.handed_over:
+    def _await_result(self) -> NoReturn:
+        """
+        Look again later: the work is done, and its result has not been stored.
+
+        Its worker is about to, or died before it could. Then the note's time will be over, and it is all done again.
+        """
+        pause = self.rules.lease
+        self._send_again(self.ticket, pause)
+        raise Ignore(f"{self.request.id} has been done, without a result; it is looked at again in {pause:.1f} s.")
+
+    def _stores_results(self) -> bool:
+        return not self._result_ignored() and not isinstance(self.task.backend, DisabledBackend)
+
+    def note_done(self, execution: Execution, goes_on: bool = False) -> None:
+        """
+        Leave a note for later copies of a message that the broker may deliver again though it is done.
+
+        Args:
+            execution: The run.
+            goes_on: Whether another message goes on with the work, and the result is not that of this run.
+        """
+        if self.request.is_eager or not self.ticket.name or (execution.goes_on and not goes_on):
             return
         delayed = self.request.eta and not self.ticket.tries  # it may have waited for longer than the broker does
         if self.task.acks_late or delayed or self.redelivered or self.ticket.watch:
-            stored = not self._result_ignored() and not isinstance(self.task.backend, DisabledBackend)
-            execution.note_done(stored)
+            # A first copy may come to its turn much later than the second, which is the one that has been run.
+            stored = self._stores_results() and not self.redelivered
+            execution.note_done(stored, goes_on)
+
+    # A message that is never run twice
+
+    def _leave_if_begun(self) -> None:
+        """Note that the run begins, for ``redelivery="drop"``; leave if it had begun before."""
+        ticket = self.ticket
+        if self.rules.redelivery != "drop" or self.request.is_eager:
+            return
+        try:
+            about = (fresh_nonce(), ticket.task_id, self.task.name[:LABEL] + NOTE)
+            take_note(ticket.using, self._begun_name, max(LONGEST_PAUSE, self.rules.queue_ttl), *about)
+        except LockTakenError:
+            self._drop()
+
+    def _has_begun(self) -> bool:
+        return bool(peek(self.ticket.using, self._begun_name).value)
+
+    @property
+    def _begun_name(self) -> str:
+        return begun_name(self.ticket.task_id, self.request.retries or 0)
+
+    def _drop(self) -> NoReturn:
+        """Leave a message that has come a second time, and tell who waits for its result if no run will store one."""
+        reason = f"{self.ticket.task_id} came a second time, and is dropped."
+        alive = self.ticket.running and peek(self.ticket.using, self.ticket.running).holder
+        with suppress(NotImplementedError):  # there is no result backend
+            over = self.task.backend.get_state(self.request.id) in states.READY_STATES
+            if not over and not (alive and alive.task_id == self.request.id and alive.state == "running"):
+                self._skip(reason)
+        raise Ignore(reason)
 
     # Putting it back
 
@@ -270,22 +364,36 @@ class Arrival:
         how = self.rules.without_nodes("run")
         if how == "run":
             log.warning("%s runs without a slot: %s", self.ticket.name, error)
-            return Execution(self.task, self.ticket, self.rules, None)
+            return Execution(self.task, self.ticket, self.rules, None, in_queue=True)
         if how == "fail" or self.request.is_eager:
             raise error
         # Uses up no retry: without an answer from the nodes the body must not run.
-        pause = min(LONGEST_PAUSE, 2.0**self.ticket.tries)
+        pause = backoff(1.0, LONGEST_PAUSE, self.ticket.tries)
         self._send_again(self.ticket, pause)
         raise Retry(f"The lock nodes do not answer: {error}", exc=error, when=pause) from error  # type: ignore[arg-type]
 
     def _send_again(self, ticket: Ticket, pause: float) -> None:
         request, ticket = self.request, replace(ticket, tries=ticket.tries + 1)
-        message = self.task.signature_from_request(request, countdown=pause, retries=request.retries)
+        # What the logs show of the arguments is the sender's choice; Celery would show them anew.
+        shown = {name: said for name in ("argsrepr", "kwargsrepr") if (said := request.get(name)) is not None}
+        message = self.task.signature_from_request(request, countdown=pause, retries=request.retries, **shown)
         Call(self.task, message.args, message.kwargs, message.options, self.rules, ticket).publish(ticket)
+        self._put_back = True
 
     def _result_ignored(self) -> bool:
         ignored = vars(self.request).get("ignore_result")
         return bool(self.task.ignore_result if ignored is None else ignored)
+
+
+def ticket_of(task: Any, request: Any, args: Any, kwargs: Any) -> tuple[Ticket, bool]:
+    """Return what a message says of its slot, or can be made of its arguments, and whether it was made of them."""
+    found = Ticket.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
+    return found or task.ticket(request.id, args, kwargs), found is None
+
+
+def backoff(first: float, longest: float, tries: int) -> float:
+    """Return for how long to put a message back that has been put back *tries* times, in seconds."""
+    return min(longest, first * 2.0 ** min(tries, 32))
 
 
 @contextmanager
@@ -299,7 +407,7 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     """
     ticket = task.ticket(f"direct-{fresh_nonce()[:8]}", args, kwargs)
     try:
-        lease = take_running(replace(ticket, scope=RUNNING), task.singleton_options.lease, task.name, "")
+        lease = take_running(replace(ticket, scope=RUNNING), task.singleton_options.lease, task.name, "", True)
     except LockTakenError as refusal:
         holder = Holder.of(refusal)
         error = task.duplicate_error
@@ -316,5 +424,9 @@ def stays_with_its_message(error: BaseException | None, execution: Execution, re
 
     Then the slot goes back to the message, so that nothing overtakes it.
     """
-    stopped = isinstance(error, SystemExit) and execution.task.acks_late and not request.is_eager
-    return stopped and bool(execution.ticket.token)
+    stopped = isinstance(error, (WorkerShutdown, WorkerTerminate)) or (
+        # By a signal, as Celery says it in its children. A body that calls sys.exit() has its message acknowledged.
+        isinstance(error, SystemExit) and isinstance(error.code, int) and error.code < 0
+    )
+    late = execution.task.acks_late and execution.options.redelivery != "drop" and not request.is_eager
+    return bool(stopped and late and execution.ticket.token)

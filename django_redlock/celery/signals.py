@@ -31,7 +31,7 @@ SIGNALS = {
 log = logging.getLogger("django_redlock")
 
 
-def tell(task: Any, event: str, text: str, **about: Any) -> None:
+def tell(task: Any, event: str, text: str, *values: object, **about: Any) -> None:
     """
     Tell everybody of an event.
 
@@ -39,11 +39,14 @@ def tell(task: Any, event: str, text: str, **about: Any) -> None:
         task: The task.
         event: The signal's name.
         text: For the log.
+        values: What stands for each ``%s`` in it.
         about: The signal's arguments.
     """
     level = logging.INFO if event in ("singleton_duplicate", "singleton_overlap") else logging.ERROR
     fields = {name: value for name, value in about.items() if name != "lease"}
-    log.log(level, text, extra={"event": event, "task": task.name, "lock": about["name"], "singleton": fields})
+    if log.isEnabledFor(level):
+        extra = {"event": event, "task": task.name, "lock": about["name"], "singleton": fields}
+        log.log(level, text, *values, extra=extra)
     for receiver, result in SIGNALS[event].send_robust(sender=task, **about):
         if isinstance(result, Exception):
             log.error("receiver %r of %s failed", receiver, event, exc_info=result)

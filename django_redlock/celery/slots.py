@@ -19,20 +19,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..core.acquisition import GaveUp
+from ..core.acquisition import GaveUp, Granted, Wanted
 from ..core.names import slug
 from ..core.owner import Owner, decode, nonce_of
 from ..core.rules import MIN_TTL
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from ..locks import Lease
-from ..signals import lock_acquired
+from ..signals import lock_acquired, lock_taken
 
 HEADER = "django_redlock"
 RUN_HEADER = "django_redlock_run"
+RECEIVED_HEADER = "django_redlock_received"  # when the worker got the message, on the steady clock
 FORMAT = 2
 LABEL = 100  # characters of a task's name that fit into a label
 QUEUED, HELD, NOTE = " (queued)", " (held)", " (note)"
+INLINE = " (inline)"  # of a run in the process of its caller: nobody ever gets a result by its id
 LIFETIME, RUNNING, WAITING, BOTH = "lifetime", "running", "queued", "queued+running"
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 
@@ -40,10 +42,10 @@ log = logging.getLogger("django_redlock")
 _compact = json.JSONEncoder(separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: each message has one, and making a frozen one takes five times as long
 class Ticket:
     """
-    What a message says about its slot; travels in one header.
+    What a message says about its slot; travels in one header. Nobody changes it: ``replace()`` makes another.
 
     A flat string passes through every broker. It holds the message's own id, because people start tasks with
     ``headers=self.request.headers``, and such a task must not inherit the slot.
@@ -77,10 +79,15 @@ class Ticket:
     def waiting(self) -> str:
         """Name of the lock that the message has while it waits; empty for none."""
         if self.trailing:
-            return f"next:{self.name}"
+            return self.following
         if self.scope == RUNNING:
             return ""
         return f"queued:{self.name}" if self.scope == BOTH else self.name
+
+    @property
+    def following(self) -> str:
+        """Name of the lock of what comes after its equal."""
+        return f"next:{self.name}"
 
     @property
     def queue(self) -> str:
@@ -91,6 +98,16 @@ class Ticket:
     def running(self) -> str:
         """Name of the lock that its run has; empty for none."""
         return "" if self.scope == WAITING else self.name
+
+    def places(self, trails: bool) -> list[str]:
+        """
+        Return the names of all locks in which a call can find its equals: of the run, of those that wait for it.
+
+        Args:
+            trails: Whether a duplicate may come after its equal.
+        """
+        after = self.following if trails else ""
+        return list(dict.fromkeys(filter(None, (self.running, self.queue, after))))
 
     def pack(self) -> str:
         """Return the header's value."""
@@ -118,7 +135,7 @@ class Holder:
     Who has a slot, as far as a refusal says.
 
     Args:
-        task_id: Id of the task that has it; None when the holder is not a task.
+        task_id: Id of the task that has it; None when the holder is not a task, or runs where it was called.
         state: ``queued``, ``running``, or ``held`` when the task is over or the holder is not a task.
         retry_after: Seconds until the hold ends unless it is renewed; None when unknown.
     """
@@ -130,13 +147,19 @@ class Holder:
     @classmethod
     def of(cls, refusal: LockTakenError) -> "Holder":
         """Return whom a refusal tells of."""
-        about = refusal.holder
-        if about.get("kind") != "task" or not about.get("ref"):
-            return cls(None, "held", refusal.retry_after)
-        return cls(str(about["ref"]), state_of(str(about.get("label"))), refusal.retry_after)
+        return cls.described(Owner(**refusal.holder) if refusal.holder else None, refusal.retry_after)
+
+    @classmethod
+    def described(cls, owner: Owner | None, left: float | None) -> "Holder":
+        """Return whom the description of a holder tells of, and for how long the hold lasts."""
+        if owner is None or owner.kind != "task" or not owner.ref:
+            return cls(None, "held", left)
+        return cls(None if owner.label.endswith(INLINE) else owner.ref, state_of(owner.label), left)
 
     def __str__(self) -> str:
-        return f"{self.state} as task {self.task_id}" if self.task_id else "held by something that is not a task"
+        if self.task_id:
+            return f"{self.state} as task {self.task_id}"
+        return "running where it was called" if self.state == "running" else "held by something that is not a task"
 
 
 class Seen(NamedTuple):
@@ -166,10 +189,7 @@ class Seen(NamedTuple):
     @property
     def holder(self) -> Holder:
         """The same as a refusal would tell it."""
-        owner = self.owner
-        if owner is None or owner.kind != "task" or not owner.ref:
-            return Holder(None, "held", self.left)
-        return Holder(owner.ref, state_of(owner.label), self.left)
+        return Holder.described(self.owner, self.left)
 
 
 def peek(using: str, name: str) -> Seen:
@@ -203,24 +223,58 @@ def take_waiting(ticket: Ticket, ttl: float, label: str, adopt: str = "") -> Non
     take_note(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, label[:LABEL] + QUEUED, adopt)
 
 
-def take_note(using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "") -> None:
+def claim_waiting(ticket: Ticket, ttl: float, label: str) -> Holder | None:
+    """
+    Take the lock that a message has while it waits, in one round trip; returns who has it instead, if somebody does.
+
+    Raises:
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    wanted = _left_alone(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, label[:LABEL] + QUEUED)
+    outcome = locks[ticket.using].run(wanted)
+    # Callers meet their equals all the time, so no error is made of it that only the signal's receivers would see.
+    if isinstance(outcome, GaveUp) and outcome.taken and not lock_taken.receivers:
+        return Holder.described(decode(outcome.holder), outcome.retry_after)
+    try:
+        _tell(ticket.using, wanted, outcome)
+    except LockTakenError as refusal:
+        return Holder.of(refusal)
+    return None
+
+
+def take_note(
+    using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "", strict: bool = False
+) -> None:
     """
     Take a lock that is left to itself until its time is over.
+
+    Args:
+        adopt: Token of a holder that it may be taken over from.
+        strict: Whether it must be taken over, from *adopt* or from *token* itself, so that a free one is refused.
 
     Raises:
         LockTakenError: Another task has it.
         QuorumUnavailableError: Too few nodes answered.
     """
-    manager = locks[using]
-    ttl = max(MIN_TTL, ttl)
-    wanted = manager.left_alone(name, ttl=ttl, kind="task", label=label, ref=ref, token=token, adopt=adopt)
-    outcome = manager.run(wanted)
-    # A lease of what is left alone is nothing but an argument of the signal.
+    wanted = _left_alone(using, name, ttl, token, ref, label, adopt, strict)
+    _tell(using, wanted, locks[using].run(wanted))
+
+
+def _left_alone(
+    using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "", strict: bool = False
+) -> Wanted:
+    about: dict[str, Any] = {"kind": "task", "label": label, "ref": ref, "token": token}
+    return locks[using].left_alone(name, ttl=max(MIN_TTL, ttl), adopt=adopt, strict=strict, **about)
+
+
+def _tell(using: str, wanted: Wanted, outcome: Granted | GaveUp) -> None:
+    """Send the signal about an attempt, and raise why it failed if it did."""
+    # Of a lock that is left to itself, a lease is nothing but the signal's argument.
     if isinstance(outcome, GaveUp) or lock_acquired.receivers:
-        manager.held(wanted, outcome, renew=False)
+        locks[using].held(wanted, outcome, renew=False)
 
 
-def take_running(ticket: Ticket, lease: float, label: str, token: str) -> Lease:
+def take_running(ticket: Ticket, lease: float, label: str, token: str, inline: bool = False) -> Lease:
     """
     Take the slot for a run: from the message's ticket, or anew if it is free.
 
@@ -229,13 +283,15 @@ def take_running(ticket: Ticket, lease: float, label: str, token: str) -> Lease:
         lease: How long it lasts without renewal, in seconds.
         label: The task's name.
         token: What to hold it with; empty draws a fresh one.
+        inline: Whether it runs in the process of its caller.
 
     Raises:
         LockTakenError: Another task has it, or another run of this one.
         QuorumUnavailableError: Too few nodes answered.
     """
     adopt = ticket.token if ticket.waiting == ticket.running else ""
-    about: dict[str, Any] = {"kind": "task", "label": label[:LABEL], "ref": ticket.task_id}
+    label = label[:LABEL] + (INLINE if inline else "")
+    about: dict[str, Any] = {"kind": "task", "label": label, "ref": ticket.task_id}
     lock = locks[ticket.using].lock(ticket.running, ttl=lease, wait=0, renew=True, token=token, adopt=adopt, **about)
     return lock.acquire()
 

@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any, Literal, cast
 
+from celery.exceptions import Ignore, Retry
 from celery.utils import uuid
 
+from ..core.rules import Rules
 from ..handler import locks
 from ..locks import fresh_nonce
 from ._compat import BaseTask, P, R
@@ -22,13 +24,15 @@ from .execution import Execution
 from .handle import Singleton
 from .interrupt import SlotLostError
 from .keys import Parameters, check_key, lock_name
-from .options import SingletonOptions
+from .options import OPTIONS, SingletonOptions
 from .override import switched_off
 from .result import SingletonResult, eager_result, result_of
-from .running import Answered, Arrival, stays_with_its_message, under_direct_call
+from .running import Answered, Arrival, stays_with_its_message, ticket_of, under_direct_call
 from .sending import Call
-from .slots import Ticket
+from .slots import Ticket, free
 
+# Options of ours that do nothing as attributes of a class. The other two are names that a project may use.
+LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
 EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
 
 
@@ -43,6 +47,15 @@ class SingletonTask(BaseTask[P, R]):
     abstract = True
     singleton_options: SingletonOptions = SingletonOptions()
     duplicate_error: type[DuplicateTask] = DuplicateTask
+    _allowed_by: Rules | None = None  # the settings with which the lease was checked
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in LOST_OPTIONS.intersection(vars(cls)):
+            raise TypeError(
+                f"{cls.__name__} has {name}={vars(cls)[name]!r}, which says nothing to Celery; write "
+                f"singleton_options=SingletonOptions({name}=...), or use @singleton_task({name}=...)."
+            )
 
     @property
     def singleton(self) -> Singleton:
@@ -59,7 +72,9 @@ class SingletonTask(BaseTask[P, R]):
         """The parameters of the body, without ``self``."""
         signature = inspect.signature(self.run)
         check_key(self.singleton_options.key, signature)
-        return Parameters(signature)
+        body = getattr(self, "_orig_run", self.run)  # what Celery itself put around it aside
+        wrapped = hasattr(body, "__wrapped__")
+        return Parameters(signature, inspect.signature(body, follow_wrapped=False) if wrapped else None)
 
     def ticket(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], token: str = "") -> Ticket:
         """
@@ -117,14 +132,15 @@ class SingletonTask(BaseTask[P, R]):
             InvalidRedlockError: The settings cannot be used.
         """
         options |= {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
-        if self.app.conf.task_always_eager:
-            done = self.publish(args, kwargs, task_id=task_id, **options)
-            return cast(SingletonResult[R], eager_result(done))
         rules = self.singleton_options.for_call(singleton) if singleton else self.singleton_options
         args, kwargs = args or (), kwargs or {}
         if singleton is False or switched_off():
             ticket = Ticket("", rules.using, task_id or uuid())
-            return Call(self, args, kwargs, options, rules, ticket).publish(ticket)
+            done = Call(self, args, kwargs, options, rules, ticket).publish(ticket)
+            return cast(SingletonResult[R], eager_result(done))
+        if self.app.conf.task_always_eager:
+            done = self.publish(args, kwargs, task_id=task_id, **options)
+            return cast(SingletonResult[R], eager_result(done))
         self._check_arguments(args, kwargs)
         ticket = self.ticket(task_id or uuid(), args, kwargs, fresh_nonce())
         call = Call(self, args, kwargs, options, rules, ticket)
@@ -155,6 +171,9 @@ class SingletonTask(BaseTask[P, R]):
             value = super().__call__(*args, **kwargs)
             arrival.note_done(execution)
             return value
+        except (Retry, Ignore):
+            arrival.note_done(execution, goes_on=True)
+            raise
         except SlotLostError:
             execution.ensure()
             raise
@@ -163,16 +182,32 @@ class SingletonTask(BaseTask[P, R]):
                 execution.give_back()
             execution.end()
 
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        """Let the project's own method run, and free the slot if that is the end of the task."""
+        try:
+            super().before_start(task_id, args, kwargs)
+        except Exception:
+            ticket, _ = ticket_of(self, self.request, args, kwargs)
+            free(ticket.using, ticket.waiting, ticket.token)
+            raise
+
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Let Celery check the arguments before a slot is taken; it would do it afterwards."""
-        options = self.singleton_options
-        try:
-            locks[options.using].rules.check_ttl(options.lease)
-        except ValueError as error:
-            raise ValueError(f"lease={options.lease!r} of the singleton {self.name}: {error}") from None
+        rules = locks[self.singleton_options.using].rules
+        if rules is not self._allowed_by:
+            self._check_lease(rules)
         check = getattr(self, "__header__", None)
         if self.typing and check:
             check(*args, **kwargs)
+
+    def _check_lease(self, rules: Rules) -> None:
+        """Check that the settings allow the lease; once, because neither they nor the task's options change."""
+        lease = self.singleton_options.lease
+        try:
+            rules.check_ttl(lease)
+        except ValueError as error:
+            raise ValueError(f"lease={lease!r} of the singleton {self.name}: {error}") from None
+        self._allowed_by = rules
 
 
 @cache

@@ -9,7 +9,7 @@ clocks; the wall clock only makes the first proposal likely to succeed.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -21,11 +21,13 @@ from .names import place, slug
 from .rules import Rules
 
 GRANTS = (Kind.ACCEPTED, Kind.GRANTED)
+VOTELESS = (Kind.NO_VOTE, Kind.EXCLUDED)
 REFUSALS = (Kind.BUSY, Kind.QUEUED)
 
 POLL = 1.0  # seconds after which a waiter asks again at the latest, though it is told when it is its turn
 LEAST_POLL = 0.02  # seconds between two looks at a hold that is about to end
 FEW_PLACES = 3  # of a lock with several: so many are tried without asking first which are taken
+PATIENCE = 0.005  # seconds for which who waits hears out the nodes that have not refused it yet
 UNTOLD_POLL = 0.05  # seconds, for each place in the queue, while too few nodes could tell it
 
 
@@ -62,6 +64,8 @@ class Wanted(NamedTuple):
         nonce: The token to hold it with; empty draws a fresh one for every attempt. A node that did not answer an
             attempt in time refuses the same token for one ttl more: it could not tell another attempt from that one.
         adopt: The token of a holder whose lock may be taken over.
+        strict: Whether it must be taken over, from *adopt* or from an earlier hold with the same *nonce*; a free one is
+            refused like a taken one, of whose holder nothing is known.
         detached: Whether it is left to itself: neither renewed nor watched.
         limit: How many may hold it at once, each in a place of its own.
         shared: Whether other shared holders may have it too.
@@ -82,6 +86,7 @@ class Wanted(NamedTuple):
     barge: bool = False
     heartbeat: float | None = None
     max_hold: float | None = None
+    strict: bool = False
 
 
 class Waiter:
@@ -90,6 +95,7 @@ class Waiter:
 
     Acts on hints from a quorum of nodes only. A holder often lacks one node, which every waiter that asks is then
     granted and gives back; with a single hint enough, that alone would wake the next one, and so on without end.
+    Who gives back what it got in vain is called by these nodes itself, if it is first in line there. That is no news.
 
     Args:
         name: Its name in the queues: ``process|number``.
@@ -100,20 +106,33 @@ class Waiter:
         self.name = name
         self._needed = needed
         self._heard: set[int] = set()
+        self._given_back: Set[int] = frozenset()
+        self._recalled = False
 
     def hear(self, node: int) -> bool:
         """Take a node's hint that it is first in line; returns whether it is time to ask."""
         self._heard.add(node)
         return self.called
 
+    def recall(self) -> None:
+        """Have it ask again, whatever it has heard: it may have missed something."""
+        self._recalled = True
+
     @property
     def called(self) -> bool:
-        """Whether enough nodes have told it."""
-        return len(self._heard) >= self._needed
+        """Whether a quorum told it or would grant again what it gave back, with news of one; or it is to ask anyway."""
+        enough = len(self._heard | self._given_back) >= self._needed
+        return self._recalled or (enough and not self._heard <= self._given_back)
 
     def attend(self) -> None:
         """Begin to listen anew: what was heard until now has led to the attempt that begins."""
         self._heard.clear()
+        self._given_back = frozenset()
+        self._recalled = False
+
+    def gives_back(self, nodes: Set[int]) -> None:
+        """Note the nodes that granted the attempt, which was in vain, and will call it for what it gives back."""
+        self._given_back = nodes
 
 
 class Pause(NamedTuple):
@@ -234,9 +253,13 @@ class Acquisition:
         self._at, self._stamp, self._began = at, at.wall, at.now
         while True:
             self.waiter.attend()
-            granted = yield from self._try_places()
+            if self.wanted.limit == 1:
+                granted = yield from self._attempt(self._slugs)
+            else:
+                granted = yield from self._try_places()
             if granted is not None:
                 return granted
+            self.waiter.gives_back(self._granted())
             left = self._time_left()
             over = self._misconfigured() or (left is not None and left <= 0)
             yield from self._withdraw(leaving=over or self._cut_off())
@@ -254,15 +277,16 @@ class Acquisition:
         return self._withdrawal(leaving=True, timeout=timeout)
 
     def _try_places(self) -> Generator[Step, Instant, Granted | None]:
-        """Make one attempt; for a lock with several places, one for each, unless that is in vain or takes too long."""
+        """Make one attempt for each place of a lock with several, unless that is in vain or takes too long."""
         places = self._places()
         asked = len(places) <= FEW_PLACES
         while places:
             yield from self._withdraw(leaving=False)
             granted = yield from self._attempt(places.pop(0))
-            in_vain = count(self._replies, Kind.QUEUED) > self._rules.spare or self._cut_off()
-            if granted is not None or in_vain or self._overdue():
+            if granted is not None:
                 return granted
+            if count(self._replies, Kind.QUEUED) > self._rules.spare or self._cut_off() or self._overdue():
+                return None
             if not asked:
                 asked = True
                 yield from self._withdraw(leaving=False)
@@ -292,8 +316,6 @@ class Acquisition:
 
     def _places(self) -> list[tuple[str, ...]]:
         limit = self.wanted.limit
-        if limit == 1:
-            return [self._slugs]
         first = int(self._chance() * limit)
         return [(place(self._queue, (first + number) % limit + 1),) for number in range(limit)]
 
@@ -347,6 +369,7 @@ class Acquisition:
             wanted.barge,
             wanted.shared,
             self._queue,
+            wanted.strict,
         )
         requests = dict.fromkeys(range(rules.nodes), request)
         ballot = yield from self._ask(requests, partial(first_round_decided, self._rules))
@@ -369,11 +392,11 @@ class Acquisition:
             timeout=self._timeout,
             needed=self._rules.needed,
             on_late=partial(learn, self._floor, self._trying),
+            patience=PATIENCE if self.waiter.name else 0.0,
         )
         self._ballots.append(ballot)
         self._at = yield ballot
-        for reply in ballot.replies.values():
-            learn(self._floor, self._trying, reply)
+        self._floor.lift(self._trying, max([reply.fence for reply in ballot.replies.values()], default=0))
         return ballot
 
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
@@ -401,7 +424,10 @@ class Acquisition:
             nodes |= self._enrolled.union(*(ballot.may_queue() for ballot in self._ballots))
         release = Release(self._trying, self._nonce, 0.0, waiter, self.wanted.shared, self._queue)
         unsure = unanswered([*self._withdrawn, *self._ballots])
-        return farewell(release, nodes, unsure, self.wanted.ttl, timeout)
+        # A lock that is left alone may last for hours, and each refusal of one would leave a marker for as long.
+        undo = farewell(release, nodes, unsure, min(self.wanted.ttl, self._rules.max_ttl), timeout)
+        undo.lasting = self.wanted.ttl
+        return undo
 
     def _time_left(self) -> float | None:
         """
@@ -426,12 +452,16 @@ class Acquisition:
         """Tell whether too few nodes answered: who cannot win must not be first in line on those it reaches."""
         return silent(self._replies) > self._rules.spare
 
+    def _granted(self) -> set[int]:
+        """Return the nodes that granted the last attempt, and be it without a vote."""
+        return {node for node, reply in self._replies.items() if reply.kind in (*GRANTS, *VOTELESS)}
+
     def _pause(self, left: float | None) -> Pause:
         """
         Return the next pause, no longer than the present hold can last.
 
         A split vote is repeated soon, but not in lock-step. Who may be told of its turn asks seldom; who may not asks
-        more often, and the sooner the nearer its turn is.
+        more often, and the sooner the nearer its turn is. Who lacks nothing but votes is told by nobody.
         """
         shortest, places = self._rules.retry_delay, [reply.place for reply in self._replies.values()]
         free_in = self._free_in()
@@ -439,7 +469,7 @@ class Acquisition:
         told += LEAST_POLL * self._chance()
         if self._split():
             seconds = told = shortest * self._chance()
-        elif max(places, default=-1) >= 0 and not self._cut_off():
+        elif max(places, default=-1) >= 0 and not self._cut_off() and len(self._granted()) < self._rules.needed:
             seconds = min(told, UNTOLD_POLL * (max(places) + self._chance()))
         else:
             self._delay = min(10 * shortest, shortest + self._chance() * (3 * self._delay - shortest))

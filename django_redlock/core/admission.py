@@ -71,6 +71,7 @@ class Admission:
         wall: Callable[[], float],
     ) -> None:
         self._rules = rules
+        self._guards_clocks, self._compares_clocks = rules.guards_clocks, rules.compares_clocks
         self._names = names
         self._clock = clock
         self._wall = wall
@@ -96,10 +97,10 @@ class Admission:
     def judge(self, node: int, reply: Reply, sent: float) -> Reply:
         """Return *reply* to a request of the time *sent*, without its vote if the node may not vote."""
         now = self._clock()
-        if reply.time and self._rules.guards_clocks:
-            self._look_at_clock(node, reply.time / 1e6, sent, now)
         if reply.time:
             self._last_reply[node] = now
+            if self._guards_clocks:
+                self._look_at_clock(node, reply.time / 1e6, sent, now)
         if reply.kind not in POSITIVE or not (node in self._quarantined or self._excluded.get(node)):
             return reply
         why = self.objection(node, sent)  # what it said in quarantine does not count because it is read later
@@ -138,7 +139,7 @@ class Admission:
             why = f"its clock ran {jump:.3f} s forward"
             self._quarantined[node] = (now + self._rules.guard, why, "clock_guard")
         self._least[node], self._most[node] = least, most
-        if self._rules.compares_clocks:
+        if self._compares_clocks:
             self._compare_clocks(now)
 
     def _compare_clocks(self, now: float) -> None:

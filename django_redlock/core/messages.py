@@ -37,6 +37,7 @@ class Acquire(NamedTuple):
         keep: How long the node remembers the fencing token, in seconds; None is for ever.
         ahead: How far beyond its clock the node accepts a token, in seconds.
         adopt: The nonce of a holder that may be replaced.
+        strict: Whether the keys must be ours or *adopt*'s already: a free one is refused as if somebody had it.
         waiter: Who waits, as ``process|number``; refused, it is put in the queue. Empty does not wait.
         stamp: The waiter's rank in the queue: when it began to wait, in microseconds.
         barge: Whether to ignore those that wait.
@@ -57,6 +58,7 @@ class Acquire(NamedTuple):
     barge: bool = False
     shared: bool = False
     queue: str = ""
+    strict: bool = False
 
     @property
     def passing(self) -> bool:
@@ -196,9 +198,8 @@ MISCONFIGURED = (
 LEAVING_TRACES = frozenset(Kind) - {Kind.BUSY, Kind.QUEUED, Kind.CANCELLED, Kind.REFUSED, Kind.REVOKED, Kind.FAILED}
 """Replies after which a node may have something of ours."""
 
-
 MISSES = frozenset({Kind.UNKNOWN, Kind.FAILED})
-"""Replies after which a node may not have got the request."""
+"""What a node is said to have replied that did not get a request, as far as can be told, or whose answer was lost."""
 
 
 ABSENT = -2.0
@@ -278,10 +279,14 @@ class Ballot:
         timeout: Seconds to wait for replies; 0 sends and does not wait.
         needed: How many nodes must be asked for the round to make sense, whatever their recent failures.
         farewell: Whether it ends something, so that it is sent to a node even if that node is silent.
-        lasting: For how many seconds it is worth to send a farewell again to a node that missed it.
+        patience: For how many seconds a round that was refused waits for the replies that are still on their way: a
+            node that refused as well has nothing to give back, which otherwise it would be asked to.
+        lasting: For how many seconds it is worth to bring a node what it missed; 0.0 is not at all.
+        remedy: What to bring it; None is the request that it missed.
 
     ``replies`` are those in time; ``late`` came after the round was over and only inform. Its driver says which nodes
-    are ``doubted``, in ``closed`` whether it is over.
+    are ``doubted``, in ``closed`` whether it is over. ``on_missed`` hears of nodes that turn out to have missed it when
+    it is over.
     """
 
     requests: Mapping[int, Request]
@@ -290,10 +295,13 @@ class Ballot:
     needed: int = 0
     farewell: bool = False
     lasting: float = 0.0
+    patience: float = 0.0
+    remedy: Request | None = None
     replies: dict[int, Reply] = field(default_factory=dict)
     late: dict[int, Reply] = field(default_factory=dict)
     closed: bool = False
     on_late: Callable[[Reply], None] | None = None
+    on_missed: "Callable[[Ballot, set[int]], None] | None" = None
     doubted: Callable[[], Mapping[int, str]] = dict
 
     @property
@@ -312,9 +320,11 @@ class Ballot:
             self.late[node] = reply
             if self.on_late:
                 self.on_late(reply)
+            if self.on_missed and reply.kind in MISSES:
+                self.on_missed(self, {node})
             return
         self.replies[node] = reply
-        if len(self.replies) == len(self.requests) or self.decided(self._votes()):
+        if len(self.replies) == len(self.requests) or self.decided(self._votes() if self.doubted() else self.replies):
             self.close()
 
     def close(self) -> None:
@@ -346,6 +356,12 @@ class Ballot:
         """Return the nodes that may still execute, or have executed, a request without our knowing."""
         known = self.known()
         return {node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN}
+
+    @property
+    def unheard(self) -> bool:
+        """Whether it was refused before all have replied, and has patience for the rest."""
+        missing = any(node not in self.replies and node not in self.late for node in self.requests)
+        return missing and self.patience > 0 and self.count(*POSITIVE) < self.needed
 
     def missed(self) -> set[int]:
         """Return the nodes that did not get the request, as far as can be told, or whose answer was lost."""

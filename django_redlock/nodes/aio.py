@@ -59,9 +59,13 @@ class AsyncGather:
                 await self._wait(poll)
             if fresh and self._connecting:
                 await asyncio.wait(self._connecting.values(), timeout=min(GRACE, ballot.timeout))
+            if ballot.patience:
+                await self._hear_out(poll)
         finally:
             poll.over = True
             ballot.close()
+            for node in self._connecting.keys() & (poll.missing() - poll.sent):
+                ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))  # it will not be sent there any more
 
     def send(self, ballot: Ballot) -> None:
         """Send a round whose replies nobody waits for; never blocks, so that it works during cancellation."""
@@ -89,6 +93,14 @@ class AsyncGather:
             await poll.settled
         finally:
             timer.cancel()
+
+    async def _hear_out(self, poll: "Poll") -> None:
+        """Take what else the nodes say to a round that was refused, for as long as it has patience."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + poll.ballot.patience
+        while poll.ballot.unheard and (left := until - loop.time()) > 0:
+            poll.settled = loop.create_future()
+            await asyncio.wait([poll.settled], timeout=left)
 
     def _time_out(self, poll: "Poll") -> None:
         """Note the nodes that did not answer in time; that settles the round."""

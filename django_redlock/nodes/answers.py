@@ -59,10 +59,10 @@ def parse_answer(raw: Any, demoted: str) -> Reply | None:
     Raises:
         LinkError: It is no master any more; a new connection tells when it is one again. *demoted* is what to say.
     """
-    if isinstance(raw, exceptions.NoScriptError):
-        return None
     if not isinstance(raw, exceptions.RedisError):
         return parse_reply(raw)
+    if isinstance(raw, exceptions.NoScriptError):
+        return None
     reply = parse_error(raw)
     if reply.detail in ("READONLY", "MASTERDOWN"):
         raise LinkError(demoted or reply.detail)

@@ -114,8 +114,8 @@ class Seat:
         self.owed: deque[Owed] = deque()
 
     def is_prompt(self, now: float) -> bool:
-        """Return whether to send more without a look at what has come; that is read before the next reply anyway."""
-        return not self.owed or (now - self.owed[0].sent < PATIENCE and len(self.owed) < MAX_OWED)
+        """Return whether to send more without a look at what is owed; that is read before the next reply anyway."""
+        return now - self.owed[0].sent < PATIENCE and len(self.owed) < MAX_OWED
 
     def send(self, ballot: Ballot, packed: dict[int, bytes], now: float) -> None:
         """Send this node's request of a round."""
@@ -260,7 +260,8 @@ class Gather:
             ballot.close()
             bundle.close()  # interrupted anywhere: its links cannot be trusted
             raise
-        ballot.close()
+        if not ballot.closed:
+            ballot.close()
         bundle.used = now
         stack.append(bundle)
         if stack[0].used < now - MAX_IDLE:
@@ -318,6 +319,8 @@ class Gather:
             self._time_out(bundle, ballot)
         if fresh:
             self._linger(bundle, ballot, packed)
+        if ballot.patience:
+            self._hear_out(bundle, ballot, packed)
         for node in bundle.connecting:
             if node in ballot.requests and node not in ballot.replies:
                 ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))  # it will not be sent there any more
@@ -333,7 +336,7 @@ class Gather:
     def _send(self, bundle: Bundle, ballot: Ballot, node: int, packed: dict[int, bytes], now: float) -> bool:
         """Send one node its request, or note why it did not get it; returns whether it has a link for that."""
         seat = bundle.seats.get(node)
-        if seat and not seat.is_prompt(now):
+        if seat and seat.owed and not seat.is_prompt(now):
             seat = self._heard(bundle, seat, ballot, now)
         if not seat:
             return False
@@ -400,6 +403,12 @@ class Gather:
         for seat in bundle.ready(left):
             self._read(bundle, seat)
         return True
+
+    def _hear_out(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:
+        """Take what else the nodes say to a round that was refused, for as long as it has patience."""
+        until = self._clock() + ballot.patience
+        while ballot.unheard and (left := until - self._clock()) > 0 and self._wait(bundle, ballot, packed, left):
+            pass
 
     @staticmethod
     def _expects(bundle: Bundle, ballot: Ballot) -> bool:

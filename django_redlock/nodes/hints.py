@@ -2,7 +2,7 @@
 Tell the waiters of this process that it is their turn.
 
 A node that frees a lock publishes who is first in line, on a channel of that waiter's process. One connection per
-process and node listens, whatever the number of waiters; it is made when somebody first has to wait and dropped when
+process and node listens, whatever the number of waiters; it is made when somebody first has to wait, and made anew if
 nobody has waited for a while. A hint only makes a waiter ask sooner: nothing is wrong if it is lost.
 """
 
@@ -15,14 +15,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import ceil
 from socket import gethostname, socketpair
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ..core.acquisition import Waiter
 from .base import HintLink, LinkError, Node
 from .gather import CONNECT_TIMEOUT, Clock, steady
 
-LINGER = 10.0  # seconds without waiters after which the connections are dropped
+LINGER = 10.0  # seconds without waiters after which the connections are not trusted any more
 HOST = gethostname().replace("|", "-").replace(" ", "-")
 RETRY = 1.0  # seconds between two tries to reach a node
 
@@ -96,13 +97,14 @@ class Waiters(Generic[Event]):
         before = self.told
         self.listening.add(node)
         if self.told and not before:
-            for _, event in list(self._waiting.values()):
+            for waiter, event in list(self._waiting.values()):
+                waiter.recall()
                 event.set()
 
 
 class Hints:
     """
-    The hints of an alias to the threads of this process; a thread of its own reads them.
+    The hints of an alias to the threads of this process.
 
     Args:
         nodes: The nodes, in the order of the settings.
@@ -115,7 +117,7 @@ class Hints:
         self._nodes = nodes
         self._clock = clock
         self._mutex = threading.Lock()
-        self._reader: Reader | None = None
+        self._listener: Listener | None = None
 
     def wait(self, waiter: Waiter, seconds: float, told: float) -> None:
         """
@@ -126,36 +128,53 @@ class Hints:
             seconds: For how long at most, if too few nodes can call it.
             told: For how long at most if enough can.
         """
-        event = self.waiters.join(waiter)
+        bell = self.waiters.join(waiter)
+        listener = self._listen()
+        listener.wait(waiter, bell, self._clock() + (told if self.waiters.told else seconds))
+
+    def _listen(self) -> "Listener":
+        """Return the connections, new ones if these have been out of use for long."""
         with self._mutex:
-            if any(node.calls for node in self._nodes) and (self._reader is None or self._reader.ended):
-                self._reader = Reader(self._nodes, self.waiters, self._clock, self._mutex)
-                self._reader.start()
-        event.wait(told if self.waiters.told else seconds)
+            listener = self._listener
+            if listener is None or listener.forgotten():
+                if listener:
+                    listener.close()
+                listener = self._listener = Listener(self._nodes, self.waiters, self._clock)
+            return listener
 
     def forked(self) -> None:
         """In a forked child: drop what belongs to the parent, whose other threads may have been holding the mutex."""
         self._mutex = threading.Lock()
+        if self._listener:
+            self._listener.forked()
         self.close()
 
     def close(self) -> None:
-        """Drop the connections and end the thread."""
+        """Drop the connections; who waits now does so until its pause is over."""
         with self._mutex:
-            reader, self._reader = self._reader, None
-        if reader:
-            reader.stop()
+            listener, self._listener = self._listener, None
+        if listener:
+            listener.close()
 
 
-class Reader(threading.Thread):
-    """Listens to all nodes for as long as somebody waits, and a while longer."""
+class Listener:
+    """
+    The connections that hints come on, and which of those who wait reads them.
 
-    def __init__(self, nodes: Sequence[Node], waiters: Waiters[threading.Event], clock: Clock, mutex: Any) -> None:
-        super().__init__(name="django_redlock hints", daemon=True)
-        self.ended = False
+    Whoever waits first *leads*: it reads for all. When it is called or its time is over, another takes its place. A
+    thread that did nothing but read would have to be woken for every hint, and then wake the one who waits: on the way
+    from one holder to the next, that is two changes of threads too many.
+    """
+
+    def __init__(self, nodes: Sequence[Node], waiters: Waiters[threading.Event], clock: Clock) -> None:
         self._nodes = nodes
         self._waiters = waiters
         self._clock = clock
-        self._mutex = mutex  # held while it is decided whether the thread goes on
+        self._mutex = threading.Lock()  # guards who leads, and whether the connections are still to be used
+        self._leader: Waiter | None = None
+        self._closed = False
+        self._bells: dict[str, threading.Event] = {}  # of those who wait at this moment
+        self._used = clock()
         self._links: dict[int, HintLink] = {}
         self._arrived: deque[tuple[int, HintLink | LinkError]] = deque()
         self._connecting: set[int] = set()
@@ -164,28 +183,67 @@ class Reader(threading.Thread):
         for end in self._waker:
             end.setblocking(False)
 
-    def stop(self) -> None:
-        """End the thread and wait for its end; in a forked child, which has no such thread, drop what it had."""
-        self.ended = True
-        self._wake()
-        if self.is_alive() and self is not threading.current_thread():
-            self.join(2 * CONNECT_TIMEOUT)
-        if not self.is_alive():
-            self._drop_all()
+    def forgotten(self) -> bool:
+        """Return whether nobody has waited for so long that a firewall may have dropped the connections."""
+        return self._closed or (not self._bells and self._clock() - self._used > LINGER)
 
-    def run(self) -> None:
-        used = self._clock()
-        while True:
-            now = self._clock()
-            with self._mutex:
-                used = now if len(self._waiters) else used
-                self.ended = self.ended or now - used > LINGER
-                if self.ended:
+    def wait(self, waiter: Waiter, bell: threading.Event, until: float) -> None:
+        """Block until *waiter* is called or the time is *until*."""
+        try:
+            self._bells[waiter.name] = bell  # before it is seen that another leads, who may be about to stop
+            while not waiter.called and (left := until - self._clock()) > 0:
+                bell.clear()
+                if self._leads(waiter):
+                    self._read(left)
+                elif not waiter.called:
+                    bell.wait(left)
+        finally:
+            self._bells.pop(waiter.name, None)
+            self._used = self._clock()
+            self._step_down(waiter)
+
+    def _leads(self, waiter: Waiter) -> bool:
+        with self._mutex:
+            if self._leader is None and self._again and not self._closed:
+                self._leader = waiter
+            return self._leader is waiter
+
+    def _step_down(self, waiter: Waiter) -> None:
+        """Leave the lead to somebody who waits; whoever was to take it and is gone itself has it passed on."""
+        with self._mutex:
+            if self._leader is waiter:
+                self._leader = None
+            if self._leader is None:
+                if self._closed:
+                    self._drop_all()
+                for bell in self._bells.copy().values():
+                    bell.set()
                     break
-            self._connect_missing(now)
-            self._read_ready(self._poll())
-            self._seat_arrivals()
-        self._drop_all()
+
+    def close(self) -> None:
+        """Drop the connections, or have the one who reads them do it."""
+        with self._mutex:
+            self._closed = True
+            self._waiters.listening.clear()  # now, because the connections that take their place will fill it
+            if self._leader is None:
+                self._drop_all()
+            else:
+                self._wake()
+
+    def forked(self) -> None:
+        """In a forked child: nobody leads, and the mutex is free."""
+        self._mutex, self._leader = threading.Lock(), None
+
+    def _read(self, left: float) -> None:
+        """Wait for something to happen, for at most so many seconds, and deal with it."""
+        self._connect_missing(self._clock())
+        for node in self._poll(left):
+            self._read_link(node)
+        self._seat_arrivals()
+        if self._closed:
+            with self._mutex:
+                self._leader = None
+                self._drop_all()
 
     def _connect_missing(self, now: float) -> None:
         for node in self._again.keys() - self._links.keys() - self._connecting:
@@ -195,13 +253,24 @@ class Reader(threading.Thread):
             if self._nodes[node].instant:
                 self._connect(node)
             else:
-                threading.Thread(target=self._connect, args=(node,), name="django_redlock connect", daemon=True).start()
+                self._start_to_connect(node)
+
+    def _start_to_connect(self, node: int) -> None:
+        thread = threading.Thread(target=self._connect, args=(node,), name="django_redlock connect", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there are too many; who waits asks again by itself
+            self._arrived.append((node, LinkError("unreachable")))
+        except BaseException:
+            if not thread.is_alive():
+                self._connecting.discard(node)
+            raise
 
     def _connect(self, node: int) -> None:
         link: HintLink | LinkError
         try:
             link = self._nodes[node].listen(
-                self._waiters.process, CONNECT_TIMEOUT, lambda name: self._waiters.hint(node, name)
+                self._waiters.process, CONNECT_TIMEOUT, lambda name: self._called_elsewhere(node, name)
             )
         except LinkError as error:
             link = error
@@ -210,45 +279,56 @@ class Reader(threading.Thread):
             link = LinkError("unreachable")
         self._arrived.append((node, link))
         self._wake()
-        if self.ended:
-            self._drop_arrivals()  # the thread may be gone, and nobody else would
+        if self._closed:
+            self._drop_arrivals()  # nobody else would
+
+    def _called_elsewhere(self, node: int, name: str) -> None:
+        """Take a hint in a thread that may not be the one that reads, which is then woken."""
+        self._waiters.hint(node, name)
+        self._wake()
 
     def _seat_arrivals(self) -> None:
         while self._arrived:
-            node, link = self._arrived.popleft()
-            self._connecting.discard(node)
+            node, link = self._arrived[0]  # it stays until it is seated: this may be interrupted
             if isinstance(link, LinkError):
                 self._again[node] = self._clock() + RETRY
             else:
                 self._links[node] = link
-                self._waiters.reached(node)
+                with self._mutex:
+                    if not self._closed:
+                        self._waiters.reached(node)
+            self._connecting.discard(node)
+            self._arrived.popleft()
 
-    def _poll(self) -> set[int]:
+    def _poll(self, left: float) -> list[int]:
         """Wait for something to happen; returns the nodes that have something to say."""
         if self._arrived:
-            return set()
+            return []
         poll = select.poll()
         poll.register(self._waker[0], select.POLLIN)
         nodes: dict[int, int] = {}
-        for node, link in list(self._links.items()):
+        for node, link in self._links.items():
             with suppress(LinkError):
                 if link.fileno() >= 0:
                     nodes[link.fileno()] = node
                     poll.register(link.fileno(), select.POLLIN)
-        ready = {nodes[fd] for fd, _ in poll.poll(RETRY * 1000) if fd in nodes}
-        with suppress(OSError):
-            self._waker[0].recv(4096)
+        fds = [fd for fd, _ in poll.poll(ceil(min(left, RETRY) * 1000))]
+        ready = [nodes[fd] for fd in fds if fd in nodes]
+        if len(ready) < len(fds):
+            with suppress(OSError):
+                self._waker[0].recv(4096)
         return ready
 
-    def _read_ready(self, ready: set[int]) -> None:
-        for node in ready:
-            try:
-                for name in self._links[node].read():
-                    self._waiters.hint(node, name)
-            except LinkError:
-                self._waiters.listening.discard(node)
-                self._links.pop(node).close()
-                self._again[node] = self._clock()
+    def _read_link(self, node: int) -> None:
+        try:
+            for name in self._links[node].read():
+                self._waiters.hint(node, name)
+        except LinkError:
+            with self._mutex:
+                if not self._closed:
+                    self._waiters.listening.discard(node)
+            self._again[node] = self._clock()
+            self._links.pop(node).close()
 
     def _wake(self) -> None:
         with suppress(OSError):
@@ -256,7 +336,6 @@ class Reader(threading.Thread):
 
     def _drop_all(self) -> None:
         self._drop_arrivals()
-        self._waiters.listening.clear()
         while self._links:
             self._links.popitem()[1].close()
         for end in self._waker:

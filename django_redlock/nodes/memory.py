@@ -52,7 +52,9 @@ class Queue:
 
     def head(self) -> str:
         """Return who is first in line, be it enrolled too long ago; empty if nobody is."""
-        return min(zip(self.stamps.values(), self.stamps, strict=True), default=(0, ""))[1]
+        if len(self.stamps) < 2:
+            return next(iter(self.stamps), "")
+        return min(zip(self.stamps.values(), self.stamps, strict=True))[1]
 
     def in_order(self) -> list[str]:
         """Return the waiters, those enrolled too long ago included."""
@@ -64,7 +66,8 @@ class Queue:
             return -1
         self.stamps.setdefault(waiter, stamp)
         self.enrolled[waiter] = until
-        return self.in_order().index(waiter)
+        rank = (self.stamps[waiter], waiter)
+        return sum([rank > other for other in zip(self.stamps.values(), self.stamps, strict=True)])
 
     def leave(self, waiter: str) -> bool:
         """Take *waiter* out; returns whether it was in line."""
@@ -267,7 +270,8 @@ class MemoryStore:
                 self._share(slug, request.nonce, request.value, request.ttl, now)
             else:
                 self._write(slug, request.value, request.ttl, now)
-        self._keep_or_pass_on(request, seated, now)
+        if seated:
+            self._keep_or_pass_on(request, seated, now)
         self._trim(now)
         if high < request.number <= time_us + request.ahead * 1e6:
             self._write_fence(request.slugs, request.number, request.keep, now)
@@ -278,7 +282,7 @@ class MemoryStore:
         """Return the names of which the waiter is first in line, and those for which it has to let others go first."""
         seated: list[str] = []
         queued: list[str] = []
-        for slug in request.slugs:
+        for slug in request.slugs if self._queues else ():
             queue = self._queue(request, slug)
             if queue is NOBODY or self._owner(slug, now) in ours:
                 continue
@@ -296,14 +300,17 @@ class MemoryStore:
     def _in_the_way(self, request: Acquire, slug: str, ours: set[str], now: float) -> bool:
         holder = self._holder(slug, now)
         if holder is None:
-            return False
+            return request.strict
         owner = holder[:NONCE_SIZE]
         return owner not in ours and not (request.shared and owner == SHARED)
 
     def _refuse(self, request: Acquire, others: list[str], queued: list[str], high: int, now: float) -> Reply:
-        lefts = [self._left(slug, now) for slug in others]
-        self._index.update({slug: float("inf") for slug, left in zip(others, lefts, strict=True) if left is None})
-        longest = None if None in lefts else max((left for left in lefts if left is not None), default=0.0)
+        longest: float | None = 0.0
+        for slug in others:
+            left = self._left(slug, now)
+            if left is None:
+                self._index[slug] = float("inf")
+            longest = None if left is None or longest is None else max(left, longest)
         detail = (self._holder(others[0], now) or "")[NONCE_SIZE:] if others else ""
         place = self._stand_in_line(request, {*others, *queued}, now) if request.waiter else -1
         return Reply(Kind.BUSY if others else Kind.QUEUED, high, int(now * 1e6), longest, detail, place)
@@ -317,7 +324,9 @@ class MemoryStore:
         place = -1
         until = min(map(request.slugs.index, in_the_way)) + 1
         for slug in request.slugs[:until]:
-            line = self._queues.setdefault(request.queue or slug, Queue())
+            line = self._queue(request, slug)
+            if line is NOBODY:
+                line = self._queues[request.queue or slug] = Queue()
             place = max(place, line.enrol(request.waiter, request.stamp, now + ENROLMENT))
         for slug in request.slugs[until:]:
             self._leave(self._queue(request, slug), request.waiter)
@@ -392,11 +401,13 @@ class MemoryStore:
         if everybody:
             mine = [slug for slug in mine if self._fence(slug, now) <= request.token]
         others = [slug for slug in request.slugs if slug not in mine and self._holder(slug, now) is not None]
-        taken = any(everybody or not (request.shared and self._owner(slug, now) == SHARED) for slug in others)
+        taken = others and any(
+            everybody or not (request.shared and self._owner(slug, now) == SHARED) for slug in others
+        )
         free = [slug for slug in mine if self._let_go(request, slug, now)]
         if request.bury > 0:
             self._bury(request, {request.nonce}, now)
-        for slug in request.slugs:
+        for slug in request.slugs if self._queues else ():
             queue = self._queue(request, slug)
             if queue is NOBODY:
                 continue
@@ -410,7 +421,7 @@ class MemoryStore:
 
     def _bury(self, request: Release, nonces: Set[str], now: float) -> None:
         self._markers |= dict.fromkeys(nonces, now + request.bury)
-        self._revoked = self._revoked | nonces if request.revoke else self._revoked - nonces
+        (self._revoked.update if request.revoke else self._revoked.difference_update)(nonces)
 
     def _let_go(self, request: Release, slug: str, now: float) -> bool:
         """End one holder's hold; returns whether the name is free now."""

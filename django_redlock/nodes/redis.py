@@ -322,15 +322,18 @@ class RedisLink:
 
 
 class RedisHintLink:
-    """A connection that has subscribed to the channel of a process."""
+    """A connection that has subscribed to the channel of a process; what comes on it is read without redis-py."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
+        self._early = self._drain()
+        self._messages = Replies(connection._parser.parse_error)
+        self._sock: socket.socket | None = connection._sock
+        if self._sock is not None:
+            self._sock.setblocking(False)
 
-    def fileno(self) -> int:
-        return fileno(self._connection)
-
-    def read(self) -> list[str]:
+    def _drain(self) -> list[str]:
+        """Return whom the messages name that redis-py has read behind the reply to the subscription."""
         told = []
         try:
             while readable(self._connection):
@@ -340,7 +343,33 @@ class RedisHintLink:
             raise LinkError(describe(error)) from None
         return told
 
+    def fileno(self) -> int:
+        return fileno(self._connection)
+
+    def read(self) -> list[str]:
+        told, self._early = self._early, []
+        try:
+            self._feed()
+            while (message := self._messages.next()) is not PARTIAL:
+                told.append(hinted(message))
+        except BROKEN as error:
+            raise LinkError(describe(error)) from None
+        return told
+
+    def _feed(self) -> None:
+        """Take what has come; several times, because of what TLS holds back no poll tells."""
+        while self._sock is not None:
+            try:
+                data = self._sock.recv(READ_SIZE)
+            except BLOCKED:
+                return
+            if not data:
+                raise LinkError("closed")
+            self._messages.feed(data)
+        raise LinkError("closed")
+
     def close(self) -> None:
+        self._sock = None
         self._connection.disconnect()
 
 
@@ -362,7 +391,9 @@ class AsyncRedisHintLink:
 
 def hinted(message: Any) -> str:
     """Return the waiter that a message of a channel names."""
-    return message[2].decode("utf-8", "replace") if message[0] == b"message" else ""
+    if not isinstance(message, list) or len(message) < 3 or message[0] != b"message":
+        return ""
+    return str(message[2], "utf-8", "replace")
 
 
 def fileno(connection: AbstractConnection) -> int:

@@ -65,7 +65,7 @@ class Replies:
             return PARTIAL, start
         line, end = data[start + 1 : end], end + 2
         if kind == b"$":
-            return read_string(data, end, length(line))
+            return read_string(data, end, int(line) if line.isdigit() else length(line))
         if kind == b"-":
             return self._error(line.decode("utf-8", "replace")), end
         if kind == b":":

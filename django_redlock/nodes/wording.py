@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from ..core.messages import ENROLMENT, SHOWN_WAITERS, Acquire, Extend, Raise, Release, Request, Survey
-from ..core.parts import split
+from ..core.parts import many, split
 
 
 class Script:
@@ -73,7 +73,11 @@ class Wording:
         key = -id(request) if in_full else id(request)
         data = packed.get(key)
         if data is None:
-            data = packed[key] = b"".join([resp(self._command(part, in_full)) for part in split(request)])
+            if many(request):
+                data = b"".join([resp(self._command(part, in_full)) for part in split(request)])
+            else:
+                data = resp(self._command(request, in_full))
+            packed[key] = data
         return data
 
     def _command(self, request: Request, in_full: bool) -> list[str]:
@@ -91,11 +95,11 @@ class Wording:
     # The keys that a request touches and what else its script needs, both in the script's order
 
     def _acquire(self, request: Acquire) -> tuple[list[str], list[str]]:
-        slugs, nonce, value, ttl, number, keep, ahead, adopt, waiter, stamp, barge, shared, queue = request
+        slugs, nonce, value, ttl, number, keep, ahead, adopt, waiter, stamp, barge, shared, queue, strict = request
         keys = [self._index, self._marker(nonce), *self._keys(slugs, "hfqs", shared, queue)]
         timing = [ms(ttl), str(number), ms(keep), micros(ahead)]
         waiting = [waiter, str(stamp), ms(ENROLMENT)]
-        flags = [flag(barge), flag(shared), flag(request.passing)]
+        flags = [flag(barge), flag(shared), flag(request.passing), flag(strict)]
         return keys, [nonce, value, *timing, adopt, self.prefix, *waiting, *flags]
 
     def _raise(self, request: Raise) -> tuple[list[str], list[str]]:

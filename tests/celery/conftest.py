@@ -17,6 +17,8 @@ from kombu.transport.memory import Channel
 
 from django_redlock import locks
 from django_redlock.celery import singleton_task
+from django_redlock.celery.slots import RECEIVED_HEADER
+from django_redlock.nodes.gather import steady
 from django_redlock.nodes.memory import MemoryNode, forget_nodes
 
 
@@ -69,12 +71,13 @@ class Worker:
         with self.app.connection_for_read() as connection:
             return connection.default_channel.basic_get("celery", no_ack=True)
 
-    def run(self, message: Any = None, *, redelivered: bool = False) -> str:
-        """Run a message, or the next one; returns the state in which it ended."""
+    def run(self, message: Any = None, *, redelivered: bool = False, kept: float = 0.0) -> str:
+        """Run a message, or the next one, which a worker has had for some seconds; returns the state it ended in."""
         message = message or self.take()
         args, kwargs, embed = message.payload
         info = {"exchange": "", "routing_key": "celery", "redelivered": redelivered}
         request = {**message.headers, "delivery_info": info, "is_eager": False, **embed}
+        request[RECEIVED_HEADER] = steady() - kept
         task = self.app.tasks[message.headers["task"]]
         traced = build_tracer(task.name, task, app=self.app)(message.headers["id"], args, kwargs, request)
         return str(traced.info.state if traced.info else states.SUCCESS)

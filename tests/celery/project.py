@@ -166,6 +166,13 @@ def endless_long(what: str) -> None:
     endless.run(what)
 
 
+@singleton_task(lease=60.0, time_limit=1, acks_late=True)
+def endless_late(what: str) -> None:
+    """Carry on until stopped, with late acknowledgement."""
+    stage(what).say("started")
+    stage(what).wait()
+
+
 @singleton_task(bind=True, lease=30.0)
 def once_more(self: Any, what: str) -> str:
     if not self.request.retries:

@@ -7,8 +7,11 @@ from celery.exceptions import TaskRevokedError
 
 from django_redlock import locks
 from django_redlock.celery import DuplicateTask
+from django_redlock.core.messages import Survey
+from django_redlock.core.names import slug
 
 from .slots import NAME, names
+from .workers.real import until
 
 
 def test_running_sends_every_call(make, worker):
@@ -224,3 +227,20 @@ def test_direct_calls_can_be_locked(make, worker):
         task(7)
     assert seen == [{NAME}]
     assert names() == set()
+
+
+def test_node_that_misses_how_a_waiting_slot_becomes_a_held_one(make, worker, memory_nodes):
+    """
+    It forgets the waiting call as soon as it can be reached, and not after ``queue_ttl``. C101 L38
+    """
+    task = make(scope="queued", hold_for=60)
+    task.delay(7)
+    memory_nodes[2].down = True
+    worker.run()
+    held = [node.store.execute(Survey((slug(NAME),))).rows[0].value for node in memory_nodes]
+
+    memory_nodes[2].down = False
+
+    assert len({*held}) == 2
+    until(lambda: not memory_nodes[2].store.execute(Survey((slug(NAME),))).rows[0].value, timeout=30)
+    assert task.singleton.holder(7).state == "held"

@@ -25,11 +25,12 @@ class Attempt:
         waiter: str = "",
         limit: int = 1,
         nonce: str = "",
+        term: float = 10.0,
         **options: Any,
     ) -> None:
         rules = Rules(nodes, **{"ttl": 10.0, **options})
         nonces = iter(f"{number:032x}" for number in range(1, 100))
-        wanted = Wanted(("a",), 10.0, wait, Owner(), nonce, limit=limit)
+        wanted = Wanted(("a",), term, wait, Owner(), nonce, limit=limit)
         self.floor = Floor()
         self.acquisition = Acquisition(wanted, rules, self.floor, lambda: next(nonces), lambda: 0.5, waiter)
         self.time = 100.0
@@ -203,6 +204,17 @@ def test_release_goes_to_all_that_may_have_granted_and_buries_what_is_unanswered
     assert (undo.timeout, undo.farewell) == (0.0, True)
 
 
+def test_marker_lasts_no_longer_than_a_lease_may():
+    """C34: the marker of a refused place in a queue is gone in a minute, also if the place would last for an hour."""
+    attempt = Attempt(term=3600.0, max_ttl=60.0)
+    attempt.reply("x", "x", "x")
+
+    undo = attempt.go_on()
+
+    assert {node: request.bury for node, request in undo.requests.items()} == {3: 60.0, 4: 60.0}
+    assert undo.lasting == 3600.0
+
+
 def test_node_that_never_got_the_request_is_known():
     """L8, P23: it needs no release, unless it has the waiter in its queue or something of an earlier hold."""
     once = Attempt()
@@ -324,6 +336,21 @@ def test_waiter_keeps_its_place_between_two_attempts():
     assert {node: request.leaving for node, request in back.requests.items()} == {0: "", 4: ""}
 
 
+@pytest.mark.parametrize(("waiter", "hears"), [("p|1", True), ("", False)])
+def test_who_waits_hears_out_the_nodes_that_have_not_refused_it_yet(waiter: str, hears: bool):
+    """P28: there is nothing to take back from a node whose refusal came last; who does not wait is told at once."""
+    attempt = Attempt(wait=None, waiter=waiter)
+    for node in range(3):
+        attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=0))
+    assert (attempt.step.closed, attempt.step.unheard) == (True, hears)
+
+    for node in (3, 4):
+        attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=0))
+
+    assert not attempt.step.unheard
+    assert isinstance(attempt.go_on(), Pause)
+
+
 def test_waiter_that_is_cut_off_gives_up_its_place():
     """P27: who cannot reach a quorum must not be first in line on the nodes that it does reach."""
     attempt = Attempt(wait=None, waiter="p|1")
@@ -359,6 +386,41 @@ def test_waiter_acts_on_hints_from_a_quorum_of_nodes():
     waiter = Waiter("p|1", 3)
 
     assert [waiter.hear(node) for node in (0, 0, 4, 0, 2)] == [False, False, False, False, True]
+
+    waiter.attend()
+    assert not waiter.called
+
+
+def test_waiter_is_not_called_by_what_it_gave_back():
+    """P28: nodes that granted in vain would grant again, and call it for that; it asks when one more calls."""
+    waiter = Waiter("p|1", 3)
+
+    waiter.gives_back({0, 1, 2})
+    assert [waiter.hear(node) for node in (0, 1, 2, 3)] == [False, False, False, True]
+
+    waiter.attend()
+    waiter.gives_back({0})
+    assert [waiter.hear(node) for node in (0, 3, 4)] == [False, False, True]
+
+
+def test_grants_without_votes_are_followed_by_the_pause_of_a_contender():
+    """P24, P28: who is first in line and lacks only votes is told by nobody when there are some: it asks soon again."""
+    attempt = Attempt(nodes=5, wait=None, waiter="p|1")
+    attempt.reply(A, A, Kind.NO_VOTE, Kind.NO_VOTE)
+    attempt.step.receive(4, Reply(Kind.QUEUED, place=1))
+
+    pause = attempt.proceed(0.001)
+
+    assert isinstance(pause, Pause)
+    assert pause.seconds == pause.told <= 0.5
+
+
+def test_waiter_that_may_have_missed_hints_asks_once_more():
+    """L46: nodes may have called it before they could be heard."""
+    waiter = Waiter("p|1", 3)
+
+    waiter.recall()
+    assert waiter.called
 
     waiter.attend()
     assert not waiter.called

@@ -49,6 +49,7 @@ requests = st.one_of(
         st.booleans(),
         shared,
         queues,
+        st.sampled_from([False, False, True]),
     ).map(lambda request: one_queue(request._replace(value=f'{request.nonce}{{"host":"h"}}'))),
     st.builds(Raise, slugs, nonces, numbers, keeps, shared),
     st.builds(Extend, st.lists(terms, min_size=1, max_size=3).map(tuple), keeps),

@@ -523,6 +523,21 @@ def test_waiting_sends_no_command_that_blocks_on_the_server(nodes: Servers):
     assert not {name for name in used if name.startswith(("b", "wait", "xread")) or "keys" in name}
 
 
+async def connected(manager: LockManager, flavour: Flavour) -> None:
+    """Connect to all nodes: the first lock of a process is decided without those that take their time."""
+    until, answers = time.monotonic() + 30, 0
+    while answers < len(manager.nodes):
+        assert time.monotonic() < until
+        replies = manager.survey(count=1) if isinstance(flavour, Blocking) else await manager.asurvey(count=1)
+        answers = sum(bool(reply.time) for reply in replies.values())
+
+
+def owner_on(node: Server, key: str) -> str:
+    """Return the token of who holds a key on one node; empty if nobody does."""
+    with node.client() as client:
+        return (client.get(key) or "")[:32]
+
+
 async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour: Flavour):
     """L38: its connection broke with the release on the way; the node is told again, in the background."""
     with FaultProxy(nodes[0].url) as proxy:
@@ -642,6 +657,81 @@ async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(nodes:
     await eventually(lambda: not [one for one in threading.enumerate() if "courier" in one.name])
     await flavour.close(manager)
     manager.close()
+
+
+@pytest.mark.parametrize("thawed", ["before the release", "after the release"])
+@pytest.mark.parametrize("link", ["a link to it", "no link to it", "a link that broke"])
+async def test_takeover_that_a_node_missed(nodes: Servers, flavour: Flavour, thawed: str, link: str):
+    """L4, L38: it is told that the hold before is over, however long that was to last, when it can be reached again."""
+    with FaultProxy(nodes[2].url) as proxy:
+        urls = [*nodes.urls[:2], proxy.url]
+        before, after = real_manager(urls), real_manager(urls)
+        for manager in [before] if link == "no link to it" else [before, after]:
+            await connected(manager, flavour)
+        left = await flavour.acquire(before.lock("a", ttl=7200, detached=True))
+        await eventually(lambda: has_key(nodes[2], "t:{a}:h"))
+        nodes[2].freeze()
+
+        lease = await flavour.acquire(after.lock("a", ttl=10, adopt=left.token, renew=False))
+        if link == "a link that broke":
+            proxy.reset()
+        if thawed == "before the release":
+            nodes[2].thaw()
+            await eventually(lambda: owner_on(nodes[2], "t:{a}:h") != left.token)
+            await eventually(lambda: not after.courier)
+            await flavour.extend(lease)  # gives it back to a node that lacks it
+            await eventually(lambda: owner_on(nodes[2], "t:{a}:h") == lease.token)
+        assert await flavour.release(lease) == "released"
+        if thawed == "after the release":
+            nodes[2].thaw()
+
+        await eventually(lambda: not after.courier)
+        for node in nodes[:3]:
+            await eventually(lambda node=node: not has_key(node, "t:{a}:h"))
+        for manager in (before, after):
+            await flavour.close(manager)
+            manager.close()
+
+
+async def test_takeover_overtakes_the_request_of_the_hold_before(nodes: Servers, flavour: Flavour):
+    """L9: a node that is frozen from before the first hold on does not get that when it is over, in whatever order."""
+    before, after = real_manager(nodes.urls[:3]), real_manager(nodes.urls[:3])
+    for manager in (after, before):  # the node reads first what came over the older connection
+        await connected(manager, flavour)
+    nodes[2].freeze()
+    left = await flavour.acquire(before.lock("a", ttl=7200, detached=True))
+    lease = await flavour.acquire(after.lock("a", adopt=left.token))
+    await flavour.release(lease)
+
+    nodes[2].thaw()
+
+    await eventually(lambda: has_key(nodes[2], f"t:x:{left.token}"))  # it refuses what may have come too late
+    await eventually(lambda: not has_key(nodes[2], "t:{a}:h"))
+    for manager in (before, after):
+        await flavour.close(manager)
+        manager.close()
+
+
+async def test_release_by_token_reaches_a_node_later(nodes: Servers, flavour: Flavour):
+    """L38: also when it was sent over a link that turned out later to be broken."""
+    with FaultProxy(nodes[2].url) as proxy:
+        manager = real_manager([*nodes.urls[:2], proxy.url])
+        await connected(manager, flavour)
+        lease = await flavour.acquire(manager.lock("a", ttl=7200, detached=True))
+        await eventually(lambda: has_key(nodes[2], "t:{a}:h"))
+        manager.lock("warm up").acquire().release()
+        proxy.black_hole("requests")
+
+        assert manager.release("a", lease.token) == "released"
+        assert has_key(nodes[2], "t:{a}:h")
+        proxy.reset()
+        proxy.heal()
+        manager.lock("the next").acquire().release()
+
+        await eventually(lambda: not has_key(nodes[2], "t:{a}:h"))
+        await eventually(lambda: not manager.courier)
+        await flavour.close(manager)
+        manager.close()
 
 
 async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour: Flavour):

@@ -357,6 +357,71 @@ async def test_slow_node_does_not_hold_up_the_line(nodes: Servers, flavour: Flav
         manager.close()
 
 
+async def test_refusal_of_a_slow_node_is_heard_out(nodes: Servers, flavour: Flavour, monkeypatch: Any):
+    """P28: who waits takes nothing back from a node that has only refused it a little later than the others."""
+    monkeypatch.setattr(acquisition, "PATIENCE", 20.0)
+    with FaultProxy(nodes[0].url) as proxy, nodes[0].client() as client:
+        manager = real_manager([proxy.url, *nodes.urls[1:]])
+        holder = await flavour.acquire(manager.lock("a"))
+        proxy.delay(0.05)
+        client.config_resetstat()
+        line = Line(flavour, manager)
+        task = await line.join(0)
+        hints = manager._hints if isinstance(flavour, Blocking) else manager._loop_side().hints
+        await eventually(lambda: len(hints.waiters) == 1)
+
+        stats = client.info("commandstats")
+
+        assert "cmdstat_publish" not in stats
+        assert stats.get("cmdstat_del", {"calls": 0})["calls"] == 0
+        assert "cmdstat_set" not in stats  # a release that comes too early leaves a marker
+        proxy.delay(0.0)
+        await flavour.release(holder)
+        await asyncio.wait_for(task, 20)
+        await flavour.close(manager)
+        manager.close()
+
+
+async def test_waiters_of_a_process_take_turns_in_reading_the_hints(nodes: Servers, monkeypatch: Any):
+    """L45, P27: the time of the one who reads for all is over, and another goes on reading, and so on."""
+    monkeypatch.setattr(acquisition, "POLL", 30.0)
+    manager = real_manager(nodes.urls[:3])
+    holder = manager.lock("a", ttl=30.0).acquire()
+    line = Line(Blocking(), manager, manager.lock("a", wait=60))
+    first = await asyncio.to_thread(Waiting, manager, 0.5)
+    await eventually(lambda: manager._hints.waiters.told and waiting(manager) == 1)
+    tasks = [await line.join(number) for number in range(3)]
+
+    assert await asyncio.to_thread(first.outcome) is LockTakenError
+    before = threading.active_count()
+    holder.release()
+    await asyncio.wait_for(asyncio.gather(*tasks), 20)
+
+    assert line.served == [0, 1, 2]
+    assert threading.active_count() <= before
+    manager.close()
+
+
+class Waiting(threading.Thread):
+    """Waits for so long; it is the first, so it reads for all."""
+
+    def __init__(self, manager: LockManager, seconds: float) -> None:
+        super().__init__()
+        self._lock = manager.lock("a", wait=seconds)
+        self._outcome: type[Exception] | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._lock.acquire()
+        except LockTakenError as error:
+            self._outcome = type(error)
+
+    def outcome(self) -> type[Exception] | None:
+        self.join(30)
+        return self._outcome
+
+
 async def test_hints_end_with_the_manager(nodes: Servers):
     """L40: no thread and no connection is left when the last lease is released and the manager is closed."""
     before = set(threading.enumerate())
@@ -386,15 +451,12 @@ async def test_call_that_comes_before_the_wait_is_heard(manager: Manager, monkey
     await first
     monkeypatch.setattr(acquisition, "POLL", 60.0)
     holder = one.lock("a", ttl=60.0).acquire()
-    ask, waiters = one.ask, one._hints.waiters
+    ask = one.ask
 
     def ask_and_be_called(ballot: Ballot) -> None:
         ask(ballot)
         monkeypatch.undo()
-        holder.release()
-        until = time.monotonic() + 10
-        while not any(waiter.called for waiter in waiters._expected.values()) and time.monotonic() < until:
-            time.sleep(0.001)
+        holder.release()  # with their replies, a quorum of nodes has also called the next in line
         monkeypatch.setattr(acquisition, "POLL", 60.0)
 
     monkeypatch.setattr(one, "ask", ask_and_be_called)

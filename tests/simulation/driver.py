@@ -122,6 +122,7 @@ class Process(Computer):
         super().__init__(world, name)
         self.rules = rules
         self.shared = world.random.random() < 0.5
+        self._owner = Owner(host=name)
         self.admission = Admission(rules, tuple(machine.name for machine in machines), self.clock, self.wall)
         self.floor = Floor()
         self.breakers = Breakers(len(machines))
@@ -159,38 +160,33 @@ class Process(Computer):
 
         When it is cancelled it takes back what it asked for: a thread waits for that, a task cannot.
         """
-        wanted = Wanted(names, TTL, wait, Owner(host=self.name), limit=limit, shared=shared)
+        wanted = Wanted(names, TTL, wait, self._owner, limit=limit, shared=shared)
         waiter = self._waiters.new_name() if wait != 0 else ""
         acquisition = Acquisition(wanted, self.rules, self.floor, self._fresh_nonce, self.world.random.random, waiter)
+        began, steps = self.world.now, acquisition.steps(self.instant())
+        step = next(steps)
         try:
-            return (yield from self._run(wanted, acquisition))
+            while True:
+                if isinstance(step, Ballot):
+                    yield self.breathe()
+                    yield from self.ask(step)
+                    yield self.breathe()
+                elif waiter:
+                    yield from self._wait_for_turn(acquisition.waiter, step)
+                else:
+                    yield Sleep(step.seconds)
+                now = self.world.now
+                step = steps.send(self.instant())
+                if isinstance(step, Ballot) and isinstance(next(iter(step.requests.values()), None), Acquire):
+                    began = now
+        except StopIteration as stop:
+            return self._held(wanted, stop.value, began)
         except Cancelled:
             self.world.log(self.name, "is cancelled", *names)
             yield from self.ask(acquisition.undo(0.0 if self.shared else self.rules.timeout(TTL)))
             raise
         finally:
             self._waiters.leave(acquisition.waiter)
-
-    def _run(self, wanted: Wanted, acquisition: Acquisition) -> Routine:
-        began, waiter = self.world.now, acquisition.waiter.name
-        steps = acquisition.steps(self.instant())
-        step = next(steps)
-        while True:
-            if isinstance(step, Pause) and waiter:
-                yield from self._wait_for_turn(acquisition.waiter, step)
-            elif isinstance(step, Pause):
-                yield Sleep(step.seconds)
-            else:
-                yield self.breathe()
-                yield from self.ask(step)
-                yield self.breathe()
-            now = self.world.now
-            try:
-                step = steps.send(self.instant())
-            except StopIteration as stop:
-                return self._held(wanted, stop.value, began)
-            if isinstance(step, Ballot) and any(isinstance(request, Acquire) for request in step.requests.values()):
-                began = now
 
     def renew(self, lease: Lease) -> None:
         """Have a lease extended whenever it is due, until it ends."""
@@ -291,32 +287,60 @@ class Process(Computer):
             self._waiters.listening.discard(node)
             self.after(RETRY, self._listen, machine)
 
-        world.at(self._faults.passes(self, machine), subscribe, where=machine)
+        machine.at(self._faults.passes(self, machine), subscribe)
 
     # What django_redlock.nodes.gather does
 
-    def ask(self, ballot: Ballot) -> Routine:
-        """Carry out one round, and have releases brought to the nodes that missed them."""
+    def ask(self, ballot: Ballot, apart: Bundle | None = None) -> Routine:
+        """Carry out one round, on links *apart* from all others or not; have releases brought to who missed them."""
         if not ballot.requests:
             return
-        bundle = self._bundles[0] if self.shared else self._bundles.pop() if self._bundles else Bundle()
+        bundle = apart or (self._bundles[0] if self.shared else self._bundles.pop() if self._bundles else Bundle())
+        now = self.clock()
+        deadline, fresh = now + ballot.timeout, not bundle.seats
+        self._send_all(bundle, ballot, now)
         try:
-            yield from self._ask(bundle, ballot)
+            while ballot.timeout and not ballot.closed and now < deadline and self._expects(bundle, ballot):
+                yield from self._wait(bundle, deadline - now)
+                now = self.clock()
+            if ballot.timeout and not ballot.closed:
+                self._time_out(bundle, ballot)
+            until = now + min(GRACE, ballot.timeout)
+            while fresh and bundle.connecting and now < until:
+                yield from self._wait(bundle, until - now)
+                now = self.clock()
+            until = now + ballot.patience
+            while ballot.closed and ballot.unheard and now < until and self._expects(bundle, ballot):
+                yield from self._wait(bundle, until - now)
+                now = self.clock()
         except Cancelled:
             self._interrupted(bundle, ballot)
             raise
-        if not self.shared:
+        self._end(bundle, ballot)
+        bundle.used = now
+        if not self.shared and not apart:
             self._bundles.append(bundle)
         if ballot.lasting:
             for node in ballot.missed():
-                self.spawn(self._bring(node, ballot.requests[node], self.clock() + ballot.lasting))
+                self.spawn(self._bring(node, ballot.requests[node], now + ballot.lasting))
 
-    def _interrupted(self, bundle: Bundle, ballot: Ballot) -> None:
-        """End a round before it is over: a thread's links are in a state that nobody knows, those of a loop are not."""
+    def _send_all(self, bundle: Bundle, ballot: Ballot, now: float) -> None:
+        ballot.doubted = self.admission.doubted
+        self._oracles.first_byte(ballot, now)
+        self._settle(bundle, now)
+        resting = set() if ballot.farewell else self.breakers.resting(ballot, now)
+        for node in ballot.requests:
+            self._start(bundle, ballot, node, now, resting)
+
+    def _end(self, bundle: Bundle, ballot: Ballot) -> None:
         ballot.close()
         for waiting in bundle.connecting.values():
             if ballot in waiting:
                 waiting.remove(ballot)
+
+    def _interrupted(self, bundle: Bundle, ballot: Ballot) -> None:
+        """End a round before it is over: a thread's links are in a state that nobody knows, those of a loop are not."""
+        self._end(bundle, ballot)
         for seat in list(bundle.seats.values()) if not self.shared else ():
             self._unseat(bundle, seat, "closed")
 
@@ -325,38 +349,11 @@ class Process(Computer):
         pause = FIRST_PAUSE
         while self.clock() < until:
             parcel = Ballot({node: request}, lambda replies: False, CONNECT_TIMEOUT, farewell=True)
-            yield from self._ask(Bundle(), parcel)
+            yield from self.ask(parcel, apart=Bundle())
             if not parcel.missed():
                 return
             yield Sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
-
-    def _ask(self, bundle: Bundle, ballot: Ballot) -> Routine:
-        """Send, and wait until the round is decided, everyone replied, or its time is over."""
-        ballot.doubted = self.admission.doubted
-        now = self.clock()
-        self._oracles.first_byte(ballot, now)
-        deadline, fresh = now + ballot.timeout, not bundle.seats
-        self._settle(bundle, now)
-        resting = set() if ballot.farewell else self.breakers.resting(ballot, now)
-        for node in ballot.requests:
-            self._start(bundle, ballot, node, now, resting)
-        while ballot.timeout and not ballot.closed:
-            left = deadline - self.clock()
-            if left <= 0 or not self._expects(bundle, ballot):
-                break
-            yield from self._wait(bundle, left)
-        if ballot.timeout and not ballot.closed:
-            self._time_out(bundle, ballot)
-        if fresh:
-            until = self.clock() + min(GRACE, ballot.timeout)
-            while bundle.connecting and (left := until - self.clock()) > 0:
-                yield from self._wait(bundle, left)
-        ballot.close()
-        for waiting in bundle.connecting.values():
-            if ballot in waiting:
-                waiting.remove(ballot)
-        bundle.used = self.clock()
 
     def _wait(self, bundle: Bundle, left: float) -> Routine:
         task = self.current
@@ -378,7 +375,8 @@ class Process(Computer):
         """Bring a bundle up to date: links that arrived, replies it is owed, links that its nodes closed."""
         self._seat_arrivals(bundle)
         for seat in list(bundle.seats.values()):
-            self._read(seat)
+            if seat.inbox:
+                self._read(seat)
             ended = seat.wire.broken or seat.wire.boot != seat.wire.machine.boot
             if ended and (seat.owed or now - bundle.used > IDLE):
                 self._unseat(bundle, seat, "closed")
@@ -412,7 +410,10 @@ class Process(Computer):
 
     def _replied(self, bundle: Bundle, seat: Seat, reply: Reply) -> None:
         seat.inbox.append(reply)
-        self._happened(bundle, self._read, seat)
+        if self.shared or bundle.waiting:  # as _happened() does
+            self._read(seat)
+            for task in bundle.waiting:
+                task.wake()
 
     def _ended(self, bundle: Bundle, seat: Seat) -> None:
         self._happened(bundle, self._unseat_ended, bundle, seat)
@@ -476,7 +477,7 @@ class Process(Computer):
             else:
                 self.arrive(back, finish, None, "refused")
 
-        world.at(arrives, greet, where=machine)
+        machine.at(arrives, greet)
         self.arrive(gives_up, finish, None, "timeout")
 
     def _seat_arrivals(self, bundle: Bundle) -> None:

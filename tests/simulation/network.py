@@ -12,8 +12,9 @@ from .profiles import TTL, Profile
 from .world import EPOCH, Clock, Computer, Place, World
 
 if TYPE_CHECKING:
-    from .oracles import Oracles
+    from .oracles import Missing, Oracles
 
+NOBODY: "Missing" = frozenset()
 MOMENT = 0.0004  # seconds that a message takes as a rule
 
 
@@ -79,11 +80,11 @@ class Machine(Place):
 
     def miss(self, network: bool, call: Callable[..., object], args: tuple[Any, ...]) -> None:
         """Have it happen when the node goes on."""
-        self.world.at(self.stopped_until, call, *args, where=self)
+        self.at(self.stopped_until, call, *args)
 
     def execute(self, request: Request, repeated: bool) -> Reply:
         """Carry out a request in one atomic step."""
-        missing = self._oracles.before(self, request)
+        missing = self._oracles.missing(self, request) if isinstance(request, Extend) else NOBODY
         reply = self.store.execute(request)
         if self.world.trace is not None:
             self.world.log(self.name, describe(request), "->", reply.kind.name)
@@ -143,27 +144,30 @@ class Wire:
     def send(self, request: Request) -> None:
         """Send a request."""
         faults, world = self._faults, self._world
+        random, profile = world.random.random, self._profile
         if faults.on:
-            self._suffer()
+            if random() < profile.cut:
+                self._go_silent()
+            if random() < profile.reset:
+                self.client.arrive(world.now + world.random.uniform(0, 0.05), self._reset)
         if self.deaf:
             return
         arrives = faults.passes(self.client, self.machine)
         if arrives < self._last_out:
             arrives = self._last_out
         self._last_out = arrives
-        world.at(arrives, self._execute, request, False, where=self.machine)
-        if faults.on and world.random.random() < self._profile.repeat:
+        self.machine.at(arrives, self._execute, request, False)
+        if faults.on and random() < profile.repeat:
             late = arrives + world.random.expovariate(1 / TTL)
-            world.at(late, self._execute, request, True, where=self.machine)
+            self.machine.at(late, self._execute, request, True)
 
-    def _suffer(self) -> None:
-        """Go silent, or have a reset come, if chance has it."""
-        random, profile, world = self._world.random, self._profile, self._world
-        if random.random() < profile.cut:
-            self.deaf, self.mute = (True, self.mute) if random.random() < 0.5 else (self.deaf, True)
-            world.log(self.client.name, "cut off from", self.machine.name, "deaf" if self.deaf else "mute")
-        if random.random() < profile.reset:
-            self.client.arrive(world.now + random.uniform(0, 0.05), self._reset)
+    def _go_silent(self) -> None:
+        """Carry nothing any more in one direction."""
+        if self._world.random.random() < 0.5:
+            self.deaf = True
+        else:
+            self.mute = True
+        self._world.log(self.client.name, "cut off from", self.machine.name, "deaf" if self.deaf else "mute")
 
     def _execute(self, request: Request, repeated: bool) -> None:
         machine, client = self.machine, self.client

@@ -6,6 +6,7 @@ None of them asks the code under test whether it was right. The numbers are thos
 
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -73,7 +74,7 @@ class Vote:
     booted: float
 
 
-Missing = set[tuple[str, str]]
+Missing = Set[tuple[str, str]]
 """Names, and the nonces of those who hold them no longer on a node."""
 
 
@@ -132,10 +133,8 @@ class Oracles:
                 del self._accepted[node, slug]
         self._released.pop(machine.number, None)
 
-    def before(self, machine: "Machine", request: Request) -> Missing:
+    def missing(self, machine: "Machine", request: Extend) -> Missing:
         """Return what a request to extend finds to be lost."""
-        if not isinstance(request, Extend):
-            return set()
         return {
             (slug, term.nonce)
             for term in request.terms
@@ -165,11 +164,13 @@ class Oracles:
         """P3: numbers strictly increase, and only the holder has one accepted."""
         node = machine.number
         for slug in request.slugs:
-            if request.number <= self._accepted.get((node, slug), 0):
+            highest = self._accepted.get((node, slug), 0)
+            if request.number <= highest:
                 self.violated("node", f"P3: node {node} accepted {request.number} for {slug} after a greater one")
-            self._accepted[node, slug] = max(request.number, self._accepted.get((node, slug), 0))
-        if not all(has(machine, slug, request.nonce, request.shared) for slug in request.slugs):
-            self.violated("node", f"P3: node {node} accepted a number of one who does not hold it")
+            else:
+                self._accepted[node, slug] = request.number
+            if not has(machine, slug, request.nonce, request.shared):
+                self.violated("node", f"P3: node {node} accepted a number of one who does not hold it")
         self._votes[node, request.nonce].append(Vote(request.number, machine.booted))
 
     def _heals(self, machine: "Machine", term: Term, missing: Missing) -> None:

@@ -19,6 +19,9 @@ HEADS = "| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS)
 
 Run = tuple[Figures, list[Outcome]]
 
+CHUNK = 25  # schedules that a process is given at a time
+FEW = 5  # schedules after which to collect garbage: while it is little, it is still in the processor's cache
+
 
 class Runs:
     """
@@ -40,24 +43,28 @@ class Runs:
 
     def run(self, profile: Profile, seeds: range) -> Run:
         """Run a schedule for each seed; returns the figures of all, and those that failed."""
-        chunks = [seeds[first : first + 25] for first in range(0, len(seeds), 25)]
+        chunks = [seeds[first : first + CHUNK] for first in range(0, len(seeds), CHUNK)]
         return add(self._pool.map(partial(one_after_the_other, profile), chunks))
 
 
 def begin(path: list[str]) -> None:
-    """Prepare a process: schedules leave few cycles, and the collector would take a sixth of the time."""
+    """Prepare a process that does nothing but run schedules."""
     sys.path[:] = path
     gc.freeze()
-    gc.set_threshold(100_000)
+    gc.disable()  # what schedules leave is collected between them
 
 
 def one_after_the_other(profile: Profile, seeds: Iterable[int]) -> Run:
     """Run a few schedules in this process."""
-    outcomes = [run(profile, seed) for seed in seeds]
-    figures = Figures()
-    for outcome in outcomes:
+    figures, failed = Figures(), []
+    for number, seed in enumerate(seeds):
+        outcome = run(profile, seed)
         figures.add(outcome.figures)
-    return figures, [outcome for outcome in outcomes if outcome.failures]
+        if outcome.failures:
+            failed.append(outcome)
+        if number % FEW == FEW - 1:
+            gc.collect()
+    return figures, failed
 
 
 def add(runs: Iterable[Run]) -> Run:

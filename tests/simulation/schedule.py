@@ -133,8 +133,9 @@ class Schedule:
         self.busy = world.random.choice(BUSY)
         self.wishes = world.random.choice(THEMES)
         nodes, quorum = world.random.choice(profile.sizes)
+        quorum = quorum or majority(nodes)
         self.rules = Rules(nodes, quorum, ttl=TTL, max_ttl=TTL, **options)  # type: ignore[arg-type]
-        self.oracles = Oracles(world, nodes, quorum or majority(nodes), nodes > 2)
+        self.oracles = Oracles(world, nodes, quorum, nodes > 2)
         self.faults = Faults(world, profile)
         self.machines = [Machine(world, number, self.oracles) for number in range(nodes)]
         self.database = Database(world, profile, self.faults)

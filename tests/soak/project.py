@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from kombu.transport.redis import Channel, QoS
 
 from django_redlock.celery import singleton_task
 
 from .records import Records
 
 LEASE = 5.0  # seconds
+QUEUE_TTL = 7200.0  # seconds: a slot that is left behind is still there at the end
 KEYS = 200
 VISIBILITY = 10  # seconds after which the broker delivers again what nobody has acknowledged
 
@@ -38,7 +40,27 @@ def records(pid: int) -> Records:
     return Records(Path(os.environ["SOAK_RECORDS"]))
 
 
-@singleton_task(bind=True, lease=LEASE, queue_ttl=120.0, acks_late=True, reject_on_worker_lost=True)
+class WatchedQoS(QoS):
+    """Records what becomes of messages between Redis, as a broker, and this worker."""
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        super().append(message, delivery_tag)
+        records(os.getpid()).broker(delivery_tag, message.headers.get("id", ""), "noted")
+
+    def ack(self, delivery_tag: str) -> None:
+        records(os.getpid()).broker(delivery_tag, "", "acknowledged")
+        super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        if not requeue:
+            records(os.getpid()).broker(delivery_tag, "", "acknowledged")
+        super().reject(delivery_tag, requeue)
+
+
+Channel.QoS = WatchedQoS
+
+
+@singleton_task(bind=True, lease=LEASE, queue_ttl=QUEUE_TTL, acks_late=True, reject_on_worker_lost=True)
 def work(self: Any, key: int) -> int:
     """Work for a while, in steps; now and then for longer than a lease, now and then only at the second attempt."""
     book = records(os.getpid())

@@ -10,6 +10,7 @@ TABLES = """
 CREATE TABLE IF NOT EXISTS run (
     id INTEGER PRIMARY KEY, key INTEGER, task TEXT, pid INTEGER, began REAL, seen REAL, ended INTEGER DEFAULT 0
 );
+CREATE TABLE IF NOT EXISTS broker (id INTEGER PRIMARY KEY, tag TEXT, task TEXT, event TEXT);
 CREATE TABLE IF NOT EXISTS call (task TEXT PRIMARY KEY, key INTEGER, at REAL, accepted INTEGER);
 """
 
@@ -40,6 +41,17 @@ class Records:
     def seen(self, run: int, ended: bool = False) -> None:
         """Record that a body is still at work, or has done it."""
         self._database.execute("UPDATE run SET seen = ?, ended = ? WHERE id = ?", (time.monotonic(), ended, run))
+
+    def broker(self, tag: str, task: str, event: str) -> None:
+        """Record what a worker did with a message of the broker: ``noted`` or ``acknowledged``."""
+        self._database.execute("INSERT INTO broker (tag, task, event) VALUES (?, ?, ?)", (tag, task, event))
+
+    def broker_events(self, task: str) -> dict[str, str]:
+        """Return what was last done with each message of a task."""
+        rows = self._database.execute(
+            "SELECT tag, event FROM broker WHERE tag IN (SELECT tag FROM broker WHERE task = ?) ORDER BY id", (task,)
+        )
+        return dict(rows.fetchall())
 
     def called(self, key: int, task: str, accepted: bool) -> None:
         """Record what the caller was told."""

@@ -1,7 +1,7 @@
 """Show all that is known of one lock: what each node has, who holds it, who waits."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser, no_translations
 
@@ -21,6 +21,9 @@ from ..shown import (
     local,
     warn,
 )
+
+if TYPE_CHECKING:
+    from ...celery.explain import Explanation
 
 FREE = 1
 
@@ -48,7 +51,18 @@ class Command(OperatorCommand):
     def handle(self, *, name: str | None, using: str, format: str, task: str | None, **options: Any) -> None:
         """Ask the nodes by name and write what they say."""
         if task:
-            self.stdout.write(explained(task, options["given"], options["named"]))
+            if name is not None or format == "json" or using != DEFAULT_ALIAS:
+                raise CommandError(
+                    "--task explains a call in text, and the task says itself which alias it uses: leave out the name, "
+                    "--format and --using.",
+                    returncode=MISUSED,
+                )
+            found = explained(task, options["given"], options["named"])
+            self.stdout.write(found.text)
+            if found.state == "unknown":
+                raise CommandError("Too few nodes answer to say whether the slot is free.", returncode=NO_QUORUM)
+            if found.state == "free":
+                raise CommandError("The slot is free.", returncode=FREE)
             return
         if name is None:
             text = "Say which lock, redlock_inspect NAME, or which call, redlock_inspect --task TASK."
@@ -71,7 +85,7 @@ class Command(OperatorCommand):
             self.stdout.write(described(snapshot, lock))
 
 
-def explained(task: str, args: str, kwargs: str) -> str:
+def explained(task: str, args: str, kwargs: str) -> "Explanation":
     """Return what is known of the slot of a call of a singleton task."""
     from ...celery.explain import explain_call  # only here: it needs Celery
 

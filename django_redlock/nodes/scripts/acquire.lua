@@ -2,7 +2,7 @@
 -- KEYS: index, cancel marker; of all names the holders, the fences, the queues, the enrolments; if shared, the holders
 --       of each name
 -- ARGV: nonce, value, ttl ms, proposed token, fence keep ms ('' is for ever), ahead µs, nonce to adopt, prefix,
---       waiter ('' does not wait), its stamp, enrolment ms, barge, shared, passing ('1' or '')
+--       waiter ('' does not wait), its stamp, enrolment ms, barge, shared, passing, strict ('1' or '')
 local call, sub = redis.call, string.sub
 local index, marker = KEYS[1], KEYS[2]
 local nonce, value, ttl, number, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
@@ -49,6 +49,10 @@ for i = 1, names do
     if busy == nil or pttl == -1 or (left ~= -1 and pttl > left) then left = pttl end
     busy = busy or sub(current, 33)
     stop = stop or i
+  end
+  if not owner and ARGV[15] == '1' then
+    if busy == nil then left = 0 end
+    busy, stop = busy or '', stop or i
   end
   if shared then call('ZCARD', KEYS[r + i]) end
   if not ours and not plain then

@@ -221,6 +221,19 @@ def test_hard_time_limit_of_a_long_lease(worker, stage, what):
     assert until(free("endless_long", what), timeout=20) < 20
 
 
+def test_hard_time_limit_with_late_acknowledgement(worker, stage, what):
+    """
+    The child that is stopped for its limit does not give the slot to a message that never comes again. C65
+    """
+    result = task("endless_late").delay(what)
+    stage.hear("started")
+
+    with pytest.raises(TimeLimitExceeded):
+        result.get(timeout=10)
+
+    assert until(free("endless_late", what), timeout=30) < 30
+
+
 def test_unknown_task(worker, what):
     """
     A message whose task the worker does not know frees its slot when it is refused. C37

@@ -1,0 +1,310 @@
+"""What becomes of messages that come late, twice, without their header, or to a worker that cannot run them."""
+
+from dataclasses import replace
+
+import pytest
+from celery.exceptions import Ignore, Reject, TaskRevokedError
+
+from django_redlock import locks
+from django_redlock.celery import singleton_task
+from django_redlock.celery.slots import HEADER, Ticket
+
+from .slots import NAME, names
+
+# Late and double deliveries
+
+
+def test_first_copy_comes_to_its_turn_last(make, worker):
+    """
+    A message that waited in a worker until the broker gave a copy of it to another one is not run once more. C76 C79
+    """
+    runs = []
+    task = make(lambda self, shop_id: runs.append(shop_id), acks_late=True)
+    task.delay(7)
+    message = worker.take()
+
+    assert worker.run(message, redelivered=True) == "SUCCESS"
+    assert worker.run(message, kept=5.0) == "IGNORED"
+    assert (runs, names()) == ([7], set())
+
+
+def test_copy_of_an_attempt_that_was_retried(make, worker):
+    """
+    A late copy of a first attempt does not run beside or after the second one. C76 C79
+    """
+    runs = []
+
+    def body(self, shop_id):
+        runs.append(self.request.retries)
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+
+    task = make(body, acks_late=True, ignore_result=True)
+    task.delay(7)
+    message = worker.take()
+    worker.run(message)
+    worker.run()
+
+    assert worker.run(message, redelivered=True) == "IGNORED"
+    assert (runs, worker.headers) == ([0, 1], [])
+
+
+def test_copy_of_a_run_that_gave_its_slot_up(make, worker):
+    """
+    A body that frees its slot before it ends is done all the same when it has ended. C79
+    """
+    runs = []
+
+    def body(self, shop_id):
+        runs.append(shop_id)
+        self.singleton.release()
+
+    task = make(body, acks_late=True, ignore_result=True)
+    task.delay(7)
+    message = worker.take()
+
+    assert [worker.run(message), worker.run(message, redelivered=True)] == ["SUCCESS", "IGNORED"]
+    assert runs == [7]
+
+
+def test_worker_died_between_the_work_and_its_result(make, worker, memory_nodes):
+    """
+    A copy whose work is done, without a result, waits for it; if there is none after a while, it is done again. C77
+    """
+    runs = []
+    task = make(lambda self, shop_id: runs.append(shop_id), acks_late=True)
+    result = task.delay(7)
+    message = worker.take()
+    worker.run(message)
+    task.backend.forget(result.id)  # it was never stored
+
+    assert worker.run(message, redelivered=True) == "IGNORED"
+    assert len(worker.headers) == 1
+    for node in memory_nodes:
+        node.store.reset()  # the note is over
+    assert worker.run_all() == ["SUCCESS"]
+
+    assert (runs, result.state) == ([7, 7], "SUCCESS")
+
+
+def test_id_that_was_used_before(make, worker):
+    """
+    A message that waited for its equal runs also if its id is that of a task that is long over.
+    """
+    runs = []
+    task = make(lambda self, shop_id: runs.append(shop_id), on_overlap="wait")
+    for _ in range(2):
+        task.apply_async((7,), task_id="nightly")
+        with locks["default"].lock(NAME, ttl=30, wait=0):
+            assert worker.run() == "IGNORED"
+        assert worker.run() == "SUCCESS"
+
+    assert runs == [7, 7]
+
+
+@pytest.mark.parametrize("options", [{"on_overlap": "wait", "scope": "running"}, {"on_redis_error": {"run": "retry"}}])
+def test_message_is_put_back_any_number_of_times(make, worker, memory_nodes, options):
+    """
+    The pause has an upper limit, which a thousand tries do not exceed. C60
+    """
+    task = make(**options)
+    task.delay(7)
+    message = worker.take()
+    ticket = Ticket.unpack(message.headers[HEADER], message.headers["id"])
+    message.headers[HEADER] = replace(ticket, tries=5000).pack()
+
+    with locks["default"].lock(NAME, ttl=30, wait=0) if "scope" in options else pytest.MonkeyPatch().context():
+        for node in memory_nodes:
+            node.down = "scope" not in options
+        assert worker.run(message) in ("IGNORED", "RETRY")
+
+    assert len(worker.headers) == 1
+
+
+def test_put_back_message_hides_what_its_caller_hides(make, worker):
+    """
+    What is to be shown in place of the arguments is shown of a message that was put back, too. P36
+    """
+    task = make(on_overlap="wait")
+    task.apply_async((7,), {"since": "PASSWORD"}, task_id="x", kwargsrepr="HIDDEN")
+
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        worker.run()
+
+    assert worker.headers[0]["kwargsrepr"] == "HIDDEN"
+
+
+# Who ends without a run leaves nothing behind
+
+
+@pytest.mark.parametrize(
+    "options", [{"on_overlap": "skip"}, {"on_overlap": "succeed"}, {"on_overlap": "raise"}, {"wait_for": 0.0}]
+)
+def test_message_that_does_not_run_gives_up_its_place(make, worker, options):
+    """
+    With ``scope="queued+running"`` a message that is not run frees the queue's slot. C48
+    """
+    seen = []
+
+    def body(self, shop_id):
+        if not seen:
+            seen.append(self.delay(shop_id))
+            seen.append(worker.run())
+
+    task = make(body, scope="queued+running", **options)
+    task.delay(7)
+    worker.run()
+
+    assert names() == set()
+    assert not task.delay(7).duplicate
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), Ignore(), Reject()])
+def test_error_before_the_start_frees_the_slot(app, worker, error):
+    """
+    What the project's ``before_start`` raises ends the task, and its slot. C41 C46
+    """
+
+    class Mine(app.Task):
+        def before_start(self, *about):
+            raise error
+
+    @singleton_task(name="shop.sync", base=Mine)
+    def sync(shop_id): ...
+
+    sync.delay(7)
+
+    assert worker.run() in ("FAILURE", "IGNORED", "REJECTED")
+    assert names() == set()
+
+
+def test_run_without_nodes_frees_the_slot(make, worker, memory_nodes):
+    """
+    With ``on_redis_error={"run": "run"}`` the place in the queue is free when the run has ended. C35
+    """
+
+    def switch(down):
+        for node in memory_nodes:
+            node.down = down
+
+    task = make(lambda self, shop_id: switch(False), on_redis_error={"run": "run"})
+    task.delay(7)
+    switch(True)
+
+    assert worker.run() == "SUCCESS"
+    assert names() == set()
+
+
+def test_failing_result_backend_frees_the_slot(make, worker, monkeypatch):
+    """
+    A message that fails because nobody can tell whether it has been done gives up its place. C41
+    """
+    task = make()
+    task.delay(7)
+    message = worker.take()
+
+    def fail(task_id):
+        raise OSError("away")
+
+    monkeypatch.setattr(task.backend, "get_state", fail)
+
+    assert worker.run(message, redelivered=True) == "FAILURE"
+    assert names() == set()
+
+
+def test_message_whose_header_was_lost(app, worker):
+    """
+    A project that replaces all headers of a message loses ours, and the message still has its slot. C24 C36
+    """
+
+    class Mine(app.Task):
+        def apply_async(self, args=None, kwargs=None, **options):
+            return super().apply_async(args, kwargs, **options | {"headers": {"tenant": "x"}})
+
+    runs = []
+
+    @singleton_task(name="shop.sync", base=Mine)
+    def sync(shop_id):
+        runs.append(shop_id)
+
+    sync.delay(7)
+
+    assert worker.run() == "SUCCESS"
+    assert (runs, names()) == ([7], set())
+
+
+def test_retry_does_not_give_way_to_an_equal_that_waits(make, worker):
+    """
+    With ``scope="queued"`` a retry runs beside its equals, as every run does. C56
+    """
+    runs = []
+
+    def body(self, shop_id):
+        runs.append(self.request.retries)
+        if len(runs) == 1:
+            self.delay(7)
+            raise self.retry(countdown=0)
+
+    task = make(body, scope="queued")
+    task.delay(7)
+    worker.run()
+    equal, retry = worker.take(), worker.take()
+
+    assert [worker.run(retry), worker.run(equal)] == ["SUCCESS", "SUCCESS"]
+    assert runs == [0, 1, 0]
+
+
+# Never twice
+
+
+@pytest.mark.parametrize("options", [{"acks_late": True}, {"acks_late": True, "scope": "running"}, {}])
+def test_dropped_message_has_an_outcome(make, worker, options):
+    """
+    With ``redelivery="drop"`` a message whose run has died is not run again, and whoever waits is told. C79 C91
+    """
+    runs = []
+
+    def body(self, shop_id):
+        runs.append(shop_id)
+        raise SystemExit(-241)  # as Celery stops its children
+
+    task = make(body, redelivery="drop", **options)
+    result = task.delay(7)
+    message = worker.take()
+    with pytest.raises(SystemExit):
+        worker.run(message)
+
+    assert worker.run(message, redelivered=True) == "IGNORED"
+    with pytest.raises(TaskRevokedError, match="second time"):
+        result.get(timeout=1)
+    assert (runs, names() - {f"begun:{result.id}:0"}) == ([7], set())
+
+
+def test_message_that_never_began_is_not_dropped(make, worker, memory_nodes):
+    """
+    With ``redelivery="drop"`` a message that waited for longer than its slot, and comes again, runs. C79
+    """
+    runs = []
+    task = make(lambda self, shop_id: runs.append(shop_id), redelivery="drop", queue_ttl=1)
+    task.delay(7)
+    for node in memory_nodes:
+        node.store.reset()  # the slot is over
+
+    assert worker.run(redelivered=True) == "SUCCESS"
+    assert runs == [7]
+
+
+def test_body_that_exits_frees_the_slot(make, worker):
+    """
+    ``sys.exit()`` in a body is its end, also with late acknowledgement: Celery does not run the message again. C41
+    """
+
+    def body(self, shop_id):
+        raise SystemExit(3)
+
+    task = make(body, acks_late=True)
+    task.delay(7)
+    with pytest.raises(SystemExit):
+        worker.run()
+
+    assert names() == set()

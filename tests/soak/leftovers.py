@@ -1,0 +1,103 @@
+"""
+What is left on the lock nodes, and which messages the broker has lost.
+
+With Redis as broker, kombu takes a message out of its list (BRPOP) before it notes that it is not acknowledged
+(``unacked``). A worker that is killed between the two takes the message along. That is proven of a message, not
+assumed. It is in no list of the broker and not among the unacknowledged; and either no worker ever noted it, or the
+last that a worker did with it was to note it and not to acknowledge it (so that it had been put back), or a quorum of
+nodes has its slot as whoever sent it took it.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from django_redlock.celery.slots import state_of
+from django_redlock.core.owner import decode
+from django_redlock.testing import Servers
+
+SLOTS = ("{task:", "{queued:", "{next:", "{watch:", "{replaced:")
+NOTE, NOTE_LASTS = "{done:", 61.0  # seconds
+
+
+@dataclass(frozen=True)
+class Slot:
+    """
+    A key of ours on one node.
+
+    Args:
+        node: The node's place.
+        name: What the key is about.
+        task: Id of the task that has it.
+        queued: Whether its message waits.
+        seconds: How long it lasts.
+    """
+
+    node: int
+    name: str
+    task: str
+    queued: bool
+    seconds: float
+
+    def __str__(self) -> str:
+        state = "queued" if self.queued else "not queued"
+        return f"{self.name} on node {self.node} for {self.seconds:.0f} s more, {state}, task {self.task}"
+
+    def waits_everywhere(self, slots: list["Slot"], nodes: Servers) -> bool:
+        """Return whether a quorum of nodes has it as the caller took it."""
+        same = {slot.node for slot in slots if (slot.name, slot.task, slot.queued) == (self.name, self.task, True)}
+        return len(same) > len(nodes) // 2
+
+
+def left(nodes: Servers) -> list[Slot]:
+    """Return every key on every node that is a slot or a note, whether the node's index knows it or not."""
+    found = []
+    for place, node in enumerate(nodes):
+        with node.client() as client:
+            for key in client.scan_iter("*:h", count=1000):
+                name = "{" + key.partition("{")[2].removesuffix(":h")
+                value, seconds = client.get(key), client.pttl(key) / 1000
+                owner = decode(value or "")
+                if value and (name.startswith(SLOTS) or (name.startswith(NOTE) and seconds > NOTE_LASTS)):
+                    queued = bool(owner and state_of(owner.label) == "queued")
+                    found.append(Slot(place, name, owner.ref if owner else "", queued, seconds))
+    return found
+
+
+class Loss:
+    """
+    What tells whether a message was lost on its way from the broker to a worker.
+
+    Args:
+        book: The records.
+    """
+
+    def __init__(self, book: Any) -> None:
+        url = os.environ["SOAK_BROKER"]
+        self.possible = url.startswith("redis://")
+        self._book = book
+        self._client = redis.Redis.from_url(url) if self.possible else None
+
+    def gone(self, task: str) -> bool:
+        """Return whether the broker has no message of a task any more."""
+        return self._client is not None and not self._has(self._client, task)
+
+    def proof(self, task: str, slots: list[Slot], nodes: Servers) -> str:
+        """Say what shows that the broker lost a message of a task; empty if nothing does."""
+        if not self.gone(task):
+            return ""
+        events = self._book.broker_events(task)
+        if not events:
+            return "no worker ever noted it"
+        if "noted" in events.values():
+            return "put back after its worker was killed, taken out again and not noted"
+        waits = [slot for slot in slots if slot.task == task and slot.waits_everywhere(slots, nodes)]
+        return "its slot is as its sender took it" if waits else ""
+
+    @staticmethod
+    def _has(client: "redis.Redis", task: str) -> bool:
+        lists = [client.lrange(key, 0, -1) for key in client.scan_iter(_type="list")]
+        hashes = [client.hvals(key) for key in client.scan_iter(_type="hash")]
+        return any(task.encode() in message for messages in (*lists, *hashes) for message in messages)

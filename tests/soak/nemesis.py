@@ -1,0 +1,131 @@
+"""The processes of the soak, and who kills them."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from glob import glob
+from pathlib import Path
+
+from django_redlock.testing import Servers
+from django_redlock.testing.processes import spawn
+
+NODE_REST = 40.0  # seconds between two kills of a node: the first must be voting again
+DOWN, FROZEN = 3.0, (0.3, 3.0)  # seconds for which a node is away
+PEACE = 6.0  # seconds after a freeze without another fault: one at a time, and those who told the node nothing go on
+
+
+class Fleet:
+    """The workers and beat, which are started again when they were killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = iter(range(1_000_000))
+        self.beat = self._celery("beat", f"--schedule={folder / 'beat'}", "--loglevel=WARNING")
+        self.workers = [self._worker(), self._worker()]
+
+    def _celery(self, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "celery", "-A", "tests.soak.project", *arguments]
+        with (self._folder / "log").open("ab") as log:
+            return spawn(
+                command,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdout=log,
+                stderr=log,
+            )
+
+    def _worker(self) -> subprocess.Popen[bytes]:
+        options = ["--pool=prefork", "--concurrency=3", "--loglevel=INFO", "--without-gossip", "--without-mingle"]
+        return self._celery("worker", *options, f"--hostname=soak{next(self._numbers)}@localhost")
+
+    def kill_worker(self) -> None:
+        """Kill a worker, whose children die with it, and start another."""
+        place = random.randrange(len(self.workers))
+        self.workers[place].kill()
+        self.workers[place].wait()
+        self.workers[place] = self._worker()
+
+    def kill_child(self) -> bool:
+        """Kill a child of a worker; returns whether there was one."""
+        worker = random.choice(self.workers).pid
+        children = [
+            int(pid) for path in glob(f"/proc/{worker}/task/*/children") for pid in Path(path).read_text().split()
+        ]
+        if not children:
+            return False
+        os.kill(random.choice(children), signal.SIGKILL)
+        return True
+
+    def revive(self) -> None:
+        """Start again what has ended by itself."""
+        for place, worker in enumerate(self.workers):
+            if worker.poll() is not None:
+                self.workers[place] = self._worker()
+
+    def end_beat(self) -> None:
+        """End beat in good order: nobody would send the message of a slot that it has just taken."""
+        self.beat.terminate()
+        self.beat.wait()
+
+    def end(self) -> None:
+        """End all processes."""
+        for process in (self.beat, *self.workers):
+            process.kill()
+            process.wait()
+
+
+class Nemesis:
+    """
+    Kills children, workers and one node at a time, which comes back empty; now and then a node only stops for a while.
+
+    Args:
+        fleet: The workers.
+        nodes: The lock nodes.
+    """
+
+    def __init__(self, fleet: Fleet, nodes: Servers) -> None:
+        self._fleet = fleet
+        self._nodes = nodes
+        self._random = random.Random()
+        self._next = time.monotonic() + 15
+        self._next_node = time.monotonic() + 20
+        self._away: tuple[int, float] | None = None
+        self.killed: Counter[str] = Counter()
+
+    def act(self) -> None:
+        """Do what is due."""
+        now = time.monotonic()
+        if self._away and now > self._away[1]:
+            self.bring_back()
+        if self._away or now < self._next:
+            return
+        self._next = now + self._random.uniform(3, 10)
+        if now > self._next_node and self._random.random() < 0.5:
+            self._strike_node(now)
+        elif self._random.random() < 0.3:
+            self._fleet.kill_worker()
+            self.killed["workers"] += 1
+        else:
+            self.killed["children"] += self._fleet.kill_child()
+
+    def _strike_node(self, now: float) -> None:
+        node = self._random.randrange(len(self._nodes))
+        if self._random.random() < 0.5:
+            self._nodes[node].kill()
+            self.killed["nodes"] += 1
+            self._away, self._next_node = (node, now + DOWN), now + NODE_REST
+        else:
+            self._nodes[node].freeze()
+            self.killed["nodes for a while"] += 1
+            until = now + self._random.uniform(*FROZEN)
+            self._away, self._next = (node, until), until + PEACE
+
+    def bring_back(self) -> None:
+        """Have the node that is away come back."""
+        if self._away:
+            self._nodes[self._away[0]].start()
+            self._nodes[self._away[0]].thaw()
+            self._away = None
