@@ -189,7 +189,7 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
             "write, for example, 'redis://lock-1:6379'.",
             "redlock.E003",
         )
-    return NodeSpec(url, entry.get("NAME", ""), dict(entry.get("OPTIONS", {})))
+    return NodeSpec(url, entry.get("NAME", ""), _node_options(where, entry))
 
 
 def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
@@ -203,9 +203,21 @@ def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
             f"SERVICE_NAME that they know the master by; write, for example, {SENTINEL_EXAMPLE}.",
             "redlock.E003",
         )
-    options = dict(entry.get("OPTIONS", {}))
+    options = _node_options(where, entry)
     scheme = "rediss" if any(key.startswith("ssl_") for key in options) else "redis"
     return NodeSpec(f"{scheme}://{service}", entry.get("NAME", ""), options, tuple(filter(None, urls)))
+
+
+def _node_options(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what redis-py is told beside the URL."""
+    options = entry.get("OPTIONS", {})
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        raise InvalidRedlockError(
+            f"{where}['OPTIONS'] must be a dict with the names of redis-py's options as keys, such as "
+            f"{{'ssl_ca_certs': '/etc/ssl/locks.pem'}}, not {type(options).__name__}.",
+            "redlock.E003",
+        )
+    return dict(options)
 
 
 def _sentinel_url(place: Any) -> str | None:

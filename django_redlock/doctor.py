@@ -149,7 +149,7 @@ def _silent(node: Examination, rules: Rules) -> Iterator[Finding]:
             "error",
             node.name,
             "It refuses INFO, so nobody knows when it restarted: it gives no vote.",
-            f"ACL SETUSER {node.user} +info, or OPTIONS['restart_guard'] = False.",
+            f"{_grant(node, '+info')} Or OPTIONS['restart_guard'] = False.",
         )
 
 
@@ -295,8 +295,23 @@ def _rights(node: Examination, rules: Rules) -> Iterator[Finding]:
             "error",
             node.name,
             f"Its user lacks the right {right}: requests fail with NOPERM.",
-            f"ACL SETUSER {node.user} {right}, then ACL SAVE, or CONFIG REWRITE on a server without an aclfile. The "
-            "documentation lists all rights under Security.",
+            f"{_grant(node, right)} The documentation lists all rights under Security.",
+        )
+
+
+def _grant(node: Examination, right: str) -> str:
+    return f"ACL SETUSER {node.user} {right}, then ACL SAVE, or CONFIG REWRITE if the server has no aclfile."
+
+
+def _sentinels(node: Examination, rules: Rules) -> Iterator[Finding]:
+    if node.deaf:
+        yield Finding(
+            "sentinel",
+            "warning",
+            node.name,
+            f"Not every sentinel says where the master is: {', '.join(node.deaf)}. Another one does; when none does, "
+            "the node cannot be found.",
+            "See that it runs and knows the service: redis-cli -p 26379 SENTINEL MASTER name. Or take it off the list.",
         )
 
 
@@ -322,7 +337,8 @@ def _transport(node: Examination, rules: Rules) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[Examination, Rules], Iterator[Finding]], ...] = (
-    *(_unreachable, _silent, _role, _version, _speed, _memory, _persistence, _restarted, _rights, _transport),
+    *(_unreachable, _sentinels, _silent, _role, _version, _speed, _memory, _persistence, _restarted, _rights),
+    _transport,
 )
 
 
@@ -400,7 +416,7 @@ def _trials(manager: LockManager, said: list[Examination], timeout: float) -> It
 
 
 def _trial(node: Node, rules: Rules, timeout: float) -> str:
-    ttl = max(60.0, 5 * timeout)
+    ttl = max(60.0, 5 * timeout)  # more than a few rounds take
     alone = Rules(
         nodes=1,
         ttl=ttl,

@@ -692,7 +692,10 @@ class LockManager:
             ValueError: A name, ttl or wait cannot work; the message says what to write.
         """
         chosen = self._ttl(ttl, detached)
-        owner = Owner(_HOST, _pid, kind, label, ref, ttl=chosen, process="" if detached else _process)
+        renew = self.rules.renew if renew is None else renew
+        # What nobody renews ends by itself, and until then another process may go on with it, given the token.
+        process = _process if renew and not detached else ""
+        owner = Owner(_HOST, _pid, kind, label, ref, ttl=chosen, process=process)
         names = check_names(name)
         check_limit(limit, names, shared)
         if heartbeat is not None:
@@ -702,7 +705,7 @@ class LockManager:
         wanted = Wanted(
             names, chosen, check_wait(wait), owner, token, adopt, detached, limit, shared, barge, heartbeat, max_hold
         )
-        return Lock(self, wanted, self.rules.renew if renew is None else renew, reentrant, cancel_on_lost)
+        return Lock(self, wanted, renew, reentrant, cancel_on_lost)
 
     def left_alone(
         self,

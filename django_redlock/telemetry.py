@@ -16,6 +16,9 @@ from .exceptions import LockTakenError
 
 LONGEST = 100  # characters
 KINDS = frozenset({"task", "view", "model", "command", "row", "beat"})
+WORDS = re.compile(r"[\w.-]+(?=([:/=\s]|$))")  # what stands before what the name is about
+PART = re.compile(r"[^\W_]+")
+CAMEL = re.compile(r"([A-Z]?[a-z]{2,})+N*")
 UNIQUE = re.compile(r"[0-9a-f]{8}-?[0-9a-f-]{8,}|[0-9a-f]{16,}|\d+", re.IGNORECASE)
 
 
@@ -24,13 +27,24 @@ def template(name: str) -> str:
     """
     Return what stands for a lock's name in labels: ``orders:7`` and ``orders:8`` are both ``orders:*``.
 
-    The first part of the name stays, and the second if the first is a kind such as ``task``; numbers and identifiers in
-    them become ``N``.
+    The words before the first ``:``, ``/``, ``=`` or blank stay, and the second part if the first is a kind such as
+    ``task``. Numbers and identifiers in them become ``N``. A name that begins otherwise, as an address does, is ``*``.
     """
-    first, *rest = name.split(", ")[0].split(":")
-    kept, rest = ([first, rest[0]], rest[1:]) if first in KINDS and rest else ([first], rest)
-    text = ":".join(kept + ["*"] * bool(rest))
-    return UNIQUE.sub("N", text)[:LONGEST]
+    name = name.split(", ")[0]
+    first, *rest = name.split(":")
+    if first in KINDS and rest:
+        return UNIQUE.sub("N", ":".join([first, rest[0]] + ["*"] * bool(rest[1:])))[:LONGEST]
+    words = WORDS.match(name)
+    if words is None:
+        return "*"
+    text = PART.sub(_ordinary, UNIQUE.sub("N", words[0]))
+    return (f"{text}{words[1]}*" if words[1] else text)[:LONGEST]
+
+
+def _ordinary(part: re.Match[str]) -> str:
+    """Return a part of a name if it looks like a word, or what stands for one that does not."""
+    text = part[0]
+    return text if text.islower() or text.isupper() or CAMEL.fullmatch(text) else "N"
 
 
 @dataclass(frozen=True, slots=True)

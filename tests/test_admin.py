@@ -3,10 +3,13 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 import warnings
 from io import StringIO
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
@@ -29,6 +32,7 @@ pytestmark = pytest.mark.django_db
 
 A, B = "a" * 32, "b" * 32
 FIVE = [f"memory://n{place}" for place in range(5)]
+CHECKOUT = Path(__file__).parents[1]
 LIST = "/admin/redlock/heldlock/"
 LIVE = f"{LIST}live/"
 NAME = re.compile(r'class="redlock-name" data-lock="\w+ {([^"]*)}"')
@@ -703,7 +707,7 @@ def test_a_task_can_be_revoked_in_the_same_action(nodes, operator, monkeypatch):
     from django_redlock.celery import control
 
     revoked = []
-    monkeypatch.setattr(control, "revoke", lambda task_id, **how: revoked.append((task_id, how)))
+    monkeypatch.setattr(control, "revoke", lambda task_id, **how: revoked.append((task_id, how)) is None)
     task, view = put("a"), put("b", B, kind="view")
 
     assert 'name="revoke"' in act(operator, "release", task, confirmed=False).content.decode()
@@ -717,6 +721,60 @@ def test_a_task_can_be_revoked_in_the_same_action(nodes, operator, monkeypatch):
     assert released.change_message.endswith("Reason: stuck")
     assert told.change_message.startswith("Told the workers to revoke its task (revoked).")
     assert told.change_message.endswith("Reason: task id-1")
+
+
+PEOPLE = """
+from django.contrib.auth.models import AbstractUser
+from django.db import models
+
+class Person(AbstractUser):
+    username = models.CharField(max_length=50, primary_key=True)
+"""
+RELEASING = """
+import django
+from django.conf import settings
+from tests import settings as tests
+
+conf = {name: value for name, value in vars(tests).items() if name.isupper()}
+conf["INSTALLED_APPS"] = [app for app in conf["INSTALLED_APPS"] if not app.startswith("tests.")] + ["people"]
+settings.configure(**conf | {"AUTH_USER_MODEL": "people.Person", "ALLOWED_HOSTS": ["testserver"]})
+django.setup()
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth import get_user_model
+from django.core.management import call_command
+from django.test import Client
+from django_redlock import lock
+from django_redlock.inventory import find_lock
+from django_redlock.models import key_of
+
+call_command("makemigrations", "people", verbosity=0)
+call_command("migrate", verbosity=0)
+client = Client()
+client.force_login(get_user_model().objects.create_superuser("ada", "ada@example.com", "x"))
+names = ["orders:7", "orders:8"]
+leases = [lock(name, renew=False).acquire() for name in names]
+chosen = [key_of(held.fingerprint, "default", held.slug) for held in map(find_lock, names)]
+data = {"action": "release", "confirmed": "yes", "_selected_action": chosen}
+response = client.post("/admin/redlock/heldlock/", data)
+users = [entry.user_id for entry in LogEntry.objects.all()]
+print(response.status_code, [find_lock(name) for name in names], users)
+"""
+
+
+def test_users_with_a_name_for_a_key(tmp_path):
+    """
+    L75: who released is logged whatever the primary key of the project's user model is.
+    """
+    (tmp_path / "people").mkdir()
+    (tmp_path / "people" / "__init__.py").touch()
+    (tmp_path / "people" / "models.py").write_text(PEOPLE)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(CHECKOUT)])}
+
+    done = subprocess.run(
+        [sys.executable, "-c", RELEASING], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout == "302 [None, None] ['ada', 'ada']\n", done.stderr
 
 
 # The page of a lock, and the nodes
@@ -1048,9 +1106,9 @@ def test_a_lock_beyond_what_is_listed_is_found_by_its_name(nodes, viewer, monkey
 
 def test_the_confirmation_says_that_all_holders_of_a_shared_lock_lose_it(nodes, operator):
     """
-    L74: several holders cannot be told apart, so whoever releases them is told that all will go.
+    L74: they share one key, so whoever releases it is told that all of them will go.
     """
     with lock("orders:7", shared=True):
         shared = key_of(find_lock("orders:7").fingerprint, "default", slug("orders:7"))
-        assert "All who hold it" in act(operator, "release", shared, confirmed=False).content.decode()
-    assert "All who hold it" not in act(operator, "release", put("a"), confirmed=False).content.decode()
+        assert "All of them lose it" in act(operator, "release", shared, confirmed=False).content.decode()
+    assert "All of them lose it" not in act(operator, "release", put("a"), confirmed=False).content.decode()

@@ -22,9 +22,11 @@ from django_redlock import doctor
 from django_redlock.doctor import Finding, diagnose
 from django_redlock.nodes.examine import commands
 from django_redlock.testing import FaultProxy, Server, Servers
+from django_redlock.testing.servers import reserve_port
 
 from .certificates import tls_server
 from .conftest import needs
+from .locking.test_sentinel import watched
 from .services import django_database
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -438,6 +440,52 @@ def _server_with_user(without: str = "") -> Iterator[str]:
     with Server() as server, server.client() as client:
         client.execute_command(*(rule for rule in ACL if rule != without))
         yield f"redis://locks:secret@127.0.0.1:{server.port}/1"
+
+
+@pytest.mark.parametrize("lacking", ["publish", "eval"])
+def test_the_remedy_for_a_right_is_typed(lacking):
+    """
+    P35: typed as it stands, the remedy names the node's own user, whatever that is called, and the finding is gone.
+    """
+    with Server() as server, server.client() as client:
+        client.execute_command(
+            *("ACL", "SETUSER", "monkey-channel", "on", ">pw", "~redlock:*", "&redlock:*", "+@all", f"-{lacking}")
+        )
+        url = f"redis://monkey-channel:pw@127.0.0.1:{server.port}"
+        before = [finding for finding in found([url]) if finding.id == "right"]
+        remedy = before[0].remedy.partition(",")[0]
+        client.execute_command(*remedy.split())
+        after = [finding for finding in found([url]) if finding.id == "right"]
+
+    assert [finding.text.split(" right ")[1].split(":")[0] for finding in before] == [f"+{lacking}"]
+    assert remedy == f"ACL SETUSER monkey-channel +{lacking}"
+    assert after == []
+
+
+def test_a_sentinel_that_is_down(tmp_path):
+    """
+    L65: the next one is asked, as locks do; that one is down is a finding of its own, and no reason for an alarm.
+    """
+    with watched(tmp_path) as sentinel:
+        nowhere = f"redis://127.0.0.1:{reserve_port(sentinel)}"
+        node = {"SENTINELS": [nowhere, f"redis://127.0.0.1:{sentinel.port}"], "SERVICE_NAME": "mymaster"}
+        findings = found([node])
+        neither = found([{**node, "SENTINELS": [nowhere]}])
+
+    assert not {"unreachable", "no-quorum", "trial"} & ids(findings).keys()
+    assert only(findings, "sentinel").level == "warning"
+    assert f"{nowhere.removeprefix('redis://')} (refused)" in only(findings, "sentinel").text
+    assert {"unreachable", "no-quorum"} <= ids(neither).keys()
+
+
+def test_the_doctor_is_as_patient_as_it_is_told(three):
+    """
+    A long timeout is no mistake in the settings: the lock that the doctor takes lasts as long as that needs.
+    """
+    with override_settings(REDLOCK={"default": {"NODES": three, "OPTIONS": {"restart_guard": False}}}):
+        findings = diagnose(timeout=600.0).findings
+
+    assert "trial" not in ids(findings)
 
 
 def test_all_rights_are_tried_and_enough():

@@ -9,6 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import BaseCommand, CommandError, call_command
 
 from django_redlock import LockLostError, LockTakenError, lock, locked_command, locks
+from django_redlock.inventory import ask_to_stop, find_lock, force_release
 from django_redlock.nodes import memory
 
 
@@ -140,6 +141,23 @@ def test_lost_lock_is_told_at_the_end():
         call_command(command(locked_command("nightly"), lambda self: lose(self.lease)))
     with pytest.raises(LockLostError):
         call_command(command(locked_command("nightly"), lambda self: lose(self.lease) or self.lease.ensure()))
+
+    assert error.value.returncode == 76
+
+
+@pytest.mark.parametrize("end", [force_release, ask_to_stop])
+def test_a_run_that_an_operator_ended(end):
+    """
+    L74: a run whose lock an operator takes away, or asks to stop, says so, and ends with exit code 76.
+    """
+
+    def work(self):
+        held = find_lock("command:nightly")
+        end(held, held.fingerprint)
+        assert not self.lease.extend()
+
+    with pytest.raises(CommandError, match=r"was lost: an operator took it away, or asked its holder to stop") as error:
+        call_command(command(locked_command("nightly"), work))
 
     assert error.value.returncode == 76
 

@@ -15,7 +15,7 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from django_redlock import Lease, lock, locks
-from django_redlock.inventory import HeldLock, find_lock
+from django_redlock.inventory import HeldLock, ask_to_stop, extend_lock, find_lock, force_release, held_locks
 from django_redlock.management.commands import redlock_release
 from django_redlock.testing import Servers
 
@@ -54,6 +54,13 @@ def taken(name: str = "orders:7", **how) -> Lease:
 def found(name: str = "orders:7") -> HeldLock:
     held = find_lock(name)
     assert held is not None
+    return held
+
+
+def found_soon() -> HeldLock:
+    """Wait until somebody has the lock."""
+    while not (held := find_lock("orders:7")) or held.owner is None:
+        pass
     return held
 
 
@@ -227,7 +234,7 @@ def test_release_of_what(args):
     """
     Names or a glob, one of the two.
     """
-    assert run("redlock_release", *args, "--no-input")[1:] == ("Name the locks, or choose them with --match.", 1)
+    assert run("redlock_release", *args, "--no-input")[1:] == ("Name the locks, or choose them with --match.", 2)
 
 
 def test_release_of_nothing_and_without_a_quorum(five):
@@ -269,6 +276,160 @@ def test_polite_release_of_who_does_not_listen(five):
     assert code == 0
     assert lease.extend() is False
     assert lease.reason == "revoked"
+
+
+def test_polite_release_of_a_lock_that_somebody_waits_for(five):
+    """
+    L74: the holder that was asked has released it, so all went as wished, though the next one has it by now.
+    """
+    options = {"node_timeout": 0.5}
+    with holding(five.urls, "orders:7", options, ttl=6) as first, holding(five.urls, "orders:7", options) as second:
+        lucky, waiter = sorted((first, second), key=lambda holder: holder.process.pid != found_soon().owner.pid)
+        lucky.hear("held")
+        out, _, code = run("redlock_release", "orders:7", "--polite=20", "--no-input")
+        waiter.hear("held")
+
+        assert out.endswith("orders:7: released.\n")
+        assert code == 0
+        assert found().owner.pid == waiter.process.pid
+
+
+def test_nothing_held_is_no_failure(five):
+    """
+    A fingerprint of a lock that is free by now: nothing is held, as is said, and that is fine.
+    """
+    assert run("redlock_release", "orders:7", "--fingerprint=5b1f0c9d2e7a", "--no-input") == (
+        *("Nothing is held.\n", ""),
+        0,
+    )
+
+
+# Names
+
+
+def test_a_lock_with_places_goes_by_its_name(five):
+    """
+    L71, L74: the name of a lock that several may hold stands for its places, and one place for itself as it is shown.
+    """
+    assert run("redlock_inspect", "sem")[2] == 1
+    leases = [taken("sem", limit=3) for _ in range(2)]
+    names = sorted(held.name for held in held_locks().locks)
+
+    out, _, code = run("redlock_inspect", "sem")
+    data = json.loads(run("redlock_inspect", "sem", "--format=json")[0])
+    one = run("redlock_inspect", names[0])
+    released = run("redlock_release", names[0], "--no-input")
+
+    assert out.startswith("sem: 2 places are held.\n")
+    assert code == 0
+    assert sorted(place["name"] for place in data["places"]) == names
+    assert data["lock"] in data["places"]
+    assert (names[0] in one[0], names[1] in one[0], one[2]) == (True, False, 0)
+    assert released[0].endswith(f"{names[0]}: released.\n")
+    assert sorted(lease.extend() for lease in leases) == [False, True]
+    assert found("sem").name == names[1]
+    assert run("redlock_release", "sem", "--no-input")[0].endswith(f"{names[1]}: released.\n")
+    assert find_lock("sem") is None
+
+
+def test_a_name_that_is_shown_cut_short_is_no_free_lock(five):
+    """
+    L74: a wrong "it is free" is worse than an error; the lock itself, as a listing has it, will do.
+    """
+    lease = taken("long" * 100)
+    (held,) = held_locks().locks
+    assert find_lock("long" * 100) is not None
+
+    for command in ("redlock_inspect", "redlock_release", "redlock_clear"):
+        args = ["--name", held.name] if command == "redlock_clear" else [held.name]
+        _, err, code = run(command, *args)
+        assert "write the whole name" in err
+        assert code == 2
+    for wrong in (find_lock, lambda name: force_release(name, held.fingerprint)):
+        with pytest.raises(ValueError, match="cut short"):
+            wrong(held.name)
+    assert ask_to_stop(held, held.fingerprint) == "asked"
+    assert lease.extend() is False
+    assert extend_lock(held, held.fingerprint, 20.0) == "unknown"  # the nodes refuse who was asked to stop
+    assert run("redlock_inspect", "long" * 100)[2] == 0
+
+
+@pytest.mark.parametrize("args", [("--using=typo", "orders:7"), ("",), ()])
+def test_inspect_tells_wrong_from_free(five, args):
+    """
+    Exit code 1 means free, and that alone: a script may start something on it.
+    """
+    assert run("redlock_inspect", *args)[2] == 2
+
+
+# Terminals and pipes
+
+
+def project(five: Servers, *args: str) -> str:
+    """Return Python code that runs a command as ``manage.py`` does."""
+    conf = {"default": {"NODES": five.urls, "OPTIONS": {"restart_guard": False, "node_timeout": 1.0}}}
+    return (
+        "from django.conf import settings; import django;"
+        f"settings.configure(INSTALLED_APPS=['django_redlock'], REDLOCK={conf!r});"
+        "django.setup();"
+        "from django.core.management import execute_from_command_line;"
+        f"execute_from_command_line(['manage.py', *{args!r}])"
+    )
+
+
+@pytest.mark.parametrize("args", [("redlock_list",), ("redlock_inspect", "grün"), ("redlock_release", "grün")])
+def test_what_an_output_cannot_encode_is_escaped(five, args):
+    """
+    L20: a name that the terminal's encoding lacks costs that name its looks, and nothing of the others.
+    """
+    taken("grün")
+
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", project(five, *args)], env=env, capture_output=True, check=False)
+
+    assert b"gr\\xfcn" in done.stdout
+    assert (done.stderr, done.returncode) == (b"", 0)
+
+
+@pytest.mark.parametrize("args", [("redlock_top", "--interval=0.1"), ("redlock_list",)])
+def test_who_stops_reading_ends_a_command_quietly(five, args):
+    """
+    ``redlock_top | head -1`` ends without a traceback.
+    """
+    process = subprocess.Popen([sys.executable, "-c", project(five, *args)], stdout=-1, stderr=subprocess.PIPE)
+    assert process.stdout
+    assert process.stderr
+    if args[0] == "redlock_top":
+        assert process.stdout.readline()
+    process.stdout.close()
+    with process.stderr:
+        errors = process.stderr.read()
+
+    assert (process.wait(30), errors) == (0, b"")
+
+
+@pytest.mark.parametrize("command", ["redlock_release", "redlock_clear"])
+def test_no_answer_is_a_no(five, monkeypatch, command):
+    """
+    L75, L76: Ctrl-D at the question does nothing, and is no error of Python's.
+    """
+    lease = taken()
+    for server in five:
+        with server.client() as client:
+            client.set("redlock:{stale}:h", "x")
+            client.zadd("redlock:index", {"{stale}": 9e15})
+
+    def nobody(question: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr(builtins, "input", nobody)
+    args = ["orders:7"] if command == "redlock_release" else []
+
+    _, err, code = run(command, *args, stdin=Terminal())
+
+    assert err in ("Nothing was released.", "Nothing was deleted.")
+    assert code == 1
+    assert lease.extend()
 
 
 # redlock_top

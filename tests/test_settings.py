@@ -46,6 +46,16 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": {"redis://a"}}}, "redlock.E003", r"\['NODES'\] must list the URLs"),
     ({"default": {"NODES": [7]}}, "redlock.E003", r"\['NODES'\]\[0\] must be a URL such as 'redis://lock-1:6379'"),
     ({"default": {"NODES": [{"NAME": "a"}]}}, "redlock.E003", r"\['NODES'\]\[0\] must be a URL"),
+    (
+        {"default": {"NODES": [{"URL": "redis://a", "OPTIONS": 5}]}},
+        "redlock.E003",
+        r"\[0\]\['OPTIONS'\] must be a dict",
+    ),
+    (
+        {"default": {"NODES": [{"SENTINELS": ["redis://a"], "SERVICE_NAME": "b", "OPTIONS": [("db", 1)]}]}},
+        "redlock.E003",
+        r"\[0\]\['OPTIONS'\] must be a dict",
+    ),
     ({"default": {"NODES": ["lock-1:6379"]}}, "redlock.E003", "scheme is not one of redis, rediss, unix"),
     ({"default": {"NODES": [f"http://:{SECRET}@a"]}}, "redlock.E003", "scheme is not one of redis, rediss, unix"),
     ({"default": {"NODES": [f"redis://:{SECRET}@a:99999"]}}, "redlock.E003", "its address, port or database number"),

@@ -57,6 +57,15 @@ def three(nodes: Servers) -> Iterator[Servers]:
         ("a:1, b:2", "a:*"),
         ("6ba7b810-9dad-11d1-80b4-00c04fd430c8", "N"),
         ("x" * 5000, "x" * 100),
+        ("alice@example.com", "*"),
+        ("user/alice/profile", "user/*"),
+        ("key=ABCDEFG", "key=*"),
+        ("invoice_AbCdEf", "invoice_N"),
+        ("report-xNfQNzK", "report-N"),
+        ("nightly import of orders", "nightly *"),
+        ("nightly-import", "nightly-import"),
+        ("NightlyReport2.sync_all", "NightlyReportN.sync_all"),
+        ("(odd)", "*"),
     ],
 )
 def test_names_are_labelled_by_their_template(name, label):
@@ -157,6 +166,53 @@ def test_a_prometheus_scrape(three, registry):
     assert values['redlock_node_up{alias="default",node="lock-3"}'] == 0
     assert values['redlock_spare_nodes{alias="default"}'] == 0
     assert "orders:7" not in text
+
+
+def test_one_alias_with_wrong_settings_does_not_hide_the_others(three, registry):
+    """
+    L73: the alias that cannot be used has no node to spare, as an alert can see; the others are as they are.
+    """
+    wrong = {**settings.REDLOCK, "typo": {"NODES": ["htp://a"]}}
+    with override_settings(REDLOCK=wrong):
+        text = prometheus_client.generate_latest(registry).decode()
+
+    assert 'redlock_spare_nodes{alias="typo"} -1.0' in text
+    assert 'redlock_spare_nodes{alias="default"} 1.0' in text
+    assert 'redlock_node_up{alias="default",node="lock-1"} 1.0' in text
+
+
+def test_what_too_few_nodes_say_is_not_nothing(three, registry):
+    """
+    L73: without a quorum nobody knows how many locks are held, so no number is told.
+    """
+    for server in three[:2]:
+        server.kill()
+    text = prometheus_client.generate_latest(registry).decode()
+
+    assert "redlock_held_locks{" not in text
+    assert 'redlock_spare_nodes{alias="default"} -1.0' in text
+
+
+def test_metrics_are_installed_as_often_as_the_apps_are_ready(three):
+    """
+    Installed again in the same registry they are as before; in another one they are there, and no more in the first.
+    """
+    first, second = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
+    try:
+        for registry in (first, first, second, first):
+            prometheus.install(registry)
+            lock("orders:7").acquire().release()
+        counts = [
+            registry.get_sample_value(
+                "redlock_wait_seconds_count", {"alias": "default", "lock": "orders:*", "outcome": "acquired"}
+            )
+            for registry in (first, second)
+        ]
+    finally:
+        prometheus.uninstall()
+
+    assert counts == [1, None]
+    assert not first._names_to_collectors
 
 
 def test_a_scrape_of_settings_that_cannot_be_used(registry):

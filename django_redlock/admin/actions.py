@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import InvalidRedlockError
 from ..handler import locks
-from ..inventory import SHARED_MARK, ask_to_stop, extend_lock, find_locks, force_release, printable
+from ..inventory import ask_to_stop, extend_lock, find_locks, force_release, printable
 from ..models import HeldLock, parse_key
 from .columns import moment
 from .rows import known_aliases
@@ -55,8 +55,8 @@ class Choice:
 
     @property
     def shared(self) -> bool:
-        """Whether several may hold it at once, who cannot be told apart."""
-        return self.fingerprint == SHARED_MARK
+        """Whether several may hold it at once."""
+        return self.row is not None and self.row.lock.shared
 
     @property
     def name(self) -> str:

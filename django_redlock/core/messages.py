@@ -80,6 +80,8 @@ class Term(NamedTuple):
     """
     One lease to extend: give its holder *ttl* more, in seconds, under its fencing *token*.
 
+    A node that lost it gets it back unless it has seen a later token, so with one below 0 none does.
+
     A node that would keep it for longer does so, unless the request is to *shorten* it: extensions may be executed
     in another order than they were sent. *number* is for who sends it.
     """
@@ -108,6 +110,8 @@ class Release(NamedTuple):
     *bury* leaves a marker against our own late requests for so many seconds; *leaving* is a waiter that leaves the
     queue; *revoke* has the marker say that somebody asked the holder to stop. Without names it is only the marker. The
     others are as in :class:`Acquire`.
+
+    With ``SHARED`` as nonce it ends the holds of all who share the lock, unless one joined with a later *token*.
     """
 
     slugs: tuple[str, ...]
@@ -117,6 +121,7 @@ class Release(NamedTuple):
     shared: bool = False
     queue: str = ""
     revoke: bool = False
+    token: int = 2**53 - 1  # none is higher: all numbers are exact in the scripts
 
 
 class Survey(NamedTuple):
@@ -230,7 +235,7 @@ class Reply(NamedTuple):
         fence: Highest token that the node accepted for these names.
         time: The node's clock, in microseconds since the epoch.
         left: Seconds until the present hold ends there; None when it has no expiry.
-        detail: Why there is no vote, or who holds the lock.
+        detail: Why there is no vote, who holds the lock, or why a node that lists its locks would take none.
         place: The waiter's place in the queue, 0 for the first; -1 for none.
         terms: What became of each lease of an extension, and its fence.
         rows: The locks of a survey.

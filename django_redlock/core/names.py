@@ -77,6 +77,11 @@ def slug(name: str) -> str:
     return "{" + name[:SHOWN] + "…}~" + blake2b(encoded, digest_size=16).hexdigest()
 
 
+def is_cut(name: str) -> bool:
+    """Return whether *name* looks as a longer one is shown, so that it is hardly a lock's."""
+    return len(name) == SHOWN + 1 and name.endswith("…")
+
+
 def place(slug: str, number: int) -> str:
     """Return the slug of one place, counted from 1, of a lock that several may hold."""
     return f"{slug}#{number}"

@@ -132,4 +132,17 @@ def nonce_of(value: str) -> str:
 
 def fingerprint(value: str) -> str:
     """Return a short digest that tells holders apart on a page without giving their nonce away."""
-    return blake2b(nonce_of(value).encode(), digest_size=6, person=b"redlock").hexdigest()
+    return _digest(nonce_of(value))
+
+
+def fingerprint_of_sharers(last: int) -> str:
+    """
+    Return the same for those who share a lock, by the fencing token of the *last* of them to join.
+
+    Their key has no nonce. So it changes whenever another joins, and not when one of them leaves.
+    """
+    return _digest(f"shared {last}")
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=6, person=b"redlock").hexdigest()

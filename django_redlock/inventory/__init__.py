@@ -12,11 +12,12 @@ release one the nodes are asked again for the value with that fingerprint.
 from collections.abc import Iterable
 
 from ..conf import DEFAULT_ALIAS
+from ..core.names import check_name, is_cut, place
 from ..core.names import slug as slug_of
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
+from ..locks import MAX_LIMIT
 from .model import (
-    SHARED_MARK,
     HeldLock,
     NodeStatus,
     Snapshot,
@@ -37,7 +38,6 @@ __all__ = [
     "MAX_NAMES",
     "MAX_SECONDS",
     "PAGE",
-    "SHARED_MARK",
     "HeldLock",
     "NodeStatus",
     "Snapshot",
@@ -58,6 +58,7 @@ __all__ = [
     "name_of",
     "printable",
     "remove_stale",
+    "slugs_of",
     "stale_keys",
 ]
 
@@ -110,15 +111,37 @@ async def afind_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS) -> Snaps
     return poll.snapshot()
 
 
+def slugs_of(name: str) -> list[str]:
+    """
+    Return the slugs of all that may be meant by a name: the lock, its places if it has a ``limit``, or one of them,
+    which is shown as ``name #1``.
+
+    Raises:
+        ValueError: It is cut short, as listings show long names, or cannot name a lock.
+    """
+    if is_cut(check_name(name)):
+        raise ValueError(f"The name {name!r} is cut short, as listings show it; write the whole name.")
+    lock = slug_of(name)
+    before, _, number = name.rpartition(" #")
+    written = [place(slug_of(before), int(number))] if before and number in PLACES else []
+    return [lock, *written, *(place(lock, int(number)) for number in PLACES)]
+
+
+PLACES = tuple(map(str, range(1, MAX_LIMIT + 1)))
+
+
 def find_lock(name: str, using: str = DEFAULT_ALIAS) -> HeldLock | None:
     """
     Return a lock as the nodes see it, with who waits for it, or None if it is free.
 
+    Of a lock that several may hold (``limit=``) it is one of the places that are taken, or None if none is.
+
     Raises:
+        ValueError: The name is cut short, as listings show long names, or cannot name a lock.
         QuorumUnavailableError: Too few nodes answered to tell.
         InvalidRedlockError: The alias cannot be used.
     """
-    snapshot = find_locks([slug_of(name)], using)
+    snapshot = find_locks(slugs_of(name), using)
     if not snapshot.has_quorum:
         said = {node.name: node.detail or "answered" for node in snapshot.nodes}
         raise QuorumUnavailableError(name, 0.0, 1, said, snapshot.rules.needed)

@@ -5,10 +5,10 @@ What the answers of the nodes mean together.
 import math
 from collections.abc import Iterable
 
-from ..core.owner import lease_of
+from ..core.owner import fingerprint_of_sharers, lease_of
 from ..core.rules import Rules
 from ..presence import SILENCE
-from .model import LAST_SECOND, HeldLock, State, View, Waiting, by_holder
+from .model import LAST_SECOND, SHARED_MARK, HeldLock, State, View, Waiting, by_holder
 
 LIVE = (State.HELD, State.DEGRADED)
 
@@ -25,6 +25,9 @@ def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: l
         lines: Who waits, in the order of each node.
     """
     groups, needed = by_holder(views), rules.needed
+    if SHARED_MARK in groups:
+        views = _told_apart(views, max([view.fence for view in groups[SHARED_MARK]]))
+        groups = by_holder(views)
     leader = _leader(list(groups.values()))
     votes = len(leader)
     won = votes >= needed
@@ -63,6 +66,12 @@ def is_suspicious(lock: HeldLock) -> bool:
 def _leader(groups: list[list[View]]) -> list[View]:
     """Return the views of the holder that most nodes have."""
     return groups[0] if len(groups) == 1 else max(groups, key=lambda group: (len(group), _weight(group)))
+
+
+def _told_apart(views: tuple[View, ...], last: int) -> tuple[View, ...]:
+    """Return the views with a fingerprint for those who share the lock now, be it other ones a moment later."""
+    mark = fingerprint_of_sharers(last)
+    return tuple([view._replace(fingerprint=mark) if view.fingerprint == SHARED_MARK else view for view in views])
 
 
 def _state(votes: int, nodes: int, holders: int, won: bool, left: float | None) -> State:

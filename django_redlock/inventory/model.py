@@ -13,10 +13,10 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..core.messages import SHARED
 from ..core.names import shown
-from ..core.owner import Owner, decode, fingerprint
+from ..core.owner import Owner, decode, fingerprint, fingerprint_of_sharers
 from ..core.rules import Rules
 
-SHARED_MARK = fingerprint(SHARED)  # the fingerprint of all shared holders
+SHARED_MARK = fingerprint(SHARED)  # of what is under the key of those who share a lock, whoever they are
 LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone
 MAX_TEXT = 120  # characters of what a value says of its holder
 MAX_SHOWN = 250  # characters of a name; ours are shorter
@@ -188,6 +188,11 @@ class HeldLock(NamedTuple):
         lefts = [view.left for view in self.views if view.fingerprint == self.fingerprint]
         known = [left for left in lefts if left is not None]
         return max(0.0, ttl - max(known)) if ttl and len(known) == len(lefts) else 0.0
+
+    @property
+    def shared(self) -> bool:
+        """Whether several may hold it at once."""
+        return self.fingerprint == fingerprint_of_sharers(max([view.fence for view in self.leaders], default=0))
 
     def has_holder(self, fingerprint: str) -> bool:
         """Return whether any node has the holder with this fingerprint."""

@@ -38,6 +38,7 @@ class Poll:
         self.rows: dict[str, dict[int, Row]] = {}
         self.silent: dict[int, str] = dict(silent or {})
         self.total = 0
+        self.refusing: dict[int, str] = {}  # which nodes would not write, and why
         self.complete = True
         self._sent = 0.0
         self._living: dict[str, dict[int, bool]] = {}  # of each process, which node knows that it lives
@@ -86,6 +87,8 @@ class Poll:
                 self.silent[node] = str(reply) if reply else "timeout"
                 continue
             self.total = max(self.total, reply.total)
+            if reply.detail:
+                self.refusing[node] = reply.detail
             self._file(node, reply.rows)
 
     def _file(self, node: int, rows: Iterable[Row]) -> None:
@@ -147,7 +150,7 @@ class Poll:
         name = self.manager.nodes[place].name
         if place in self.silent:
             return NodeStatus(name, False, self.silent[place])
-        return NodeStatus(name, True, self.manager.admission.objection(place))
+        return NodeStatus(name, True, self.manager.admission.objection(place) or self.refusing.get(place, ""))
 
     def _told(self) -> list[HeldLock]:
         """Return the locks, now that it is known whose processes live."""
@@ -210,7 +213,7 @@ async def aask(
 def ask_for(slugs: Iterable[str], manager: LockManager, silent: Mapping[int, str] | None = None) -> Poll:
     """Return what the nodes answered about some locks, by their slugs; *silent* ones are not asked."""
     poll = Poll(manager, silent=silent)
-    ask(poll, poll.named(list(slugs)))
+    ask(poll, poll.named(list(slugs)), math.inf)  # bounded in names
     return poll
 
 

@@ -3,24 +3,27 @@ What an operator can do to a lock that somebody else holds: ask its holder to st
 """
 
 import logging
-from collections.abc import Iterable
 
 from ..conf import DEFAULT_ALIAS
 from ..core.messages import SHARED, Ballot, Extend, Kind, Release, Term
-from ..core.names import queue_of
+from ..core.names import is_cut, queue_of
 from ..core.names import slug as slug_of
 from ..core.owner import fingerprint as fingerprint_of
-from ..core.owner import nonce_of
+from ..core.owner import fingerprint_of_sharers, nonce_of
 from ..core.rules import Rules
 from ..handler import locks
 from ..locks import LockManager
-from .model import name_of, owner_of
+from .model import HeldLock, name_of, owner_of
 from .poll import Poll, ask_for, read_value
+
+NOWHERE = -1  # a token under which no node gives back a lock that it has not got
 
 log = logging.getLogger("django_redlock")
 
 
-def force_release(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "", reason: str = "") -> str:
+def force_release(
+    name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "", reason: str = ""
+) -> str:
     """
     Release a lock whoever holds it, if the holder is still the one with this fingerprint.
 
@@ -28,10 +31,10 @@ def force_release(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, sl
     the lock stays free for others. Sends the signal ``lock_forced``.
 
     Args:
-        name: The lock's name.
+        name: The lock, as a listing has it, or its whole name.
         fingerprint: Which holder it was when somebody decided to release it.
-        using: The alias in ``REDLOCK``.
-        slug: The lock's slug, for a long name of which only the beginning is known.
+        using: The alias in ``REDLOCK``, of a name.
+        slug: The lock's slug, instead of its name.
         reason: Why, for the log.
 
     Returns:
@@ -39,19 +42,20 @@ def force_release(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, sl
         nodes answered to tell.
 
     Raises:
+        ValueError: The name is cut short, as listings show long ones.
         InvalidRedlockError: The alias cannot be used.
     """
-    manager, slug = locks[using], slug or slug_of(name)
+    manager, slug = _which(name, using, slug)
     poll = ask_for([slug], manager)
     ballot = delete(poll, slug, fingerprint, bury=burial(poll, slug, fingerprint))
     if ballot is None:
         return _absence(poll, slug)
-    outcome = _outcome(ballot, manager.rules)
+    outcome = _outcome(ballot, manager.rules, last(poll, slug) > 0)
     _tell(manager, "released by force", "lock_forced", slug, outcome, reason)
     return outcome
 
 
-def ask_to_stop(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "") -> str:
+def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "") -> str:
     """
     Ask the holder of a lock to stop: its next renewal is refused, and its lease is lost with the reason ``revoked``.
 
@@ -59,34 +63,35 @@ def ask_to_stop(name: str, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug
     lease never hears of it; its lease ends by itself. Sends the signal ``lock_forced`` with the outcome ``asked``.
 
     Args:
-        name: The lock's name.
+        name: The lock, as a listing has it, or its whole name.
         fingerprint: Which holder it was when somebody decided to ask it.
-        using: The alias in ``REDLOCK``.
-        slug: The lock's slug, for a long name of which only the beginning is known.
+        using: The alias in ``REDLOCK``, of a name.
+        slug: The lock's slug, instead of its name.
 
     Returns:
         ``asked``; ``changed``, ``gone`` or ``unknown`` as :func:`force_release`; ``shared`` if several hold it, who
         cannot be asked one by one.
 
     Raises:
+        ValueError: The name is cut short, as listings show long ones.
         InvalidRedlockError: The alias cannot be used.
     """
-    manager, slug = locks[using], slug or slug_of(name)
+    manager, slug = _which(name, using, slug)
     poll = ask_for([slug], manager)
     nonce = nonce_with(poll, slug, fingerprint)
     if nonce is None:
         return _absence(poll, slug)
     if nonce == SHARED:
         return "shared"
-    # Long enough for the next renewal of even the longest lease.
-    bury = burial(poll, slug, fingerprint) or manager.rules.guard
-    ballot = _everywhere(manager, Release((), nonce, bury, revoke=True))
+    ballot = _everywhere(manager, Release((), nonce, manager.rules.guard, revoke=True))
     outcome = "asked" if ballot.count(Kind.GONE) >= manager.rules.needed else "unknown"
     _tell(manager, "revoked, so that its holder stops", "lock_forced", slug, outcome)
     return outcome
 
 
-def extend_lock(name: str, fingerprint: str, seconds: float, using: str = DEFAULT_ALIAS, *, slug: str = "") -> str:
+def extend_lock(
+    name: str | HeldLock, fingerprint: str, seconds: float, using: str = DEFAULT_ALIAS, *, slug: str = ""
+) -> str:
     """
     Have the nodes keep a lock for *seconds* from now at least, if its holder is still the one with this fingerprint.
 
@@ -97,10 +102,10 @@ def extend_lock(name: str, fingerprint: str, seconds: float, using: str = DEFAUL
         ``extended``; ``changed``, ``gone`` or ``unknown`` as :func:`force_release`; ``shared`` if several hold it.
 
     Raises:
-        ValueError: *seconds* is more than ``max_ttl`` or no length of a lease.
+        ValueError: *seconds* is more than ``max_ttl`` or no length of a lease, or the name is cut short.
         InvalidRedlockError: The alias cannot be used.
     """
-    manager, slug = locks[using], slug or slug_of(name)
+    manager, slug = _which(name, using, slug)
     ttl = manager.rules.check_ttl(seconds)
     poll = ask_for([slug], manager)
     nonce = nonce_with(poll, slug, fingerprint)
@@ -108,14 +113,15 @@ def extend_lock(name: str, fingerprint: str, seconds: float, using: str = DEFAUL
         return _absence(poll, slug)
     if nonce == SHARED:
         return "shared"
-    having = {place: row for place, row in poll.seen(slug).items() if nonce_of(row.value) == nonce}
-    if len(having) + len(poll.silent) < manager.rules.needed:
-        return "gone"  # what is left of it on a few nodes holds nothing, and must not become a lock again
-    # With token 0 a node that has lost it, or whose holder has just released it, does not get it back.
-    value = next(iter(having.values())).value
-    request = Extend((Term((slug,), nonce, value, ttl, 0),), manager.rules.fence_keep)
-    ballot = _ask(manager, having, request)
-    outcome = "extended" if ballot.count(Kind.HELD) >= manager.rules.needed else _why_not(slug, nonce, manager)
+    rows = [row for row in poll.seen(slug).values() if nonce_of(row.value) == nonce]
+    if len(rows) < manager.rules.needed:  # no hold, but what is left of one, or what the silent nodes know of
+        return "unknown" if len(rows) + len(poll.silent) >= manager.rules.needed else "gone"
+    request = Extend((Term((slug,), nonce, rows[0].value, ttl, NOWHERE),), manager.rules.fence_keep)
+    ballot = _everywhere(manager, request)
+    if ballot.count(Kind.REFUSED, Kind.REVOKED) > manager.rules.spare:
+        poll = ask_for([slug], manager)
+        return "unknown" if nonce_with(poll, slug, fingerprint) else _absence(poll, slug)
+    outcome = "extended" if ballot.count(Kind.HELD) >= manager.rules.needed else "unknown"
     _tell(manager, f"extended by an operator to {ttl:g} s", "lock_extended_by_operator", slug, outcome)
     return outcome
 
@@ -126,43 +132,55 @@ def delete(poll: Poll, slug: str, wanted: str, bury: float) -> Ballot | None:
     if nonce is None:
         return None
     shared = nonce == SHARED
-    return _everywhere(poll.manager, Release((slug,), nonce, bury, shared=shared, queue=queue_of(slug), revoke=True))
+    release = Release((slug,), nonce, bury, shared=shared, queue=queue_of(slug), revoke=True, token=last(poll, slug))
+    return _everywhere(poll.manager, release)
 
 
 def nonce_with(poll: Poll, slug: str, wanted: str) -> str | None:
     """Return the nonce that has a fingerprint; None if no node has it. Never show it."""
-    rows = poll.seen(slug).values()
-    return next((nonce_of(row.value) for row in rows if fingerprint_of(row.value) == wanted), None)
+    rows = poll.seen(slug)
+    return next((nonce_of(rows[node].value) for node, mark in marks(poll, slug).items() if mark == wanted), None)
+
+
+def marks(poll: Poll, slug: str) -> dict[int, str]:
+    """Return the fingerprints of what the nodes have, by node."""
+    sharers = fingerprint_of_sharers(last(poll, slug))
+    return {
+        node: sharers if nonce_of(row.value) == SHARED else fingerprint_of(row.value)
+        for node, row in poll.seen(slug).items()
+    }
+
+
+def last(poll: Poll, slug: str) -> int:
+    """Return the fencing token of the last who joined those that share the lock; 0 if nobody shares it."""
+    return max((row.fence for row in poll.seen(slug).values() if nonce_of(row.value) == SHARED), default=0)
 
 
 def burial(poll: Poll, slug: str, wanted: str) -> float:
     """
     Return for how long the nodes refuse the holder after a release by force, in seconds.
 
-    A living holder's next renewal would put back the keys that it finds missing. It comes within one lease. A lease
-    beyond ``max_ttl`` is a place that nobody renews; whoever takes it over later must not be refused.
+    A living holder's next renewal would put back the keys that it finds missing. It comes within one lease, which may
+    have been made as long as ``max_ttl`` since the key was written. A lease beyond that is a place that nobody renews;
+    whoever takes it over later must not be refused.
     """
     rules = poll.manager.rules
-    rows = [row for row in poll.seen(slug).values() if fingerprint_of(row.value) == wanted]
-    owners = [owner_of(read_value(row.value)[1]) for row in rows]
-    ttl = max((owner.ttl for owner in owners if owner), default=0.0) or rules.ttl
-    # It may have been extended for longer than it was taken for.
-    ttl = max([ttl, *(poll.left(row) for row in rows)])
-    return ttl + rules.drift(ttl) if ttl <= rules.max_ttl else 0.0
+    values = [poll.seen(slug)[node].value for node, mark in marks(poll, slug).items() if mark == wanted]
+    ttls = [owner.ttl for value in values if (owner := owner_of(read_value(value)[1]))]
+    return rules.guard if max(ttls, default=0.0) <= rules.max_ttl else 0.0
 
 
-def _why_not(slug: str, nonce: str, manager: LockManager) -> str:
-    poll = ask_for([slug], manager)
-    still_there = any(nonce_of(row.value) == nonce for row in poll.seen(slug).values())
-    return "unknown" if still_there else _absence(poll, slug)
+def _which(lock: str | HeldLock, using: str, slug: str) -> tuple[LockManager, str]:
+    """Return whose lock it is, and its slug."""
+    if isinstance(lock, HeldLock):
+        return locks[lock.alias], lock.slug
+    if not slug and is_cut(lock):
+        raise ValueError(f"The name {lock!r} is cut short, as in listings; pass the lock itself, or its whole name.")
+    return locks[using], slug or slug_of(lock)
 
 
 def _everywhere(manager: LockManager, request: Release | Extend) -> Ballot:
-    return _ask(manager, range(len(manager.nodes)), request)
-
-
-def _ask(manager: LockManager, places: Iterable[int], request: Release | Extend) -> Ballot:
-    requests = dict.fromkeys(places, request)
+    requests = dict.fromkeys(range(len(manager.nodes)), request)
     ballot = Ballot(requests, lambda replies: False, manager.rules.timeout(manager.rules.ttl), farewell=True)
     manager.ask(ballot)
     return ballot
@@ -174,11 +192,12 @@ def _absence(poll: Poll, slug: str) -> str:
     return "gone" if poll.snapshot().has_quorum else "unknown"
 
 
-def _outcome(ballot: Ballot, rules: Rules) -> str:
+def _outcome(ballot: Ballot, rules: Rules, shared: bool) -> str:
     # As many nodes as a quorum say that it is not there any more: the silent ones cannot be a quorum.
     if ballot.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) < rules.needed:
         return "unknown"
-    if ballot.count(Kind.RELEASED):
+    # Where somebody joined those who share it, they all still have it: another's hold does not end theirs.
+    if ballot.count(Kind.RELEASED) and (not shared or ballot.count(Kind.RELEASED, Kind.GONE) >= rules.needed):
         return "released"
     return "changed" if ballot.count(Kind.BUSY) else "gone"
 

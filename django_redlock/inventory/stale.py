@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator
 
 from ..core.messages import Kind
-from ..core.owner import Owner, fingerprint
+from ..core.owner import Owner
 from ..core.rules import Rules
 from ..handler import locks
 from .model import HeldLock, Snapshot, StaleKey, Staleness, State, View, by_holder
 from .poll import ask_for
-from .release import burial, delete
+from .release import burial, delete, marks
 
 
 def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
@@ -47,7 +47,7 @@ def remove_stale(key: StaleKey) -> str:
     ballot = delete(poll, slug, key.fingerprint, bury) if again else None
     if ballot is None:
         return "changed"
-    having = [place for place, row in poll.seen(slug).items() if fingerprint(row.value) == key.fingerprint]
+    having = [place for place, mark in marks(poll, slug).items() if mark == key.fingerprint]
     kinds = {ballot.replies[place].kind if place in ballot.replies else Kind.UNKNOWN for place in having}
     if kinds <= {Kind.RELEASED, Kind.GONE}:
         return "removed"

@@ -4,6 +4,8 @@ What the commands share: how they ask, what their options mean, and how locks ar
 
 import csv
 import json
+import os
+import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -15,10 +17,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from ..conf import InvalidRedlockError
-from ..core.names import check_name, slug
-from ..inventory import HeldLock, Snapshot, find_locks, held_locks, holder_of, printable
+from ..inventory import HeldLock, Snapshot, find_locks, held_locks, holder_of, printable, slugs_of
 
-WRONG = 2  # exit code: an option or the settings cannot be used, as argparse says it
+MISUSED = 2  # exit code: an option, a name or the settings cannot be used; that of Python's own options
 NO_QUORUM = 3  # exit code
 MOST = 20_000  # locks in one listing: a command has the time to ask for more than a page
 PATIENCE = 30.0  # seconds
@@ -34,6 +35,33 @@ ORDERS: dict[str, Callable[[HeldLock], Any]] = {
     "holder": lambda lock: str(lock.owner or ""),
     "extensions": lambda lock: lock.extensions,
 }
+
+
+class OperatorCommand(BaseCommand):
+    """A command that shows what others wrote, to people and to pipes."""
+
+    requires_system_checks = ()
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Run it; what the output cannot encode is escaped, and whoever stops reading it ends it quietly."""
+        stream = options.get("stdout") or sys.stdout
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+        try:
+            said = super().execute(*args, **options)
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for what Python writes at its end
+            return None
+        return said
+
+
+def agreed(question: str) -> bool:
+    """Ask on the terminal; returns whether the answer was yes. That nobody answers is a no."""
+    try:
+        return input(f"\n{question}\n\n    Type 'yes' to continue, or 'no' to cancel: ") == "yes"
+    except EOFError:
+        return False
 
 
 def positive(text: str) -> int:
@@ -62,10 +90,10 @@ def listing(using: str, names: list[str] | None = None) -> Snapshot:
     """Return the held locks of an alias, or only those named, or fail as a command does."""
     try:
         if names:
-            return find_locks([slug(check_name(name)) for name in names], using)
+            return find_locks([slug for name in names for slug in slugs_of(name)], using)
         return held_locks(using, limit=MOST, seconds=PATIENCE)
     except (InvalidRedlockError, ValueError) as error:
-        raise CommandError(str(error), returncode=WRONG) from None
+        raise CommandError(str(error), returncode=MISUSED) from None
 
 
 def chosen(snapshot: Snapshot, match: str | None, state: list[str] | None, sort: str = "remaining") -> list[HeldLock]:

@@ -84,7 +84,7 @@ def parse_reply(raw: Any) -> Reply:
 
 
 KINDS = {kind.name: kind for kind in Kind}
-MAX_DIGITS = 19  # of a fencing token
+LONGEST_TOKEN = 16  # digits of 2 ** 53, beyond which the scripts cannot count
 EXTENSIONS = frozenset({Kind.HELD, Kind.MIXED, Kind.REFUSED})
 
 
@@ -95,7 +95,7 @@ def parse_term(said: str) -> tuple[Kind, int]:
 
 def parse_survey(parts: list[str]) -> Reply:
     """Return the locks that a survey reports."""
-    kind, fence, time, total, said = parts
+    kind, fence, time, total, said, refused = parts
     cells = json.loads(said, strict=False)
     rows = zip(cells[::5], cells[1::5], cells[2::5], cells[3::5], cells[4::5], strict=True)
     parsed = tuple(
@@ -104,12 +104,13 @@ def parse_survey(parts: list[str]) -> Reply:
             for slug, value, pttl, number, waiters in rows
         ]
     )
-    return Reply(KINDS[kind], int(fence), int(time), rows=parsed, total=int(total))
+    detail = parse_error(exceptions.ResponseError(refused)).detail if refused else ""
+    return Reply(KINDS[kind], int(fence), int(time), detail=detail, rows=parsed, total=int(total))
 
 
 def token(text: str) -> int:
-    """Return the fencing token in a key; 0 for what is none, which another program wrote."""
-    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else 0
+    """Return a fencing token; 0 if it is none, because anybody can write one key and must not hide the others."""
+    return int(text) if text.isdecimal() and len(text) <= LONGEST_TOKEN else 0
 
 
 def seconds_left(pttl: str | int) -> float | None:

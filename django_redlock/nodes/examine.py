@@ -41,7 +41,8 @@ class Examination:
         local: Whether it stays on this machine.
         ignored: Options of the connection that are not used.
         known: Whether this kind of node can be examined at all.
-        user: The server's user that the locks use.
+        user: As whom locks connect.
+        deaf: The sentinels that were asked for the master in vain, each with the reason.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Examination:
     ignored: tuple[str, ...] = ()
     known: bool = True
     user: str = "default"
+    deaf: tuple[str, ...] = ()
 
     def number(self, what: str) -> int:
         """Return a number that the server says of itself; 0 if it does not."""
@@ -85,7 +87,8 @@ def examine(node: Node, timeout: float, *, rights: bool = True) -> Examination:
     user = str(node._arguments.get("username") or "default")
     blank = Examination(node.name, encrypted=node.encrypted, local=not node.remote, ignored=ignored, user=user)
     try:
-        connection = _open(node, timeout)
+        connection, deaf = _find(node, timeout) if isinstance(node, SentinelNode) else (_open(node, timeout), ())
+        blank = replace(blank, deaf=deaf)
     except (LinkError, *BROKEN) as error:
         # Of all that redis-py sends to make a connection, only SELECT needs a right.
         refused = ("+select",) if describe(error) == "NOPERM" else ()
@@ -107,26 +110,32 @@ def _absence(node: Node, timeout: float) -> str:
     return ""
 
 
-def _open(node: RedisNode, timeout: float) -> AbstractConnection:
-    connection = node._new_connection(timeout, **(_master(node, timeout) if isinstance(node, SentinelNode) else {}))
+def _find(node: SentinelNode, timeout: float) -> tuple[AbstractConnection, tuple[str, ...]]:
+    """Connect to the master that the first sentinel to answer knows; returns those that did not, too."""
+    deaf: list[str] = []
+    failure: Exception = LinkError("unreachable")
+    for sentinel in node._sentinels:
+        try:
+            master = parse_master(node._ask(sentinel, timeout))
+        except LinkError as error:
+            failure = error
+            deaf.append(f"{sentinel.address} ({error.detail.removeprefix('sentinel: ')})")
+            continue
+        try:
+            return _open(node, timeout, host=master.host, port=master.port), tuple(deaf)
+        except (LinkError, *BROKEN) as error:
+            failure = error
+    raise failure
+
+
+def _open(node: RedisNode, timeout: float, **where: Any) -> AbstractConnection:
+    connection = node._new_connection(timeout, **where)
     try:
         connection.connect()
     except BROKEN:
         connection.disconnect()
         raise
     return connection
-
-
-def _master(node: SentinelNode, timeout: float) -> dict[str, Any]:
-    """Return where the sentinels say that the master is: the first of them that answers, as when a lock is taken."""
-    failure = LinkError("unreachable")
-    for sentinel in node._sentinels:
-        try:
-            master = parse_master(node._ask(sentinel, timeout))
-            return {"host": master.host, "port": master.port}
-        except LinkError as error:
-            failure = error
-    raise failure
 
 
 def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: Examination) -> Examination:
@@ -139,7 +148,7 @@ def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: E
         raise LinkError(parse_error(raw).detail or "error reply")
     round_trip, ahead = _clock(connection)
     db = int(node._arguments.get("db") or 0)
-    refused = tuple(_refused(connection, node._wording.prefix, db)) if rights else ()
+    refused = tuple(_refused(connection, blank.user, node._wording.prefix, db)) if rights else ()
     return replace(blank, round_trip=round_trip, ahead=ahead, info=info, refused=refused)
 
 
@@ -189,25 +198,29 @@ def commands(prefix: str, db: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
     yield "+subscribe", ("SUBSCRIBE", f"{prefix}w:doctor")
 
 
-def _refused(connection: AbstractConnection, prefix: str, db: int) -> Iterator[str]:
+def _refused(connection: AbstractConnection, user: str, prefix: str, db: int) -> Iterator[str]:
     """Yield the rights that are missing."""
     seen = set()
     for right, command in commands(prefix, db):
         said = _say(connection, *command)
-        missing = _missing(said, right, prefix)
+        missing = _missing(said, right, user, prefix)
         if missing and missing not in seen:
             seen.add(missing)
             yield missing
 
 
-def _missing(said: Any, right: str, prefix: str) -> str:
-    """Return which right the reply to a command says is missing; the servers tell commands from keys and channels."""
+def _missing(said: Any, right: str, user: str, prefix: str) -> str:
+    """
+    Return which right the reply to a command says is missing.
+
+    The servers tell commands from keys and channels, and some of them name the user, who may be called anything.
+    """
     if not isinstance(said, exceptions.RedisError) or parse_error(said).detail != "NOPERM":
         return ""
-    text = str(said).lower().rpartition("permissions")[2]  # behind the user's name, which may be anything
+    text = str(said).replace(f"User {user} ", "")
     if "channel" in text:
         return f"&{prefix}w:*"
-    return f"~{prefix}*" if "key" in text else right
+    return f"~{prefix}*" if " key" in text else right
 
 
 def _say(connection: AbstractConnection, *command: Any) -> Any:

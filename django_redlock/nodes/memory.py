@@ -6,7 +6,7 @@ They are for tests and for trying things out. A lock over them protects one proc
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
@@ -399,12 +399,15 @@ class MemoryStore:
     def _release(self, request: Release, now: float) -> Reply:
         everybody = request.shared and request.nonce == SHARED
         mine = [slug for slug in request.slugs if self._has(slug, request.nonce, request.shared and not everybody, now)]
+        if everybody:
+            mine = [slug for slug in mine if self._fence(slug, now) <= request.token]
         others = [slug for slug in request.slugs if slug not in mine and self._holder(slug, now) is not None]
-        taken = others and any(not (request.shared and self._owner(slug, now) == SHARED) for slug in others)
+        taken = others and any(
+            everybody or not (request.shared and self._owner(slug, now) == SHARED) for slug in others
+        )
         free = [slug for slug in mine if self._let_go(request, slug, now)]
         if request.bury > 0:
-            self._markers[request.nonce] = now + request.bury
-            (self._revoked.add if request.revoke else self._revoked.discard)(request.nonce)
+            self._bury(request, {request.nonce}, now)
         for slug in request.slugs if self._queues else ():
             queue = self._queue(request, slug)
             if queue is NOBODY:
@@ -417,13 +420,15 @@ class MemoryStore:
         kind = Kind.RELEASED if mine else Kind.BUSY if taken else Kind.GONE
         return Reply(kind, 0, int(now * 1e6))
 
+    def _bury(self, request: Release, nonces: Set[str], now: float) -> None:
+        self._markers |= dict.fromkeys(nonces, now + request.bury)
+        (self._revoked.update if request.revoke else self._revoked.difference_update)(nonces)
+
     def _let_go(self, request: Release, slug: str, now: float) -> bool:
         """End one holder's hold; returns whether the name is free now."""
         if request.shared and request.nonce == SHARED:
             if request.bury > 0:
-                sharers = self._shared.get(slug, {}).keys()
-                self._markers |= dict.fromkeys(sharers, now + request.bury)
-                self._revoked = self._revoked | sharers if request.revoke else self._revoked - sharers
+                self._bury(request, self._shared.get(slug, {}).keys(), now)
             self._shared.pop(slug, None)
         elif request.shared:
             del self._shared[slug][request.nonce]

@@ -114,9 +114,9 @@ class Wording:
         return keys, arguments
 
     def _release(self, request: Release) -> tuple[list[str], list[str]]:
-        slugs, nonce, bury, leaving, shared, queue, revoke = request
+        slugs, nonce, bury, leaving, shared, queue, revoke, token = request
         keys = [self._index, self._marker(nonce), *self._keys(slugs, "hqs", shared, queue)]
-        return keys, [nonce, ms(bury) if bury else "0", self.prefix, leaving, flag(shared), flag(revoke)]
+        return keys, [nonce, ms(bury) if bury else "0", self.prefix, leaving, flag(shared), flag(revoke), str(token)]
 
     def _survey(self, request: Survey) -> tuple[list[str], list[str]]:
         slugs, offset, size, waiters = request

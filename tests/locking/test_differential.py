@@ -62,6 +62,7 @@ requests = st.one_of(
         shared,
         queues,
         st.booleans(),
+        numbers | st.just(0),
     ).map(one_queue),
     st.builds(Release, st.just(()), nonces, st.just(60.0), revoke=st.booleans()),
     slugs.map(Survey),

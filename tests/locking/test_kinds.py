@@ -131,16 +131,22 @@ async def test_writer_does_not_starve(make: Manager, flavour: Flavour):
 
 
 async def test_operator_ends_all_shared_holds(make: Manager, flavour: Flavour):
-    """P19: who was thrown out is told by its next extension, although nobody else has come."""
+    """P19, L74: who was thrown out is told by its next extension, and why, although nobody else has come."""
     manager = make()
     readers = [await take(flavour, manager, "a", shared=True, renew=False) for _ in range(2)]
-    request = Release(("{a}",), SHARED, 10.0, shared=True)
-    ballot = farewell(request, range(5), (), 10.0, 0.2)
-    manager.ask(ballot)
+    early, late = (
+        farewell(Release(("{a}",), SHARED, 10.0, shared=True, revoke=True, token=token), range(5), (), 10.0, 0.2)
+        for token in (readers[0].fencing_token, readers[1].fencing_token)
+    )
+    manager.ask(early)
+    still = [await flavour.extend(lease) for lease in readers]
+    manager.ask(late)
 
-    assert {reply.kind for reply in ballot.replies.values()} == {Kind.RELEASED}
+    assert {reply.kind for reply in early.replies.values()} == {Kind.BUSY}
+    assert still == [True, True]
+    assert {reply.kind for reply in late.replies.values()} == {Kind.RELEASED}
     assert [await flavour.extend(lease) for lease in readers] == [False, False]
-    assert {lease.reason for lease in readers} == {"superseded"}
+    assert {lease.reason for lease in readers} == {"revoked"}
 
 
 # reentrant

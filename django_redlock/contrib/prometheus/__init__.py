@@ -7,7 +7,6 @@ when Prometheus scrapes: so it is right in every process, also in one that holds
 
 from collections import Counter as Count
 from collections.abc import Iterator
-from contextlib import suppress
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -38,9 +37,13 @@ class NodesCollector(Collector):
         spare = GaugeMetricFamily("redlock_spare_nodes", "How many nodes may still fail.", labels=["alias"])
         listed = GaugeMetricFamily("redlock_listing_complete", "Whether all locks were counted.", labels=["alias"])
         for alias in _aliases():
-            snapshot = held_locks(alias)
+            try:
+                snapshot = held_locks(alias)
+            except InvalidRedlockError:
+                spare.add_metric([alias], -1)  # with such settings no lock can be taken
+                continue
             counts = Count(lock.state.value for lock in snapshot.locks)
-            for state in State.values if snapshot.has_quorum else ():  # else nobody knows, and 0 would be a lie
+            for state in State.values if snapshot.has_quorum else ():  # unknown is not none
                 held.add_metric([alias, state], counts[state])
             for node in snapshot.nodes:
                 up.add_metric([alias, node.name], node.answered)
@@ -50,19 +53,18 @@ class NodesCollector(Collector):
         yield from (held, up, votes, spare, listed)
 
 
-def _aliases() -> Iterator[str]:
-    """Yield the aliases that can be used; one that cannot does not silence the others."""
+def _aliases() -> list[str]:
     try:
-        names = list(locks)
+        return list(locks)
     except InvalidRedlockError:
-        return
-    for alias in names:
-        with suppress(InvalidRedlockError):
-            yield locks[alias].alias
+        return []
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> None:
-    """Register the metrics, and count from now on."""
+    """Register the metrics, and count from now on; in another registry than before, if there was one."""
+    if _installed and _installed[0][0] is registry:
+        return
+    uninstall()
     waits = Histogram(
         "redlock_wait_seconds",
         "How long it took to get a lock, or until one gave up.",
@@ -89,9 +91,17 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
         ),
         UID,
     )
-    registry.register(NodesCollector())
+    nodes = NodesCollector()
+    registry.register(nodes)
+    _installed.extend((registry, collector) for collector in (waits, holds, forced, downs, nodes))
 
 
 def uninstall() -> None:
-    """Stop counting."""
+    """Stop counting, and take the metrics out of their registry."""
     unlisten(UID)
+    while _installed:
+        registry, collector = _installed.pop()
+        registry.unregister(collector)
+
+
+_installed: list[tuple[CollectorRegistry, Collector]] = []

@@ -5,16 +5,16 @@ import time
 from collections import Counter
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
+from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import StaleKey, printable, remove_stale, stale_keys
-from ..shown import NO_QUORUM, listing, positive, warn
+from ..shown import NO_QUORUM, OperatorCommand, agreed, listing, positive, warn
 
 PARTIAL = 1
 
 
-class Command(BaseCommand):
+class Command(OperatorCommand):
     """``manage.py redlock_clear``."""
 
     help = (
@@ -22,7 +22,6 @@ class Command(BaseCommand):
         "A lock that a quorum holds, or may hold, is never touched. Exits with 1 when a key could not be deleted, "
         "with 3 when too few nodes answer."
     )
-    requires_system_checks = ()
     stealth_options = ("stdin",)
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -80,8 +79,7 @@ class Command(BaseCommand):
             hint = "" if dry_run else " Nobody is there to ask: use --no-input to delete."
             self.stdout.write(f"Dry run: {_keys(count)} would be deleted.{hint}")
             return False
-        question = f"\nDelete {_keys(count)}?\n\n    Type 'yes' to continue, or 'no' to cancel: "
-        if interactive and input(question) != "yes":
+        if interactive and not agreed(f"Delete {_keys(count)}?"):
             raise CommandError("Nothing was deleted.")
         return True
 

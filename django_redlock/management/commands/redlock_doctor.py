@@ -4,25 +4,24 @@ import json
 from typing import Any
 
 from django.apps import apps
-from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
+from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import InvalidRedlockError, aliases
 from ...doctor import Diagnosis, Finding, diagnose
 from ...inventory import printable
-from ..shown import seconds
+from ..shown import MISUSED, OperatorCommand, seconds
 
 VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
 EXIT = {"": 0, "note": 0, "warning": 1, "error": 2}
 
 
-class Command(BaseCommand):
+class Command(OperatorCommand):
     """``manage.py redlock_doctor``."""
 
     help = (
         "Examine every node: whether it can be reached, may vote, keeps its data and time, grants all rights, and "
         "takes a lock. Exits with 0 if all is well, 1 for warnings, 2 for errors."
     )
-    requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
@@ -63,7 +62,7 @@ class Command(BaseCommand):
         try:
             found = [diagnose(alias, timeout=timeout) for alias in using or aliases()]
         except InvalidRedlockError as error:
-            raise CommandError(f"{error} ({error.code})", returncode=2) from None
+            raise CommandError(f"{error} ({error.code})", returncode=MISUSED) from None
         if format == "json":
             self.stdout.write(document(found))
         else:
@@ -78,7 +77,8 @@ class Command(BaseCommand):
         if not apps.is_installed("django_redlock.contrib.history"):
             raise CommandError(
                 "There is no history to take advice from: put 'django_redlock.contrib.history' into INSTALLED_APPS, "
-                "run migrate, and come back in a day."
+                "run migrate, and come back in a day.",
+                returncode=MISUSED,
             )
         from ...contrib.history.advice import kinds  # only here: its table may not exist
 

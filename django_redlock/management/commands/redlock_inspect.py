@@ -3,11 +3,24 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
+from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import HeldLock, Snapshot, View, printable, stale_keys
-from ..shown import NO_QUORUM, VERSION, columns, entry, holder, iso, left, listing, local, warn
+from ..shown import (
+    MISUSED,
+    NO_QUORUM,
+    VERSION,
+    OperatorCommand,
+    columns,
+    entry,
+    holder,
+    iso,
+    left,
+    listing,
+    local,
+    warn,
+)
 
 if TYPE_CHECKING:
     from ...celery.explain import Explanation
@@ -15,14 +28,13 @@ if TYPE_CHECKING:
 FREE = 1
 
 
-class Command(BaseCommand):
+class Command(OperatorCommand):
     """``manage.py redlock_inspect``."""
 
     help = (
         "Show what each node has of one lock, who holds it and who waits for it. Exits with 0 if it is held, 1 if it "
-        "is free, 3 when too few nodes answer."
+        "is free, 2 when it cannot be asked for, 3 when too few nodes answer."
     )
-    requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
@@ -43,7 +55,7 @@ class Command(BaseCommand):
                 raise CommandError(
                     "--task explains a call in text, and the task says itself which alias it uses: leave out the name, "
                     "--format and --using.",
-                    returncode=2,
+                    returncode=MISUSED,
                 )
             found = explained(task, options["given"], options["named"])
             self.stdout.write(found.text)
@@ -53,18 +65,24 @@ class Command(BaseCommand):
                 raise CommandError("The slot is free.", returncode=FREE)
             return
         if name is None:
-            raise CommandError("Say which lock, redlock_inspect NAME, or which call, redlock_inspect --task TASK.")
+            text = "Say which lock, redlock_inspect NAME, or which call, redlock_inspect --task TASK."
+            raise CommandError(text, returncode=MISUSED)
         snapshot = listing(using, [name])
-        lock = snapshot.locks[0] if snapshot.locks else None
         if format == "json":
-            self.stdout.write(document(snapshot, name, lock))
-        elif lock:
-            self.stdout.write(described(snapshot, lock))
+            self.stdout.write(document(snapshot, name))
+        else:
+            self._show(snapshot, name)
         warn(self, snapshot)
         if not snapshot.has_quorum:
             raise CommandError("Too few nodes answer to say whether it is held.", returncode=NO_QUORUM)
-        if lock is None:
+        if not snapshot.locks:
             raise CommandError(f"{printable(name)} is free.", returncode=FREE)
+
+    def _show(self, snapshot: Snapshot, name: str) -> None:
+        if len(snapshot.locks) > 1:
+            self.stdout.write(f"{printable(name)}: {len(snapshot.locks)} places are held.\n")
+        for lock in snapshot.locks:
+            self.stdout.write(described(snapshot, lock))
 
 
 def explained(task: str, args: str, kwargs: str) -> "Explanation":
@@ -74,7 +92,7 @@ def explained(task: str, args: str, kwargs: str) -> "Explanation":
     try:
         return explain_call(task, args, kwargs)
     except ValueError as error:
-        raise CommandError(str(error), returncode=2) from None
+        raise CommandError(str(error), returncode=MISUSED) from None
 
 
 def described(snapshot: Snapshot, lock: HeldLock) -> str:
@@ -94,7 +112,7 @@ def described(snapshot: Snapshot, lock: HeldLock) -> str:
     parts.append(columns([("NODE", "HAS", "REMAINING", "TOKEN", "HOLDER"), *(_row(lock, view) for view in lock.views)]))
     waiters = [f"  {place}. {printable(str(waiter))}" for place, waiter in enumerate(lock.waiters, 1)]
     parts.append("\n".join([f"Waiting: {len(waiters) or 'nobody'}", *waiters]))
-    stale = [f"Stale: {key.reason.label} ({', '.join(key.nodes)})." for key in stale_keys(snapshot)]
+    stale = [f"Stale: {key.reason.label} ({', '.join(key.nodes)})." for key in stale_keys(snapshot) if key.lock is lock]
     return "\n\n".join([*parts, *stale])
 
 
@@ -108,18 +126,22 @@ def _row(lock: HeldLock, view: View) -> tuple[str, ...]:
     return (view.node, has, ends, str(view.fence or "-"), printable(str(view.owner or "(another program)")))
 
 
-def document(snapshot: Snapshot, name: str, lock: HeldLock | None) -> str:
+def document(snapshot: Snapshot, name: str) -> str:
     """Return the same as JSON; its keys are described in docs/commands.md."""
+    held = [_described(snapshot, lock) for lock in snapshot.locks]
     about: dict[str, Any] = {
         "version": VERSION,
         "using": snapshot.alias,
         "taken": iso(snapshot.taken),
         "name": name,
         "known": snapshot.has_quorum,
-        "lock": None,
+        "lock": held[0] if held else None,
+        "places": held,
     }
-    if lock:
-        waiters = [{"host": each.host, "pid": each.pid, "nodes": each.nodes} for each in lock.waiters]
-        stale = [{"reason": key.reason.value, "nodes": key.nodes} for key in stale_keys(snapshot)]
-        about["lock"] = {**entry(lock), "waiters": waiters, "stale": stale}
     return json.dumps(about, indent=2)
+
+
+def _described(snapshot: Snapshot, lock: HeldLock) -> dict[str, Any]:
+    waiters = [{"host": each.host, "pid": each.pid, "nodes": each.nodes} for each in lock.waiters]
+    stale = [{"reason": key.reason.value, "nodes": key.nodes} for key in stale_keys(snapshot) if key.lock is lock]
+    return {**entry(lock), "waiters": waiters, "stale": stale}

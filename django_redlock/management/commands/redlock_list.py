@@ -2,18 +2,17 @@
 
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
+from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import State
-from ..shown import NO_QUORUM, ORDERS, chosen, document, listing, positive, sheet, table, warn
+from ..shown import NO_QUORUM, ORDERS, OperatorCommand, chosen, document, listing, positive, sheet, table, warn
 
 
-class Command(BaseCommand):
+class Command(OperatorCommand):
     """``manage.py redlock_list``."""
 
     help = "List the held locks: state, time left, votes, holder. Exits with 3 when too few nodes answer."
-    requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""

@@ -4,11 +4,11 @@ import sys
 import time
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
+from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import HeldLock, ask_to_stop, find_locks, force_release, printable
-from ..shown import NO_QUORUM, chosen, holder, left, listing, seconds, warn
+from ..shown import MISUSED, NO_QUORUM, OperatorCommand, agreed, chosen, holder, left, listing, seconds, warn
 
 CHANGED = 4  # exit code: somebody else holds one of them now
 MOST = 20  # locks at a time: what one can read
@@ -16,7 +16,7 @@ NOT_REVOKED = 5  # exit code: the broker did not take it
 EVERY = 0.5  # seconds between two looks at a lock whose holder was asked to stop
 
 
-class Command(BaseCommand):
+class Command(OperatorCommand):
     """``manage.py redlock_release``."""
 
     help = (
@@ -24,7 +24,6 @@ class Command(BaseCommand):
         "next renewal; until then they may go on. Exits with 3 when too few nodes answer, 4 when a lock changed hands, "
         "5 when a task could not be revoked."
     )
-    requires_system_checks = ()
     stealth_options = ("stdin",)
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -67,24 +66,31 @@ class Command(BaseCommand):
     ) -> None:
         """Show, ask, release."""
         if bool(names) == bool(match):
-            raise CommandError("Name the locks, or choose them with --match.")
+            raise CommandError("Name the locks, or choose them with --match.", returncode=MISUSED)
         snapshot = listing(using, names or None)
         warn(self, snapshot)
         if not snapshot.has_quorum:
             raise CommandError("Too few nodes answer to say what is held.", returncode=NO_QUORUM)
         locks = chosen(snapshot, match, None)
         if len(locks) > MOST:
-            raise CommandError(f"{len(locks)} locks match; at most {MOST} are released at a time. Choose fewer.")
+            text = f"{len(locks)} locks match; at most {MOST} are released at a time. Choose fewer."
+            raise CommandError(text, returncode=MISUSED)
         self._show(locks, fingerprint)
-        locks = [lock for lock in locks if fingerprint in (None, lock.fingerprint)]
-        if locks and self._may_release(len(locks), dry_run, interactive, options.get("stdin", sys.stdin)):
-            if polite:
-                self._ask(locks, polite)
-            revoked = [self._revoke(lock, terminate_task) for lock in locks if revoke_task or terminate_task]
-            self._release(locks, printable(reason[:200]), told=bool(polite or revoke_task or terminate_task))
-            if not all(revoked):
-                raise CommandError("Not all tasks could be revoked.", returncode=NOT_REVOKED)
-        elif fingerprint and snapshot.locks and not dry_run and not locks:
+        seen = [lock for lock in locks if fingerprint in (None, lock.fingerprint)]
+        if seen and self._may_release(len(seen), dry_run, interactive, options.get("stdin", sys.stdin)):
+            reason = printable(reason[:200])
+            asked, left = self._ask(seen, polite) if polite else (set[str](), set[str]())
+            told = [self._revoke(lock, terminate_task) for lock in seen if revoke_task or terminate_task]
+            outcomes = set()
+            for lock in seen:
+                outcome = "released" if lock.slug in left else force_release(lock, lock.fingerprint, reason=reason)
+                if (outcome == "gone" and told) or (outcome in ("gone", "changed") and lock.slug in asked):
+                    outcome = "released"  # by its holder
+                style = self.style.SUCCESS if outcome == "released" else self.style.ERROR
+                self.stdout.write(style(f"{printable(lock.name)}: {SAID[outcome]}"))
+                outcomes.add(outcome)
+            _conclude(outcomes, all(told))
+        elif locks and not seen and not dry_run:
             raise CommandError("Nothing was released: the holder is another one now.", returncode=CHANGED)
 
     def _show(self, locks: list[HeldLock], fingerprint: str | None) -> None:
@@ -100,41 +106,33 @@ class Command(BaseCommand):
             hint = "" if dry_run else " Nobody is there to ask: use --no-input to release."
             self.stdout.write(f"Dry run: {_locks(count)} would be released.{hint}")
             return False
-        question = f"\nRelease {_locks(count)}?\n\n    Type 'yes' to continue, or 'no' to cancel: "
-        if interactive and input(question) != "yes":
+        if interactive and not agreed(f"Release {_locks(count)}?"):
             raise CommandError("Nothing was released.")
         return True
 
-    def _release(self, locks: list[HeldLock], reason: str, *, told: bool) -> None:
-        outcomes = set()
-        for lock in locks:
-            outcome = force_release(lock.name, lock.fingerprint, lock.alias, slug=lock.slug, reason=reason)
-            if told and outcome == "gone":
-                outcome = "released"  # by its holder
-            outcomes.add(outcome)
-            style = self.style.SUCCESS if outcome == "released" else self.style.ERROR
-            self.stdout.write(style(f"{printable(lock.name)}: {SAID[outcome]}"))
-        if "unknown" in outcomes:
-            raise CommandError("Too few nodes answered.", returncode=NO_QUORUM)
-        if "changed" in outcomes:
-            raise CommandError("Not all were released.", returncode=CHANGED)
+    def _ask(self, locks: list[HeldLock], grace: float) -> tuple[set[str], set[str]]:
+        """
+        Ask the holders to stop, and wait until they have or their time is over.
 
-    def _ask(self, locks: list[HeldLock], grace: float) -> None:
-        """Ask the holders to stop, and wait until they have or their time is over."""
-        waiting = {}
+        Returns:
+            The slugs of those that were asked, and of those among them that their holders have released by now.
+        """
+        asked = set()
         for lock in locks:
-            outcome = ask_to_stop(lock.name, lock.fingerprint, lock.alias, slug=lock.slug)
+            outcome = ask_to_stop(lock, lock.fingerprint)
             if outcome == "asked":
-                waiting[lock.slug] = lock
+                asked.add(lock.slug)
             self.stdout.write(f"{printable(lock.name)}: {ASKED.get(outcome) or SAID[outcome]}")
+        waiting = {lock.slug: lock for lock in locks if lock.slug in asked}
         until = time.monotonic() + grace
         while waiting and time.monotonic() < until:
             time.sleep(min(EVERY, max(0.0, until - time.monotonic())))
-            using = next(iter(waiting.values())).alias
-            held = {lock.slug: lock for lock in find_locks(list(waiting), using).locks}
+            snapshot = find_locks(list(waiting), locks[0].alias)
+            held = {lock.slug: lock for lock in snapshot.locks}
             for slug, lock in list(waiting.items()):
-                if slug not in held or not held[slug].has_holder(lock.fingerprint):
+                if snapshot.has_quorum and not (slug in held and held[slug].has_holder(lock.fingerprint)):
                     del waiting[slug]
+        return asked, asked - waiting.keys()
 
     def _revoke(self, lock: HeldLock, terminate: bool) -> bool:
         """Return False if the workers could not be told."""
@@ -164,6 +162,15 @@ SAID = {
     "gone": "nobody holds it any more.",
     "unknown": "too few nodes answered to tell whether it is free.",
 }
+
+
+def _conclude(outcomes: set[str], told: bool) -> None:
+    if "unknown" in outcomes:
+        raise CommandError("Too few nodes answered.", returncode=NO_QUORUM)
+    if "changed" in outcomes:
+        raise CommandError("Not all were released.", returncode=CHANGED)
+    if not told:
+        raise CommandError("Not all tasks could be revoked.", returncode=NOT_REVOKED)
 
 
 def _locks(count: int) -> str:

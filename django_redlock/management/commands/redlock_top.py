@@ -4,21 +4,20 @@ import sys
 import time
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
+from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import Snapshot, State
-from ..shown import NO_QUORUM, listing, seconds, table
+from ..shown import NO_QUORUM, OperatorCommand, listing, seconds, table
 
 CLEAR = "\x1b[H\x1b[2J"
 LINES = 40  # locks on a screen
 
 
-class Command(BaseCommand):
+class Command(OperatorCommand):
     """``manage.py redlock_top``."""
 
     help = "Show the held locks and the nodes, anew every few seconds, until Ctrl-C."
-    requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
@@ -34,6 +33,7 @@ class Command(BaseCommand):
                 snapshot = listing(using)
                 screen = shown(snapshot)
                 self.stdout.write(CLEAR + screen if self._on_screen() and not once else screen)
+                self.stdout.flush()  # whoever reads a pipe sees it now
                 if once and not snapshot.has_quorum:
                     raise CommandError("Too few nodes answer to say what is held.", returncode=NO_QUORUM)
                 if once:

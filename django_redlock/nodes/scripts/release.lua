@@ -1,12 +1,13 @@
 -- Give a lock up, if it is ours; let a waiter leave the queue; wake who is first in it.
 -- KEYS: index, cancel marker; of all names the holders, the queues, the enrolments; if shared, the holders of each name
--- Shared holders have a nonce each; the word that stands for all of them in the holder's key ends all their holds.
--- ARGV: nonce, bury ms, prefix, waiter that leaves ('' is none), shared, revoke ('1' or '')
+-- Shared holders have a nonce each; the word that stands for all of them in the holder's key ends all their holds,
+-- unless one of them joined later than somebody looked.
+-- ARGV: nonce, bury ms, prefix, waiter that leaves ('' is none), shared, revoke ('1' or ''), token of the last that joined
 local call, sub = redis.call, string.sub
 local index, marker = KEYS[1], KEYS[2]
 local nonce, bury, prefix, leaving, shared = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5] == '1'
 local SHARED = 'shared--------------------------'
-local all = nonce == SHARED
+local all, last, word = shared and nonce == SHARED, tonumber(ARGV[7]), ARGV[6] == '1' and 'stop' or '1'
 local clock = call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
 local now_ms = math.floor(tonumber(stamp) / 1000)
@@ -33,9 +34,15 @@ for i = 1, names do
     firsts[i] = call('ZRANGE', KEYS[q + i], 0, 0)[1]
   end
   local owner = current and sub(current, 1, 32)
-  if owner == (shared and SHARED or nonce) and (not shared or all or call('ZSCORE', KEYS[r + i], nonce)) then
+  local ours = owner == (shared and SHARED or nonce)
+  if ours and all then
+    ours = (tonumber(call('GET', prefix .. sub(KEYS[h + i], #prefix + 1, -3) .. ':f') or 0) or 0) <= last
+  elseif ours and shared then
+    ours = call('ZSCORE', KEYS[r + i], nonce)
+  end
+  if ours then
     mine[i] = true
-  elseif current and not (shared and owner == SHARED) then
+  elseif current and (all or not (shared and owner == SHARED)) then
     taken = true
   end
 end
@@ -43,7 +50,7 @@ for i in pairs(mine) do
   local slug, holders, others = sub(KEYS[h + i], #prefix + 1, -3), KEYS[r + i], nil
   if shared and all then
     for _, holder in ipairs(call('ZRANGE', holders, 0, -1)) do
-      if bury > 0 then call('SET', prefix .. 'x:' .. holder, ARGV[6] == '1' and 'stop' or '1', 'PX', bury) end
+      if bury > 0 then call('SET', prefix .. 'x:' .. holder, word, 'PX', bury) end
     end
     call('DEL', holders)
   elseif shared then
@@ -66,7 +73,7 @@ if #keys > 0 then
   call('ZREM', index, unpack(slugs))
 end
 -- A request of ours may still be on its way, and must find this marker.
-if bury > 0 then call('SET', marker, ARGV[6] == '1' and 'stop' or '1', 'PX', bury) end
+if bury > 0 then call('SET', marker, word, 'PX', bury) end
 -- Only the first in line is told; a hint that is lost costs it time and nothing else.
 for i, first in pairs(firsts) do
   local left = false

@@ -1,4 +1,5 @@
--- Report locks: the names given, with those that wait for them, or one page of the index in the order of expiry.
+-- Report locks: the names given, with those that wait for them, or one page of the index in the order of expiry; with
+-- the first page, why the node would refuse to write.
 -- KEYS: index. ARGV: prefix, offset, count, waiters to report at most, then slugs
 local prefix, offset, size, cap = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local clock = redis.call('TIME')
@@ -39,5 +40,8 @@ for i, slug in ipairs(slugs) do
   cells[at - 4], cells[at - 3], cells[at - 2] = slug, values[2 * i - 1] or '', redis.call('PTTL', keys[2 * i - 1])
   cells[at - 1], cells[at] = values[2 * i] or '0', size > 0 and '' or waiters(slug)
 end
+-- A node can answer and yet refuse to write: it is full, or has lost its disk, its replicas or a right.
+local refused = ''
+if size > 0 and offset == 0 then refused = redis.pcall('SET', prefix .. 'x:probe', '1', 'PX', 1).err or '' end
 -- One string, because a client takes longer to read hundreds of them than the server to find them.
-return {'LISTED', '0', stamp, tostring(redis.call('ZCARD', KEYS[1])), #cells > 0 and cjson.encode(cells) or '[]'}
+return {'LISTED', '0', stamp, tostring(redis.call('ZCARD', KEYS[1])), #cells > 0 and cjson.encode(cells) or '[]', refused}
