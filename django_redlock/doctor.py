@@ -290,6 +290,8 @@ def _restarted(node: Examination, rules: Rules) -> Iterator[Finding]:
 
 def _rights(node: Examination, rules: Rules) -> Iterator[Finding]:
     for right in node.refused:
+        if right == "+info":
+            continue  # where that matters it is a finding of its own
         yield Finding(
             "right",
             "error",

@@ -96,10 +96,9 @@ class Presence:
                     self._dog().watch(self)
 
     def leave(self) -> None:
-        """Stop saying it, because the connections are closed; the next lock begins anew."""
-        with self._mutex:
-            self._due = NEVER
-        self._dog().forget(self)
+        """Stop saying it, because the connections are closed, unless locks are held; the next lock begins anew."""
+        if not self.valid():
+            self._dog().forget(self)
 
     def due(self) -> float:
         """Return when to say it next."""

@@ -655,6 +655,49 @@ def test_more_time_is_given(nodes, operator):
     assert LogEntry.objects.get().change_message.startswith("Extended by an operator (extended).")
 
 
+def test_less_time_than_there_is_changes_nothing(nodes, operator):
+    """
+    L74: a lock that is kept for longer anyway stays as it is, as the page says, and nothing is logged.
+    """
+    key = put("orders:7", left=25)
+
+    response = act(operator, "extend", key, seconds="5")
+
+    assert said(response) == ["“orders:7” keeps others out for longer than that already."]
+    assert said(act(operator, "extend", key, seconds="4.000,5"))[0].endswith("“4.000,5” is not a number of seconds.")
+    assert find_lock("orders:7").remaining > 15
+    assert not LogEntry.objects.exists()
+
+
+def test_an_entry_of_the_log_leads_to_its_lock(nodes, operator):
+    """
+    L75: the link in the admin's log shows the locks of that name; there is no page to change one.
+    """
+    key = put("orders:7", left=5)
+    act(operator, "extend", key, seconds="50")
+
+    response = operator.get(LogEntry.objects.get().get_admin_url(), follow=True)
+
+    assert response.redirect_chain[0][0] == f"{LIST}?q=orders%3A7"
+    assert names(response) == ["orders:7"]
+
+
+def test_the_log_of_a_lock_is_that_of_its_alias(operator):
+    """
+    L75: what was done to a lock of the same name under another alias is on that one's page.
+    """
+    both = {"default": {"NODES": FIVE}, "other": {"NODES": FIVE, "KEY_PREFIX": "other"}}
+    with override_settings(REDLOCK=both):
+        lock("orders:7", renew=False).acquire()
+        lock("orders:7", using="other", renew=False).acquire()
+        keys = {alias: key_of(find_lock("orders:7", alias).fingerprint, alias, slug("orders:7")) for alias in both}
+        act(operator, "stop", keys["other"], reason="too slow")
+        pages = {alias: operator.get(f"{LIST}lock/", {"key": key}).content.decode() for alias, key in keys.items()}
+    forget_nodes()
+
+    assert ("too slow" in pages["default"], "too slow" in pages["other"]) == (False, True)
+
+
 @pytest.mark.parametrize("seconds", ["", "x", "-1", "0", "nan", "inf", "1e99", "9" * 5000, "600", "\x00"])
 def test_times_that_are_none_give_none(nodes, operator, seconds):
     """

@@ -423,7 +423,7 @@ def test_restarted(three):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("right", RIGHTS)
+@pytest.mark.parametrize("right", sorted(set(RIGHTS) - {"+info"}))
 def test_each_right(right):
     """
     P35: without any one of the documented rights the doctor names exactly that one.
@@ -520,6 +520,17 @@ def test_info_that_is_refused(three):
         findings = found([url, *three[1:]], {"node_timeout": 1.0})
 
     assert only(findings, "no-info").level == "error"
+    assert "right" not in ids(findings)
+
+
+def test_info_that_is_refused_and_not_needed():
+    """
+    P22: without the guard, which is one of the remedies, locks need no INFO, and nothing is wrong.
+    """
+    with _server_with_user(without="+info") as url:
+        findings = found([url])
+
+    assert not {"no-info", "right", "trial"} & ids(findings).keys()
 
 
 def test_same_server_twice(nodes, three):

@@ -6,6 +6,7 @@ from datetime import timedelta
 from io import StringIO
 
 import pytest
+from celery.signals import worker_process_shutdown
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError
@@ -81,6 +82,18 @@ def test_rows_are_written_by_a_thread_of_its_own(settings):
 
     assert done.wait(30)
     assert recorder._thread is None or recorder._thread.daemon
+
+
+def test_a_child_process_of_celery_writes_at_its_end(recorder):
+    """
+    Celery's prefork children end without what Python does at the end of a process, and so tell of it by a signal.
+    """
+    lock("orders:7").acquire().release()
+    assert Hold.objects.count() == 0
+
+    worker_process_shutdown.send(sender=None, pid=1, exitcode=0)
+
+    assert Hold.objects.count() == 1
 
 
 def test_too_much_is_dropped(recorder):

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
-from django.contrib.admin.views.main import ChangeList
+from django.contrib.admin.utils import unquote
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.forms.widgets import Script
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import URLPattern, path, reverse
+from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
@@ -113,6 +115,13 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         """Show the list."""
         context = {"title": gettext("Held locks"), "refresh": REFRESH, **(extra_context or {})}
         return super().changelist_view(request, context)
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Lead from an entry of the admin's log, which knows a name, to the locks of that name."""
+        listing = reverse("admin:redlock_heldlock_changelist", current_app=self.admin_site.name)
+        return HttpResponseRedirect(f"{listing}?{urlencode({SEARCH_VAR: unquote(object_id)})}")
 
     def live_view(self, request: HttpRequest) -> HttpResponse:
         """Return the same rows as the list with the same query string, and the nodes, as JSON with HTML in it."""

@@ -24,6 +24,7 @@ from .rows import known_aliases
 log = logging.getLogger("django_redlock")
 MAX_REASON = 200  # characters
 MAX_RELEASE = 20  # locks in one go: what one can read on one page
+LOGGED_ALIAS = "Alias %s, holder"  # what tells the entries about locks of one name apart
 MORE_TIME = 30.0  # seconds that the page offers
 
 
@@ -87,6 +88,7 @@ OUTCOMES: dict[str, tuple[int, Any]] = {
         _("The holder of “%(lock)s” was asked to stop. It learns of it at its next renewal; watch the lock."),
     ),
     "extended": (messages.SUCCESS, _("“%(lock)s” keeps others out for longer.")),
+    "longer": (messages.INFO, _("“%(lock)s” keeps others out for longer than that already.")),
     "shared": (
         messages.WARNING,
         _("“%(lock)s” is held by several at once, who cannot be asked or given time one by one."),
@@ -124,6 +126,10 @@ def seconds_wanted(text: str, choices: Iterable[Choice]) -> tuple[float, str]:
     """Return for how long to extend locks, and why that cannot be if it cannot."""
     try:
         seconds = float(text.replace(",", ".")[:20])
+    except ValueError:
+        why = gettext("“%(text)s” is not a number of seconds.") % {"text": printable(text[:20])}
+        return 0.0, gettext("Nothing was done: %(why)s") % {"why": why}
+    try:
         for choice in choices:
             locks[choice.alias].rules.check_ttl(seconds)
     except (ValueError, InvalidRedlockError) as error:
@@ -197,7 +203,7 @@ def audit(request: HttpRequest, action: str, choice: Choice, outcome: str, reaso
     holder = row.holder or "another program" if row else "unknown"
     parts = [
         f"{done} ({outcome}).",
-        f"Alias {choice.alias}, holder {holder}, fingerprint {choice.fingerprint}, {left}.",
+        f"{LOGGED_ALIAS % choice.alias} {holder}, fingerprint {choice.fingerprint}, {left}.",
     ]
     LogEntry.objects.create(
         user_id=request.user.pk,  # type: ignore[misc]  # an administrator has one, of whatever type

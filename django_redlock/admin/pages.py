@@ -17,6 +17,7 @@ from ..handler import locks
 from ..inventory import HeldLock as Held
 from ..inventory import Snapshot, View, find_locks, held_locks, name_of, printable, stale_keys
 from ..models import HeldLock, key_of, parse_key
+from .actions import LOGGED_ALIAS
 from .columns import DASH, clock, moment
 from .rows import known_aliases
 
@@ -77,7 +78,7 @@ def detail(key: str) -> dict[str, Any]:
         "views": [_view(held, view) for view in held.views] if held else [],
         "waiters": [printable(str(waiter)) for waiter in held.waiters] if held else [],
         "stale": [(each.reason.label, ", ".join(each.nodes)) for each in stale_keys(snapshot)],
-        "entries": _entries(name),
+        "entries": _entries(name, alias),
     }
 
 
@@ -122,9 +123,10 @@ def _view(held: Held, view: View) -> tuple[str, ...]:
     return (view.node, has, left, str(view.fence or DASH), owner)
 
 
-def _entries(name: str) -> list[LogEntry]:
+def _entries(name: str, alias: str) -> list[LogEntry]:
     about = ContentType.objects.get_for_model(HeldLock, for_concrete_model=False)
-    found = LogEntry.objects.filter(content_type=about, object_id=name).select_related("user")
+    found = LogEntry.objects.filter(content_type=about, object_id=name, change_message__contains=LOGGED_ALIAS % alias)
+    found = found.select_related("user")
     return list(found.order_by("-action_time")[:ENTRIES])
 
 

@@ -3,6 +3,7 @@ What an operator can do to a lock that somebody else holds: ask its holder to st
 """
 
 import logging
+import math
 
 from ..conf import DEFAULT_ALIAS
 from ..core.messages import SHARED, Ballot, Extend, Kind, Release, Term
@@ -99,7 +100,8 @@ def extend_lock(
     it would have, and what it does after that is not covered by the lock. It only keeps others out for longer.
 
     Returns:
-        ``extended``; ``changed``, ``gone`` or ``unknown`` as :func:`force_release`; ``shared`` if several hold it.
+        ``extended``; ``longer`` if a quorum keeps it for longer already; ``changed``, ``gone`` or ``unknown`` as
+        :func:`force_release`; ``shared`` if several hold it.
 
     Raises:
         ValueError: *seconds* is more than ``max_ttl`` or no length of a lease, or the name is cut short.
@@ -116,6 +118,8 @@ def extend_lock(
     rows = [row for row in poll.seen(slug).values() if nonce_of(row.value) == nonce]
     if len(rows) < manager.rules.needed:  # no hold, but what is left of one, or what the silent nodes know of
         return "unknown" if len(rows) + len(poll.silent) >= manager.rules.needed else "gone"
+    if sorted(math.inf if row.left is None else poll.left(row) for row in rows)[-manager.rules.needed] >= ttl:
+        return "longer"
     request = Extend((Term((slug,), nonce, rows[0].value, ttl, NOWHERE),), manager.rules.fence_keep)
     ballot = _everywhere(manager, request)
     if ballot.count(Kind.REFUSED, Kind.REVOKED) > manager.rules.spare:

@@ -6,7 +6,7 @@ from io import StringIO
 
 import pytest
 from django.apps import apps
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connections, transaction
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
@@ -247,6 +247,15 @@ def test_old_fences_are_pruned(ledger):
         pass
     fences.all().delete()
     assert prune(ledger) == "Deleted 0 fences."
+
+
+@pytest.mark.parametrize("options", [("--older-than=1000000",), ("--database=nope",)])
+def test_pruning_what_cannot_be(options):
+    """
+    A time that no clock can count, and a database that is none, are said in a line.
+    """
+    with pytest.raises(CommandError, match=r"at most 36500 days|DATABASES has no 'nope'"):
+        call_command("redlock_prune_fences", *options, skip_checks=True)
 
 
 def prune(alias: str, *options: str) -> str:

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -47,10 +48,17 @@ class Recorder:
         """Note what ends from now on."""
         nothing = lambda *about: None  # noqa: E731
         listen(Listener(nothing, self._gave_up, self._ended, nothing, nothing), UID)
+        for signal in _ends_of_children():
+            signal.connect(self._at_the_end, weak=False, dispatch_uid=UID)
 
     def stop(self) -> None:
         """Note nothing more."""
         unlisten(UID)
+        for signal in _ends_of_children():
+            signal.disconnect(dispatch_uid=UID)
+
+    def _at_the_end(self, **about: Any) -> None:
+        self.flush()
 
     def flush(self) -> int:
         """Write what there is; returns how many rows. Without a database the rows are lost, and nothing else."""
@@ -119,6 +127,15 @@ class Recorder:
                     self._thread = None
                     connections.close_all()
                     return
+
+
+def _ends_of_children() -> list[Any]:
+    """Return what Celery, if this process uses it, tells when a child ends: without what Python does at its end."""
+    if "celery" not in sys.modules:
+        return []
+    from celery.signals import worker_process_shutdown
+
+    return [worker_process_shutdown]
 
 
 recorder = Recorder()

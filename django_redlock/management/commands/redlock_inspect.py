@@ -91,6 +91,8 @@ def explained(task: str, args: str, kwargs: str) -> "Explanation":
 
     try:
         return explain_call(task, args, kwargs)
+    except RecursionError:
+        raise CommandError("--args and --kwargs are nested too deep.", returncode=MISUSED) from None
     except ValueError as error:
         raise CommandError(str(error), returncode=MISUSED) from None
 

@@ -1,14 +1,25 @@
 """Delete fences that nobody claimed for a long time."""
 
+from argparse import ArgumentTypeError
 from datetime import timedelta
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
-from django.db import DEFAULT_DB_ALIAS
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.models.functions import Now
 
 from ...models import Fence
-from ..shown import positive
+from ..shown import MISUSED, positive
+
+LONGEST = 36_500  # days; further back no database's clock can count
+
+
+def days(text: str) -> int:
+    """Return a number of days that an option was given."""
+    number = positive(text)
+    if number > LONGEST:
+        raise ArgumentTypeError(f"must be at most {LONGEST} days, not {text!r}")
+    return number
 
 
 class Command(BaseCommand):
@@ -22,13 +33,16 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
         parser.add_argument(
-            "--older-than", type=positive, default=90, metavar="DAYS", help="How long ago at least; 90 days by default."
+            "--older-than", type=days, default=90, metavar="DAYS", help="How long ago at least; 90 days by default."
         )
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, metavar="ALIAS", help="Alias in DATABASES.")
         parser.add_argument("--dry-run", action="store_true", help="Only say how many would be deleted.")
 
     def handle(self, *, older_than: int, database: str, dry_run: bool, **options: Any) -> None:
         """Count or delete them, by the clock of the database, which also dated them."""
+        if database not in connections:
+            known = ", ".join(sorted(connections))
+            raise CommandError(f"DATABASES has no {database!r}; it has {known}.", returncode=MISUSED)
         fences = Fence.objects.using(database)
         now = fences.order_by().values_list(Now()).first()
         old = fences.filter(updated__lt=now[0] - timedelta(days=older_than)) if now else fences.none()
