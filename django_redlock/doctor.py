@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+from django.conf import settings
 from django.core.checks import ERROR
 
 from .checks import check_settings
@@ -92,14 +93,15 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
         *_clocks(said),
         *_trials(manager, said, timeout),
     ]
-    worst_first = sorted(found, key=lambda finding: -LEVELS.index(finding.level))
+    told = [finding for finding in found if f"redlock.{finding.id}" not in settings.SILENCED_SYSTEM_CHECKS]
+    worst_first = sorted(told, key=lambda finding: -LEVELS.index(finding.level))
     return Diagnosis(using, manager.rules, tuple(said), tuple(worst_first))
 
 
 def _settings(alias: str) -> Iterator[Finding]:
     """Yield what the system checks say of this alias, and which nodes other parts of the project use."""
     for message in check_settings():
-        if f"REDLOCK[{alias!r}]" in message.msg:
+        if f"REDLOCK[{alias!r}]" in message.msg and not message.is_silenced():
             level = "error" if message.level >= ERROR else "warning"
             yield Finding(str(message.id), level, "", message.msg, str(message.hint or ""))
 
@@ -110,10 +112,11 @@ def _settings(alias: str) -> Iterator[Finding]:
 def _unreachable(node: Examination, rules: Rules) -> Iterator[Finding]:
     if node.detail:
         why = f"It cannot be reached ({node.detail}): it gives no vote, and one more that fails may stop all locks."
-        remedy = next((text for word, text in REMEDIES.items() if node.detail.startswith(word)), REMEDIES["refused"])
+        remedy = next((text for word, text in REMEDIES.items() if node.detail.startswith(word)), OTHERWISE)
         yield Finding("unreachable", "warning", node.name, why, remedy)
 
 
+OTHERWISE = "See that the address in NODES is that of the server, and what its log says."
 REMEDIES = {
     "refused": "Start the server; see that its port and `bind` are those of NODES, and that no firewall is between.",
     "timeout": "See whether the host is up, whether a firewall drops packets, and what `redis-cli --latency` and "
@@ -123,7 +126,9 @@ REMEDIES = {
     "WRONGPASS": "Correct the user and the password in the URL or the node's OPTIONS.",
     "has no password": "Take the password out of the URL, or set `requirepass` on the server.",
     "NOPERM": "Give the user the rights that the documentation lists under Security.",
-    "certificate": "Put the authority's certificate into the node's OPTIONS as 'ssl_ca_certs', or renew the server's.",
+    "certificate refused, certificate has expired": "Renew the server's certificate.",
+    "certificate": "Put the authority's certificate into the node's OPTIONS as 'ssl_ca_certs'; "
+    "if it is there, see the reason, and this machine's clock.",
     "has a certificate": "Use the name in the certificate as the host in NODES.",
     "wants a client": "Put 'ssl_certfile' and 'ssl_keyfile' into the node's OPTIONS.",
     "TLS failed": "See that the server speaks TLS on this port, or write redis:// instead of rediss://.",
@@ -144,7 +149,7 @@ def _silent(node: Examination, rules: Rules) -> Iterator[Finding]:
             "error",
             node.name,
             "It refuses INFO, so nobody knows when it restarted: it gives no vote.",
-            "ACL SETUSER locks +info, or OPTIONS['restart_guard'] = False.",
+            f"ACL SETUSER {node.user} +info, or OPTIONS['restart_guard'] = False.",
         )
 
 
@@ -290,7 +295,8 @@ def _rights(node: Examination, rules: Rules) -> Iterator[Finding]:
             "error",
             node.name,
             f"Its user lacks the right {right}: requests fail with NOPERM.",
-            f"ACL SETUSER locks {right}, then ACL SAVE. The documentation lists all rights under Security.",
+            f"ACL SETUSER {node.user} {right}, then ACL SAVE, or CONFIG REWRITE on a server without an aclfile. The "
+            "documentation lists all rights under Security.",
         )
 
 
@@ -301,7 +307,8 @@ def _transport(node: Examination, rules: Rules) -> Iterator[Finding]:
             "warning",
             node.name,
             "The connection is not encrypted: who can listen can read names, and forge and end locks.",
-            "Write rediss:// and give the server a certificate, or silence this if the network is trusted.",
+            "Write rediss:// and give the server a certificate; or, if the network is trusted, put 'redlock.no-tls' "
+            "into SILENCED_SYSTEM_CHECKS.",
         )
     if node.ignored:
         yield Finding(

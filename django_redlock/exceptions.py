@@ -151,6 +151,7 @@ class StaleTokenError(RedlockError):
 EXPLANATIONS = {
     "expired": "the lease ran out before it could be extended",
     "superseded": "a majority of the nodes no longer knows this holder",
+    "revoked": "an operator took it away, or asked its holder to stop",
     "fenced": "a database has seen a later holder",
     "margin": "it was still held, but less of its time was left than the next step needs",
     "max_hold": "it reached max_hold, the longest time one holder may keep it",

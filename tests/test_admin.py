@@ -713,7 +713,10 @@ def test_a_task_can_be_revoked_in_the_same_action(nodes, operator, monkeypatch):
     assert revoked == []
     act(operator, "release", task, revoke="yes", reason="stuck")
     assert revoked == [("id-1", {"terminate": True})]
-    assert LogEntry.objects.get(object_id="a").change_message.endswith("Reason: stuck (task id-1 revoked)")
+    released, told = LogEntry.objects.filter(object_id="a").order_by("pk")
+    assert released.change_message.endswith("Reason: stuck")
+    assert told.change_message.startswith("Told the workers to revoke its task (revoked).")
+    assert told.change_message.endswith("Reason: task id-1")
 
 
 # The page of a lock, and the nodes
@@ -949,18 +952,32 @@ def test_rows_are_made_of_what_is_shown(nodes, viewer, monkeypatch):
     assert made == [f"n{number:02}" for number in range(50, 60)]
 
 
-def break_broker(monkeypatch):
-    """Make the broker of the tests' Celery app one that nobody serves."""
+def break_broker(monkeypatch, broker):
+    """Give the tests a Celery app with this broker."""
     from celery import Celery, _state
 
-    monkeypatch.setattr(_state._tls, "current_app", Celery("unreachable", broker="redis://127.0.0.1:1/0"))
+    monkeypatch.setattr(_state._tls, "current_app", Celery("broken", broker=broker))
+
+
+@pytest.mark.parametrize("broker", ["foo://somewhere", "redis://h:notaport"])
+def test_a_broker_that_cannot_be_used_stops_nothing(nodes, operator, monkeypatch, broker):
+    """
+    L75: whatever a broker's client raises, the lock is released, that is written down, and the page says so.
+    """
+    break_broker(monkeypatch, broker)
+
+    response = act(operator, "release", put("a"), revoke="yes")
+
+    assert "could not be told" in said(response)[1]
+    assert find_lock("a") is None
+    assert LogEntry.objects.count() == 2
 
 
 def test_a_broker_that_is_away_is_said_and_stops_nothing(nodes, operator, monkeypatch):
     """
     L75: if a task cannot be revoked the page says so; what was done is in the log, and the next lock has its turn.
     """
-    break_broker(monkeypatch)
+    break_broker(monkeypatch, "redis://127.0.0.1:1/0")
     first, second = put("a"), put("b", B)
 
     response = act(operator, "release", first, second, revoke="yes")
@@ -971,7 +988,11 @@ def test_a_broker_that_is_away_is_said_and_stops_nothing(nodes, operator, monkey
     ]
     assert find_lock("a") is None
     assert find_lock("b") is None
-    assert LogEntry.objects.filter(change_message__contains="not revoked: OperationalError").count() == 2
+    written = [entry.change_message for entry in LogEntry.objects.order_by("pk")]
+    assert [text.split(".")[0] for text in written] == [
+        *["Released by force (released)"] * 2,
+        *["Told the workers to revoke its task (not revoked: OperationalError)"] * 2,
+    ]
 
 
 def test_the_log_takes_any_kind_of_user(nodes, monkeypatch):

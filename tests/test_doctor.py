@@ -4,7 +4,9 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import StringIO
@@ -21,7 +23,9 @@ from django_redlock.doctor import Finding, diagnose
 from django_redlock.nodes.examine import commands
 from django_redlock.testing import FaultProxy, Server, Servers
 
+from .certificates import tls_server
 from .conftest import needs
+from .services import django_database
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "security.md").read_text()
@@ -141,6 +145,146 @@ def test_unreachable_for_other_reasons(three, tmp_path):
     assert words[:6] == expected
     assert len({finding.remedy for finding in said.values()}) == 7
     assert "sesame" not in str(said.values())
+
+
+def unreachable(node: Any, three: list[str], word: str) -> Finding:
+    """Have the doctor say that a node cannot be reached, with the remedy for the reason that begins with *word*."""
+    finding = only(found([node, *three[1:]]), "unreachable")
+    (reason,) = re.findall(r"\((.*)\): it gives no vote", finding.text)
+    assert next((start for start in doctor.REMEDIES if reason.startswith(start)), reason) == word
+    assert finding.remedy == doctor.REMEDIES[word]
+    return finding
+
+
+def tls_node(server: Server, **options: str) -> dict[str, Any]:
+    """Return a node that is reached by TLS."""
+    return {"URL": f"rediss://localhost:{server.port}/0", "OPTIONS": options}
+
+
+def test_certificates(tls, three):
+    """
+    L65: a certificate that expired, is of another host or of an unknown authority: each has a remedy of its own; and
+    with a good one nothing is said of encryption.
+    """
+    authority = {"ssl_ca_certs": tls["ca.crt"]}
+    with tls_server(tls) as good, tls_server(tls, "elsewhere") as elsewhere, tls_server(tls, "expired") as expired:
+        assert ids(found([tls_node(good, **authority), *three[1:]])) == {}
+        unreachable(tls_node(expired, **authority), three, "certificate refused, certificate has expired")
+        unreachable(tls_node(elsewhere, **authority), three, "has a certificate")
+        for unknown in ({}, {"ssl_ca_certs": tls["stranger.crt"]}):
+            unreachable(tls_node(good, **unknown), three, "certificate")
+
+
+def test_client_certificate_that_is_missing(tls, three):
+    """
+    L65: a server that wants to know who connects is answered with the two options that it takes.
+    """
+    authority = {"ssl_ca_certs": tls["ca.crt"]}
+    own = {"ssl_certfile": tls["client.crt"], "ssl_keyfile": tls["client.key"]}
+    with tls_server(tls, clients="yes") as server:
+        assert ids(found([tls_node(server, **authority, **own), *three[1:]])) == {}
+        # The server hangs up with an alert, which is read only if it comes before the next byte is written.
+        while (
+            "wants a client"
+            not in (said := only(found([tls_node(server, **authority), *three[1:]]), "unreachable")).text
+        ):
+            pass
+
+    assert said.remedy == doctor.REMEDIES["wants a client"]
+
+
+def test_tls_where_there_is_none(three):
+    """
+    L65: something that answers in another language than TLS.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer_in_plain, args=(listener,), daemon=True).start()
+        unreachable(f"rediss://127.0.0.1:{listener.getsockname()[1]}", three, "TLS failed")
+
+
+def answer_in_plain(listener: socket.socket) -> None:
+    """Greet whoever connects, as no TLS server does, until the listener is closed."""
+    with suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            connection.sendall(b"-ERR this is no TLS\r\n")
+            connection.close()
+
+
+def test_server_that_is_full(three):
+    """
+    A server with as many clients as it takes.
+    """
+    with another("--maxclients", "1") as server:
+        with server.client() as client:
+            client.ping()
+            unreachable(server.url, three, "max clients")
+
+
+def test_server_that_loads_its_data(three):
+    """
+    A server that has just been started with much data.
+    """
+    with Server(args=("--enable-debug-command", "local")) as server, server.client(socket_timeout=60.0) as client:
+        client.mset({f"key:{number}": "x" * 100 for number in range(1000)})
+        client.config_set("loading-process-events-interval-bytes", 1024)
+        client.config_set("key-load-delay", 20_000)  # microseconds
+        reload = threading.Thread(target=until_killed, args=(client, "DEBUG", "RELOAD"))
+        reload.start()
+        try:
+            with server.client(socket_timeout=60.0) as other:
+                while True:
+                    try:
+                        other.ping()
+                    except redis.BusyLoadingError:
+                        break
+            unreachable(server.url, three, "LOADING")
+        finally:
+            server.kill()
+            reload.join(60)
+
+
+def until_killed(client: redis.Redis, *command: str) -> None:
+    """Give a command to a server that will be killed during it."""
+    with suppress(redis.ConnectionError):
+        client.execute_command(*command)
+
+
+def test_user_without_the_right_to_choose_its_database(three):
+    """
+    P35: of what makes a connection only SELECT needs a right, so its user is not let in.
+    """
+    with _server_with_user(without="+select") as url:
+        unreachable(url, three, "NOPERM")
+
+
+def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
+    """
+    P23: a database without its table, and one that no other process finds.
+    """
+    file = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "empty.sqlite3")}
+    with django_db_blocker.unblock(), django_database("empty", file):
+        unreachable("database://empty", three, "lacks its table")
+    with django_db_blocker.unblock(), django_database("fleeting", {**file, "NAME": ":memory:"}):
+        unreachable("database://fleeting", three, "is in memory")
+
+
+def test_sentinels_that_do_not_run(three):
+    """
+    P22: a service whose sentinels cannot be asked.
+    """
+    node = {"SENTINELS": ["redis://127.0.0.1:1", "redis://127.0.0.1:2"], "SERVICE_NAME": "locks"}
+
+    unreachable(node, three, "sentinel")
+
+
+def test_every_remedy_has_a_test():
+    """
+    For each reason why a node cannot be reached one of these tests brings it about.
+    """
+    tests = Path(__file__).read_text()
+
+    assert [word for word in doctor.REMEDIES if f'"{word}"' not in tests] == []
 
 
 def test_no_quorum(nodes, three):
@@ -520,3 +664,29 @@ def test_any_timeout_can_be_asked_for(three):
     A long timeout needs a longer lease for the trial, and nothing else.
     """
     assert ids(found(three, timeout=20.0)) == {}
+
+
+def test_rights_are_given_to_the_user_who_lacks_them(three):
+    """
+    P35: the remedy names the server's user that the node has, and can be typed as it stands; then nothing is missing.
+    """
+    with Server() as server, server.client() as client:
+        client.execute_command("ACL", "SETUSER", "keychannel", *ACL[3:], "-publish", "-zrank")
+        node = f"redis://keychannel:secret@127.0.0.1:{server.port}"
+        refused = [finding for finding in found([node, *three[1:]]) if finding.id == "right"]
+        assert {finding.text.split(" right ")[1].split(":")[0] for finding in refused} == {"+publish", "+zrank"}
+        for finding in refused:
+            client.execute_command(*finding.remedy.partition(",")[0].split())
+
+        assert ids(found([node, *three[1:]])) == {}
+
+
+def test_what_is_silenced_is_not_said(three):
+    """
+    A project that knows of a finding, or of a check, silences it once for both.
+    """
+    outside = [url.replace("127.0.0.1", "0.0.0.0") for url in three[:2]]
+    assert set(ids(found(outside))) == {"no-tls", "redlock.W001"}
+
+    with override_settings(SILENCED_SYSTEM_CHECKS=["redlock.no-tls", "redlock.W001"]):
+        assert ids(found(outside)) == {}

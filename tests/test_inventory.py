@@ -23,6 +23,7 @@ from django_redlock.inventory import (
     force_release,
     held_locks,
     holder_of,
+    poll,
     printable,
     remove_stale,
     stale_keys,
@@ -670,3 +671,38 @@ def test_the_last_moments_can_be_shown_in_every_time_zone(five):
     put(five, encode(A, Owner("web-1", 77, "task", since=253402300798.0, ttl=30.0)), 20, 20, 20, 20, 20)
 
     assert only(held_locks()).since is None
+
+
+def test_times_are_those_of_the_end_of_a_listing(five, monkeypatch):
+    """
+    L72: a listing may take a while, which is not added to what is left of the locks on its first page.
+    """
+    for number in range(PAGE + 1):
+        put(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
+    clock = [1000.0]
+    monkeypatch.setattr(poll, "steady", lambda: clock[0])
+    ask = LockManager.ask
+    monkeypatch.setattr(
+        LockManager, "ask", lambda self, ballot: ask(self, ballot) or clock.__setitem__(0, clock[0] + 7)
+    )
+
+    listed = held_locks(seconds=60).locks
+
+    assert len(listed) == PAGE + 1
+    assert max(held.remaining for held in listed) < 20 - 7
+    assert min(held.remaining for held in listed) < 20 - 14
+
+
+def test_what_could_not_be_asked_for_in_time_is_not_judged(five):
+    """
+    L71: a name that only some nodes reported is asked for by name; without the time for it nobody says "partial".
+    """
+    for number in range(PAGE):
+        put(five[1:], value(), 10, 10, 10, 10, name=f"n{number}")
+    for number in range(PAGE):
+        put(five[:1], value(), 5, name=f"own{number}")
+
+    snapshot = held_locks(seconds=0)
+
+    assert snapshot.locks == ()
+    assert not snapshot.complete

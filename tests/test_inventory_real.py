@@ -438,8 +438,16 @@ def test_a_process_says_that_it_lives_with_one_voice(five):
 
     assert blocking.extend(()) >= 3
     assert looping.extend(()) >= 3
-    assert asyncio.run(other.aextend(())) >= 3
+    assert asyncio.run(beat_once(other)) >= 3
     assert blocking.extend(()) >= 3
+
+
+async def beat_once(presence: Presence) -> int:
+    """Say in an event loop that the process lives, and leave no connections behind."""
+    try:
+        return await presence.aextend(())
+    finally:
+        await locks["default"].aclose()
 
 
 @pytest.mark.parametrize("kind", ["q", "s", "f"])
@@ -521,3 +529,20 @@ def test_a_shared_lock_released_by_force_is_lost_as_revoked(five):
     assert force_release("orders:7", found().fingerprint) == "released"
     assert [lease.extend() for lease in leases] == [False, False]
     assert [lease.reason for lease in leases] == ["revoked", "revoked"]
+
+
+def test_a_lock_that_was_extended_for_longer_stays_released(five):
+    """
+    L74: who was extended beyond the length of its lease is refused for as long as it may come back, and learns why.
+    """
+    lease = taken(ttl=5)
+    assert lease.extend(ttl=50)
+
+    assert force_release("orders:7", found().fingerprint) == "released"
+
+    for server in five:
+        with server.client() as client:
+            (marker,) = [key for key in client.keys("redlock:x:*") if client.get(key) in ("stop", b"stop")]
+            assert client.pttl(marker) > 20_000
+    assert lease.extend() is False
+    assert lease.reason == "revoked"

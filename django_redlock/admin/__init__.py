@@ -186,8 +186,10 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         if problem:
             self._say(request, messages.ERROR, problem)
             return None
-        for choice in seen:
-            self._act_on(request, action, choice, seconds)
+        done = [choice for choice in seen if self._act_on(request, action, choice, seconds)]
+        if request.POST.get("revoke") == "yes" and action != "extend":
+            for choice in done:
+                self._revoke(request, choice)
         return None
 
     def _confirmation(self, request: HttpRequest, action: str, seen: list[Choice]) -> HttpResponse:
@@ -209,22 +211,28 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
             can_revoke=action != "extend" and can_revoke(seen),
         )
 
-    def _act_on(self, request: HttpRequest, action: str, choice: Choice, seconds: float) -> None:
+    def _act_on(self, request: HttpRequest, action: str, choice: Choice, seconds: float) -> bool:
+        """Do it, say what came of it, and write that down; returns whether something was done."""
         reason = printable(request.POST.get("reason", "").strip()[:MAX_REASON])
         outcome = carry_out(action, choice, seconds, reason)
         level, text = OUTCOMES[outcome]
         self._say(request, level, text % {"lock": choice.name})
-        if outcome not in ("released", "unknown", "asked", "extended"):
+        done = outcome in ("released", "unknown", "asked", "extended")
+        if done:
+            audit(request, action, choice, outcome, reason)
+        return done and not choice.problem
+
+    def _revoke(self, request: HttpRequest, choice: Choice) -> None:
+        """Revoke the task that holds a lock; when all else is done and written down, as a broker may take its time."""
+        if not choice.task:
             return
-        if request.POST.get("revoke") == "yes" and choice.task and action != "extend" and not choice.problem:
-            problem = revoke_task(choice)
-            told = f"not revoked: {problem}" if problem else "revoked"
-            reason = f"{reason} (task {printable(choice.task)} {told})".strip()
-            if problem:
-                values = {"lock": choice.name, "why": problem}
-                text = gettext("“%(lock)s”: the workers could not be told to revoke its task: %(why)s.") % values
-                self._say(request, messages.WARNING, text)
-        audit(request, action, choice, outcome, reason)
+        problem = revoke_task(choice)
+        values = {"lock": choice.name, "why": problem}
+        if problem:
+            text = gettext("“%(lock)s”: the workers could not be told to revoke its task: %(why)s.") % values
+            self._say(request, messages.WARNING, text)
+        outcome = f"not revoked: {problem}" if problem else "revoked"
+        audit(request, "revoke", choice, outcome, f"task {printable(choice.task)}")
 
     def _say(self, request: HttpRequest, level: int, text: str) -> None:
         self.message_user(request, text, level)

@@ -3,10 +3,8 @@ What an operator tells the workers.
 """
 
 from celery import current_app
-from kombu.exceptions import KombuError
 
 CONNECT_TIMEOUT = 2  # seconds
-BROKER_ERRORS = (KombuError, OSError)
 
 
 def revoke(task_id: str, *, terminate: bool = False) -> None:
@@ -17,9 +15,12 @@ def revoke(task_id: str, *, terminate: bool = False) -> None:
     whose lease is lost can also look at ``self.execution.lease.lost``, and end by itself.
 
     Raises:
-        BROKER_ERRORS: The broker cannot be reached, or refused.
+        Exception: The broker cannot be reached, or refused, or its settings cannot be used; which one depends on it.
     """
     # Once: who waits for an answer must not wait for as long as a sender of tasks would try.
     with current_app.connection_for_write(connect_timeout=CONNECT_TIMEOUT) as connection:
+        if str(connection.transport_cls).startswith(("redis", "sentinel")):  # which would wait for a reply for ever
+            patience = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), CONNECT_TIMEOUT)
+            connection.transport_options = {**(connection.transport_options or {}), **patience}
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=CONNECT_TIMEOUT)
         current_app.control.revoke(task_id, terminate=terminate, connection=connection, retry=False)

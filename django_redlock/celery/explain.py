@@ -1,7 +1,7 @@
 """Say in words what is known of the slot of a call: for ``task.singleton.explain()`` and ``redlock_inspect``."""
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery._state import get_current_app
 
@@ -30,9 +30,16 @@ OVERLAPS = {
 }
 
 
-def explain(task: Any, args: Any, kwargs: Any) -> str:
+class Explanation(NamedTuple):
+    """What is known of the slot of a call, in lines, and in a word: ``free``, ``unknown`` or the holder's state."""
+
+    text: str
+    state: str
+
+
+def explain(task: Any, args: Any, kwargs: Any) -> Explanation:
     """
-    Return what is known of the slot of a call of *task*, in lines.
+    Return what is known of the slot of a call of *task*.
 
     Raises:
         TypeError: The arguments do not fit the task, or one cannot be part of a key.
@@ -46,7 +53,7 @@ def explain(task: Any, args: Any, kwargs: Any) -> str:
         f"scope      {options.scope}, on_duplicate={options.on_duplicate!r}, on_overlap={options.overlap!r}",
     ]
     holder = Holder(None, "free", None)
-    for name in dict.fromkeys(filter(None, (ticket.queue, ticket.running))):
+    for name in ticket.places(options.trails):
         lines += ["", f"{name}:", *_nodes(ticket.using, name)]
         try:
             seen = peek(ticket.using, name)
@@ -56,10 +63,11 @@ def explain(task: Any, args: Any, kwargs: Any) -> str:
             continue
         if seen.value and holder.state == "free":
             holder = seen.holder
-    return "\n".join([*lines, "", *_next_call(options, holder), *_next_message(options, holder)])
+    lines += ["", *_next_call(options, holder), *_next_message(options, holder)]
+    return Explanation("\n".join(lines), holder.state)
 
 
-def explain_call(name: str, args: str, kwargs: str) -> str:
+def explain_call(name: str, args: str, kwargs: str) -> Explanation:
     """
     Return the same for a task's name and arguments in JSON, as they are typed in a shell.
 
@@ -80,9 +88,12 @@ def explain_call(name: str, args: str, kwargs: str) -> str:
     if not isinstance(positional, list) or not isinstance(named, dict):
         raise ValueError("--args takes a list in JSON, --kwargs an object: --args '[7]' --kwargs '{\"day\": 1}'.")
     try:
-        return explain(known[name], positional, named)
+        known[name].ticket("", positional, named)
     except TypeError as error:
         raise ValueError(f"{name} does not take these arguments: {error}") from None
+    except Exception as error:  # the project's own, of what makes the key
+        raise ValueError(f"{name} has no key for these arguments: {type(error).__name__}: {error}") from None
+    return explain(known[name], positional, named)
 
 
 def _arguments(task: Any, args: Any, kwargs: Any) -> str:
@@ -120,10 +131,17 @@ def _next_call(options: SingletonOptions, holder: Holder) -> list[str]:
         return [f"A call now would {what}: too few nodes answer."]
     if holder.state == "free":
         return ["A call now would take the slot and be sent."]
-    return [f"A call now would {ANSWERS[options.on_duplicate].format(id=holder.task_id)}."]
+    what = ANSWERS[options.on_duplicate]
+    if options.on_duplicate == "join" and not holder.task_id:
+        what = ANSWERS["skip"] + ", because the holder is not a task"
+    lines = [f"A call now would {what.format(id=holder.task_id or 'that has it')}."]
+    if options.on_duplicate not in ("enqueue", "raise"):
+        lines.append("With link= or link_error= it would raise DuplicateTask: its equal would not follow them.")
+    return lines
 
 
 def _next_message(options: SingletonOptions, holder: Holder) -> list[str]:
     if holder.state in ("free", "unknown"):
         return []
-    return [f"A worker that gets its equal now would {OVERLAPS[options.overlap].format(id=holder.task_id)}."]
+    what = OVERLAPS[options.overlap].format(id=holder.task_id or "that has it")
+    return [f"A worker that gets its equal now would {what}."]

@@ -97,7 +97,7 @@ class Singleton:
         """
         Return who has the slot of a call; None if it is free. By the time you read the answer it may be wrong.
 
-        Of a run and a message that waits for it (``scope="queued+running"``), the run.
+        Of a run and a message that waits for it (``scope="queued+running"``, ``on_duplicate="rerun"``), the run.
 
         Raises:
             QuorumUnavailableError: Too few nodes answered.
@@ -116,14 +116,15 @@ class Singleton:
         """
         return any(seen.value for _, seen in self._slots(args, kwargs))
 
-    def release(self, *args: Any, force: bool = False, **kwargs: Any) -> str:
+    def release(self, *args: Any, **kwargs: Any) -> str:
         """
         Free the slot of a call whose message was lost, such as in a queue that was purged.
 
         In a body, and without arguments: give up the slot of the run before its end.
 
         Args:
-            force: Free it also if the task is running. Nothing stops that run, so its equal may then run beside it.
+            force: True frees it also if the task is running. Nothing stops that run, so its equal may then run beside
+                it. If the task has a parameter of this name, it is an argument as all others.
 
         Returns:
             ``released``, ``expired`` (it was free), ``taken`` (it is running, and *force* was not given, or it
@@ -133,6 +134,7 @@ class Singleton:
             QuorumUnavailableError: Too few nodes answered when asked who has it.
         """
         execution = self._task.execution
+        force = "force" not in self._task.parameters.signature.parameters and kwargs.pop("force", False)
         if execution and execution.lease and not args and not kwargs:
             execution.end(hold=False)
             return execution.lease.release() if execution.lease.reason != "released" else "released"
@@ -178,12 +180,12 @@ class Singleton:
         """
         from .explain import explain
 
-        return explain(self._task, args, kwargs)
+        return explain(self._task, args, kwargs).text
 
     def _slots(self, args: Any, kwargs: Any) -> list[tuple[str, Seen]]:
-        """Return the locks of a call, that of its run first, and what the nodes have under them."""
+        """Return the locks of a call, that of its run first and of a run after it last, and what nodes have there."""
         ticket: Ticket = self._task.ticket("", args, kwargs)
-        names = dict.fromkeys(filter(None, (ticket.running, ticket.queue)))
+        names = ticket.places(self._task.singleton_options.trails)
         return [(name, peek(ticket.using, name)) for name in names]
 
 

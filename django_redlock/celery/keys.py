@@ -8,10 +8,10 @@ different types give different keys.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
-from inspect import BoundArguments, Parameter, Signature
+from inspect import BoundArguments, Parameter, Signature, signature
 from json.encoder import encode_basestring as quoted
 from string import Formatter
 from typing import Any
@@ -69,6 +69,19 @@ class Parameters:
             if whole and self._needed <= given.keys() <= self._names.keys():
                 return {name: given[name] if name in given else self._defaults[name] for name in self._names}
         return self.bound(args, kwargs).arguments
+
+
+def signature_of(body: Callable[..., Any]) -> Signature:
+    """
+    Return the parameters of the calls of a body.
+
+    A decorator around it that says itself what it takes is believed. One that takes anything, as most do, passes on
+    what it gets, as far as anybody can tell; so what counts is what the body takes. One that does not, but adds an
+    argument of its own for instance, has to say so: by parameters, or by ``__signature__``.
+    """
+    own = signature(body, follow_wrapped=False)
+    anything = {each.kind for each in own.parameters.values()} == {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
+    return signature(body) if anything else own
 
 
 def check_key(key: Key, signature: Signature) -> None:

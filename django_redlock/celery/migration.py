@@ -102,8 +102,9 @@ class QueueOnce(MigratedTask):
             if name not in ONCE:
                 raise TypeError(f"once has no option {name!r}{nearest(name, ONCE)}")
         settings = (conf.get("ONCE") or {}).get("settings", {})
+        keys = cls.once.get("keys")
         return SingletonOptions(
-            key=_names(cls.once.get("keys")),
+            key=None if keys is None else tuple(keys),  # an empty list makes all calls of the task equal
             on_duplicate="join" if cls.once.get("graceful") else "raise",
             queue_ttl=float(cls.once.get("timeout") or settings.get("default_timeout") or 3600),
             scope="queued" if cls.once.get("unlock_before_run") else "lifetime",

@@ -21,7 +21,14 @@ ON_LOST = ("flag", "raise")
 REDELIVERY = ("resume", "drop")
 
 # What other parts of this package, or other packages, call one of our options.
-OTHER_NAMES = {"ttl": "lease", "alias": "using", "unique_on": "key", "once": "key", "lock_expiry": "queue_ttl"}
+OTHER_NAMES = {
+    **dict.fromkeys(("ttl", "lock_ttl", "lock_timeout", "lease_time", "lease_ttl"), "'lease'"),
+    **dict.fromkeys(("lock_expiry", "expiry", "timeout", "ttl_queue"), "'queue_ttl'"),
+    **dict.fromkeys(("unique_on", "unique_by", "once", "keys"), "'key'"),
+    **dict.fromkeys(("wait", "wait_timeout"), "'wait_for'"),
+    **{"hold": "'hold_for'", "alias": "'using'", "on_dup": "'on_duplicate'"},
+    **{"graceful": 'on_duplicate="join"', "raise_on_duplicate": 'on_duplicate="raise"'},
+}
 
 # What one call may choose for itself. The rest is for the worker, which goes by the task.
 PER_CALL = ("on_duplicate", "queue_ttl", "challenge")
@@ -97,6 +104,8 @@ class SingletonOptions:
         seconds("lease", self.lease)
         seconds("queue_ttl", self.queue_ttl)
         _from_zero("hold_for", self.hold_for)
+        _flag("challenge", self.challenge)
+        _flag("lock_direct_calls", self.lock_direct_calls)
         if self.wait_for is not None:
             _from_zero("wait_for", self.wait_for)
         self._check_names()
@@ -107,6 +116,11 @@ class SingletonOptions:
     def overlap(self) -> str:
         """What a worker does with a message whose equal has the slot."""
         return self.on_overlap or ("skip" if self.scope in (LIFETIME, WAITING) else "wait")
+
+    @property
+    def trails(self) -> bool:
+        """Whether a duplicate may wait to be the next that runs."""
+        return self.on_duplicate in ("rerun", "replace")
 
     def without_nodes(self, stage: str) -> str:
         """Return what to do when too few nodes answer, at the stage ``enqueue`` or ``run``."""
@@ -120,6 +134,10 @@ class SingletonOptions:
             TypeError: It may not choose that.
             ValueError: A value cannot work.
         """
+        if not isinstance(chosen, Mapping):
+            raise TypeError(
+                f"singleton= of a call is False or a dict such as {{'on_duplicate': 'raise'}}, not {chosen!r}."
+            )
         for name in chosen:
             if name not in PER_CALL:
                 known = ", ".join(map(repr, PER_CALL))
@@ -173,9 +191,9 @@ def check_celery_options(options: Iterable[str]) -> None:
     for name in options:
         if hasattr(Task, name) or name in CELERY_ONLY:
             continue
-        close = [OTHER_NAMES[name]] if name in OTHER_NAMES else get_close_matches(name, OPTIONS, n=1, cutoff=0.7)
-        if close:
-            raise TypeError(f"singleton_task() has no option {name!r}; did you mean {close[0]!r}?")
+        near = [OTHER_NAMES[name]] if name in OTHER_NAMES else map(repr, get_close_matches(name, OPTIONS, 1, 0.7))
+        for close in near:
+            raise TypeError(f"singleton_task() has no option {name!r}; did you mean {close}?")
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
@@ -187,6 +205,11 @@ def nearest(word: object, known: Iterable[str]) -> str:
 def _choice(option: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{option} must be one of {', '.join(map(repr, known))}, not {value!r}{nearest(value, known)}")
+
+
+def _flag(option: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{option} must be True or False, not {value!r}.")
 
 
 def _from_zero(option: str, value: float) -> None:

@@ -32,6 +32,8 @@ class SingletonResult(BaseResult[R]):
 
 def eager_result(result: Any) -> Any:
     """Add to a result of Celery's eager mode, in which nothing waits or runs beside it, what ours knows."""
+    if isinstance(result, SingletonResult):
+        return result
     for name in ("duplicate", "reason", "holder_id", "accepted"):
         setattr(result, name, getattr(SingletonResult, name))
     return result

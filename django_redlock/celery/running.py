@@ -36,7 +36,9 @@ from .slots import (
 )
 
 LONGEST_PAUSE = 60.0  # seconds until a message whose slot could not be looked up is tried again
-FIRST_WAIT, LONGEST_WAIT = 0.5, 10.0  # seconds for which a message that waits for its equal is put back
+# Seconds for which a message that waits for its equal is put back. Celery's delayed delivery over quorum queues counts
+# whole ones, and fails with none.
+FIRST_WAIT, LONGEST_WAIT = 1.0, 10.0
 PREFETCHED = 1.0  # seconds in a worker's hands after which the broker may have given the message to another one
 DONE = frozenset({states.SUCCESS, states.REVOKED})  # a task that failed is left to Celery's rules for redelivery
 
@@ -129,7 +131,7 @@ class Arrival:
         token = self.request.get(RUN_HEADER)
         token = token if is_token(token) else ""
         try:
-            return take_running(ticket, self.rules.lease, self.task.name, token)
+            return take_running(ticket, self.rules.lease, self.task.name, token, self.request.is_eager)
         except LockTakenError as refusal:
             holder = Holder.of(refusal)
         if self._ticket_lost and (lease := self._take_own(token)):
@@ -201,8 +203,9 @@ class Arrival:
         pause = backoff(FIRST_WAIT, LONGEST_WAIT, ticket.tries)
         limit = self.rules.wait_for
         if limit is not None:
-            pause = min(pause, limit - ticket.waited)
-            if pause <= 0:
+            left = limit - ticket.waited
+            pause = min(pause, max(left, FIRST_WAIT))
+            if left <= 0:
                 self._skip(f"Skipped: {ticket.name} is {holder}, after {ticket.waited:.1f} s.")
         self._send_again(replace(ticket, waited=ticket.waited + pause), pause)
         raise Ignore(f"{self.request.id} waits for its equal; it is tried again in {pause:.1f} s.") from None
@@ -255,7 +258,7 @@ class Arrival:
         that is alive its second chance: on Redis, both copies are one to the broker. One copy is enough, however.
         """
         lease = self.rules.lease
-        pause = min(lease, holder.retry_after or lease) + 0.1
+        pause = max(FIRST_WAIT, min(lease, holder.retry_after or lease) + 0.1)
         ticket, token = self.ticket, fresh_nonce()
         about = (ticket.using, self._watch_name, pause + self.rules.queue_ttl, token, ticket.task_id)
         try:
@@ -369,10 +372,10 @@ class Arrival:
 
     def _send_again(self, ticket: Ticket, pause: float) -> None:
         request, ticket = self.request, replace(ticket, tries=ticket.tries + 1)
-        message = self.task.signature_from_request(request, countdown=pause, retries=request.retries)
-        # What the caller wanted logged and shown in place of the arguments; else Celery shows the arguments themselves.
-        shown = {name: request.get(name) for name in ("argsrepr", "kwargsrepr") if request.get(name)}
-        Call(self.task, message.args, message.kwargs, message.options | shown, self.rules, ticket).publish(ticket)
+        # What the logs show of the arguments is the sender's choice; Celery would show them anew.
+        shown = {name: said for name in ("argsrepr", "kwargsrepr") if (said := request.get(name)) is not None}
+        message = self.task.signature_from_request(request, countdown=pause, retries=request.retries, **shown)
+        Call(self.task, message.args, message.kwargs, message.options, self.rules, ticket).publish(ticket)
         self._put_back = True
 
     def _result_ignored(self) -> bool:
@@ -402,7 +405,7 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     """
     ticket = task.ticket(f"direct-{fresh_nonce()[:8]}", args, kwargs)
     try:
-        lease = take_running(replace(ticket, scope=RUNNING), task.singleton_options.lease, task.name, "")
+        lease = take_running(replace(ticket, scope=RUNNING), task.singleton_options.lease, task.name, "", True)
     except LockTakenError as refusal:
         holder = Holder.of(refusal)
         error = task.duplicate_error

@@ -4,7 +4,8 @@ What a call does before its message is on its way: take the slot, or answer its 
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -127,8 +128,8 @@ class Call:
             take_waiting(ticket, self.ttl, self.task.name)
         return bool(ticket.waiting)
 
-    def publish(self, ticket: Ticket) -> SingletonResult[Any]:
-        """Send the message with its ticket; frees its slot if it could not be sent."""
+    def publish(self, ticket: Ticket, undo: Callable[[], None] | None = None) -> SingletonResult[Any]:
+        """Send the message with its ticket; if it could not be sent, calls *undo* and frees its slot."""
         theirs = {name: value for name, value in (self.options.get("headers") or {}).items() if name not in OURS}
         headers = {**theirs, HEADER: ticket.pack()}
         try:
@@ -136,6 +137,8 @@ class Call:
                 self.args, self.kwargs, **{**self.options, "headers": headers, "task_id": ticket.task_id}
             )
         except BaseException:
+            if undo:
+                undo()
             free(ticket.using, ticket.waiting, ticket.token)
             raise
         return sent
@@ -155,20 +158,20 @@ class Call:
         return (moment - datetime.now(UTC)).total_seconds()
 
     def _take_and_send(self) -> SingletonResult[Any]:
-        if self.rules.on_duplicate == "rerun":
+        if self.rules.trails:
             # Whoever comes next takes the place of the one that waits to be next, also while the slot is free.
-            next_one = peek(self.ticket.using, self._next.waiting)
+            next_one = peek(self.ticket.using, self.ticket.following)
             if next_one.value:
-                return self._answer(next_one.holder)
+                return self._answer(next_one.holder, trailing=True)
         holder = claim_waiting(self.ticket, self.ttl, self.task.name)
         if holder:
             return self._answer(holder)
         _unanswered.discard(self.ticket.using)
         return self.publish(self.ticket)
 
-    def _answer(self, holder: Holder) -> SingletonResult[Any]:
-        """Answer the caller: its equal has the slot."""
-        if self.rules.challenge and holder.state == "queued" and self._outlived(holder):
+    def _answer(self, holder: Holder, trailing: bool = False) -> SingletonResult[Any]:
+        """Answer the caller: its equal has the slot, or waits to be the next that has it."""
+        if self.rules.challenge and not trailing and holder.state == "queued" and self._outlived(holder):
             return self.publish(self.ticket)
         how = self.rules.on_duplicate
         about: dict[str, Any] = {"task_id": self.ticket.task_id, "name": self.ticket.name, "strategy": how}
@@ -178,8 +181,8 @@ class Call:
             return self.publish(replace(self.ticket, token="")).about(holder, accepted=True)
         # Beat can catch nothing, and would log a traceback at every tick. The log line above is enough.
         beat = (self.options.get("headers") or {}).get("celery_beat_task") or threading.get_ident() == _beat
-        if how == "replace" and holder.state == "queued" and self._replace(holder):
-            return self.publish(self.ticket).about(holder, accepted=True)
+        if how == "replace" and holder.state == "queued" and not trailing and (sent := self._replace(holder)):
+            return sent.about(holder, accepted=True)
         # The holder would not follow the links of this call, and nobody would notice that they are lost.
         if (how == "raise" and not beat) or self.options.get("link") or self.options.get("link_error"):
             error = self.task.duplicate_error
@@ -203,21 +206,21 @@ class Call:
             over = self.task.backend.get_state(holder.task_id) in OVER
         except NotImplementedError:  # there is no result backend
             return False
-        return over and self._take_over(holder)
+        return over and self._take_over(holder) is not None
 
-    def _take_over(self, holder: Holder) -> bool:
-        """Take the slot from a waiting holder; returns whether it still had it."""
+    def _take_over(self, holder: Holder) -> Seen | None:
+        """Take the slot from a waiting holder; returns what it had, None if that was no longer the slot."""
         seen = peek(self.ticket.using, self.ticket.waiting)
         if seen.holder.task_id != holder.task_id or seen.holder.state != "queued":
-            return False
+            return None
         try:
             take_waiting(self.ticket, self.ttl, self.task.name, adopt=seen.token)
         except LockTakenError:
-            return False
-        return True
+            return None
+        return seen
 
-    def _replace(self, holder: Holder) -> bool:
-        """Revoke a waiting holder and take its slot; returns False if it is waiting no more."""
+    def _replace(self, holder: Holder) -> SingletonResult[Any] | None:
+        """Send the message in place of a waiting holder's, which is revoked; returns None if that waits no more."""
         note = replaced_name(str(holder.task_id))
         ttl = (holder.retry_after or 0.0) + self.rules.queue_ttl
         token = fresh_nonce()
@@ -225,18 +228,29 @@ class Call:
             # First, so that there is no moment at which it could run as well.
             take_note(self.ticket.using, note, ttl, token, self.ticket.task_id, self.task.name[:LABEL] + NOTE)
         except LockTakenError:
-            return False  # somebody else is replacing it just now
-        if not self._take_over(holder):
+            return None  # somebody else is replacing it just now
+        seen = self._take_over(holder)
+        if seen is None:
             free(self.ticket.using, note, token)
-            return False
-        wanted = not self.task.ignore_result
-        reason = f"Replaced by task {self.ticket.task_id}."
-        self.task.backend.mark_as_revoked(holder.task_id, reason, store_result=wanted)
-        return True
+            return None
 
-    @property
-    def _next(self) -> Ticket:
-        return replace(self.ticket, trailing=True)
+        def undo() -> None:
+            before = replace(self.ticket, task_id=str(holder.task_id), token=seen.token)
+            with suppress(LockTakenError, QuorumUnavailableError):
+                take_waiting(before, seen.left, self.task.name, adopt=self.ticket.token)
+            free(self.ticket.using, note, token)
+
+        sent = self.publish(self.ticket, undo)
+        self._note_replaced(str(holder.task_id))
+        return sent
+
+    def _note_replaced(self, task_id: str) -> None:
+        """Store that a task was replaced. The message is on its way, so nothing that fails here may raise."""
+        reason, wanted = f"Replaced by task {self.ticket.task_id}.", not self.task.ignore_result
+        try:
+            self.task.backend.mark_as_revoked(task_id, reason, store_result=wanted)
+        except Exception:
+            log.exception("it could not be stored that task %s was replaced", task_id)
 
     def _send_after(self, holder: Holder) -> SingletonResult[Any]:
         """
@@ -246,11 +260,11 @@ class Call:
         """
         label = f"{self.task.name[: LABEL - DIGEST - 2]} #{self._digest()}{QUEUED}"
         for _ in range(ATTEMPTS):
-            seen: Seen = peek(self.ticket.using, self._next.waiting)
+            seen: Seen = peek(self.ticket.using, self.ticket.following)
             task_id = seen.holder.task_id or self.ticket.task_id
             if seen.owner and seen.owner.label == label:
                 return self._result(task_id).about(holder, accepted=False)
-            ticket = replace(self._next, task_id=task_id)
+            ticket = replace(self.ticket, trailing=True, task_id=task_id)
             try:
                 # Strictly: a run that has begun meanwhile has freed it, and this message must not have that one's id.
                 about = (ticket.using, ticket.waiting, self.ttl, ticket.token, task_id, label)

@@ -34,6 +34,7 @@ RECEIVED_HEADER = "django_redlock_received"  # when the worker got the message, 
 FORMAT = 2
 LABEL = 100  # characters of a task's name that fit into a label
 QUEUED, HELD, NOTE = " (queued)", " (held)", " (note)"
+INLINE = " (inline)"  # of a run in the process of its caller: nobody ever gets a result by its id
 LIFETIME, RUNNING, WAITING, BOTH = "lifetime", "running", "queued", "queued+running"
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 
@@ -78,10 +79,15 @@ class Ticket:
     def waiting(self) -> str:
         """Name of the lock that the message has while it waits; empty for none."""
         if self.trailing:
-            return f"next:{self.name}"
+            return self.following
         if self.scope == RUNNING:
             return ""
         return f"queued:{self.name}" if self.scope == BOTH else self.name
+
+    @property
+    def following(self) -> str:
+        """Name of the lock of what comes after its equal."""
+        return f"next:{self.name}"
 
     @property
     def queue(self) -> str:
@@ -92,6 +98,16 @@ class Ticket:
     def running(self) -> str:
         """Name of the lock that its run has; empty for none."""
         return "" if self.scope == WAITING else self.name
+
+    def places(self, trails: bool) -> list[str]:
+        """
+        Return the names of all locks in which a call can find its equals: of the run, of those that wait for it.
+
+        Args:
+            trails: Whether a duplicate may come after its equal.
+        """
+        after = self.following if trails else ""
+        return list(dict.fromkeys(filter(None, (self.running, self.queue, after))))
 
     def pack(self) -> str:
         """Return the header's value."""
@@ -119,7 +135,7 @@ class Holder:
     Who has a slot, as far as a refusal says.
 
     Args:
-        task_id: Id of the task that has it; None when the holder is not a task.
+        task_id: Id of the task that has it; None when the holder is not a task, or runs where it was called.
         state: ``queued``, ``running``, or ``held`` when the task is over or the holder is not a task.
         retry_after: Seconds until the hold ends unless it is renewed; None when unknown.
     """
@@ -138,10 +154,12 @@ class Holder:
         """Return whom the description of a holder tells of, and for how long the hold lasts."""
         if owner is None or owner.kind != "task" or not owner.ref:
             return cls(None, "held", left)
-        return cls(owner.ref, state_of(owner.label), left)
+        return cls(None if owner.label.endswith(INLINE) else owner.ref, state_of(owner.label), left)
 
     def __str__(self) -> str:
-        return f"{self.state} as task {self.task_id}" if self.task_id else "held by something that is not a task"
+        if self.task_id:
+            return f"{self.state} as task {self.task_id}"
+        return "running where it was called" if self.state == "running" else "held by something that is not a task"
 
 
 class Seen(NamedTuple):
@@ -256,7 +274,7 @@ def _tell(using: str, wanted: Wanted, outcome: Granted | GaveUp) -> None:
         locks[using].held(wanted, outcome, renew=False)
 
 
-def take_running(ticket: Ticket, lease: float, label: str, token: str) -> Lease:
+def take_running(ticket: Ticket, lease: float, label: str, token: str, inline: bool = False) -> Lease:
     """
     Take the slot for a run: from the message's ticket, or anew if it is free.
 
@@ -265,13 +283,15 @@ def take_running(ticket: Ticket, lease: float, label: str, token: str) -> Lease:
         lease: How long it lasts without renewal, in seconds.
         label: The task's name.
         token: What to hold it with; empty draws a fresh one.
+        inline: Whether it runs in the process of its caller.
 
     Raises:
         LockTakenError: Another task has it, or another run of this one.
         QuorumUnavailableError: Too few nodes answered.
     """
     adopt = ticket.token if ticket.waiting == ticket.running else ""
-    about: dict[str, Any] = {"kind": "task", "label": label[:LABEL], "ref": ticket.task_id}
+    label = label[:LABEL] + (INLINE if inline else "")
+    about: dict[str, Any] = {"kind": "task", "label": label, "ref": ticket.task_id}
     lock = locks[ticket.using].lock(ticket.running, ttl=lease, wait=0, renew=True, token=token, adopt=adopt, **about)
     return lock.acquire()
 

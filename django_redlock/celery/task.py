@@ -6,7 +6,6 @@ The task class: takes the slot when a call is sent, and again when a worker runs
 result can be seen. Celery's handlers and signals do neither.
 """
 
-import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
@@ -23,14 +22,16 @@ from .exceptions import DuplicateTask
 from .execution import Execution
 from .handle import Singleton
 from .interrupt import SlotLostError
-from .keys import Parameters, check_key, lock_name
-from .options import SingletonOptions
+from .keys import Parameters, check_key, lock_name, signature_of
+from .options import OPTIONS, SingletonOptions
 from .override import switched_off
 from .result import SingletonResult, eager_result, result_of
 from .running import Answered, Arrival, stays_with_its_message, ticket_of, under_direct_call
 from .sending import Call
 from .slots import Ticket, free
 
+# Options of ours that do nothing as attributes of a class. The other two are names that a project may use.
+LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
 EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
 
 
@@ -47,6 +48,14 @@ class SingletonTask(BaseTask[P, R]):
     duplicate_error: type[DuplicateTask] = DuplicateTask
     _allowed_by: Rules | None = None  # the settings with which the lease was checked
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in LOST_OPTIONS.intersection(vars(cls)):
+            raise TypeError(
+                f"{cls.__name__} has {name}={vars(cls)[name]!r}, which says nothing to Celery; write "
+                f"singleton_options=SingletonOptions({name}=...), or use @singleton_task({name}=...)."
+            )
+
     @property
     def singleton(self) -> Singleton:
         """What can be known and done about the slots of this task."""
@@ -60,7 +69,7 @@ class SingletonTask(BaseTask[P, R]):
     @cached_property
     def parameters(self) -> Parameters:
         """The parameters of the body, without ``self``."""
-        signature = inspect.signature(self.run)
+        signature = signature_of(getattr(self, "_orig_run", self.run))  # without what Celery itself has put around it
         check_key(self.singleton_options.key, signature)
         return Parameters(signature)
 
@@ -120,14 +129,15 @@ class SingletonTask(BaseTask[P, R]):
             InvalidRedlockError: The settings cannot be used.
         """
         options |= {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
-        if self.app.conf.task_always_eager:
-            done = self.publish(args, kwargs, task_id=task_id, **options)
-            return cast(SingletonResult[R], eager_result(done))
         rules = self.singleton_options.for_call(singleton) if singleton else self.singleton_options
         args, kwargs = args or (), kwargs or {}
         if singleton is False or switched_off():
             ticket = Ticket("", rules.using, task_id or uuid())
-            return Call(self, args, kwargs, options, rules, ticket).publish(ticket)
+            done = Call(self, args, kwargs, options, rules, ticket).publish(ticket)
+            return cast(SingletonResult[R], eager_result(done))
+        if self.app.conf.task_always_eager:
+            done = self.publish(args, kwargs, task_id=task_id, **options)
+            return cast(SingletonResult[R], eager_result(done))
         self._check_arguments(args, kwargs)
         ticket = self.ticket(task_id or uuid(), args, kwargs, fresh_nonce())
         call = Call(self, args, kwargs, options, rules, ticket)

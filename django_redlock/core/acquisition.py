@@ -9,7 +9,7 @@ clocks; the wall clock only makes the first proposal likely to succeed.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from .names import place, slug
 from .rules import Rules
 
 GRANTS = (Kind.ACCEPTED, Kind.GRANTED)
+VOTELESS = (Kind.NO_VOTE, Kind.EXCLUDED)
 REFUSALS = (Kind.BUSY, Kind.QUEUED)
 
 POLL = 1.0  # seconds after which a waiter asks again at the latest, though it is told when it is its turn
@@ -94,6 +95,7 @@ class Waiter:
 
     Acts on hints from a quorum of nodes only. A holder often lacks one node, which every waiter that asks is then
     granted and gives back; with a single hint enough, that alone would wake the next one, and so on without end.
+    Who gives back what it got in vain is called by these nodes itself, if it is first in line there. That is no news.
 
     Args:
         name: Its name in the queues: ``process|number``.
@@ -104,6 +106,7 @@ class Waiter:
         self.name = name
         self._needed = needed
         self._heard: set[int] = set()
+        self._given_back: Set[int] = frozenset()
         self._recalled = False
 
     def hear(self, node: int) -> bool:
@@ -117,13 +120,19 @@ class Waiter:
 
     @property
     def called(self) -> bool:
-        """Whether enough nodes have told it, or it is to ask anyway."""
-        return self._recalled or len(self._heard) >= self._needed
+        """Whether a quorum told it or would grant again what it gave back, with news of one; or it is to ask anyway."""
+        enough = len(self._heard | self._given_back) >= self._needed
+        return self._recalled or (enough and not self._heard <= self._given_back)
 
     def attend(self) -> None:
         """Begin to listen anew: what was heard until now has led to the attempt that begins."""
         self._heard.clear()
+        self._given_back = frozenset()
         self._recalled = False
+
+    def gives_back(self, nodes: Set[int]) -> None:
+        """Note the nodes that granted the attempt, which was in vain, and will call it for what it gives back."""
+        self._given_back = nodes
 
 
 class Pause(NamedTuple):
@@ -250,6 +259,7 @@ class Acquisition:
                 granted = yield from self._try_places()
             if granted is not None:
                 return granted
+            self.waiter.gives_back(self._granted())
             left = self._time_left()
             over = self._misconfigured() or (left is not None and left <= 0)
             yield from self._withdraw(leaving=over or self._cut_off())
@@ -442,12 +452,16 @@ class Acquisition:
         """Tell whether too few nodes answered: who cannot win must not be first in line on those it reaches."""
         return silent(self._replies) > self._rules.spare
 
+    def _granted(self) -> set[int]:
+        """Return the nodes that granted the last attempt, and be it without a vote."""
+        return {node for node, reply in self._replies.items() if reply.kind in (*GRANTS, *VOTELESS)}
+
     def _pause(self, left: float | None) -> Pause:
         """
         Return the next pause, no longer than the present hold can last.
 
         A split vote is repeated soon, but not in lock-step. Who may be told of its turn asks seldom; who may not asks
-        more often, and the sooner the nearer its turn is.
+        more often, and the sooner the nearer its turn is. Who lacks nothing but votes is told by nobody.
         """
         shortest, places = self._rules.retry_delay, [reply.place for reply in self._replies.values()]
         free_in = self._free_in()
@@ -455,7 +469,7 @@ class Acquisition:
         told += LEAST_POLL * self._chance()
         if self._split():
             seconds = told = shortest * self._chance()
-        elif max(places, default=-1) >= 0 and not self._cut_off():
+        elif max(places, default=-1) >= 0 and not self._cut_off() and len(self._granted()) < self._rules.needed:
             seconds = min(told, UNTOLD_POLL * (max(places) + self._chance()))
         else:
             self._delay = min(10 * shortest, shortest + self._chance() * (3 * self._delay - shortest))
@@ -519,10 +533,11 @@ def first_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
     pending = rules.nodes - len(replies)
     if granted >= rules.needed and accepted + pending < rules.needed:
         return True
+    if most_held(replies) + count(replies, Kind.QUEUED) > rules.spare:
+        return True
     hopeless = misconfigured(replies)
     explained = hopeless > rules.spare or hopeless + pending <= rules.spare
-    in_the_way = most_held(replies) + count(replies, Kind.QUEUED)
-    return (silent(replies) > rules.spare and explained) or in_the_way > rules.spare
+    return explained and silent(replies) > rules.spare
 
 
 def second_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
@@ -537,12 +552,12 @@ def learn(floor: Floor, slugs: tuple[str, ...], reply: Reply) -> None:
 
 def silent(replies: Mapping[int, Reply]) -> int:
     """Return how many replies say nothing of the lock."""
-    return sum(reply.kind not in ANSWERS for reply in replies.values())
+    return sum([reply.kind not in ANSWERS for reply in replies.values()])
 
 
 def misconfigured(replies: Mapping[int, Reply]) -> int:
     """Return how many nodes will not vote until they or the settings are changed."""
-    return sum(reply.misconfigured for reply in replies.values())
+    return sum([reply.misconfigured for reply in replies.values()])
 
 
 def granting_time(replies: Mapping[int, Reply]) -> int:
@@ -556,8 +571,11 @@ def most_held(replies: Mapping[int, Reply]) -> int:
 
     A node that missed an extension has counted fewer.
     """
-    holders = [owners.uncounted(reply.detail) for reply in replies.values() if reply.kind is Kind.BUSY]
-    return max(map(holders.count, holders), default=0)
+    said = [reply.detail for reply in replies.values() if reply.kind is Kind.BUSY]
+    if said.count(said[0] if said else "") == len(said):  # as a rule
+        return len(said)
+    holders = list(map(owners.uncounted, said))
+    return max(map(holders.count, holders))
 
 
 def unanswered(ballots: Iterable[Ballot]) -> set[int]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 NONCE_SIZE = 32  # hexadecimal digits: 128 random bits
 MAX_LABEL = 120  # characters
+MAX_REF = 1000  # characters: programs compare it with what they know, so it must not be cut where it might be longer
 
 _read = json.JSONDecoder().raw_decode
 _LEASE = re.compile(
@@ -30,7 +31,7 @@ class Owner(NamedTuple):
         pid: Process id.
         kind: ``manual``, ``task``, ``view``, ``model`` or ``command``.
         label: What the holder is doing, such as a task's name; cut to 120 characters.
-        ref: What identifies the work to programs, such as a task's id; cut to 120 characters.
+        ref: What identifies the work to programs, such as a task's id; cut to 1000 characters.
         since: When the lock was taken, in seconds since the epoch on the holder's clock.
         ttl: Length of its lease, in seconds.
         process: Tells its process from all others, so that it can be looked up whether that lives; empty if the lock
@@ -79,7 +80,7 @@ def _lasting(owner: Owner) -> str:
     # By hand: of tasks, each call has a ref of its own, so nothing that holds it could be kept for the next.
     process = f',"process":{quoted(owner.process)}' if owner.process else ""
     start = _start(owner.host, owner.pid, owner.kind, owner.label)
-    return f'{start}{quoted(owner.ref[:MAX_LABEL])},"ttl":{owner.ttl!r}{process},"since":'
+    return f'{start}{quoted(owner.ref[:MAX_REF])},"ttl":{owner.ttl!r}{process},"since":'
 
 
 @lru_cache(maxsize=1024)

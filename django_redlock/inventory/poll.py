@@ -71,12 +71,13 @@ class Poll:
             self._sent = steady()
             if self._sent - started > seconds:
                 self.complete = False
+                for slug in self._doubtful():
+                    del self.rows[slug]  # nobody can say what it is
                 return
             yield {"slugs": slugs, "offset": offset, "count": size, "but": self.silent, "patience": patience}
 
     def receive(self, replies: Mapping[int, Reply]) -> None:
         """Take the answers to the question that was yielded last."""
-        elapsed = steady() - self._sent
         for node in range(len(self.manager.nodes)):
             if node in self.silent:
                 continue
@@ -85,18 +86,18 @@ class Poll:
                 self.silent[node] = str(reply) if reply else "timeout"
                 continue
             self.total = max(self.total, reply.total)
-            self._file(node, reply.rows, elapsed)
+            self._file(node, reply.rows)
 
-    def _file(self, node: int, rows: Iterable[Row], elapsed: float) -> None:
-        """Sort in what a node said; it may have said so *elapsed* seconds ago, so its times are less by now."""
-        filed = self.rows
+    def _file(self, node: int, rows: Iterable[Row]) -> None:
+        """Sort in what a node said, with the moment at which each key ends instead of the time that it has left."""
+        filed, sent = self.rows, self._sent
         for slug, value, left, fence, waiters in rows:
             process = process_of(slug)
             if process:
                 self._living.setdefault(process, {})[node] = left is None or left >= 0
                 continue
             if left is not None and left >= 0:
-                left = left - elapsed if left > elapsed else 0.0
+                left += sent  # at the latest: the node may have answered as soon as it was asked
             row = Row(slug, value, left, fence, waiters)
             try:
                 filed[slug][node] = row
@@ -107,6 +108,10 @@ class Poll:
         """Return what each answering node has under a name; without those that have nothing."""
         rows = self.rows.get(slug, {})
         return {node: row for node, row in rows.items() if node not in self.silent and _present(row)}
+
+    def left(self, row: Row) -> float:
+        """Return for how many more seconds a node keeps what it has; 0 if for ever."""
+        return max(0.0, row.left - steady()) if row.left is not None else 0.0
 
     def snapshot(self) -> Snapshot:
         """Return what was learned."""
@@ -156,10 +161,11 @@ class Poll:
 
     def _judge_all(self) -> list[HeldLock]:
         names = [None if place in self.silent else node.name for place, node in enumerate(self.manager.nodes)]
-        judged = [self._judge(slug, rows, names) for slug, rows in self.rows.items()]
+        now = steady()
+        judged = [self._judge(slug, rows, names, now) for slug, rows in self.rows.items()]
         return [lock for lock in judged if lock]
 
-    def _judge(self, slug: str, rows: Mapping[int, Row], names: Sequence[str | None]) -> HeldLock | None:
+    def _judge(self, slug: str, rows: Mapping[int, Row], names: Sequence[str | None], now: float) -> HeldLock | None:
         """Return the lock that the nodes' rows make together; None if no node that answers has it."""
         views, lines, held = [], [], False
         for place, name in enumerate(names):
@@ -168,10 +174,10 @@ class Poll:
                 views.append(View(self.manager.nodes[place].name, False))
             elif row is None:
                 views.append(View(name, True))
-            elif _present(row):
+            elif row.left is None or row.left > now:
                 held = True
                 mark, about = read_value(row.value)
-                views.append(View(name, True, mark, about, row.left, row.fence))
+                views.append(View(name, True, mark, about, row.left and row.left - now, row.fence))
             else:
                 views.append(View(name, True, fence=row.fence))
             if row and row.waiters:

@@ -143,9 +143,11 @@ def burial(poll: Poll, slug: str, wanted: str) -> float:
     beyond ``max_ttl`` is a place that nobody renews; whoever takes it over later must not be refused.
     """
     rules = poll.manager.rules
-    said = [read_value(row.value) for row in poll.seen(slug).values()]
-    owners = [owner_of(about) for mark, about in said if mark == wanted]
+    rows = [row for row in poll.seen(slug).values() if fingerprint_of(row.value) == wanted]
+    owners = [owner_of(read_value(row.value)[1]) for row in rows]
     ttl = max((owner.ttl for owner in owners if owner), default=0.0) or rules.ttl
+    # It may have been extended for longer than it was taken for.
+    ttl = max([ttl, *(poll.left(row) for row in rows)])
     return ttl + rules.drift(ttl) if ttl <= rules.max_ttl else 0.0
 
 

@@ -18,6 +18,7 @@ from ..conf import InvalidRedlockError
 from ..core.names import check_name, slug
 from ..inventory import HeldLock, Snapshot, find_locks, held_locks, holder_of, printable
 
+WRONG = 2  # exit code: an option or the settings cannot be used, as argparse says it
 NO_QUORUM = 3  # exit code
 MOST = 20_000  # locks in one listing: a command has the time to ask for more than a page
 PATIENCE = 30.0  # seconds
@@ -64,7 +65,7 @@ def listing(using: str, names: list[str] | None = None) -> Snapshot:
             return find_locks([slug(check_name(name)) for name in names], using)
         return held_locks(using, limit=MOST, seconds=PATIENCE)
     except (InvalidRedlockError, ValueError) as error:
-        raise CommandError(str(error)) from None
+        raise CommandError(str(error), returncode=WRONG) from None
 
 
 def chosen(snapshot: Snapshot, match: str | None, state: list[str] | None, sort: str = "remaining") -> list[HeldLock]:

@@ -41,6 +41,7 @@ class Examination:
         local: Whether it stays on this machine.
         ignored: Options of the connection that are not used.
         known: Whether this kind of node can be examined at all.
+        user: The server's user that the locks use.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Examination:
     local: bool = False
     ignored: tuple[str, ...] = ()
     known: bool = True
+    user: str = "default"
 
     def number(self, what: str) -> int:
         """Return a number that the server says of itself; 0 if it does not."""
@@ -80,7 +82,8 @@ def examine(node: Node, timeout: float, *, rights: bool = True) -> Examination:
     if not isinstance(node, RedisNode):
         return Examination(node.name, detail=_absence(node, timeout), known=False)
     ignored = tuple(sorted(IGNORED & node._arguments.keys()))
-    blank = Examination(node.name, encrypted=node.encrypted, local=not node.remote, ignored=ignored)
+    user = str(node._arguments.get("username") or "default")
+    blank = Examination(node.name, encrypted=node.encrypted, local=not node.remote, ignored=ignored, user=user)
     try:
         connection = _open(node, timeout)
     except (LinkError, *BROKEN) as error:
@@ -105,17 +108,25 @@ def _absence(node: Node, timeout: float) -> str:
 
 
 def _open(node: RedisNode, timeout: float) -> AbstractConnection:
-    where: dict[str, Any] = {}
-    if isinstance(node, SentinelNode):
-        master = parse_master(node._ask(node._sentinels[0], timeout))
-        where = {"host": master.host, "port": master.port}
-    connection = node._new_connection(timeout, **where)
+    connection = node._new_connection(timeout, **(_master(node, timeout) if isinstance(node, SentinelNode) else {}))
     try:
         connection.connect()
     except BROKEN:
         connection.disconnect()
         raise
     return connection
+
+
+def _master(node: SentinelNode, timeout: float) -> dict[str, Any]:
+    """Return where the sentinels say that the master is: the first of them that answers, as when a lock is taken."""
+    failure = LinkError("unreachable")
+    for sentinel in node._sentinels:
+        try:
+            master = parse_master(node._ask(sentinel, timeout))
+            return {"host": master.host, "port": master.port}
+        except LinkError as error:
+            failure = error
+    raise failure
 
 
 def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: Examination) -> Examination:
@@ -193,7 +204,7 @@ def _missing(said: Any, right: str, prefix: str) -> str:
     """Return which right the reply to a command says is missing; the servers tell commands from keys and channels."""
     if not isinstance(said, exceptions.RedisError) or parse_error(said).detail != "NOPERM":
         return ""
-    text = str(said).lower()
+    text = str(said).lower().rpartition("permissions")[2]  # behind the user's name, which may be anything
     if "channel" in text:
         return f"&{prefix}w:*"
     return f"~{prefix}*" if "key" in text else right

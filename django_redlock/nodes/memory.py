@@ -52,7 +52,9 @@ class Queue:
 
     def head(self) -> str:
         """Return who is first in line, be it enrolled too long ago; empty if nobody is."""
-        return min(zip(self.stamps.values(), self.stamps, strict=True), default=(0, ""))[1]
+        if len(self.stamps) < 2:
+            return next(iter(self.stamps), "")
+        return min(zip(self.stamps.values(), self.stamps, strict=True))[1]
 
     def in_order(self) -> list[str]:
         """Return the waiters, those enrolled too long ago included."""
@@ -64,7 +66,8 @@ class Queue:
             return -1
         self.stamps.setdefault(waiter, stamp)
         self.enrolled[waiter] = until
-        return self.in_order().index(waiter)
+        rank = (self.stamps[waiter], waiter)
+        return sum([rank > other for other in zip(self.stamps.values(), self.stamps, strict=True)])
 
     def leave(self, waiter: str) -> bool:
         """Take *waiter* out; returns whether it was in line."""
@@ -302,9 +305,12 @@ class MemoryStore:
         return owner not in ours and not (request.shared and owner == SHARED)
 
     def _refuse(self, request: Acquire, others: list[str], queued: list[str], high: int, now: float) -> Reply:
-        lefts = [0.0 if left == ABSENT else left for left in (self._left(slug, now) for slug in others)]
-        self._index.update({slug: float("inf") for slug, left in zip(others, lefts, strict=True) if left is None})
-        longest = None if None in lefts else max((left for left in lefts if left is not None), default=0.0)
+        longest: float | None = 0.0
+        for slug in others:
+            left = self._left(slug, now)
+            if left is None:
+                self._index[slug] = float("inf")
+            longest = None if left is None or longest is None else max(left, longest)
         detail = (self._holder(others[0], now) or "")[NONCE_SIZE:] if others else ""
         place = self._stand_in_line(request, {*others, *queued}, now) if request.waiter else -1
         return Reply(Kind.BUSY if others else Kind.QUEUED, high, int(now * 1e6), longest, detail, place)
@@ -318,7 +324,9 @@ class MemoryStore:
         place = -1
         until = min(map(request.slugs.index, in_the_way)) + 1
         for slug in request.slugs[:until]:
-            line = self._queues.setdefault(request.queue or slug, Queue())
+            line = self._queue(request, slug)
+            if line is NOBODY:
+                line = self._queues[request.queue or slug] = Queue()
             place = max(place, line.enrol(request.waiter, request.stamp, now + ENROLMENT))
         for slug in request.slugs[until:]:
             self._leave(self._queue(request, slug), request.waiter)
@@ -374,7 +382,8 @@ class MemoryStore:
             return Kind.REVOKED if stopped else Kind.REFUSED, high
         for slug in term.slugs:
             if term.shared:
-                until = 0.0 if term.shorten else self._shared.get(slug, {}).get(term.nonce, 0.0)
+                keeps = not term.shorten and self._owner(slug, now) == SHARED
+                until = self._shared[slug].get(term.nonce, 0.0) if keeps else 0.0
                 self._share(slug, term.nonce, term.value, max(term.ttl, until - now), now)
             elif slug in lost:
                 self._write(slug, term.value, term.ttl, now)
@@ -412,8 +421,9 @@ class MemoryStore:
         """End one holder's hold; returns whether the name is free now."""
         if request.shared and request.nonce == SHARED:
             if request.bury > 0:
-                self._markers |= dict.fromkeys(self._shared.get(slug, {}), now + request.bury)
-                self._revoked -= self._shared.get(slug, {}).keys()
+                sharers = self._shared.get(slug, {}).keys()
+                self._markers |= dict.fromkeys(sharers, now + request.bury)
+                self._revoked = self._revoked | sharers if request.revoke else self._revoked - sharers
             self._shared.pop(slug, None)
         elif request.shared:
             del self._shared[slug][request.nonce]

@@ -1,5 +1,7 @@
 """What makes two calls equal."""
 
+import functools
+import inspect
 import uuid
 from collections.abc import Callable
 from datetime import UTC, date, datetime
@@ -13,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu.utils import json as celery_json
 
-from django_redlock.celery import SingletonOptions, keys
+from django_redlock.celery import SingletonOptions, keys, singleton_task
 from django_redlock.celery.keys import Parameters, check_key, lock_name
 
 
@@ -35,7 +37,6 @@ def test_self_is_no_part_of_the_key(app):
     """
     The task itself, which a bound function gets, is left out. C2
     """
-    from django_redlock.celery import singleton_task
 
     @singleton_task(bind=True, name="shop.bound")
     def bound(self, shop_id):
@@ -319,3 +320,67 @@ def test_a_number_that_python_does_not_write_is_refused_by_name():
     """
     with pytest.raises(ValueError, match="'x', a int, cannot be part"):
         name(10**5000)
+
+
+def with_session(function):
+    """Give a function its first argument, as decorators of projects do."""
+
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        return function("session", *args, **kwargs)
+
+    parameters = list(inspect.signature(function).parameters.values())
+    inner.__signature__ = inspect.Signature(parameters[1:])
+    return inner
+
+
+def test_decorator_that_adds_an_argument(app):
+    """
+    Calls of a body are those of a decorator around it that says what it takes. C15
+    """
+
+    @singleton_task(name="shop.session", key=("shop_id",))
+    @with_session
+    def sync(session, shop_id, since=None):
+        pass
+
+    assert sync.singleton.key(7) == "task:shop.session:shop_id=7"
+    assert sync.singleton.key(7, "2020") == sync.singleton.key(7)
+    assert not sync.delay(7, "2020").duplicate
+    assert not sync.delay(8, "2020").duplicate
+    assert sync.delay(7).duplicate
+
+
+def test_decorator_that_takes_anything(app):
+    """
+    A decorator that takes anything is believed to pass it on; a call that does not fit the body is refused. C15
+    """
+
+    def noted(function):
+        @functools.wraps(function)
+        def inner(*args, **kwargs):
+            return function(*args, **kwargs)
+
+        return inner
+
+    @singleton_task(name="shop.noted", key=("shop_id",))
+    @noted
+    def sync(shop_id, since=None):
+        pass
+
+    assert sync.singleton.key(7, "2020") == sync.singleton.key(shop_id=7) == "task:shop.noted:shop_id=7"
+    with pytest.raises(TypeError, match="missing a required argument: 'shop_id'"):
+        sync.delay(since=1)
+
+
+def test_retried_body_is_not_taken_for_a_decorator(app):
+    """
+    Celery's own wrapper for ``autoretry_for`` takes anything; the body does not. C18
+    """
+
+    @singleton_task(name="shop.retried", autoretry_for=(OSError,), typing=False)
+    def sync(shop_id):
+        pass
+
+    with pytest.raises(TypeError, match="missing a required argument: 'shop_id'"):
+        sync.delay()

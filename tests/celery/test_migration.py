@@ -104,3 +104,15 @@ def test_delay_on_commit_is_there():
     """
     assert issubclass(QueueOnce, DjangoTask)
     assert hasattr(Singleton, "delay_on_commit")
+
+
+def test_empty_keys_make_all_calls_equal(app):
+    """
+    celery-once's ``keys: []`` means one of the task at all.
+    """
+
+    @app.task(base=QueueOnce, once={"keys": [], "graceful": True}, name="shop.nightly")
+    def nightly(shop_id):
+        pass
+
+    assert nightly.singleton.key(7) == nightly.singleton.key(8) == "task:shop.nightly"

@@ -172,3 +172,53 @@ def test_error_can_be_pickled_and_stored():
 
     assert (copy.holder_id, copy.state, copy.retry_after, copy.name) == ("abc", "running", 3.5, "task:shop.sync")
     assert str(copy) == str(DuplicateTask(*error.args)) == "'task:shop.sync' is running as task abc."
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("wait", "'wait_for'"),
+        ("hold", "'hold_for'"),
+        ("timeout", "'queue_ttl'"),
+        ("lock_timeout", "'lease'"),
+        ("graceful", 'on_duplicate="join"'),
+        ("raise_on_duplicate", 'on_duplicate="raise"'),
+    ],
+)
+def test_names_that_others_use(wrong, right):
+    """
+    What the same is called elsewhere is refused, with what it is called here. C11
+    """
+    with pytest.raises(TypeError, match=f"no option '{wrong}'; did you mean {right}"):
+        singleton_task(**{wrong: 1})
+
+
+@pytest.mark.parametrize("option", ["challenge", "lock_direct_calls"])
+def test_flags_are_true_or_false(option):
+    """
+    A text such as "no" is not taken for yes.
+    """
+    with pytest.raises(TypeError, match=f"{option} must be True or False, not 'no'"):
+        SingletonOptions(**{option: "no"})
+
+
+@pytest.mark.parametrize("chosen", [True, "raise"])
+def test_options_of_a_call_are_a_dict(app, chosen):
+    """
+    What is no dict is refused with an example of one. C32
+    """
+    task = singleton_task(name="shop.sync")(nothing)
+
+    with pytest.raises(TypeError, match="is False or a dict such as"):
+        task.apply_async((7,), singleton=chosen)
+
+
+def test_options_that_celery_would_lose(app):
+    """
+    Options of a singleton given to Celery's own decorator are refused with what to write.
+    """
+    with pytest.raises(TypeError, match=r"lease=5.*singleton_options=SingletonOptions\(lease=\.\.\.\)"):
+
+        @app.task(base=SingletonTask, lease=5, lazy=False)
+        def sync(shop_id):
+            pass

@@ -11,6 +11,7 @@ from celery.exceptions import TaskRevokedError
 from celery.schedules import schedule
 from celery.signals import beat_init
 from django.core.management import CommandError, call_command
+from kombu.exceptions import SerializerNotInstalled
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import (
@@ -21,6 +22,7 @@ from django_redlock.celery import (
     signals,
     singleton_task,
 )
+from django_redlock.celery.explain import explain_call
 from django_redlock.celery.slots import HEADER, Ticket
 
 from .slots import NAME, names, tickets
@@ -238,6 +240,54 @@ def test_rerun_while_the_trailing_message_is_put_back(make, worker, monkeypatch)
     assert names() == set()
 
 
+def test_place_of_the_trailing_message_can_be_seen_and_freed(make, worker):
+    """
+    While only the message that comes next waits, a call is a duplicate and can be told so; its place can be freed. C96
+    """
+
+    def body(self, shop_id):
+        if not calls:
+            calls.append(task.delay(7))
+
+    calls: list[Any] = []
+    task = make(body, on_duplicate="rerun")
+    task.delay(7)
+    worker.run()
+    worker.take()  # and lose it, as a queue does that is purged
+
+    assert task.singleton.is_locked(7)
+    assert task.singleton.holder(7).id == calls[0].id
+    assert f"run once after task {calls[0].id}" in task.singleton.explain(7)
+    assert task.singleton.release(7) == "released"
+    assert not task.delay(7).duplicate
+    worker.run_all()
+    assert names() == set()
+
+
+def test_what_logs_show_of_arguments_stays_as_the_sender_said(make, worker):
+    """
+    A message that is put back hides what its sender hid.
+    """
+    task = make(on_overlap="wait")
+    task.apply_async((7,), {"since": "PASSWORD"}, task_id="a", argsrepr="(...)", kwargsrepr="{...}")
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        assert worker.run() == "IGNORED"
+
+    assert [worker.headers[0][name] for name in ("argsrepr", "kwargsrepr")] == ["(...)", "{...}"]
+
+
+def test_explanation_of_a_slot_that_a_plain_lock_has(make):
+    """
+    No task's result can be promised when the holder is not a task.
+    """
+    task = make()
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        text = task.singleton.explain(7)
+
+    assert "already revoked, because the holder is not a task" in text
+    assert "None" not in text
+
+
 # replace
 
 
@@ -320,7 +370,7 @@ def test_wait_is_bounded(make, worker):
         task.apply_async((7,), task_id="second")
         states = worker.run_all()
 
-    assert states == ["IGNORED"] * 4  # after 0.5, 1 and the 0.5 seconds that are left of two
+    assert states == ["IGNORED"] * 3  # after one second, and the one that is left of two
     with pytest.raises(TaskRevokedError, match=r"after 2\.0 s"):
         task.AsyncResult("second").get(timeout=1)
 
@@ -906,22 +956,202 @@ def test_interrupted_when_lost(app, worker):
         result.get(timeout=1)
 
 
-def test_command(make, app, capsys):
+def test_command(make, app, capsys, memory_nodes):
     """
     ``redlock_inspect --task`` explains a call; it names the nearest task, and says what arguments look like.
     """
-    make()
+    task = make()
+    make(name="shop.broken", key=lambda bound: {}[bound.arguments["shop_id"]])
     app.finalize()
 
-    call_command("redlock_inspect", "--task", "shop.sync", "--args", "[7]")
-
+    with pytest.raises(CommandError, match="is free") as free:
+        call_command("redlock_inspect", "--task", "shop.sync", "--args", "[7]")
     assert f"lock       {NAME}" in capsys.readouterr().out
+    assert free.value.returncode == 1
+    task.delay(7)
+    call_command("redlock_inspect", "--task", "shop.sync", "--args", "[7]")
+    assert "A call now would send nothing" in capsys.readouterr().out
+    set_down(memory_nodes, True)
+    with pytest.raises(CommandError, match="Too few") as unknown:
+        call_command("redlock_inspect", "--task", "shop.sync", "--args", "[7]")
+    assert unknown.value.returncode == 3
+    set_down(memory_nodes, False)
     for arguments, message in (
         (["--task", "shop.synk"], "did you mean 'shop.sync'"),
         (["--task", "shop.sync", "--args", "7"], "takes a list in JSON"),
         (["--task", "shop.sync", "--args", "["], "are no JSON"),
         (["--task", "shop.sync", "--args", "[]"], "does not take these arguments"),
+        (["--task", "shop.broken", "--args", "[7]"], "has no key for these arguments: KeyError: 7"),
+        (["--task", "shop.sync", "--format", "json"], "leave out the name"),
+        (["--task", "shop.sync", "shop"], "leave out the name"),
         ([], "Say which lock"),
     ):
         with pytest.raises(CommandError, match=message):
             call_command("redlock_inspect", *arguments)
+
+
+def test_run_in_its_callers_process_cannot_be_joined(make, worker):
+    """
+    Nobody ever stores a result for a direct call, or for ``apply()``: its duplicate is not told to wait for one.
+    """
+    got = []
+    task = make(lambda self, shop_id: got.append(self.delay(shop_id)), lock_direct_calls=True)
+
+    task(7)
+    task.apply((7,))
+
+    assert [(each.duplicate, each.reason, each.holder_id, each.state) for each in got] == [
+        (True, "running", None, "REVOKED"),
+        (True, "running", None, "REVOKED"),
+    ]
+    assert "running where it was called" in str(got[0].info)
+
+
+def test_long_id_is_joined_whole(make, worker):
+    """
+    A duplicate gets the id of the other task as it is, however long that is.
+    """
+    got, task_id = [], "x" * 500
+    task = make(lambda self, shop_id: got.append(self.delay(shop_id)))
+    task.apply_async((7,), task_id=task_id)
+
+    worker.run()
+
+    assert got[0].id == got[0].holder_id == task_id
+
+
+def test_replacement_that_is_not_sent_replaces_nothing(make, worker):
+    """
+    The message that waits keeps its slot, and runs, if the one in its place could not be sent.
+    """
+    runs = []
+    task = make(lambda self, shop_id: runs.append(shop_id), on_duplicate="replace")
+    first = task.delay(7)
+
+    with pytest.raises(SerializerNotInstalled):
+        task.apply_async((7,), serializer="nonesuch")
+
+    assert names() == {NAME}
+    assert task.singleton.holder(7).id == first.id
+    assert worker.run_all() == ["SUCCESS"]
+    assert (runs, first.state, names()) == ([7], "SUCCESS", set())
+
+
+def test_replacement_is_sent_though_no_result_can_be_stored(make, worker, monkeypatch, caplog):
+    """
+    What was replaced has no result if the backend is away, and what replaces it runs all the same.
+    """
+    runs = []
+    task = make(lambda self, shop_id: runs.append(self.request.id), on_duplicate="replace")
+    task.delay(7)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(task.backend, "mark_as_revoked", lambda *args, **kwargs: 1 / 0)
+        second = task.delay(7)
+    worker.run_all()
+
+    assert "it could not be stored that task" in caplog.text
+    assert runs == [second.id]
+    assert not {name for name in names() if name.startswith("task:")}
+
+
+def test_replacement_runs_last(make, worker):
+    """
+    A call takes the place of one that waits to be next, also when the slot is free: the newest arguments run last.
+    """
+    seen = []
+
+    def sync(self, shop_id, since=None):
+        seen.append(since)
+        if len(seen) == 1:
+            self.delay(7, since=2)
+
+    task = singleton_task(bind=True, name="shop.newest", key=("shop_id",), on_duplicate="replace")(sync)
+    task.delay(7, since=1)
+    worker.run()
+
+    task.delay(7, since=3)
+    worker.run_all()
+
+    assert seen == [1, 3]
+
+
+def test_call_that_waits_to_be_next_is_seen_and_freed(make, worker):
+    """
+    What comes after the run is a slot as well: it makes duplicates, and is freed by hand when its message is lost.
+    """
+    calls = []
+
+    def body(self, shop_id):
+        if not calls:
+            calls.append(self.delay(7))
+
+    task = make(body, on_duplicate="rerun")
+    task.delay(7)
+    worker.run()
+    worker.take()
+
+    assert task.singleton.is_locked(7)
+    assert task.singleton.holder(7).id == calls[0].id
+    assert f"be remembered, and run once after task {calls[0].id}" in task.singleton.explain(7)
+    assert task.singleton.release(7) == "released"
+    assert not task.delay(7).duplicate
+
+
+def test_parameter_called_force(app, worker):
+    """
+    A task with a parameter of that name is released by the slot of the call with it.
+    """
+
+    @singleton_task(name="shop.forced")
+    def forced(force=False):
+        pass
+
+    forced.delay(force=True)
+
+    assert forced.singleton.release() == "expired"
+    assert forced.singleton.release(force=True) == "released"
+
+
+def test_eager_call_without_a_slot(make, app):
+    """
+    ``singleton=False`` runs beside its equal in eager mode too, and wrong options are refused there. C44 C32
+    """
+    app.conf.task_always_eager = True
+    got = []
+
+    def body(self, shop_id):
+        if not got:
+            got.append("first")
+            got.append(self.apply_async((shop_id,), singleton=False).state)
+
+    task = make(body)
+    task.delay(7)
+
+    assert got == ["first", "SUCCESS"]
+    with pytest.raises(TypeError, match="may have 'on_duplicate'"):
+        task.apply_async((7,), singleton={"key": "x"})
+
+
+def test_explanation_of_what_cannot_be_joined(make):
+    """
+    A holder that is no task has no result, and the explanation does not promise one.
+    """
+    task = make()
+
+    with locks["default"].lock(NAME, wait=0):
+        assert "return a result that is already revoked" in task.singleton.explain(7)
+
+
+def test_explanation_where_the_key_fails(app):
+    """
+    What a project's function for the key raises is said in one line.
+    """
+
+    def sync(shop_id):
+        pass
+
+    singleton_task(name="shop.sync", key=lambda call: {}[call.arguments["shop_id"]])(sync)
+
+    with pytest.raises(ValueError, match=r"shop\.sync has no key for these arguments: KeyError: 7"):
+        explain_call("shop.sync", "[7]", "{}")

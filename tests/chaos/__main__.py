@@ -9,6 +9,7 @@ behind a fence and one without, and a nemesis. Every acquisition is written down
 """
 
 import argparse
+import logging
 import os
 import random
 import sys
@@ -29,6 +30,7 @@ def main() -> int:
     from .nemesis import PROFILES
 
     options = parse(list(PROFILES))
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # the proxies are slow on a busy machine, and say so
     random.seed(options.seed)
     failed = []
     print(HEADS, flush=True)

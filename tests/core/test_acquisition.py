@@ -391,6 +391,30 @@ def test_waiter_acts_on_hints_from_a_quorum_of_nodes():
     assert not waiter.called
 
 
+def test_waiter_is_not_called_by_what_it_gave_back():
+    """P28: nodes that granted in vain would grant again, and call it for that; it asks when one more calls."""
+    waiter = Waiter("p|1", 3)
+
+    waiter.gives_back({0, 1, 2})
+    assert [waiter.hear(node) for node in (0, 1, 2, 3)] == [False, False, False, True]
+
+    waiter.attend()
+    waiter.gives_back({0})
+    assert [waiter.hear(node) for node in (0, 3, 4)] == [False, False, True]
+
+
+def test_grants_without_votes_are_followed_by_the_pause_of_a_contender():
+    """P24, P28: who is first in line and lacks only votes is told by nobody when there are some: it asks soon again."""
+    attempt = Attempt(nodes=5, wait=None, waiter="p|1")
+    attempt.reply(A, A, Kind.NO_VOTE, Kind.NO_VOTE)
+    attempt.step.receive(4, Reply(Kind.QUEUED, place=1))
+
+    pause = attempt.proceed(0.001)
+
+    assert isinstance(pause, Pause)
+    assert pause.seconds == pause.told <= 0.5
+
+
 def test_waiter_that_may_have_missed_hints_asks_once_more():
     """L46: nodes may have called it before they could be heard."""
     waiter = Waiter("p|1", 3)

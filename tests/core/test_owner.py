@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_redlock.core.owner import MAX_LABEL, Owner, decode, encode, encode_since
+from django_redlock.core.owner import MAX_LABEL, MAX_REF, Owner, decode, encode, encode_since
 
 NONCE = "0123456789abcdef" * 2
 
@@ -23,7 +23,7 @@ def test_value_is_the_json_of_its_fields(owner):
     """
     A value is its nonce and what Python's JSON makes of the holder's fields, whatever characters they have.
     """
-    fields = owner._asdict() | {"label": owner.label[:MAX_LABEL], "ref": owner.ref[:MAX_LABEL]}
+    fields = owner._asdict() | {"label": owner.label[:MAX_LABEL], "ref": owner.ref[:MAX_REF]}
     del fields["extensions"]
     if not owner.process:
         del fields["process"]
@@ -46,4 +46,4 @@ def test_value_is_read_as_it_was_written(owner, since):
     assert (said.host, said.pid, said.kind, said.ttl, said.process) == (
         *(owner.host, owner.pid, owner.kind, owner.ttl, owner.process),
     )
-    assert (said.label, said.ref, said.since) == (owner.label[:MAX_LABEL], owner.ref[:MAX_LABEL], since)
+    assert (said.label, said.ref, said.since) == (owner.label[:MAX_LABEL], owner.ref[:MAX_REF], since)

@@ -130,11 +130,11 @@ def test_quorum_above_the_majority_is_allowed():
 
 def test_value_round_trips_and_is_capped():
     """L78: what the holder is doing is readable, bounded, and apart from the nonce."""
-    owner = Owner("host", 7, "task", "l" * 500, "r" * 500, 1.5, 30.0)
+    owner = Owner("host", 7, "task", "l" * 500, "r" * 5000, 1.5, 30.0)
     value = encode("f" * 32, owner)
 
     assert nonce_of(value) == "f" * 32
-    assert decode(value) == Owner("host", 7, "task", "l" * 120, "r" * 120, 1.5, 30.0)
+    assert decode(value) == Owner("host", 7, "task", "l" * 120, "r" * 1000, 1.5, 30.0)
     assert decode(value[32:]) == decode(value)
     assert "ff" * 4 not in fingerprint(value)
 

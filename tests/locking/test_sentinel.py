@@ -8,9 +8,11 @@ from subprocess import DEVNULL, Popen
 
 import pytest
 import redis
+from django.test import override_settings
 
 from django_redlock import QuorumUnavailableError
 from django_redlock.core.rules import Rules
+from django_redlock.doctor import diagnose
 from django_redlock.locks import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Servers, find_server, start_servers
@@ -162,3 +164,17 @@ async def test_sentinel_that_cannot_help_is_told_from_a_node_that_cannot(tmp_pat
             await flavour.acquire(manager.lock("a", wait=60))
         assert caught.value.attempts == 1
         await flavour.close(manager)
+
+
+def test_a_sentinel_that_is_down_is_no_alarm(tmp_path: Path):
+    """P22: the doctor asks the sentinels one after the other, as is done when a lock is taken."""
+    with watched(tmp_path) as sentinel:
+        node = {
+            "SENTINELS": ["redis://127.0.0.1:1", f"redis://127.0.0.1:{sentinel.port}"],
+            "SERVICE_NAME": "mymaster",
+        }
+        with override_settings(REDLOCK={"default": {"NODES": [node], "OPTIONS": {"node_timeout": 2.0}}}):
+            diagnosis = diagnose(timeout=5.0)
+
+    assert [each.detail for each in diagnosis.nodes] == [""]
+    assert not {"unreachable", "no-quorum", "trial"} & {finding.id for finding in diagnosis.findings}

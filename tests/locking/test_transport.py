@@ -1,12 +1,6 @@
 """How a node is reached: TLS, credentials, sockets, addresses, databases; and what is said when it is not."""
 
-import os
-import shutil
 import ssl
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +9,11 @@ import pytest
 from django_redlock import QuorumUnavailableError
 from django_redlock.locks import LockManager
 from django_redlock.nodes import NodeSpec, open_node
-from django_redlock.testing import Server, Servers, ServerStartError, start_servers
+from django_redlock.testing import Server, Servers, start_servers
 
-from ..conftest import needs
+from ..certificates import Certificates, tls_server
 from .conftest import Flavour, rules
 
-NAMES = "DNS:localhost,IP:127.0.0.1,IP:::1"
 LOGIN = "app:s3same%40:x@"  # the password is s3same@:x
 
 
@@ -52,84 +45,6 @@ async def complaint(flavour: Flavour, url: str, *, at_once: bool, attempts: int 
 
 
 # TLS
-
-
-USAGE = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")  # Python 3.13 wants to know what a key is for
-
-
-@dataclass
-class Certificates:
-    """A certificate authority and what it signed, made by the openssl command."""
-
-    folder: Path
-
-    def __getitem__(self, name: str) -> str:
-        return str(self.folder / name)
-
-    def make(self) -> "Certificates":
-        self._authority("ca")
-        self._authority("stranger")
-        self._sign("server", NAMES, "ca")
-        self._sign("elsewhere", "DNS:lock-1.example.org", "ca")
-        self._sign("client", "DNS:app", "ca")
-        self._sign("expired", NAMES, "ca")
-        return self
-
-    def _authority(self, name: str) -> None:
-        self._key(name)
-        made = ("-out", self[f"{name}.crt"], "-subj", f"/CN={name}", "-days", "2")
-        self._openssl("req", "-x509", "-new", "-key", self[f"{name}.key"], *USAGE, *made)
-
-    def _sign(self, name: str, names: str, authority: str) -> None:
-        self._key(name)
-        days = "-1" if name == "expired" else "2"
-        (self.folder / f"{name}.ext").write_text(
-            f"subjectAltName={names}\nauthorityKeyIdentifier=keyid\nkeyUsage=digitalSignature\n"
-        )
-        self._openssl("req", "-new", "-key", self[f"{name}.key"], "-out", self[f"{name}.csr"], "-subj", f"/CN={name}")
-        ca = ("-CA", self[f"{authority}.crt"], "-CAkey", self[f"{authority}.key"], "-CAcreateserial", "-days", days)
-        certificate = ("-in", self[f"{name}.csr"], "-out", self[f"{name}.crt"], "-extfile", self[f"{name}.ext"])
-        self._openssl("x509", "-req", *certificate, *ca)
-
-    def _key(self, name: str) -> None:
-        self._openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", self[f"{name}.key"])
-
-    def _openssl(self, *command: str) -> None:
-        done = subprocess.run(["openssl", *command], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    needs("the openssl command", shutil.which("openssl"), "apt-get install openssl")
-    return Certificates(tmp_path_factory.mktemp("certificates")).make()
-
-
-@contextmanager
-def tls_server(certificates: Certificates, name: str = "server", clients: str = "no") -> Iterator[Server]:
-    server = Server()
-    server.args = ("--port", "0", "--tls-port", str(server.port), "--tls-auth-clients", clients)
-    server.args += ("--tls-cert-file", certificates[f"{name}.crt"], "--tls-key-file", certificates[f"{name}.key"])
-    server.args += ("--tls-ca-cert-file", certificates["ca.crt"])
-    with server:
-        yield server
-
-
-@pytest.fixture
-def tls(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> Certificates:
-    """Certificates, and a server to start that knows TLS: the one under test, or one of the system."""
-    named = os.environ.get("REDLOCK_SERVER")
-    folders = os.environ["PATH"].split(os.pathsep)
-    others = [str(Path(folder, name)) for folder in folders for name in ("redis-server", "valkey-server")]
-    for candidate in ([named] if named else []) + [path for path in others if os.access(path, os.X_OK)]:
-        monkeypatch.setenv("REDLOCK_SERVER", candidate)
-        try:
-            with tls_server(certificates):
-                return certificates
-        except ServerStartError:
-            continue
-    needs("a server with TLS", None, "apt-get install redis-server, or set REDLOCK_SERVER to one")
-    return certificates
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "valkeys"])

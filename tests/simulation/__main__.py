@@ -6,16 +6,20 @@ Run many schedules and print the figures.
     python -m tests.simulation --profile everything --seed 42 --trace
     python -m tests.simulation --mutants
     python -m tests.simulation --assumptions
+    python -m tests.simulation --exhaustive
 """
 
 import argparse
 import os
 import sys
+from pathlib import Path
 from secrets import randbelow
 from time import perf_counter
 
 from .assumptions import ASSUMPTIONS, need, shown
+from .exhaustive import table
 from .mutants import MUTANTS, hunt, score
+from .plot import draw_lost
 from .profiles import PROFILES
 from .runs import HEADS, Runs, line
 from .schedule import Outcome, run
@@ -32,6 +36,9 @@ def main() -> int:
         needs = [need(assumption) for assumption in ASSUMPTIONS]
         print(shown(needs))
         return int(any(found.what is None for found in needs))
+    if options.exhaustive:
+        print(table())
+        return 0
     if options.trace:
         outcome = run(PROFILES[options.profile], options.seed, traced=True)
         print("\n".join(outcome.trace))
@@ -48,13 +55,16 @@ def many(options: argparse.Namespace) -> int:
     print(HEADS, flush=True)
     began = perf_counter()
     failures: list[Outcome] = []
+    found = {}
     with Runs(options.jobs) as runs:
         for name in names:
-            figures, failed = runs.run(PROFILES[name], range(options.seed, options.seed + each))
-            print(line(name, figures), flush=True)
+            found[name], failed = runs.run(PROFILES[name], range(options.seed, options.seed + each))
+            print(line(name, found[name]), flush=True)
             failures += failed
     took = perf_counter() - began
     print(f"\n{each * len(names):,} schedules in {took:.0f} s, {len(failures)} failed")
+    if options.plot:
+        options.plot.write_text(draw_lost(found), encoding="utf-8")
     for outcome in failures[:3]:
         print("\n" + str(outcome))
     return int(bool(failures))
@@ -70,8 +80,10 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes to use")
     parser.add_argument("--trace", action="store_true", help="run one schedule and print all that happens in it")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the share of increments that were lost, as SVG")
     parser.add_argument("--mutants", action="store_true", help="run the wrong protocols and print the score")
     parser.add_argument("--assumptions", action="store_true", help="break each assumption and print what went wrong")
+    parser.add_argument("--exhaustive", action="store_true", help="search all schedules of the token for three nodes")
     options = parser.parse_args()
     if options.trace and (options.profile == "all" or options.seed is None):
         parser.error("--trace needs the --profile and the --seed of the schedule.")

@@ -68,39 +68,39 @@ class Database:
         """Return the row of a lock."""
         return self.rows.setdefault(name, Row())
 
-    # What a client does; each is a routine that returns the answer
+    # What a client does; each is to be yielded, and gives the answer
 
-    def ask(self, statement: Callable[[Answer], None]) -> Routine:
+    def ask(self, statement: Callable[[Answer], None]) -> Call:
         """Have a statement carried out; it takes its time on the way there and back."""
+        world = self._world
 
         def begin(answer: Answer) -> None:
-            self._world.at(
-                self._world.now + self._takes(),
-                statement,
-                lambda result: self._world.at(self._world.now + self._takes(), answer, result),
-            )
+            def carried_out(result: Any) -> None:
+                world.at(world.now + self._takes(), answer, result)
 
-        return (yield Call(begin))
+            world.at(world.now + self._takes(), statement, carried_out)
 
-    def read(self, name: str, guard: str) -> Routine:
+        return Call(begin)
+
+    def read(self, name: str, guard: str) -> Call:
         """Return a counter as it is committed."""
         return self.ask(lambda answer: answer(self.row(name).counters[guard]))
 
-    def write(self, name: str, value: int) -> Routine:
+    def write(self, name: str, value: int) -> Call:
         """Set the counter without a fence."""
         return self.ask(lambda answer: answer(self._write(name, UNFENCED, value)))
 
-    def compare_and_write(self, name: str, value: int, token: int) -> Routine:
+    def compare_and_write(self, name: str, value: int, token: int) -> Call:
         """Set the counter if no greater token has written it; returns whether it did."""
         return self.ask(lambda answer: answer(self._compare_and_write(name, value, token)))
 
-    def claim(self, session: Session, name: str, token: int, owner: str) -> Routine:
+    def claim(self, session: Session, name: str, token: int, owner: str) -> Call:
         """Begin a transaction with its claim; waits for the row's lock; returns whether the claim holds."""
         return self.ask(
             lambda answer: self._lock(session, name, lambda: answer(self._claim(session, name, token, owner)))
         )
 
-    def commit(self, session: Session, name: str, value: int, token: int, owner: str) -> Routine:
+    def commit(self, session: Session, name: str, value: int, token: int, owner: str) -> Call:
         """Set the claimed counter and commit."""
         return self.ask(lambda answer: answer(self._commit(session, name, value, token, owner)))
 
@@ -169,23 +169,23 @@ def increment(database: Database, client: Any, name: str, token: int, owner: str
     """Increment one counter of a lock under one guard; returns whether that was allowed."""
     if guard is CLAIMED:
         return (yield from increment_claimed(database, client, name, token, owner))
-    value = yield from database.read(name, guard)
+    value = yield database.read(name, guard)
     yield client.breathe()
     if guard is UNFENCED:
-        yield from database.write(name, value + 1)
+        yield database.write(name, value + 1)
         return True
-    return (yield from database.compare_and_write(name, value + 1, token))
+    return (yield database.compare_and_write(name, value + 1, token))
 
 
 def increment_claimed(database: Database, client: Any, name: str, token: int, owner: str) -> Routine:
     """Claim the row, read, write, commit."""
     with transaction(client, name) as session:
-        if not (yield from database.claim(session, name, token, owner)):
+        if not (yield database.claim(session, name, token, owner)):
             return False
         yield client.breathe()
-        value = yield from database.read(name, CLAIMED)
+        value = yield database.read(name, CLAIMED)
         yield client.breathe()
-        return (yield from database.commit(session, name, value + 1, token, owner))
+        return (yield database.commit(session, name, value + 1, token, owner))
 
 
 @contextmanager

@@ -122,6 +122,7 @@ class Process(Computer):
         super().__init__(world, name)
         self.rules = rules
         self.shared = world.random.random() < 0.5
+        self._owner = Owner(host=name)
         self.admission = Admission(rules, tuple(machine.name for machine in machines), self.clock, self.wall)
         self.floor = Floor()
         self.breakers = Breakers(len(machines))
@@ -159,7 +160,7 @@ class Process(Computer):
 
         When it is cancelled it takes back what it asked for: a thread waits for that, a task cannot.
         """
-        wanted = Wanted(names, TTL, wait, Owner(host=self.name), limit=limit, shared=shared)
+        wanted = Wanted(names, TTL, wait, self._owner, limit=limit, shared=shared)
         waiter = self._waiters.new_name() if wait != 0 else ""
         acquisition = Acquisition(wanted, self.rules, self.floor, self._fresh_nonce, self.world.random.random, waiter)
         began, steps = self.world.now, acquisition.steps(self.instant())
@@ -286,7 +287,7 @@ class Process(Computer):
             self._waiters.listening.discard(node)
             self.after(RETRY, self._listen, machine)
 
-        world.at(self._faults.passes(self, machine), subscribe, where=machine)
+        machine.at(self._faults.passes(self, machine), subscribe)
 
     # What django_redlock.nodes.gather does
 
@@ -476,7 +477,7 @@ class Process(Computer):
             else:
                 self.arrive(back, finish, None, "refused")
 
-        world.at(arrives, greet, where=machine)
+        machine.at(arrives, greet)
         self.arrive(gives_up, finish, None, "timeout")
 
     def _seat_arrivals(self, bundle: Bundle) -> None:

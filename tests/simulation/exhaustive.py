@@ -389,3 +389,21 @@ class Naive(Protocol):
         if cell.holder not in ("", value):
             return 0, cell
         return cell.number + 1, Cell(value, cell.number + 1)
+
+
+CONFIGURATIONS = {
+    "both propose the same number": ((2, 2), (0, 0, 0)),
+    "failed attempts left different numbers, one of them above a proposal": ((3, 2), (2, 1, 0)),
+    "only a minority knows of a number that is above both proposals": ((2, 2), (4, 1, 1)),
+}
+"""Walls of the two clients, and the numbers that the three nodes have accepted before."""
+
+
+def table() -> str:
+    """Search each of the configurations; returns what to print."""
+    lines = ["| three nodes, two clients | states | acquisitions | violations |", "| --- | ---: | ---: | ---: |"]
+    for name, (walls, numbers) in CONFIGURATIONS.items():
+        search = Search(Production(walls=walls), numbers=numbers)
+        violations = int(bool(search.run()))
+        lines.append(f"| {name} | {search.states:,} | {search.won:,} | {violations} |")
+    return "\n".join(lines)

@@ -441,11 +441,11 @@ def read_before_claim() -> Iterator[None]:
 
     def backwards(store: database.Database, client: Any, name: str, token: int, owner: str) -> Any:
         with database.transaction(client, name) as session:
-            value = yield from store.read(name, database.CLAIMED)
+            value = yield store.read(name, database.CLAIMED)
             yield client.breathe()
-            if not (yield from store.claim(session, name, token, owner)):
+            if not (yield store.claim(session, name, token, owner)):
                 return False
-            return (yield from store.commit(session, name, value + 1, token, owner))
+            return (yield store.commit(session, name, value + 1, token, owner))
 
     with patch.object(database, "increment_claimed", backwards):
         yield

@@ -80,7 +80,7 @@ class Machine(Place):
 
     def miss(self, network: bool, call: Callable[..., object], args: tuple[Any, ...]) -> None:
         """Have it happen when the node goes on."""
-        self.world.at(self.stopped_until, call, *args, where=self)
+        self.at(self.stopped_until, call, *args)
 
     def execute(self, request: Request, repeated: bool) -> Reply:
         """Carry out a request in one atomic step."""
@@ -156,10 +156,10 @@ class Wire:
         if arrives < self._last_out:
             arrives = self._last_out
         self._last_out = arrives
-        world.at(arrives, self._execute, request, False, where=self.machine)
+        self.machine.at(arrives, self._execute, request, False)
         if faults.on and random() < profile.repeat:
             late = arrives + world.random.expovariate(1 / TTL)
-            world.at(late, self._execute, request, True, where=self.machine)
+            self.machine.at(late, self._execute, request, True)
 
     def _go_silent(self) -> None:
         """Carry nothing any more in one direction."""

@@ -12,7 +12,7 @@ from django_redlock.core.messages import Survey
 
 from .database import CLAIMED, increment
 from .driver import Lease
-from .profiles import CALM, LOSS, NET, SLOW, TTL, WITHIN, Profile
+from .profiles import CALM, LOSS, SLOW, TTL, WITHIN, Profile
 from .schedule import THEMES, Client, Schedule
 from .world import EPOCH, Routine, Sleep
 
@@ -44,8 +44,25 @@ def reset_connections(seed: int) -> Violations:
 
 
 def late_raises(seed: int) -> Violations:
-    """P3: proposals are often too low, and the second round often so late that the node has another holder."""
-    return Schedule(replace(NET, skew=0.3, spike=0.15), seed).run().violations
+    """P3: a node stops between the two rounds of an attempt, and gets the second when the lock has long expired."""
+    schedule = Schedule(THREE, seed)
+    client, watcher = _bystander(schedule), _bystander(schedule)
+    client.wall.step(2.0)  # so far ahead that nodes accept no token of the first round
+    stopping = schedule.world.random.choice(schedule.machines)
+
+    def attempt() -> Routine:
+        yield from visit(client)
+        watcher.spawn(watch())
+        yield from client.acquire(("a",), 0.0)
+
+    def watch() -> Routine:
+        while not stopping.store.execute(Survey(("{a}",))).rows[0].value:
+            yield Sleep(0.00002)
+        stopping.stop(1.2 * TTL)
+
+    client.spawn(attempt())
+    schedule.world.run(3.0)
+    return schedule.oracles.violations
 
 
 def stepping_node(seed: int) -> Violations:

@@ -4,19 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from .exhaustive import Naive, Production, Search
+from .exhaustive import CONFIGURATIONS, Naive, Production, Search
 from .mutants import MUTANTS
 
 pytestmark = [pytest.mark.once, pytest.mark.timeless]
 
-CONFIGURATIONS = [
-    ((2, 2), (0, 0, 0)),  # both clients propose the same number
-    ((3, 2), (2, 1, 0)),  # failed attempts have left different numbers, one of them above a proposal
-    ((2, 2), (4, 1, 1)),  # only a minority knows of a number that is above both proposals
-]
 
-
-@pytest.mark.parametrize(("walls", "numbers"), CONFIGURATIONS)
+@pytest.mark.parametrize(("walls", "numbers"), CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_every_schedule_keeps_the_order_of_tokens(walls: tuple[int, int], numbers: tuple[int, int, int]):
     """P1, P2: whatever is lost, late or expired in whatever order, tokens are unique and in order."""
     search = Search(Production(walls=walls), numbers=numbers)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from django_redlock.core.messages import Acquire, Extend, Kind, Raise, Release, Request, Term
+from django_redlock.core.messages import ENROLMENT, Acquire, Extend, Kind, Raise, Release, Request, Term
 from django_redlock.nodes.memory import MemoryStore
 
 from .driver import Lease
@@ -197,6 +197,40 @@ def test_commands_do_not_grow_with_the_waiters(hazards: dict[str, float]):
     many = max(queue(seed, waiters=40, **hazards)[2] for seed in range(5))
 
     assert many < few + 12
+
+
+def test_grants_that_are_given_back_call_nobody():
+    """
+    P28: a waiter that is first in line, and lacks votes, is not called by what it gives back itself.
+
+    When the holder releases, the clock of one node has just stepped, so that it may not vote for a while, and another
+    keeps the place of somebody who is gone. Nobody tells when that is over: the waiter asks as contenders do.
+    """
+    schedule = Schedule(replace(CALM, sizes=((3, None),)), seed=1)
+    world, (doubtful, occupied, _) = schedule.world, schedule.machines
+    holder, waiter = (schedule.start_client(idle=True) for _ in range(2))
+    got = []
+
+    def hold() -> Routine:
+        lease = yield from holder.acquire(("a",), 0.0)
+        waiter.spawn(wait())
+        yield Sleep(0.3)
+        occupied.store._queues["{a}"].enrol("gone|1", 0, occupied.clock() + ENROLMENT)
+        doubtful.set_clock(0.05)
+        yield from holder.release(lease)
+
+    def wait() -> Routine:
+        lease = yield from waiter.acquire(("a",), None)
+        assert isinstance(lease, Lease)
+        got.append(world.now)
+
+    holder.spawn(hold())
+    world.run(1.3)
+
+    assert not got
+    assert schedule.oracles.commands < 150  # thousands, if each attempt led to the next
+    world.run(10.0)
+    assert got[0] < 0.3 + 1.02 * TTL + 10 * waiter.rules.retry_delay
 
 
 def outcome(request: Request, store: MemoryStore) -> tuple[Kind, object]:

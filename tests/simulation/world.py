@@ -59,6 +59,11 @@ class Place:
         self.world = world
         self.stopped_until = 0.0
 
+    def at(self, time: float, call: Callable[..., object], *args: Any) -> None:
+        """Have *call* happen here at *time*, or when this goes on."""
+        world = self.world
+        heappush(world.heap, (time, world.number(), self, False, call, args))
+
     def miss(self, network: bool, call: Callable[..., object], args: tuple[Any, ...]) -> None:
         """Take what would happen here now, if this did not stand still."""
         raise NotImplementedError
@@ -84,10 +89,10 @@ class World:
         self.heap: list[Event] = []
         self.number = count(1).__next__  # of the next event
 
-    def at(self, time: float, call: Callable[..., object], *args: Any, where: Place | None = None) -> None:
-        """Have *call* happen at *time*, or when the place *where* it happens goes on."""
+    def at(self, time: float, call: Callable[..., object], *args: Any) -> None:
+        """Have *call* happen at *time*, wherever that is."""
         now = self.now
-        heappush(self.heap, (time if time > now else now, self.number(), where, False, call, args))
+        heappush(self.heap, (time if time > now else now, self.number(), None, False, call, args))
 
     def run(self, until: float) -> None:
         """Let everything happen that is due by *until*."""
@@ -207,14 +212,14 @@ class Computer(Place):
         return task
 
     def after(self, delay: float, call: Callable[..., object], *args: Any) -> None:
-        """Have *call* happen in this process, once it runs and unless it died."""
+        """Have *call* happen in this process, a little later, once it runs and unless it died."""
         world = self.world
         heappush(world.heap, (world.now + delay, world.number(), self, False, call, args))
 
     def arrive(self, time: float, call: Callable[..., object], *args: Any) -> None:
-        """Do the same for something from the network: a process that wakes up reads it before it looks at timers."""
+        """Do the same at *time* for what comes from the network, which a process that wakes up reads before timers."""
         world = self.world
-        heappush(world.heap, (max(time, world.now), world.number(), self, True, call, args))
+        heappush(world.heap, (time, world.number(), self, True, call, args))
 
     def stop(self, seconds: float) -> None:
         """Do not run for so long, in the middle of whatever it does."""

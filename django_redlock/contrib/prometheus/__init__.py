@@ -7,6 +7,7 @@ when Prometheus scrapes: so it is right in every process, also in one that holds
 
 from collections import Counter as Count
 from collections.abc import Iterator
+from contextlib import suppress
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -39,7 +40,7 @@ class NodesCollector(Collector):
         for alias in _aliases():
             snapshot = held_locks(alias)
             counts = Count(lock.state.value for lock in snapshot.locks)
-            for state in State.values:
+            for state in State.values if snapshot.has_quorum else ():  # else nobody knows, and 0 would be a lie
                 held.add_metric([alias, state], counts[state])
             for node in snapshot.nodes:
                 up.add_metric([alias, node.name], node.answered)
@@ -49,11 +50,15 @@ class NodesCollector(Collector):
         yield from (held, up, votes, spare, listed)
 
 
-def _aliases() -> list[str]:
+def _aliases() -> Iterator[str]:
+    """Yield the aliases that can be used; one that cannot does not silence the others."""
     try:
-        return [alias for alias in locks if locks[alias]]
+        names = list(locks)
     except InvalidRedlockError:
-        return []
+        return
+    for alias in names:
+        with suppress(InvalidRedlockError):
+            yield locks[alias].alias
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> None:

@@ -1,13 +1,16 @@
 """Show all that is known of one lock: what each node has, who holds it, who waits."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import HeldLock, Snapshot, View, printable, stale_keys
 from ..shown import NO_QUORUM, VERSION, columns, entry, holder, iso, left, listing, local, warn
+
+if TYPE_CHECKING:
+    from ...celery.explain import Explanation
 
 FREE = 1
 
@@ -36,7 +39,18 @@ class Command(BaseCommand):
     def handle(self, *, name: str | None, using: str, format: str, task: str | None, **options: Any) -> None:
         """Ask the nodes by name and write what they say."""
         if task:
-            self.stdout.write(explained(task, options["given"], options["named"]))
+            if name is not None or format == "json" or using != DEFAULT_ALIAS:
+                raise CommandError(
+                    "--task explains a call in text, and the task says itself which alias it uses: leave out the name, "
+                    "--format and --using.",
+                    returncode=2,
+                )
+            found = explained(task, options["given"], options["named"])
+            self.stdout.write(found.text)
+            if found.state == "unknown":
+                raise CommandError("Too few nodes answer to say whether the slot is free.", returncode=NO_QUORUM)
+            if found.state == "free":
+                raise CommandError("The slot is free.", returncode=FREE)
             return
         if name is None:
             raise CommandError("Say which lock, redlock_inspect NAME, or which call, redlock_inspect --task TASK.")
@@ -53,14 +67,14 @@ class Command(BaseCommand):
             raise CommandError(f"{printable(name)} is free.", returncode=FREE)
 
 
-def explained(task: str, args: str, kwargs: str) -> str:
+def explained(task: str, args: str, kwargs: str) -> "Explanation":
     """Return what is known of the slot of a call of a singleton task."""
     from ...celery.explain import explain_call  # only here: it needs Celery
 
     try:
         return explain_call(task, args, kwargs)
     except ValueError as error:
-        raise CommandError(str(error)) from None
+        raise CommandError(str(error), returncode=2) from None
 
 
 def described(snapshot: Snapshot, lock: HeldLock) -> str:
