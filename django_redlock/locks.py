@@ -14,10 +14,10 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 
@@ -48,6 +48,7 @@ _HOST = socket.gethostname()
 _pid = os.getpid()
 _mark = ForkMark()
 
+NOTHING: Mapping[int, str] = MappingProxyType({})
 MAX_LIMIT = 1000
 LASTING = (
     86400.0  # seconds for which a node is told of the end of a hold that nobody renews, and that may last for long
@@ -755,13 +756,24 @@ class LockManager:
         self,
         *,
         slugs: tuple[str, ...] = (),
-        offset: int = 0,
+        after: Mapping[int, str] = NOTHING,
         count: int = 0,
+        waiters: int | None = None,
         but: Iterable[int] = (),
         patience: float = math.inf,
     ) -> dict[int, Reply]:
-        """Ask every node, *but* some, for the locks named, or for one page of its index; returns what came in time."""
-        ballot = self._survey(slugs, offset, count, but, patience)
+        """
+        Ask every node, *but* some, for the locks named, or for one page of its index; returns what came in time.
+
+        Args:
+            slugs: The names, as they stand in the keys.
+            after: The cursors that the nodes gave with the page before; without one a node gives its first page.
+            count: How many names a page has; 0 asks for the locks named.
+            waiters: How many of those that wait for the locks named to name; 0 counts them, None does neither.
+            but: The nodes that are not asked.
+            patience: How many seconds to wait at most; never longer than the node timeout.
+        """
+        ballot = self._survey(slugs, after, count, waiters, but, patience)
         self.ask(ballot)
         return ballot.replies
 
@@ -769,13 +781,14 @@ class LockManager:
         self,
         *,
         slugs: tuple[str, ...] = (),
-        offset: int = 0,
+        after: Mapping[int, str] = NOTHING,
         count: int = 0,
+        waiters: int | None = None,
         but: Iterable[int] = (),
         patience: float = math.inf,
     ) -> dict[int, Reply]:
         """Do what :meth:`survey` does without blocking."""
-        ballot = self._survey(slugs, offset, count, but, patience)
+        ballot = self._survey(slugs, after, count, waiters, but, patience)
         await self.aask(ballot)
         return ballot.replies
 
@@ -1036,10 +1049,17 @@ class LockManager:
         )
 
     def _survey(
-        self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int] = (), patience: float = math.inf
+        self,
+        slugs: tuple[str, ...] = (),
+        after: Mapping[int, str] = NOTHING,
+        count: int = 0,
+        waiters: int | None = None,
+        but: Iterable[int] = (),
+        patience: float = math.inf,
     ) -> Ballot:
         _note_process()
-        requests = dict.fromkeys(set(range(len(self.nodes))).difference(but), Survey(slugs, offset, count))
+        asked = set(range(len(self.nodes))).difference(but)
+        requests = {node: Survey(slugs, after.get(node, ""), count, waiters) for node in asked}
         timeout = min(self.rules.timeout(self.rules.ttl), patience)
         return Ballot(requests, lambda replies: False, timeout, self.rules.needed)
 

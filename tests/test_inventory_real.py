@@ -289,6 +289,81 @@ def test_waiters_are_listed_in_the_order_of_their_turns(five):
             second.hear("held")
 
 
+def wait_for(five: Servers, number: int, *names: str) -> None:
+    """Put so many waiters in line, as each node stores them, of whom every third is gone."""
+    ends = time.time() * 1000 + 60_000
+    for name in names:
+        for client in [server.client() for server in five]:
+            line = {f"web:{place}.x|1": place for place in range(number)}
+            client.zadd(f"redlock:{{{name}}}:q", line)
+            client.zadd(f"redlock:{{{name}}}:s", {who: 1 if place % 3 == 0 else ends for who, place in line.items()})
+            client.close()
+
+
+def test_of_many_waiters_a_node_names_few_and_counts_all(five):
+    """
+    L70, L71: what a list needs of a thousand waiters is their number; the page of one lock names the first hundred.
+    """
+    names = ["orders:7", "orders:8"]
+    for name in names:
+        taken(name)
+    wait_for(five, 600, *names)
+
+    one = found("orders:7")
+    both = find_locks(map(slug, names)).locks
+    counted = find_locks(map(slug, names), waiters=0).locks
+
+    assert (one.waiting, len(one.waiters)) == (400, 100)
+    assert [waiter.pid for waiter in one.waiters][:4] == [1, 2, 4, 5]
+    assert sorted((held.waiting, len(held.waiters)) for held in both) == [(400, 0), (400, 100)]
+    assert [(held.waiting, held.waiters) for held in counted] == [(400, ())] * 2
+
+
+def test_no_lock_is_missed_while_others_are_extended(five, monkeypatch):
+    """
+    L70: each extension moves a lock to the end of the index; those behind it are listed all the same, also when it is
+    the last one of a page that moved, and a listing that says that it is complete has all of them.
+    """
+    leases = [taken(f"n{number}", ttl=30) for number in range(3 * PAGE)]
+    survey, pages = LockManager.survey, []
+
+    def extended_meanwhile(manager: LockManager, **how):
+        replies = survey(manager, **how)
+        if how["count"]:
+            pages.append(how)
+            manager.extend(leases[len(pages) * PAGE - 50 :][:50])
+        return replies
+
+    monkeypatch.setattr(LockManager, "survey", extended_meanwhile)
+
+    snapshot = held_locks(limit=10_000, seconds=60)
+
+    assert len(pages) >= 3
+    assert snapshot.complete
+    assert {held.name for held in snapshot.locks} == {f"n{number}" for number in range(3 * PAGE)}
+    del leases
+
+
+def test_what_others_wrote_is_neither_sent_nor_in_the_way(five):
+    """
+    L78: of a value of megabytes a node sends the beginning, and of an index entry of that size nothing; a page full of
+    those ends a listing, which says that there may be more.
+    """
+    taken("orders:7", ttl=60)
+    everywhere(five, "SET", "redlock:{big}:h", "x" * 3_000_000)
+    everywhere(five, "ZADD", "redlock:index", time.time() * 1000 + 1000, "{big}", 9e15, "{" + "y" * 1_000_000 + "}")
+
+    row = next(row for row in locks["default"].survey(count=PAGE)[0].rows if row.slug == "{big}")
+    snapshot = held_locks()
+    for number in range(PAGE):
+        everywhere(five, "ZADD", "redlock:index", 1, "{" + f"{number}".rjust(11_000, "y") + "}")
+    hidden = held_locks()
+
+    assert row.value == "x" * 2048
+    assert ([held.name for held in snapshot.locks], snapshot.complete) == (["orders:7", "big"], True)
+    assert (hidden.locks, hidden.complete) == ((), False)
+
+
 def test_asked_without_blocking(five):
     """
     L70: the asyncio twins give the same answers.

@@ -135,7 +135,9 @@ class HeldLock(NamedTuple):
         process: The holder's process; empty if it is unknown, or the lock does not depend on one.
         fencing_token: The number of this hold; 0 when the nodes no longer know.
         views: What each node of the alias has, in the order of the settings.
-        waiters: Who waits for it, in the order of their turns; only known of a lock that was asked for by name.
+        waiters: Who waits for it, in the order of their turns, the first hundred; only known of a lock that was asked
+            for by name, alone.
+        waiting: How many wait for it, by the node that knows of most; only known of a lock that was asked for by name.
     """
 
     slug: str
@@ -150,6 +152,7 @@ class HeldLock(NamedTuple):
     fencing_token: int
     views: tuple[View, ...]
     waiters: tuple[Waiting, ...] = ()
+    waiting: int = 0
 
     @property
     def name(self) -> str:

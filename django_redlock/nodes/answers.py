@@ -84,6 +84,7 @@ def parse_reply(raw: Any) -> Reply:
 
 
 KINDS = {kind.name: kind for kind in Kind}
+CELLS = 6  # what a survey reports of each lock
 LONGEST_TOKEN = 16  # digits of 2 ** 53, beyond which the scripts cannot count
 EXTENSIONS = frozenset({Kind.HELD, Kind.MIXED, Kind.REFUSED})
 
@@ -95,17 +96,17 @@ def parse_term(said: str) -> tuple[Kind, int]:
 
 def parse_survey(parts: list[str]) -> Reply:
     """Return the locks that a survey reports."""
-    kind, fence, time, total, said, refused = parts
+    kind, fence, time, total, said, refused, cursor = parts
     cells = json.loads(said, strict=False)
-    rows = zip(cells[::5], cells[1::5], cells[2::5], cells[3::5], cells[4::5], strict=True)
+    rows = zip(*(cells[place::CELLS] for place in range(CELLS)), strict=True)
     parsed = tuple(
         [
-            Row(slug, value, seconds_left(pttl), token(number), tuple(waiters.split(" ")) if waiters else ())
-            for slug, value, pttl, number, waiters in rows
+            Row(slug, value, seconds_left(pttl), token(number), tuple(names.split(" ")) if names else (), waiting)
+            for slug, value, pttl, number, waiting, names in rows
         ]
     )
     detail = parse_error(exceptions.ResponseError(refused)).detail if refused else ""
-    return Reply(KINDS[kind], int(fence), int(time), detail=detail, rows=parsed, total=int(total))
+    return Reply(KINDS[kind], int(fence), int(time), detail=detail, rows=parsed, total=int(total), cursor=cursor)
 
 
 def token(text: str) -> int:
