@@ -352,3 +352,22 @@ def test_no_quorum_is_an_outcome_of_its_own(three, registry):
         lock("a", wait=0).acquire()
 
     assert 'outcome="no_quorum"' in prometheus_client.generate_latest(registry).decode()
+
+
+def test_one_alias_that_cannot_be_used_leaves_the_others_their_metrics(three, registry):
+    """
+    A mistake in the settings of one alias must not silence the alarms of another; and what nobody knows is no 0.
+    """
+    options = {"restart_guard": False, "node_timeout": 2.0}
+    aliases = {"broken": {"NODES": []}, "default": {"NODES": three.urls[:3], "OPTIONS": options}}
+    with override_settings(REDLOCK=aliases):
+        whole = prometheus_client.generate_latest(registry).decode()
+        for server in three[:2]:
+            server.kill()
+        locks["default"].close()
+        lost = prometheus_client.generate_latest(registry).decode()
+
+    assert 'redlock_spare_nodes{alias="default"} 1.0' in whole
+    assert 'redlock_held_locks{alias="default",state="held"} 0.0' in whole
+    assert 'redlock_spare_nodes{alias="default"} -1.0' in lost
+    assert "redlock_held_locks{" not in lost

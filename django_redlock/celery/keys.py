@@ -8,10 +8,10 @@ different types give different keys.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
-from inspect import BoundArguments, Parameter, Signature
+from inspect import BoundArguments, Parameter, Signature, signature
 from json.encoder import encode_basestring as quoted
 from string import Formatter
 from typing import Any
@@ -33,40 +33,28 @@ class Parameters:
 
     Args:
         signature: The body's, without ``self``.
-        outside: That of a decorator around it, which may take other arguments than it passes on; None without one.
     """
 
-    def __init__(self, signature: Signature, outside: Signature | None = None) -> None:
+    def __init__(self, signature: Signature) -> None:
         self.signature = signature
-        self._outside = outside
         parameters = signature.parameters.values()
         self._ordinary = all(each.kind is Parameter.POSITIONAL_OR_KEYWORD for each in parameters)
         self._names = dict.fromkeys(signature.parameters)
         self._defaults = {each.name: each.default for each in parameters if each.default is not Parameter.empty}
         self._needed = self._names.keys() - self._defaults
 
-    def bound(self, args: Any, kwargs: Any, named: bool = False) -> BoundArguments:
+    def bound(self, args: Any, kwargs: Any) -> BoundArguments:
         """
         Return the arguments of a call, and the defaults of those it leaves out.
-
-        Args:
-            args: The positional arguments.
-            kwargs: The keyword arguments.
-            named: Whether they must be known by the names of the body's parameters.
 
         Raises:
             TypeError: They do not fit.
         """
-        try:
-            bound = self.signature.bind(*args, **kwargs)
-        except TypeError:
-            if named or not self._outside:
-                raise
-            bound = self._outside.bind(*args, **kwargs)
+        bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound
 
-    def values(self, args: Any, kwargs: Any, named: bool = False) -> Mapping[str, Any]:
+    def values(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
         """
         Return the same by the names of the parameters, in their order.
 
@@ -80,7 +68,20 @@ class Parameters:
             whole = len(given) == len(args) + len(kwargs)
             if whole and self._needed <= given.keys() <= self._names.keys():
                 return {name: given[name] if name in given else self._defaults[name] for name in self._names}
-        return self.bound(args, kwargs, named).arguments
+        return self.bound(args, kwargs).arguments
+
+
+def signature_of(body: Callable[..., Any]) -> Signature:
+    """
+    Return the parameters of the calls of a body.
+
+    A decorator around it that says itself what it takes is believed. One that takes anything, as most do, passes on
+    what it gets, as far as anybody can tell; so what counts is what the body takes. One that does not, but adds an
+    argument of its own for instance, has to say so: by parameters, or by ``__signature__``.
+    """
+    own = signature(body, follow_wrapped=False)
+    anything = {each.kind for each in own.parameters.values()} == {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
+    return signature(body) if anything else own
 
 
 def check_key(key: Key, signature: Signature) -> None:
@@ -144,7 +145,7 @@ def _scope(task: str, group: str | None, version: int) -> str:
 def _key(key: Key, parameters: Parameters, args: Any, kwargs: Any) -> str:
     if callable(key):
         return _from_function(key(parameters.bound(args, kwargs)))
-    values = parameters.values(args, kwargs, named=key is not None)
+    values = parameters.values(args, kwargs)
     if isinstance(key, str):
         return _from_template(key, values)
     return _from_parameters(values if key is None else key, values)

@@ -96,6 +96,7 @@ class Arrival:
         except Exception:  # a process that is stopped keeps the place for its message
             if not self._put_back:
                 free(self.ticket.using, self.ticket.waiting, self.ticket.token)
+                self._free_watch()
             raise
 
     def _start(self) -> Execution:
@@ -277,7 +278,6 @@ class Arrival:
 
     def _leave_if_done(self, kept: bool = False) -> None:
         if self._is_done(kept):
-            self._free_watch()
             raise Ignore(f"{self.request.id} came a second time, and had been done.")
 
     def _is_done(self, kept: bool = False) -> bool:

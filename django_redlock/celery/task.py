@@ -6,7 +6,6 @@ The task class: takes the slot when a call is sent, and again when a worker runs
 result can be seen. Celery's handlers and signals do neither.
 """
 
-import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
@@ -23,7 +22,7 @@ from .exceptions import DuplicateTask
 from .execution import Execution
 from .handle import Singleton
 from .interrupt import SlotLostError
-from .keys import Parameters, check_key, lock_name
+from .keys import Parameters, check_key, lock_name, signature_of
 from .options import OPTIONS, SingletonOptions
 from .override import switched_off
 from .result import SingletonResult, eager_result, result_of
@@ -70,11 +69,9 @@ class SingletonTask(BaseTask[P, R]):
     @cached_property
     def parameters(self) -> Parameters:
         """The parameters of the body, without ``self``."""
-        signature = inspect.signature(self.run)
+        signature = signature_of(getattr(self, "_orig_run", self.run))  # without what Celery itself has put around it
         check_key(self.singleton_options.key, signature)
-        body = getattr(self, "_orig_run", self.run)  # what Celery itself put around it aside
-        wrapped = hasattr(body, "__wrapped__")
-        return Parameters(signature, inspect.signature(body, follow_wrapped=False) if wrapped else None)
+        return Parameters(signature)
 
     def ticket(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], token: str = "") -> Ticket:
         """

@@ -533,10 +533,11 @@ def first_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
     pending = rules.nodes - len(replies)
     if granted >= rules.needed and accepted + pending < rules.needed:
         return True
+    if most_held(replies) + count(replies, Kind.QUEUED) > rules.spare:
+        return True
     hopeless = misconfigured(replies)
     explained = hopeless > rules.spare or hopeless + pending <= rules.spare
-    in_the_way = most_held(replies) + count(replies, Kind.QUEUED)
-    return (silent(replies) > rules.spare and explained) or in_the_way > rules.spare
+    return explained and silent(replies) > rules.spare
 
 
 def second_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
@@ -551,12 +552,12 @@ def learn(floor: Floor, slugs: tuple[str, ...], reply: Reply) -> None:
 
 def silent(replies: Mapping[int, Reply]) -> int:
     """Return how many replies say nothing of the lock."""
-    return sum(reply.kind not in ANSWERS for reply in replies.values())
+    return sum([reply.kind not in ANSWERS for reply in replies.values()])
 
 
 def misconfigured(replies: Mapping[int, Reply]) -> int:
     """Return how many nodes will not vote until they or the settings are changed."""
-    return sum(reply.misconfigured for reply in replies.values())
+    return sum([reply.misconfigured for reply in replies.values()])
 
 
 def granting_time(replies: Mapping[int, Reply]) -> int:
@@ -570,8 +571,11 @@ def most_held(replies: Mapping[int, Reply]) -> int:
 
     A node that missed an extension has counted fewer.
     """
-    holders = [owners.uncounted(reply.detail) for reply in replies.values() if reply.kind is Kind.BUSY]
-    return max(map(holders.count, holders), default=0)
+    said = [reply.detail for reply in replies.values() if reply.kind is Kind.BUSY]
+    if said.count(said[0] if said else "") == len(said):  # as a rule
+        return len(said)
+    holders = list(map(owners.uncounted, said))
+    return max(map(holders.count, holders))
 
 
 def unanswered(ballots: Iterable[Ballot]) -> set[int]:

@@ -382,7 +382,8 @@ class MemoryStore:
             return Kind.REVOKED if stopped else Kind.REFUSED, high
         for slug in term.slugs:
             if term.shared:
-                until = 0.0 if term.shorten else self._shared.get(slug, {}).get(term.nonce, 0.0)
+                keeps = not term.shorten and self._owner(slug, now) == SHARED
+                until = self._shared[slug].get(term.nonce, 0.0) if keeps else 0.0
                 self._share(slug, term.nonce, term.value, max(term.ttl, until - now), now)
             elif slug in lost:
                 self._write(slug, term.value, term.ttl, now)

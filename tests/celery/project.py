@@ -204,6 +204,24 @@ def spin(what: str) -> None:
         time.sleep(0.01)
 
 
+@singleton_task(bind=True, lease=30.0)
+def at_once(self: Any, number: int) -> int:
+    """Retry without a pause, so that another process may begin before this one has ended."""
+    if self.request.retries < 2:
+        raise self.retry(countdown=0)
+    return number
+
+
+@singleton_task(lease=30.0, autoretry_for=(OSError,), max_retries=2, default_retry_delay=0)
+def failing(number: int) -> None:
+    raise OSError(number)
+
+
+@singleton_task(lease=30.0, on_overlap="join")
+def hold_joined(what: str) -> str:
+    return perform(what)
+
+
 @singleton_task(lease=30.0, on_overlap="wait")
 def leave(what: str, status: int) -> str:
     """End the process, by the way that Python programs end."""

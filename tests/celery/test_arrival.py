@@ -159,6 +159,27 @@ def test_message_that_does_not_run_gives_up_its_place(make, worker, options):
     assert not task.delay(7).duplicate
 
 
+def test_copy_that_gives_way_is_watched_no_longer(make, worker):
+    """
+    A copy that waited for the end of a run, and finds its equal when it comes to its turn, leaves no note. C78
+    """
+
+    def body(self, shop_id):
+        assert worker.run(message, redelivered=True) == "IGNORED"
+        raise OSError
+
+    task = make(body, acks_late=True)
+    task.delay(7)
+    message = worker.take()
+    assert worker.run(message) == "FAILURE"
+    assert len(names()) == 1
+
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        assert worker.run() == "IGNORED"
+
+    assert names() == set()
+
+
 @pytest.mark.parametrize("error", [ValueError("no"), Ignore(), Reject()])
 def test_error_before_the_start_frees_the_slot(app, worker, error):
     """

@@ -1,6 +1,7 @@
 """What makes two calls equal."""
 
 import functools
+import inspect
 import uuid
 from collections.abc import Callable
 from datetime import UTC, date, datetime
@@ -328,37 +329,48 @@ def with_session(function):
     def inner(*args, **kwargs):
         return function("session", *args, **kwargs)
 
+    parameters = list(inspect.signature(function).parameters.values())
+    inner.__signature__ = inspect.Signature(parameters[1:])
     return inner
 
 
 def test_decorator_that_adds_an_argument(app):
     """
-    Calls that only a decorator around the body makes fit are told apart by what they give. C15
-    """
-
-    @singleton_task(name="shop.session")
-    @with_session
-    def sync(session, shop_id):
-        pass
-
-    assert sync.singleton.key(7) == "task:shop.session:args=[7],kwargs={}"
-    assert sync.singleton.key(7) != sync.singleton.key(8)
-    assert not sync.delay(7).duplicate
-    assert sync.delay(7).duplicate
-
-
-def test_decorator_that_adds_an_argument_and_a_key_of_names(app):
-    """
-    A key made of names needs the body's parameters, and says so. C18
+    Calls of a body are those of a decorator around it that says what it takes. C15
     """
 
     @singleton_task(name="shop.session", key=("shop_id",))
     @with_session
-    def sync(session, shop_id):
+    def sync(session, shop_id, since=None):
         pass
 
+    assert sync.singleton.key(7) == "task:shop.session:shop_id=7"
+    assert sync.singleton.key(7, "2020") == sync.singleton.key(7)
+    assert not sync.delay(7, "2020").duplicate
+    assert not sync.delay(8, "2020").duplicate
+    assert sync.delay(7).duplicate
+
+
+def test_decorator_that_takes_anything(app):
+    """
+    A decorator that takes anything is believed to pass it on; a call that does not fit the body is refused. C15
+    """
+
+    def noted(function):
+        @functools.wraps(function)
+        def inner(*args, **kwargs):
+            return function(*args, **kwargs)
+
+        return inner
+
+    @singleton_task(name="shop.noted", key=("shop_id",))
+    @noted
+    def sync(shop_id, since=None):
+        pass
+
+    assert sync.singleton.key(7, "2020") == sync.singleton.key(shop_id=7) == "task:shop.noted:shop_id=7"
     with pytest.raises(TypeError, match="missing a required argument: 'shop_id'"):
-        sync.delay(7)
+        sync.delay(since=1)
 
 
 def test_retried_body_is_not_taken_for_a_decorator(app):

@@ -344,3 +344,62 @@ def test_other_pages_can_be_read(held, open_page, shoot, path, name, options):
         expect(page.locator(".redlock-choices .redlock-name")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
     shoot(page, f"{path.strip('/')}-{name}")
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_the_page_of_a_lock_fits(site, open_page, shoot, width):
+    """
+    L71: however long the name of the holder's work, the table of nodes does not run out of a window of 1200 pixels,
+    and at 400 it is moved within its own frame.
+    """
+    task = "warehouse.inventory.tasks.synchronise_stock_levels_with_suppliers"
+    lease = taken("orders:7", label=task, ref="7f3a9c52-0d1e-4b8a-9f66-3f2f8f1f0c11")
+    page = open_page(viewport={"width": width, "height": 800})
+    page.locator("#result_list .redlock-name").click()
+    expect(page.locator(".redlock-wide tbody tr")).to_have_count(5)
+    shoot(page, f"held-lock-{width}")
+
+    frame = page.locator(".redlock-wide")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert width < 1200 or frame.evaluate("frame => frame.scrollWidth <= frame.clientWidth")
+    assert lease.valid()
+
+
+def test_filter_by_node_and_by_who_waits(site, open_page):
+    """
+    L71: the filters that an operator clicks: what one node has, and what somebody waits for.
+    """
+    leases = [taken("orders:1"), taken("orders:2")]
+    page = open_page()
+    page.locator("#changelist-filter").get_by_role("link", name="lock-3").click()
+    expect(page.locator("#result_list tbody tr")).to_have_count(2)
+
+    page.locator("#changelist-filter").get_by_role("link", name="somebody waits").click()
+    expect(page.locator("#redlock-live")).to_contain_text("No lock matches.")
+    del leases
+
+
+def test_without_a_quorum_nothing_is_said_to_be_free(held, open_page, nodes):
+    """
+    L73: when too few nodes answer the rows stay as they were last known, and the page says that it does not know.
+    """
+    page = open_page()
+    rows = page.locator("#result_list tbody tr")
+    expect(rows).to_have_count(1)
+    for server in nodes[:3]:
+        server.kill()
+
+    expect(page.locator(".redlock-asof")).to_contain_text("too few nodes answer", timeout=20_000)
+    expect(rows).to_have_count(1)
+    expect(page.locator("#redlock-live [aria-live]")).not_to_contain_text("orders")
+    expect(page.locator("#redlock-live")).not_to_contain_text("No lock is held.")
+
+
+def test_who_is_logged_out_is_told(held, open_page):
+    """
+    L75: a page that is left open after logging out says so, and not that the server is away.
+    """
+    page = open_page()
+    page.context.clear_cookies()
+
+    expect(page.locator(".redlock-asof")).to_contain_text("log in again", timeout=20_000)

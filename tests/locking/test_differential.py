@@ -129,6 +129,23 @@ def take(names: str, nonce: str = "a", waiter: str = "", stamp: int = BASE, **op
     return request._replace(waiter=waiter, stamp=stamp, **options)
 
 
+def test_who_shared_means_nothing_without_the_key(real_node: Any):
+    """P39: a node that lost the key is given it back, for as long as is asked now and not as long as before."""
+    term = Term(("{y}",), "c" * 32, "c" * 32, 90.0, BASE, shared=True)
+    by_force = Release(("{y}",), SHARED)
+
+    agree(real_node, [Extend((term,), None), by_force, Extend((term._replace(ttl=60.0),), None), take("y")])
+
+
+@pytest.mark.parametrize("revoke", [False, True])
+def test_all_who_share_are_asked_to_stop(real_node: Any, revoke: bool):
+    """P39: who ends all holds at once says to each of the holders what it would say to one."""
+    by_force = Release(("{x}",), SHARED, 60.0, shared=True, revoke=revoke)
+    term = Term(("{x}",), "a" * 32, "a" * 32, 60.0, BASE, shared=True)
+
+    agree(real_node, [take("x", shared=True), take("x", "b", shared=True), by_force, Extend((term,), None)])
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_waiter_stands_in_line_up_to_the_first_name_in_the_way(real_node: Any, shared: bool):
     """P27, P39, L56: a claim to what comes behind it would keep that from who has the first and wants it, too."""

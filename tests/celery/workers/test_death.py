@@ -6,7 +6,7 @@ import time
 from io import StringIO
 
 import pytest
-from celery import Task, _state, chain, chord
+from celery import Task, _state, chain, chord, group
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
 from django.core.management import call_command
 
@@ -103,6 +103,38 @@ def test_retry_keeps_the_slot(worker, stage, what):
     stage.allow()
     assert joined.get(timeout=10) == f"{what} done"
     assert free("once_more", what)()
+
+
+def test_retry_at_once(worker):
+    """
+    A retry that another process begins before the attempt before has cleaned up runs, every time. C38 C52
+    """
+    results = [task("at_once").delay(number) for number in range(20)]
+
+    assert [result.get(timeout=30) for result in results] == list(range(20))
+    assert all(free("at_once", number)() for number in range(20))
+
+
+def test_retries_are_used_up(worker):
+    """
+    ``autoretry_for`` until there are no retries left ends with the error and a free slot. C53
+    """
+    with pytest.raises(OSError, match="7"):
+        task("failing").delay(7).get(timeout=30)
+
+    assert free("failing", 7)()
+
+
+def test_equals_in_a_group(worker, stage, what):
+    """
+    A group with two equal members ends, and with ``on_overlap="join"`` both have the value of the one run. C92 C94
+    """
+    result = group(task("hold_joined").si(what) for _ in range(2)).delay()
+    stage.hear("started")
+    stage.allow()
+
+    assert result.get(timeout=30) == [f"{what} done"] * 2
+    assert stage.heard() == ["ended"]
 
 
 def test_result_then_call(worker):

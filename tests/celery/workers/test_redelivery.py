@@ -32,9 +32,10 @@ def watching():
     return sum(row.slug.startswith("{watch:") for row in rows if row.value)
 
 
-def test_body_longer_than_the_visibility_timeout(impatient, stage, what):
+def test_body_longer_than_the_visibility_timeout(impatient, results, stage, what):
     """
-    A body that outlasts the visibility timeout runs once, at once and afterwards; one copy watches it. C75 C76 C78 L59
+    A body that outlasts the visibility timeout runs once, at once and afterwards; one copy watches it, and is
+    acknowledged when it has been dropped. C75 C76 C78 C79 L59
     """
     queue, take_back = impatient
     result = task("hold_watched").apply_async((what,), queue=queue)
@@ -48,6 +49,8 @@ def test_body_longer_than_the_visibility_timeout(impatient, stage, what):
 
     until(lambda: watching() == 0, timeout=60)
     until(free("hold_watched", what))
+    with results.client() as client:
+        until(lambda: not any(result.id in message for message in client.hvals("unacked")), timeout=60)
     assert stage.heard() == ["ended"]
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from django_redlock import locks
+
 from .real import free, task, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("broker", ["redis"], indirect=True, scope="module")]
@@ -78,3 +80,25 @@ def test_node_is_there_again_after_a_message_was_dropped(start, node, stage, wha
     node.thaw()
 
     until(lambda: not on_node(node, "hold", what), timeout=30)
+
+
+def test_nodes_that_die_and_come_back_empty(start, servers, stage, what):
+    """
+    While a majority knows the run, nodes that die and come back empty let nobody else in. C88 C89
+    """
+    until(lambda: all(reply.time for reply in locks["default"].survey(count=1).values()), timeout=30)
+    result = task("hold_long").apply_async((what,), queue="dying")
+    start("dying", concurrency=1)
+    stage.hear("started")
+
+    for node in servers[:2]:
+        node.kill()
+    assert task("hold_long").delay(what).id == result.id
+    for node in servers[:2]:
+        node.start()
+    assert task("hold_long").delay(what).id == result.id
+    until(lambda: all(on_node(node, "hold_long", what) for node in servers[:2]), timeout=60)
+
+    stage.allow()
+    assert result.get(timeout=30) == f"{what} done"
+    until(free("hold_long", what), timeout=30)
