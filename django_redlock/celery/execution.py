@@ -120,7 +120,6 @@ class Execution:
             stored: Whether the result backend will say so too.
             goes_on: Whether another message goes on with the work.
         """
-        stored = stored and not goes_on
         ticket, ttl = self.ticket, REMEMBERED if stored else max(REMEMBERED, self.options.queue_ttl)
         name = done_name(ticket.task_id, self.task.request.retries or 0)
         try:

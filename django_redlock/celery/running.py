@@ -288,8 +288,8 @@ class Arrival:
         owner = peek(self.ticket.using, done_name(self.ticket.task_id, self.request.retries or 0)).owner
         if owner and (moved_on(owner) or not self._stores_results()):
             return True
-        # The backend goes by the id, which the project may have used before; so only a copy is judged by it alone.
-        if not (owner or copy):
+        # The backend goes by the id. A message that is no copy is judged by it alone only if the id was drawn for it.
+        if not (owner or copy or (kept and self.ticket.token)):
             return False
         try:
             done = self.task.backend.get_state(self.request.id) in DONE
@@ -324,9 +324,7 @@ class Arrival:
             return
         delayed = self.request.eta and not self.ticket.tries  # it may have waited for longer than the broker does
         if self.task.acks_late or delayed or self.redelivered or self.ticket.watch:
-            # A first copy may come to its turn much later than the second, which is the one that has been run.
-            stored = self._stores_results() and not self.redelivered
-            execution.note_done(stored, goes_on)
+            execution.note_done(self._stores_results(), goes_on)
 
     # A message that is never run twice
 

@@ -19,7 +19,7 @@ from django.core.management.base import BaseCommand, CommandError
 from ..conf import InvalidRedlockError
 from ..inventory import HeldLock, Snapshot, find_locks, held_locks, holder_of, printable, slugs_of
 
-WRONG = 2  # exit code: an option or the settings cannot be used, as argparse says it
+MISUSED = 2  # exit code: an option, a name or the settings cannot be used; that of Python's own options
 NO_QUORUM = 3  # exit code
 MOST = 20_000  # locks in one listing: a command has the time to ask for more than a page
 PATIENCE = 30.0  # seconds
@@ -93,7 +93,7 @@ def listing(using: str, names: list[str] | None = None) -> Snapshot:
             return find_locks([slug for name in names for slug in slugs_of(name)], using)
         return held_locks(using, limit=MOST, seconds=PATIENCE)
     except (InvalidRedlockError, ValueError) as error:
-        raise CommandError(str(error), returncode=WRONG) from None
+        raise CommandError(str(error), returncode=MISUSED) from None
 
 
 def chosen(snapshot: Snapshot, match: str | None, state: list[str] | None, sort: str = "remaining") -> list[HeldLock]:

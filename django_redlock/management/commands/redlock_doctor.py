@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 from ...conf import InvalidRedlockError, aliases
 from ...doctor import Diagnosis, Finding, diagnose
 from ...inventory import printable
-from ..shown import WRONG, OperatorCommand, seconds
+from ..shown import MISUSED, OperatorCommand, seconds
 
 VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
 EXIT = {"": 0, "note": 0, "warning": 1, "error": 2}
@@ -62,7 +62,7 @@ class Command(OperatorCommand):
         try:
             found = [diagnose(alias, timeout=timeout) for alias in using or aliases()]
         except InvalidRedlockError as error:
-            raise CommandError(f"{error} ({error.code})", returncode=WRONG) from None
+            raise CommandError(f"{error} ({error.code})", returncode=MISUSED) from None
         if format == "json":
             self.stdout.write(document(found))
         else:
@@ -78,7 +78,7 @@ class Command(OperatorCommand):
             raise CommandError(
                 "There is no history to take advice from: put 'django_redlock.contrib.history' into INSTALLED_APPS, "
                 "run migrate, and come back in a day.",
-                returncode=WRONG,
+                returncode=MISUSED,
             )
         from ...contrib.history.advice import kinds  # only here: its table may not exist
 

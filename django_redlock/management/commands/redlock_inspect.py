@@ -8,9 +8,9 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 from ...conf import DEFAULT_ALIAS
 from ...inventory import HeldLock, Snapshot, View, printable, stale_keys
 from ..shown import (
+    MISUSED,
     NO_QUORUM,
     VERSION,
-    WRONG,
     OperatorCommand,
     columns,
     entry,
@@ -55,7 +55,7 @@ class Command(OperatorCommand):
                 raise CommandError(
                     "--task explains a call in text, and the task says itself which alias it uses: leave out the name, "
                     "--format and --using.",
-                    returncode=WRONG,
+                    returncode=MISUSED,
                 )
             found = explained(task, options["given"], options["named"])
             self.stdout.write(found.text)
@@ -66,7 +66,7 @@ class Command(OperatorCommand):
             return
         if name is None:
             text = "Say which lock, redlock_inspect NAME, or which call, redlock_inspect --task TASK."
-            raise CommandError(text, returncode=WRONG)
+            raise CommandError(text, returncode=MISUSED)
         snapshot = listing(using, [name])
         if format == "json":
             self.stdout.write(document(snapshot, name))
@@ -92,9 +92,9 @@ def explained(task: str, args: str, kwargs: str) -> "Explanation":
     try:
         return explain_call(task, args, kwargs)
     except RecursionError:
-        raise CommandError("--args and --kwargs are nested too deep.", returncode=WRONG) from None
+        raise CommandError("--args and --kwargs are nested too deep.", returncode=MISUSED) from None
     except ValueError as error:
-        raise CommandError(str(error), returncode=WRONG) from None
+        raise CommandError(str(error), returncode=MISUSED) from None
 
 
 def described(snapshot: Snapshot, lock: HeldLock) -> str:

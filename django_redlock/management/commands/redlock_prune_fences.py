@@ -9,7 +9,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.models.functions import Now
 
 from ...models import Fence
-from ..shown import WRONG, positive
+from ..shown import MISUSED, positive
 
 LONGEST = 36_500  # days; further back no database's clock can count
 
@@ -42,7 +42,7 @@ class Command(BaseCommand):
         """Count or delete them, by the clock of the database, which also dated them."""
         if database not in connections:
             known = ", ".join(sorted(connections))
-            raise CommandError(f"DATABASES has no {database!r}; it has {known}.", returncode=WRONG)
+            raise CommandError(f"DATABASES has no {database!r}; it has {known}.", returncode=MISUSED)
         fences = Fence.objects.using(database)
         now = fences.order_by().values_list(Now()).first()
         old = fences.filter(updated__lt=now[0] - timedelta(days=older_than)) if now else fences.none()

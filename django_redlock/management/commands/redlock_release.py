@@ -8,7 +8,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import HeldLock, ask_to_stop, find_locks, force_release, printable
-from ..shown import NO_QUORUM, WRONG, OperatorCommand, agreed, chosen, holder, left, listing, seconds, warn
+from ..shown import MISUSED, NO_QUORUM, OperatorCommand, agreed, chosen, holder, left, listing, seconds, warn
 
 CHANGED = 4  # exit code: somebody else holds one of them now
 MOST = 20  # locks at a time: what one can read
@@ -66,7 +66,7 @@ class Command(OperatorCommand):
     ) -> None:
         """Show, ask, release."""
         if bool(names) == bool(match):
-            raise CommandError("Name the locks, or choose them with --match.", returncode=WRONG)
+            raise CommandError("Name the locks, or choose them with --match.", returncode=MISUSED)
         snapshot = listing(using, names or None)
         warn(self, snapshot)
         if not snapshot.has_quorum:
@@ -74,7 +74,7 @@ class Command(OperatorCommand):
         locks = chosen(snapshot, match, None)
         if len(locks) > MOST:
             text = f"{len(locks)} locks match; at most {MOST} are released at a time. Choose fewer."
-            raise CommandError(text, returncode=WRONG)
+            raise CommandError(text, returncode=MISUSED)
         self._show(locks, fingerprint)
         seen = [lock for lock in locks if fingerprint in (None, lock.fingerprint)]
         if seen and self._may_release(len(seen), dry_run, interactive, options.get("stdin", sys.stdin)):
