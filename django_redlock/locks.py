@@ -50,9 +50,7 @@ _mark = ForkMark()
 
 NOTHING: Mapping[int, str] = MappingProxyType({})
 MAX_LIMIT = 1000
-LASTING = (
-    86400.0  # seconds for which a node is told of the end of a hold that nobody renews, and that may last for long
-)
+LASTING = 86_400.0  # seconds for which a node is told of the end of a hold that nobody renews and that may last long
 
 
 def new_process() -> str:

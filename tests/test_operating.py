@@ -350,7 +350,7 @@ def test_a_name_that_is_shown_cut_short_is_no_free_lock(five):
             wrong(held.name)
     assert ask_to_stop(held, held.fingerprint) == "asked"
     assert lease.extend() is False
-    assert extend_lock(held, held.fingerprint, 20.0) == "unknown"  # the nodes refuse who was asked to stop
+    assert extend_lock(held, held.fingerprint, 50.0) == "unknown"  # the nodes refuse who was asked to stop
     assert run("redlock_inspect", "long" * 100)[2] == 0
 
 
