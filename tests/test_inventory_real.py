@@ -341,7 +341,6 @@ def test_no_lock_is_missed_while_others_are_extended(five, monkeypatch):
     assert len(pages) >= 3
     assert snapshot.complete
     assert {held.name for held in snapshot.locks} == {f"n{number}" for number in range(3 * PAGE)}
-    del leases
 
 
 def test_what_others_wrote_is_neither_sent_nor_in_the_way(five):

@@ -16,10 +16,10 @@ from ..core.admission import Greeting
 from ..core.messages import (
     ABSENT,
     ENROLMENT,
-    QUEUE_CAP,
-    SHARED,
     LONGEST_SLUG,
     LONGEST_VALUE,
+    QUEUE_CAP,
+    SHARED,
     Acquire,
     Extend,
     Kind,
