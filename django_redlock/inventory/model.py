@@ -138,6 +138,7 @@ class HeldLock(NamedTuple):
         waiters: Who waits for it, in the order of their turns, the first hundred; only known of a lock that was asked
             for by name, alone.
         waiting: How many wait for it, by the node that knows of most; only known of a lock that was asked for by name.
+        alive: Whether its process is known to live; only asked when nobody extends the lock, or it lasts too long.
     """
 
     slug: str
@@ -153,6 +154,7 @@ class HeldLock(NamedTuple):
     views: tuple[View, ...]
     waiters: tuple[Waiting, ...] = ()
     waiting: int = 0
+    alive: bool = False
 
     @property
     def name(self) -> str:
