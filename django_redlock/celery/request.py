@@ -6,6 +6,7 @@ Imported in workers only.
 
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from celery.worker.request import Request
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..locks import fresh_nonce
 from ..nodes.gather import steady
-from .slots import HEADER, LABEL, RECEIVED_HEADER, RUN_HEADER, Ticket, free, peek, take_note, take_waiting
+from .slots import HEADER, LABEL, QUEUED, RECEIVED_HEADER, RUN_HEADER, Ticket, free, peek, take_note
 
 KILL_TIME = 3.0  # seconds in which a child that exceeded its hard limit is certainly dead: TERM, 0.1 s, KILL
 
@@ -64,7 +65,11 @@ class SingletonRequest(Request):
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
 
     def _comes_back(self, error: BaseException) -> bool:
-        """Return whether the broker delivers the message again though its child is dead."""
+        """Return whether the broker delivers the message again though its child is dead, or Celery retries it."""
+        if isinstance(error, WorkerLostError) and getattr(self.task, "retry_on_worker_lost", None):
+            longest = self.task.max_retries
+            if longest is None or (self.request_dict.get("retries") or 0) < longest:
+                return True
         if not self.task.acks_late or cast(Any, self.task).singleton_options.redelivery == "drop":
             return False
         # A worker that is told to stop at once cancels what it has not acknowledged, and the broker gets that back.
@@ -76,13 +81,37 @@ class SingletonRequest(Request):
         ticket = self._ticket()
         if not ticket:
             return
-        run, task = self.request_dict[RUN_HEADER], cast(Any, self.task)
-        if requeued and ticket.token and ticket.waiting == ticket.running:
-            with suppress(LockTakenError, QuorumUnavailableError):
-                take_waiting(ticket, task.singleton_options.lease, task.name, adopt=run)
+        run, unsent = self.request_dict[RUN_HEADER], self._unsent(ticket)
+        if requeued and ticket.waiting == ticket.running:
+            kept = replace(ticket, token=ticket.token or fresh_nonce())
+            if any(self._give_back(kept, token) for token in (run, unsent) if token):
                 return
         free(ticket.using, ticket.running, run)
         free(ticket.using, ticket.waiting, ticket.token)
+        free(ticket.using, ticket.queue, unsent)
+
+    def _unsent(self, ticket: Ticket) -> str:
+        """
+        Return the token under which the child has left the slot to a retry; empty for none.
+
+        Nobody knows whether that was sent. If so, it takes the slot anew when it runs.
+        """
+        if ticket.queue:
+            with suppress(QuorumUnavailableError):
+                seen = peek(ticket.using, ticket.queue)
+                if seen.holder.task_id == self.id and seen.holder.state == "queued":
+                    return seen.token
+        return ""
+
+    def _give_back(self, ticket: Ticket, token: str) -> bool:
+        """Turn the slot that *token* has into that of the message, for one lease; returns whether it was there."""
+        task = cast(Any, self.task)
+        about = (task.singleton_options.lease, ticket.token, ticket.task_id, task.name[:LABEL] + QUEUED)
+        try:
+            take_note(ticket.using, ticket.waiting, *about, adopt=token, strict=True)
+        except (LockTakenError, QuorumUnavailableError):
+            return False
+        return True
 
     def _shorten(self) -> None:
         """

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from celery import states
 from celery.backends.base import DisabledBackend
-from celery.exceptions import Ignore, Retry, TaskRevokedError, WorkerShutdown, WorkerTerminate
+from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError, WorkerShutdown, WorkerTerminate
 
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..locks import Lease, fresh_nonce
@@ -66,6 +66,7 @@ class Arrival:
         self.rules: SingletonOptions = task.singleton_options
         self.ticket, self._ticket_lost = ticket_of(task, request, args, kwargs)
         self._put_back = False
+        self._refused = False  # because its equal is known to run
 
     @property
     def redelivered(self) -> bool:
@@ -133,15 +134,28 @@ class Arrival:
         try:
             return take_running(ticket, self.rules.lease, self.task.name, token, self.request.is_eager)
         except LockTakenError as refusal:
-            holder = Holder.of(refusal)
-        if self._ticket_lost and (lease := self._take_own(token)):
+            holder, self._refused = Holder.of(refusal), True
+        if (self._ticket_lost or self._left_behind(holder)) and (lease := self._take_own(token)):
             return lease
         if ticket.trailing:
             self._stay_next(holder)
         self._give_way(holder)
 
+    def _left_behind(self, holder: Holder) -> bool:
+        """
+        Return whether the slot waits for a retry of this message that was never sent, as its worker died before.
+
+        A copy that comes for the first time cannot tell, because the retry may be about to be sent.
+        """
+        if not self.ticket.watch or holder.task_id != self.request.id or holder.state != "queued":
+            return False
+        try:
+            return bool(self.task.backend.get_state(self.request.id) != states.RETRY)
+        except NotImplementedError:  # there is no result backend, but a note, which has been looked at
+            return True
+
     def _take_own(self, token: str) -> Lease | None:
-        """Take the slot with which the message was sent, if that waits for it and only its header has been lost."""
+        """Take the slot that waits for this message, if only the token for it has been lost."""
         seen = peek(self.ticket.using, self.ticket.waiting)
         if seen.holder.task_id != self.request.id or seen.holder.state != "queued":
             return None
@@ -265,7 +279,13 @@ class Arrival:
             take_note(*about, self.task.name[:LABEL] + NOTE, adopt=ticket.watch)
         except LockTakenError:
             raise Ignore(f"{ticket.task_id} came once more; another copy of it waits already.") from None
-        self._send_again(replace(ticket, watch=token), pause)
+        try:
+            self._send_again(replace(ticket, watch=token), pause)
+        except Exception as error:
+            # No failure, which would be stored for the run that is alive. With late acknowledgement, which alone is
+            # heeded, the broker keeps the message.
+            free(ticket.using, self._watch_name, token)
+            raise Reject(f"{ticket.task_id} could not be put back: {error}", requeue=True) from error
         raise Ignore(f"{ticket.task_id} came a second time; it is looked at again in {pause:.1f} s.") from None
 
     def _free_watch(self) -> None:
@@ -360,7 +380,7 @@ class Arrival:
 
     def _without_nodes(self, error: QuorumUnavailableError) -> Execution:
         how = self.rules.without_nodes("run")
-        if how == "run":
+        if how == "run" and not self._refused:
             log.warning("%s runs without a slot: %s", self.ticket.name, error)
             return Execution(self.task, self.ticket, self.rules, None, in_queue=True)
         if how == "fail" or self.request.is_eager:

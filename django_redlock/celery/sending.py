@@ -125,8 +125,14 @@ class Call:
         if mine and lease and lease.name == ticket.running:
             mine.end(hold=False)  # before the message is there: its run would find the slot taken
         if ticket.waiting:
-            take_waiting(ticket, self.ttl, self.task.name)
+            take_waiting(ticket, self.ttl, self.task.name, adopt="" if mine else self._kept())
         return bool(ticket.waiting)
+
+    def _kept(self) -> str:
+        """Return the token of the slot if it has been kept for this very message, as a worker does for a dead child."""
+        seen = peek(self.ticket.using, self.ticket.waiting)
+        mine = seen.holder.task_id == self.ticket.task_id and seen.holder.state == "queued"
+        return seen.token if mine else ""
 
     def publish(self, ticket: Ticket, undo: Callable[[], None] | None = None) -> SingletonResult[Any]:
         """Send the message with its ticket; if it could not be sent, calls *undo* and frees its slot."""
