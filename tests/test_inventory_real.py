@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from django.core.management import call_command
 from django.test import override_settings
 
 from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
@@ -300,7 +301,7 @@ def wait_for(five: Servers, number: int, *names: str) -> None:
             client.close()
 
 
-def test_of_many_waiters_a_node_names_few_and_counts_all(five):
+def test_of_many_waiters_a_node_names_few_and_counts_all(five, capsys):
     """
     L70, L71: what a list needs of a thousand waiters is their number; the page of one lock names the first hundred.
     """
@@ -312,8 +313,12 @@ def test_of_many_waiters_a_node_names_few_and_counts_all(five):
     one = found("orders:7")
     both = find_locks(map(slug, names)).locks
     counted = find_locks(map(slug, names), waiters=0).locks
+    call_command("redlock_inspect", "orders:7")
+    said = capsys.readouterr().out
 
     assert (one.waiting, len(one.waiters)) == (400, 100)
+    assert "Waiting: 400\n  1. web:1 #1\n" in said
+    assert "  and 300 more" in said
     assert [waiter.pid for waiter in one.waiters][:4] == [1, 2, 4, 5]
     assert sorted((held.waiting, len(held.waiters)) for held in both) == [(400, 0), (400, 100)]
     assert [(held.waiting, held.waiters) for held in counted] == [(400, ())] * 2

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..core.messages import SHARED
-from ..core.names import shown
+from ..core.names import printable, shown
 from ..core.owner import Owner, decode, fingerprint, fingerprint_of_sharers
 from ..core.rules import Rules
 
@@ -323,13 +323,6 @@ def name_of(slug: str) -> str:
     except ValueError:
         name = slug
     return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
-
-
-def printable(text: str) -> str:
-    """Return *text* with everything that could move a cursor or hide in a page written as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def holder_of(lock: HeldLock) -> str:

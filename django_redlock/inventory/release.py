@@ -7,14 +7,14 @@ import math
 
 from ..conf import DEFAULT_ALIAS
 from ..core.messages import SHARED, Ballot, Extend, Kind, Release, Term
-from ..core.names import is_cut, queue_of
+from ..core.names import is_cut, printable, queue_of
 from ..core.names import slug as slug_of
-from ..core.owner import fingerprint as fingerprint_of
 from ..core.owner import NONCE_SIZE, fingerprint_of_sharers, nonce_of
+from ..core.owner import fingerprint as fingerprint_of
 from ..core.rules import Rules
 from ..handler import locks
 from ..locks import LockManager
-from .model import HeldLock, name_of, owner_of, printable
+from .model import HeldLock, name_of, owner_of
 from .poll import Poll, ask_for, read_value
 
 NOWHERE = -1  # a token under which no node gives back a lock that it has not got
