@@ -24,7 +24,7 @@ from weakref import WeakSet, WeakValueDictionary
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
 from .core.admission import Admission
 from .core.messages import ANSWERS, Ballot, Instant, Release, Reply, Survey
-from .core.names import check_names, named, slug
+from .core.names import check_names, named, printable, slug
 from .core.owner import Owner, decode
 from .core.rules import MIN_TTL, Rules, number, seconds
 from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
@@ -400,7 +400,8 @@ class Lease:
                 return
             self._told = True
         self._set_lost()
-        log.error("lock lost: %s (%s)", self.name, self.reason, extra={"event": "lock_lost", "lock": self.name})
+        about = {"event": "lock_lost", "lock": self.name}
+        log.error("lock lost: %s (%s)", printable(self.name), self.reason, extra=about)
         self._manager.notify("lock_lost", lease=self, reason=self.reason)
         self._call_back()
 

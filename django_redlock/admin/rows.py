@@ -29,6 +29,7 @@ KINDS = [
     ("model", _("model")),
     ("command", _("command")),
     ("manual", _("other code")),
+    ("shared", _("several, who share it")),
     (FOREIGN, _("another program")),
 ]
 

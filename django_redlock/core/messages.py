@@ -159,11 +159,15 @@ QUEUE_CAP = 1000
 SHOWN_WAITERS = 100
 """Waiters that a survey for the page of one lock names at most."""
 
-LONGEST_VALUE = 2048
-"""What a survey reports of a value, in bytes; those that this library writes are shorter."""
+LONGEST_VALUE = 16_384
+"""What a survey reports of a value, in bytes; those that this library writes are shorter, whatever they are about."""
 
 LONGEST_SLUG = 10_000
 """Slugs that a page of the index reports, in bytes; that of the longest name is shorter."""
+
+
+ENDLESS = "inf "
+"""The cursor with which a page of the index begins with the locks that never end, which are its last."""
 
 
 class Kind(Enum):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from ..conf import DEFAULT_ALIAS
 from ..core.messages import SHOWN_WAITERS
-from ..core.names import check_name, is_cut, place
+from ..core.names import check_name, is_cut, place, printable
 from ..core.names import slug as slug_of
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
@@ -29,7 +29,6 @@ from .model import (
     Waiting,
     holder_of,
     name_of,
-    printable,
 )
 from .poll import MAX_NAMES, MAX_SECONDS, PAGE, PATIENCE, Poll, aask, ask, ask_for
 from .release import ask_to_stop, extend_lock, force_release

@@ -84,7 +84,6 @@ def parse_reply(raw: Any) -> Reply:
 
 
 KINDS = {kind.name: kind for kind in Kind}
-CELLS = 6  # what a survey reports of each lock
 LONGEST_TOKEN = 16  # digits of 2 ** 53, beyond which the scripts cannot count
 EXTENSIONS = frozenset({Kind.HELD, Kind.MIXED, Kind.REFUSED})
 
@@ -96,15 +95,22 @@ def parse_term(said: str) -> tuple[Kind, int]:
 
 def parse_survey(parts: list[str]) -> Reply:
     """Return the locks that a survey reports."""
-    kind, fence, time, total, said, refused, cursor = parts
-    cells = json.loads(said, strict=False)
-    rows = zip(*(cells[place::CELLS] for place in range(CELLS)), strict=True)
+    kind, fence, time, total, said, lines, refused, cursor = parts
+    cells, queues = json.loads(said, strict=False), json.loads(lines, strict=False)
     parsed = tuple(
         [
-            Row(slug, value, seconds_left(pttl), token(number), tuple(names.split(" ")) if names else (), waiting)
-            for slug, value, pttl, number, waiting, names in rows
+            Row(slug, value, seconds_left(pttl), token(number))
+            for slug, value, pttl, number in zip(cells[::4], cells[1::4], cells[2::4], cells[3::4], strict=True)
         ]
     )
+    if queues:
+        line = zip(parsed, queues[::2], queues[1::2], strict=True)
+        parsed = tuple(
+            [
+                row._replace(waiters=tuple(names.split(" ")) if names else (), waiting=count)
+                for row, count, names in line
+            ]
+        )
     detail = parse_error(exceptions.ResponseError(refused)).detail if refused else ""
     return Reply(KINDS[kind], int(fence), int(time), detail=detail, rows=parsed, total=int(total), cursor=cursor)
 

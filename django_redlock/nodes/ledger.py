@@ -24,7 +24,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
 
 from ..core.admission import Greeting
-from ..core.messages import SHARED, Acquire, Extend, Kind, Raise, Release, Reply, Request, Survey
+from ..core.messages import ENDLESS, SHARED, Acquire, Extend, Kind, Raise, Release, Reply, Request, Survey
 from ..core.names import queue_of
 from ..core.parts import merge, split
 from .base import LinkError
@@ -240,7 +240,8 @@ class Ledger:
             held = f"FROM {TABLE} WHERE realm = %s AND ends > {self.clock}"
             total = self.query(f"SELECT count(*) {held}", [self._realm])[0][0]
             ends, _, digest = request.after.partition(" ")
-            behind, values = " AND (ends > %s OR (ends = %s AND digest > %s))", [int(ends or 0), int(ends or 0), digest]
+            since = FOR_EVER if request.after == ENDLESS else int(ends or 0)
+            behind, values = " AND (ends > %s OR (ends = %s AND digest > %s))", [since, since, digest]
             page = f"SELECT state, ends, digest {held}{behind} ORDER BY ends, digest LIMIT {int(request.size)}"
             rows = list(self.query(page, [self._realm, *values]))
             slugs = tuple(json.loads(state)["slug"] for state, *_ in rows)

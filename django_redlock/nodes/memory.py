@@ -363,7 +363,8 @@ class MemoryStore:
     def _has(self, slug: str, nonce: str, shared: bool, now: float) -> bool:
         if shared:
             return self._owner(slug, now) == SHARED and nonce in self._shared.get(slug, {})
-        return self._owner(slug, now) == nonce
+        value = self._holder(slug, now) or ""
+        return value[: NONCE_SIZE if len(nonce) <= NONCE_SIZE else LONGEST_VALUE] == nonce
 
     def _extend(self, request: Extend, now: float) -> Reply:
         terms = tuple(self._extend_one(term, request.keep, now) for term in request.terms)

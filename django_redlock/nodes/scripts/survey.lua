@@ -3,7 +3,7 @@
 -- that takes long keeps everybody waiting.
 -- KEYS: index. ARGV: prefix, cursor of the page before ('' is none), size of the page (0 is the names given), waiters to
 -- name at most ('' does not even count them), then slugs
-local LONGEST_VALUE, LONGEST_SLUG, LONGEST_WAITER = 2048, 10000, 500
+local LONGEST_VALUE, LONGEST_SLUG, LONGEST_WAITER = 16384, 10000, 500
 local index, prefix, after, size, left = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local clock = redis.call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
@@ -22,14 +22,13 @@ if size > 0 then
     local first = redis.call('ZRANGEBYSCORE', index, score, '+inf', 'LIMIT', 0, 1)[1]
     from = first and redis.call('ZRANK', index, first) or total
   end
-  local page = redis.call('ZRANGE', index, from, from + size - 1, 'WITHSCORES')
-  cursor = after ~= '' and after or '-inf '
-  for i = 1, #page, 2 do
-    if #page[i] <= LONGEST_SLUG then -- no name of ours is longer
-      slugs[#slugs + 1], cursor = page[i], page[i + 1] .. ' ' .. page[i]
-    end
+  for _, slug in ipairs(redis.call('ZRANGE', index, from, from + size - 1)) do
+    if #slug <= LONGEST_SLUG then slugs[#slugs + 1] = slug end -- no name of ours is longer
   end
-  if from + size >= total then cursor = '' end
+  last = slugs[#slugs]
+  if from + size < total then
+    cursor = last and redis.call('ZSCORE', index, last) .. ' ' .. last or after ~= '' and after or '-inf '
+  end
 end
 
 -- Those whose enrolment is over died, or gave up without saying so. A key of another type has no waiters.
@@ -51,7 +50,7 @@ end
 
 -- One command for all values: most of what a page costs is the number of its commands. A key of another type counts
 -- as an empty one.
-local keys, cells = {}, {}
+local keys, cells, lines = {}, {}, {}
 for i, slug in ipairs(slugs) do
   keys[2 * i - 1], keys[2 * i] = prefix .. slug .. ':h', prefix .. slug .. ':f'
 end
@@ -62,15 +61,15 @@ for first = 1, #keys, 1000 do -- Lua takes some thousand arguments at most
   end
 end
 for i, slug in ipairs(slugs) do
-  local value, fence, at = values[2 * i - 1], values[2 * i] or '0', 6 * i
-  local count, names = 0, ''
-  if left then count, names = waiters(slug, value) end
-  cells[at - 5], cells[at - 4] = slug, value and string.sub(value, 1, LONGEST_VALUE) or ''
-  cells[at - 3], cells[at - 2] = redis.call('PTTL', keys[2 * i - 1]), string.sub(fence, 1, 32)
-  cells[at - 1], cells[at] = count, names
+  local value, fence, at = values[2 * i - 1] or '', values[2 * i] or '0', 4 * i
+  if #value > LONGEST_VALUE then value = string.sub(value, 1, LONGEST_VALUE) end
+  if #fence > 16 then fence = '0' end
+  cells[at - 3], cells[at - 2], cells[at - 1], cells[at] = slug, value, redis.call('PTTL', keys[2 * i - 1]), fence
+  if left then lines[2 * i - 1], lines[2 * i] = waiters(slug, value ~= '') end
 end
 -- A node can answer and yet refuse to write: it is full, or has lost its disk, its replicas or a right.
 local refused = ''
 if size > 0 and after == '' then refused = redis.pcall('SET', prefix .. 'x:probe', '1', 'PX', 1).err or '' end
 -- One string, because a client takes longer to read hundreds of them than the server to find them.
-return {'LISTED', '0', stamp, tostring(total), #cells > 0 and cjson.encode(cells) or '[]', refused, cursor}
+local function json(list) return #list > 0 and cjson.encode(list) or '[]' end
+return {'LISTED', '0', stamp, tostring(total), json(cells), json(lines), refused, cursor}
