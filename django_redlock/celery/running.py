@@ -27,6 +27,7 @@ from .slots import (
     RUN_HEADER,
     RUNNING,
     Holder,
+    Seen,
     Ticket,
     free,
     is_token,
@@ -259,10 +260,17 @@ class Arrival:
         self._leave_if_done()  # before it takes the slot, or two copies could keep each other waiting for ever
         if ticket.joined:
             self._answer_with(ticket.joined)
-        if self.rules.on_duplicate == "replace" and peek(ticket.using, replaced_name(ticket.task_id)).value:
-            self._skip("Skipped: a later call has replaced it.")
+        if self.rules.on_duplicate == "replace" and (note := peek(ticket.using, replaced_name(ticket.task_id))).value:
+            self._leave_replaced(note)
         if self.rules.redelivery == "drop" and self.redelivered and self._has_begun():
             self._drop()
+
+    def _leave_replaced(self, note: Seen) -> NoReturn:
+        try:
+            self._skip("Skipped: a later call has replaced it.")
+        finally:
+            if self._stores_results():  # which say it to copies that are still to come
+                free(self.ticket.using, replaced_name(self.ticket.task_id), note.token)
 
     def _watch(self, holder: Holder) -> NoReturn:
         """
@@ -282,10 +290,12 @@ class Arrival:
         try:
             self._send_again(replace(ticket, watch=token), pause)
         except Exception as error:
-            # No failure, which would be stored for the run that is alive. With late acknowledgement, which alone is
-            # heeded, the broker keeps the message.
+            # No failure, which would be stored for the run that is alive.
             free(ticket.using, self._watch_name, token)
-            raise Reject(f"{ticket.task_id} could not be put back: {error}", requeue=True) from error
+            log.warning("a copy of %s could not be put back: %s", ticket.task_id, error)
+            if self.task.acks_late:
+                raise Reject(error, requeue=True) from error
+            raise Ignore(f"A copy of {ticket.task_id} could not be put back.") from error
         raise Ignore(f"{ticket.task_id} came a second time; it is looked at again in {pause:.1f} s.") from None
 
     def _free_watch(self) -> None:

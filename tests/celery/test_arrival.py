@@ -366,9 +366,10 @@ def test_equal_is_known_to_run(make, worker, memory_nodes, monkeypatch):
     assert runs == ["in", "out"]
 
 
-def test_broker_fails_when_a_copy_is_put_back(make, worker, monkeypatch):
+@pytest.mark.parametrize(("late", "state"), [(True, "REJECTED"), (False, "IGNORED")])
+def test_broker_fails_when_a_copy_is_put_back(make, worker, monkeypatch, late, state):
     """
-    A copy that cannot be put back is the broker's again, and says nothing of the run that is alive. C76 C78
+    A copy that cannot be put back goes back if it has not been acknowledged, and its run fails by no means. C42 C76
     """
     seen = []
 
@@ -380,10 +381,10 @@ def test_broker_fails_when_a_copy_is_put_back(make, worker, monkeypatch):
     def failing(*about):
         raise OperationalError("away")
 
-    task = make(body, acks_late=True)
+    task = make(body, acks_late=late)
     task.delay(7)
     message = worker.take()
 
     assert worker.run(message) == "SUCCESS"
-    assert seen == ["REJECTED", "PENDING"]
+    assert seen == [state, "PENDING"]
     assert names() == set()
