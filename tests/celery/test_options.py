@@ -228,7 +228,7 @@ def test_options_that_celery_would_lose(app):
             pass
 
 
-@pytest.mark.parametrize("name", ["publish", "ticket", "parameters", "execution", "duplicate_error", "warn"])
+@pytest.mark.parametrize("name", ["publish", "ticket", "parameters", "execution", "duplicate_error"])
 def test_names_of_the_projects_own(app, worker, name):
     """
     What a project's task class calls its own methods is not ours to take.
