@@ -5,9 +5,10 @@ Imported in workers only.
 """
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, wraps
 from typing import Any, cast
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
@@ -15,6 +16,7 @@ from celery import signals
 from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
+from kombu.exceptions import DecodeError
 
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..locks import fresh_nonce
@@ -134,7 +136,9 @@ class SingletonRequest(Request):
         """Return what the message says of its slot, or what can be made of its arguments."""
         try:
             task: Any = self.task
-            return Ticket.unpack(self.request_dict.get(HEADER), self.id) or task.ticket(self.id, self.args, self.kwargs)
+            return Ticket.unpack(self.request_dict.get(HEADER), self.id) or task.singleton_ticket(
+                self.id, self.args, self.kwargs
+            )
         except Exception:
             log.exception("the slot of task %s could not be freed; it ends with its time", self.id)
             return None
@@ -149,6 +153,20 @@ def mixed_request(base: Any) -> Any:
     if cls is Request:
         return SingletonRequest
     return type(f"Singleton{cls.__name__}", (SingletonRequest, cls), {"__module__": cls.__module__})
+
+
+def freeing_unreadable(receive: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what receives a task's messages and frees the place of one that cannot be decoded: no signal tells."""
+
+    @wraps(receive)
+    def receive_or_free(message: Any, *about: Any, **options: Any) -> Any:
+        try:
+            return receive(message, *about, **options)
+        except DecodeError:
+            _free_refused(message)
+            raise
+
+    return receive_or_free
 
 
 def _cause(exc_info: Any) -> Any:

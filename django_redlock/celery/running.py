@@ -15,7 +15,8 @@ from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError, WorkerShu
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..locks import Lease, fresh_nonce
 from ..nodes.gather import steady
-from .execution import Execution, begun_name, done_name, leave_queue, moved_on
+from .execution import EXECUTION, Execution, begun_name, done_name, leave_queue, moved_on
+from .interrupt import SlotLostError
 from .options import SingletonOptions
 from .sending import Call, replaced_name
 from .signals import tell
@@ -184,7 +185,7 @@ class Arrival:
         if not ticket.waited:
             tell(self.task, "singleton_overlap", f"{ticket.name} is {holder}", **about, strategy=how)
         if how == "raise":
-            error = self.task.duplicate_error
+            error = self.task.singleton_error
             raise error(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
         if how == "succeed":
             raise Answered(self.rules.overlap_value)
@@ -416,7 +417,7 @@ class Arrival:
 def ticket_of(task: Any, request: Any, args: Any, kwargs: Any) -> tuple[Ticket, bool]:
     """Return what a message says of its slot, or can be made of its arguments, and whether it was made of them."""
     found = Ticket.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
-    return found or task.ticket(request.id, args, kwargs), found is None
+    return found or task.singleton_ticket(request.id, args, kwargs), found is None
 
 
 def backoff(first: float, longest: float, tries: int) -> float:
@@ -427,23 +428,35 @@ def backoff(first: float, longest: float, tries: int) -> float:
 @contextmanager
 def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     """
-    Hold the slot while a body runs that was called directly.
+    Hold the slot while a body runs that was called directly, which knows of it as in a worker.
 
     Raises:
         DuplicateTask: Its equal has it.
-        QuorumUnavailableError: Too few nodes answered.
+        QuorumUnavailableError: Too few nodes answered, and ``on_redis_error`` does not say to run all the same.
     """
-    ticket = task.ticket(f"direct-{fresh_nonce()[:8]}", args, kwargs)
+    rules: SingletonOptions = task.singleton_options
+    ticket = replace(task.singleton_ticket(f"direct-{fresh_nonce()[:8]}", args, kwargs), scope=RUNNING)
+    lease = None
     try:
-        lease = take_running(replace(ticket, scope=RUNNING), task.singleton_options.lease, task.name, "", True)
+        lease = take_running(ticket, rules.lease, task.name, "", inline=True)
+    except QuorumUnavailableError as unanswered:
+        if rules.without_nodes("run") != "run":
+            raise
+        log.warning("%s runs without a slot: %s", ticket.name, unanswered)
     except LockTakenError as refusal:
         holder = Holder.of(refusal)
-        error = task.duplicate_error
+        error = task.singleton_error
         raise error(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
+    execution = Execution(task, ticket, rules, lease)
+    task.push_request(**{EXECUTION: execution})
     try:
         yield
+    except SlotLostError:
+        execution.ensure()
+        raise
     finally:
-        lease.release()
+        execution.end()
+        task.pop_request()
 
 
 def stays_with_its_message(error: BaseException | None, execution: Execution, request: Any) -> bool:

@@ -8,8 +8,9 @@ from billiard.einfo import ExceptionInfo
 from celery import Task
 from celery.exceptions import WorkerLostError
 from celery.worker.request import Request
+from kombu.exceptions import DecodeError
 
-from django_redlock.celery.request import mixed_request
+from django_redlock.celery.request import freeing_unreadable, mixed_request
 from django_redlock.celery.slots import HEADER, RUN_HEADER, Ticket, peek, take_running, take_waiting
 from django_redlock.locks import fresh_nonce
 from django_redlock.watchdog import watchdog
@@ -162,3 +163,21 @@ if hasattr(Task, "retry_on_worker_lost"):  # from Celery 5.7 on
         die(request)
 
         assert (names(), worker.headers) == (set(), [])
+
+
+def test_message_that_cannot_be_decoded(make, worker):
+    """
+    Its place is free when Celery has acknowledged it, of which no signal tells. C41
+    """
+    task = make()
+    task.delay(7)
+    message = worker.take()
+    message.body = "no JSON"
+
+    def receive(message):  # as Celery's own strategy begins
+        return message.payload
+
+    with pytest.raises(DecodeError):
+        freeing_unreadable(receive)(message)
+
+    assert names() == set()
