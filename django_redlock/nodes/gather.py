@@ -459,11 +459,12 @@ class Gather:
         return seen
 
     def _connect(self, bundle: Bundle, node: int, timeout: float) -> None:
-        bundle.expect(node)  # the waker must be there before the thread is
         arguments = (bundle, node, max(timeout, CONNECT_TIMEOUT))
         if self._nodes[node].instant:
+            bundle.connecting.add(node)
             self._connect_now(*arguments)
         else:
+            bundle.expect(node)  # the waker must be there before the thread is
             threading.Thread(
                 target=self._connect_now, args=arguments, name="django_redlock connect", daemon=True
             ).start()
