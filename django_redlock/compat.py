@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from .conf import DEFAULT_ALIAS
 from .core.messages import SHARED, Ballot, Kind, Release, Row, count
-from .core.names import check_name, slug
+from .core.names import check_name, printable, slug
 from .core.owner import decode, nonce_of
 from .core.rules import MIN_TTL, Rules, number, seconds
 from .core.tenure import release_outcome
@@ -425,7 +425,9 @@ class BaseLock:
             self._not_owned("release", reason)
         if outcome == "unknown":
             log.warning(
-                "too few nodes answered to a release: %s", self._key, extra={"event": "no_quorum", "lock": self._key}
+                "too few nodes answered to a release: %s",
+                printable(self._key),
+                extra={"event": "no_quorum", "lock": self._key},
             )
 
     async def _disown(self, token: bytes) -> str:
@@ -570,7 +572,7 @@ class BaseLock:
         gone = ballot.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= self._manager.rules.needed
         outcome = "released" if gone else "unknown"
         about = {"event": "lock_forced", "lock": self._key, "outcome": outcome}
-        log.warning("lock released by force: %s (%s)", self._key, outcome, extra=about)
+        log.warning("lock released by force: %s (%s)", printable(self._key), outcome, extra=about)
         self._manager.notify("lock_forced", name=self._key, outcome=outcome)
         if not gone:
             raise QuorumUnavailableError(self._key, needed=self._manager.rules.needed)

@@ -14,17 +14,17 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
 from .core.admission import Admission
 from .core.messages import ANSWERS, Ballot, Instant, Release, Reply, Survey
-from .core.names import check_names, named, slug
+from .core.names import check_names, named, printable, slug
 from .core.owner import Owner, decode
 from .core.rules import MIN_TTL, Rules, number, seconds
 from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
@@ -48,10 +48,9 @@ _HOST = socket.gethostname()
 _pid = os.getpid()
 _mark = ForkMark()
 
+NOTHING: Mapping[int, str] = MappingProxyType({})
 MAX_LIMIT = 1000
-LASTING = (
-    86400.0  # seconds for which a node is told of the end of a hold that nobody renews, and that may last for long
-)
+LASTING = 86_400.0  # seconds for which a node is told of the end of a hold that nobody renews and that may last long
 
 
 def new_process() -> str:
@@ -401,7 +400,8 @@ class Lease:
                 return
             self._told = True
         self._set_lost()
-        log.error("lock lost: %s (%s)", self.name, self.reason, extra={"event": "lock_lost", "lock": self.name})
+        about = {"event": "lock_lost", "lock": self.name}
+        log.error("lock lost: %s (%s)", printable(self.name), self.reason, extra=about)
         self._manager.notify("lock_lost", lease=self, reason=self.reason)
         self._call_back()
 
@@ -755,13 +755,24 @@ class LockManager:
         self,
         *,
         slugs: tuple[str, ...] = (),
-        offset: int = 0,
+        after: Mapping[int, str] = NOTHING,
         count: int = 0,
+        waiters: int | None = None,
         but: Iterable[int] = (),
         patience: float = math.inf,
     ) -> dict[int, Reply]:
-        """Ask every node, *but* some, for the locks named, or for one page of its index; returns what came in time."""
-        ballot = self._survey(slugs, offset, count, but, patience)
+        """
+        Ask every node, *but* some, for the locks named, or for one page of its index; returns what came in time.
+
+        Args:
+            slugs: The names, as they stand in the keys.
+            after: The cursors that the nodes gave with the page before; without one a node gives its first page.
+            count: How many names a page has; 0 asks for the locks named.
+            waiters: How many of those that wait for the locks named to name; 0 counts them, None does neither.
+            but: The nodes that are not asked.
+            patience: How many seconds to wait at most; never longer than the node timeout.
+        """
+        ballot = self._survey(slugs, after, count, waiters, but, patience)
         self.ask(ballot)
         return ballot.replies
 
@@ -769,13 +780,14 @@ class LockManager:
         self,
         *,
         slugs: tuple[str, ...] = (),
-        offset: int = 0,
+        after: Mapping[int, str] = NOTHING,
         count: int = 0,
+        waiters: int | None = None,
         but: Iterable[int] = (),
         patience: float = math.inf,
     ) -> dict[int, Reply]:
         """Do what :meth:`survey` does without blocking."""
-        ballot = self._survey(slugs, offset, count, but, patience)
+        ballot = self._survey(slugs, after, count, waiters, but, patience)
         await self.aask(ballot)
         return ballot.replies
 
@@ -1035,10 +1047,17 @@ class LockManager:
         )
 
     def _survey(
-        self, slugs: tuple[str, ...], offset: int, count: int, but: Iterable[int] = (), patience: float = math.inf
+        self,
+        slugs: tuple[str, ...] = (),
+        after: Mapping[int, str] = NOTHING,
+        count: int = 0,
+        waiters: int | None = None,
+        but: Iterable[int] = (),
+        patience: float = math.inf,
     ) -> Ballot:
         _note_process()
-        requests = dict.fromkeys(set(range(len(self.nodes))).difference(but), Survey(slugs, offset, count))
+        asked = set(range(len(self.nodes))).difference(but)
+        requests = {node: Survey(slugs, after.get(node, ""), count, waiters) for node in asked}
         timeout = min(self.rules.timeout(self.rules.ttl), patience)
         return Ballot(requests, lambda replies: False, timeout, self.rules.needed)
 

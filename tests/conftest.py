@@ -19,7 +19,7 @@ from django_redlock.testing import ServerNotFoundError, Servers, find_server, st
 
 from .services import MariaDB, PostgreSQL, RabbitMQ, Service, ServiceMissingError, SQLite
 
-pytest_plugins = ["tests.stalls", "tests.certificates"]
+pytest_plugins = ["tests.stalls", "tests.certificates", "tests.shop.fixtures"]
 
 Report = pytest.TestReport | pytest.CollectReport
 

@@ -10,15 +10,14 @@ from django.test import Client
 pytest.importorskip("debug_toolbar", reason="needs django-debug-toolbar: pip install django-debug-toolbar")
 
 from django_redlock import lock, lock_for_update, locks
-from django_redlock.nodes import memory
+from tests.shop.helpers import during
 from tests.shop.models import Order
-from tests.shop.views import During
 
 PANEL = "django_redlock.contrib.debug_toolbar.LocksPanel"
 
 
 @pytest.fixture(autouse=True)
-def toolbar(settings):
+def toolbar(shop, settings):
     """The shop under the toolbar, over nodes without locks."""
     checks = set(registry.registered_checks)
     settings.DEBUG = True
@@ -27,17 +26,8 @@ def toolbar(settings):
     settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "debug_toolbar"]
     settings.MIDDLEWARE = ["debug_toolbar.middleware.DebugToolbarMiddleware"]
     settings.ROOT_URLCONF = "tests.shop.toolbar_urls"
-    memory.forget_nodes()
-    locks.reset()
     yield
     registry.registered_checks &= checks  # those of the toolbar, which is not installed in other tests
-    During.action = staticmethod(lambda: None)
-    locks.reset()
-    memory.forget_nodes()
-
-
-def during(action):
-    During.action = staticmethod(action)
 
 
 def shown(response):

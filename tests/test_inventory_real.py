@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from django.core.management import call_command
 from django.test import override_settings
 
-from django_redlock import Lease, LockManager, QuorumUnavailableError, lock, locks
-from django_redlock.core.messages import Ballot, Extend
+from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
+from django_redlock.core.messages import LONGEST_VALUE, Ballot, Extend
 from django_redlock.core.names import presence, slug
 from django_redlock.inventory import (
     MAX_NAMES,
@@ -289,6 +290,100 @@ def test_waiters_are_listed_in_the_order_of_their_turns(five):
             second.hear("held")
 
 
+def wait_for(five: Servers, number: int, *names: str) -> None:
+    """Put so many waiters in line, as each node stores them, of whom every third is gone."""
+    ends = time.time() * 1000 + 60_000
+    for name in names:
+        for client in [server.client() for server in five]:
+            line = {f"web:{place}.x|1": place for place in range(number)}
+            client.zadd(f"redlock:{{{name}}}:q", line)
+            client.zadd(f"redlock:{{{name}}}:s", {who: 1 if place % 3 == 0 else ends for who, place in line.items()})
+            client.close()
+
+
+def test_of_many_waiters_a_node_names_few_and_counts_all(five, capsys):
+    """
+    L70, L71: what a list needs of a thousand waiters is their number; the page of one lock names the first hundred.
+    """
+    names = ["orders:7", "orders:8"]
+    for name in names:
+        taken(name)
+    wait_for(five, 600, *names)
+
+    one = found("orders:7")
+    both = find_locks(map(slug, names)).locks
+    counted = find_locks(map(slug, names), waiters=0).locks
+    call_command("redlock_inspect", "orders:7")
+    said = capsys.readouterr().out
+
+    assert (one.waiting, len(one.waiters)) == (400, 100)
+    assert "Waiting: 400\n  1. web:1 #1\n" in said
+    assert "  and 300 more" in said
+    assert [waiter.pid for waiter in one.waiters][:4] == [1, 2, 4, 5]
+    assert sorted((held.waiting, len(held.waiters)) for held in both) == [(400, 0), (400, 100)]
+    assert [(held.waiting, held.waiters) for held in counted] == [(400, ())] * 2
+
+
+def test_no_lock_is_missed_while_others_are_extended(five, monkeypatch):
+    """
+    L70: each extension moves a lock to the end of the index; those behind it are listed all the same, also when it is
+    the last one of a page that moved, and a listing that says that it is complete has all of them.
+    """
+    leases = [taken(f"n{number}", ttl=30) for number in range(3 * PAGE)]
+    survey, pages = LockManager.survey, []
+
+    def extended_meanwhile(manager: LockManager, **how):
+        replies = survey(manager, **how)
+        if how["count"]:
+            pages.append(how)
+            manager.extend(leases[len(pages) * PAGE - 50 :][:50])
+        return replies
+
+    monkeypatch.setattr(LockManager, "survey", extended_meanwhile)
+
+    snapshot = held_locks(limit=10_000, seconds=60)
+
+    assert len(pages) >= 3
+    assert snapshot.complete
+    assert {held.name for held in snapshot.locks} == {f"n{number}" for number in range(3 * PAGE)}
+
+
+def test_what_others_wrote_is_neither_sent_nor_in_the_way(five):
+    """
+    L78: of a value of megabytes a node sends the beginning, and of an index entry of that size nothing; a page full of
+    those ends a listing, which says that there may be more.
+    """
+    taken("orders:7", ttl=60)
+    everywhere(five, "SET", "redlock:{big}:h", "x" * 3_000_000)
+    everywhere(five, "ZADD", "redlock:index", time.time() * 1000 + 1000, "{big}", 9e15, "{" + "y" * 1_000_000 + "}")
+
+    row = next(row for row in locks["default"].survey(count=PAGE)[0].rows if row.slug == "{big}")
+    snapshot = held_locks()
+    for number in range(PAGE):
+        everywhere(five, "ZADD", "redlock:index", 1, "{" + f"{number}".rjust(11_000, "y") + "}")
+    hidden = held_locks()
+
+    assert row.value == "x" * LONGEST_VALUE
+    assert ([held.name for held in snapshot.locks], snapshot.complete) == (["orders:7", "big"], True)
+    assert (hidden.locks, hidden.complete) == ((), False)
+
+
+def test_locks_that_never_end_are_listed_before_the_others_are_through(five):
+    """
+    L70, L72: they are the last of the index, and the ones that somebody has to see to.
+    """
+    for batch in range(3):
+        lock([f"{batch}:{number}" for number in range(PAGE)], renew=False).acquire()
+    everywhere(five, "SET", "redlock:{for ever}:h", "x")
+    with pytest.raises(LockTakenError):
+        lock("for ever", wait=0).acquire()  # the nodes list it from now on
+
+    snapshot = held_locks(limit=PAGE)
+
+    assert not snapshot.complete
+    assert [held.name for held in snapshot.locks if held.state is State.NO_EXPIRY] == ["for ever"]
+
+
 def test_asked_without_blocking(five):
     """
     L70: the asyncio twins give the same answers.
@@ -322,11 +417,55 @@ def test_listing_of_ten_thousand_is_bounded(five):
     # Processes are in the index as well; and of what ends in the same moment, each node has its own order.
     assert MAX_NAMES - 5 <= len(snapshot.locks) <= 2 * MAX_NAMES
     assert (snapshot.complete, snapshot.total >= 10_000) == (False, True)
-    assert asked <= MAX_NAMES // PAGE + 1
+    assert asked <= MAX_NAMES // PAGE + 2
     del leases
 
 
 # Stale keys
+
+
+@pytest.mark.once
+def test_what_a_living_process_holds_is_not_stale_without_an_expiry(five):
+    """
+    L72, L76: somebody took the expiry from the keys of a lock, or made it a long one. Its holder lives and puts that
+    right with its next renewal; when the holder is dead, they are stale.
+    """
+
+    def reasons() -> list[list[Staleness]]:
+        return [stale("for ever"), stale("too long")]
+
+    with holding(five.urls, "for ever", ttl=60) as first, holding(five.urls, "too long", ttl=60) as second:
+        first.hear("held")
+        second.hear("held")
+        with five[0].client() as client:
+            eventually(lambda: len(client.keys("redlock:*~p:h")) == 2)
+        everywhere(five, "PERSIST", "redlock:{for ever}:h")
+        everywhere(five, "PEXPIRE", "redlock:{too long}:h", 3_600_000)
+        living = reasons()
+        first.kill()
+        second.kill()
+        eventually(lambda: reasons() == [[Staleness.NO_EXPIRY], [Staleness.ORPHANED]])
+
+    assert living == [[], []]
+
+
+def test_values_of_another_program_are_compared_whole(five):
+    """
+    L74, L77: two that begin alike are two holders: who saw the one does not take it from the other.
+    """
+    first, second = ("locked by the nightly export on host " + host for host in ("web-1", "web-10"))
+    everywhere(five, "SET", "redlock:{orders:7}:h", first, "PX", 60_000)
+    seen = found().fingerprint
+    everywhere(five, "SET", "redlock:{orders:7}:h", second, "PX", 60_000)
+    changed = force_release("orders:7", seen)
+    everywhere(five[:2], "SET", "redlock:{orders:7}:h", first, "PX", 60_000)
+    views = found().views
+
+    assert changed == "changed"
+    assert len({view.fingerprint for view in views}) == 2
+    assert extend_lock("orders:7", views[4].fingerprint, 60.0) == "extended"
+    assert force_release("orders:7", views[4].fingerprint) == "released"
+    assert found().state is State.PARTIAL
 
 
 def test_keys_that_never_end_are_stale(five):

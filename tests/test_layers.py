@@ -58,9 +58,19 @@ def imports_in(source: str, path: Path) -> Iterator[Import]:
     """Yield what a file of the package imports, at its top, in functions and for type checkers alone."""
     room = path.parts[0].removesuffix(".py")
     parents = ("django_redlock", *path.parent.parts)
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         for name in imported_names(node, parents):
             yield Import(str(path), room, name)
+
+
+def parsed(source: str) -> ast.Module:
+    """Return the syntax tree; Python before 3.11.8 loses count if another thread parses something at the same time."""
+    while True:
+        try:
+            return ast.parse(source)
+        except SystemError as error:
+            if "recursion depth mismatch" not in str(error):
+                raise
 
 
 def imported_names(node: ast.AST, parents: tuple[str, ...]) -> list[str]:

@@ -10,17 +10,9 @@ from django.core.management import BaseCommand, CommandError, call_command
 
 from django_redlock import LockLostError, LockTakenError, lock, locked_command, locks
 from django_redlock.inventory import ask_to_stop, find_lock, force_release
-from django_redlock.nodes import memory
+from tests.shop.helpers import is_free, lose
 
-
-@pytest.fixture(autouse=True)
-def fresh_nodes():
-    """Nodes without locks."""
-    memory.forget_nodes()
-    locks.reset()
-    yield
-    locks.reset()
-    memory.forget_nodes()
+pytestmark = pytest.mark.usefixtures("fresh_nodes")
 
 
 class Import(BaseCommand):
@@ -45,18 +37,6 @@ def holder_of(name):
     with pytest.raises(LockTakenError) as taken:
         lock(name, wait=0).acquire()
     return taken.value.holder
-
-
-def is_free(name):
-    lock(name, wait=0).acquire().release()
-    return True
-
-
-def lose(lease):
-    """Let somebody else take the lock over, and the lease find out."""
-    locks["default"].release(lease.names, lease.token)
-    with lock(lease.names, wait=0):
-        lease.extend()
 
 
 @pytest.mark.parametrize(

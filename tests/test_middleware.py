@@ -3,7 +3,6 @@
 """
 
 import re
-import threading
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -13,21 +12,18 @@ from django.db import connections, transaction
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 
-from django_redlock import LockTakenError, lock, locks
+from django_redlock import lock, locks
 from django_redlock.middleware import locked_paths
-from django_redlock.nodes import memory
-from django_redlock.signals import lock_acquired, lock_released
+from django_redlock.signals import lock_released
+from tests.shop.helpers import during, is_free, lose, paid_as_others_see
 from tests.shop.models import Order
-from tests.shop.views import During
 
-PATIENCE = 20.0  # seconds after which a thread that waits for another has failed
 NAME = "request:ip:127.0.0.1"
 
 
 @pytest.fixture(autouse=True)
-def shop(settings):
+def under_middleware(shop, settings):
     """The shop under its middleware, over nodes without locks."""
-    settings.ROOT_URLCONF = "tests.shop.urls"
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",
         "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -35,51 +31,6 @@ def shop(settings):
         "tests.shop.middleware.one_per_order",
         "django_redlock.middleware.LockErrorMiddleware",
     ]
-    memory.forget_nodes()
-    locks.reset()
-    yield
-    During.action = staticmethod(lambda: None)
-    locks.reset()
-    memory.forget_nodes()
-
-
-@pytest.fixture
-def leases():
-    """The leases that were acquired, in order."""
-    acquired = []
-
-    def remember(lease, **about):
-        acquired.append(lease)
-
-    lock_acquired.connect(remember)
-    yield acquired
-    lock_acquired.disconnect(remember)
-
-
-@pytest.fixture
-async def async_connections():
-    """Closes the connections of the thread in which asynchronous code reaches the database."""
-    yield
-    await sync_to_async(connections.close_all)()
-
-
-def during(action):
-    During.action = staticmethod(action)
-
-
-def is_free(name=NAME):
-    try:
-        lock(name, wait=0).acquire().release()
-    except LockTakenError:
-        return False
-    return True
-
-
-def lose(lease):
-    """Let somebody else take the lock over, and the lease find out."""
-    locks["default"].release(lease.names, lease.token)
-    with lock(lease.names, wait=0):
-        lease.extend()
 
 
 def test_one_request_at_a_time_on_all_paths_together(client):
@@ -98,7 +49,7 @@ def test_one_request_at_a_time_on_all_paths_together(client):
     # The view has a lock of its own, of another name; so have the two to other orders.
     assert client.post("/touch/9/").status_code == 200
     assert answers == [409, 409, 404, 200]
-    assert is_free()
+    assert is_free(NAME)
 
 
 @pytest.mark.django_db
@@ -131,11 +82,11 @@ async def test_asynchronous_requests_are_locked(async_client, path):
     Under ASGI the middleware is asynchronous, around asynchronous and blocking views.
     """
     held = []
-    during(lambda: held.append(not is_free()))
+    during(lambda: held.append(not is_free(NAME)))
 
     answer = await async_client.post(path)
 
-    assert (answer.status_code, held, is_free()) == (200, [True], True)
+    assert (answer.status_code, held, is_free(NAME)) == (200, [True], True)
     async with lock(NAME):
         assert (await async_client.post(path)).status_code == 409
 
@@ -146,10 +97,10 @@ def test_stream_keeps_the_lock(client):
     A streaming response holds the lock until the server has closed it.
     """
     answer = client.post("/stream/7/")
-    assert not is_free()
+    assert not is_free(NAME)
 
     assert b"".join(answer.streaming_content) == b"onetwo"
-    assert is_free()
+    assert is_free(NAME)
 
 
 @pytest.mark.django_db
@@ -158,11 +109,11 @@ async def test_asynchronous_stream_keeps_the_lock(async_client, async_connection
     The same under ASGI.
     """
     answer = await async_client.post("/astream/7/")
-    assert not is_free()
+    assert not is_free(NAME)
 
     assert b"".join([part async for part in answer.streaming_content]) == b"onetwo"
     await sync_to_async(answer.close)()
-    assert is_free()
+    assert is_free(NAME)
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
@@ -185,19 +136,6 @@ def test_lock_is_released_after_the_commit_of_the_request(client, monkeypatch):
         lock_released.disconnect(look)
 
     assert seen == [True]
-
-
-def paid_as_others_see():
-    seen = []
-
-    def look():
-        seen.append(Order.objects.using("warehouse").get(pk=7).paid)
-        connections.close_all()
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(PATIENCE)
-    return seen[0]
 
 
 def test_lost_lock_is_logged(client, leases, caplog):
@@ -292,4 +230,4 @@ def test_other_errors_stay_errors(client):
 
     with pytest.raises(ZeroDivisionError):
         client.post("/touch/7/")
-    assert is_free()
+    assert is_free(NAME)

@@ -17,6 +17,7 @@ from django.test import override_settings
 from django_redlock import Lease, lock, locks
 from django_redlock.inventory import HeldLock, ask_to_stop, extend_lock, find_lock, force_release, held_locks
 from django_redlock.management.commands import redlock_release
+from django_redlock.management.commands.redlock_top import shown
 from django_redlock.testing import Servers
 
 from .holder import holding
@@ -350,7 +351,7 @@ def test_a_name_that_is_shown_cut_short_is_no_free_lock(five):
             wrong(held.name)
     assert ask_to_stop(held, held.fingerprint) == "asked"
     assert lease.extend() is False
-    assert extend_lock(held, held.fingerprint, 20.0) == "unknown"  # the nodes refuse who was asked to stop
+    assert extend_lock(held, held.fingerprint, 50.0) == "unknown"  # the nodes refuse who was asked to stop
     assert run("redlock_inspect", "long" * 100)[2] == 0
 
 
@@ -451,6 +452,37 @@ def test_top_once(five):
     assert lines[-1] == "... and 5 that end later"
     assert (err, code) == ("", 0)
     del leases
+
+
+def test_top_keeps_within_the_terminal(five):
+    """
+    The first lines stay on the screen, and none is wider than it: what did not fit is counted.
+    """
+    leases = [taken(f"orders:{number}:" + "x" * 100) for number in range(30)]
+
+    lines = shown(held_locks(), os.terminal_size((80, 24))).splitlines()
+
+    assert "5 of 5 nodes answer" in lines[0]
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("orders:") for line in lines) + int(lines[-1].split()[2]) == 30
+    del leases
+
+
+def test_a_name_writes_no_line_of_its_own_into_the_log(five, caplog):
+    """
+    L78: a name may come from a request; what it has of line ends and escape sequences is written as escapes.
+    """
+    lease = taken("user:x\nCRITICAL all locks lost\x1b[2J")
+    (held,) = held_locks().locks
+
+    force_release(held, held.fingerprint)
+    lease.extend()
+
+    written = [record for record in caplog.records if "user:x" in record.getMessage()]
+    assert [record.event for record in written] == ["lock_forced", "lock_lost"]
+    assert all(record.getMessage().isprintable() for record in written)
+    assert all(record.lock == lease.name for record in written)
 
 
 def test_top_goes_on_until_it_is_interrupted(five):

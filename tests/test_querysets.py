@@ -19,11 +19,11 @@ from django.test import TestCase
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, StaleTokenError, lock, locks
 from django_redlock.models import Fence
-from django_redlock.nodes import memory
 from django_redlock.nodes.gather import steady
 from django_redlock.querysets import lock_for_update
 from django_redlock.rows import _plain
 from django_redlock.signals import lock_acquired, lock_released
+from tests.shop.helpers import PATIENCE, in_thread, lose, start
 from tests.shop.models import (
     Customer,
     GiftOrder,
@@ -39,30 +39,7 @@ from tests.shop.models import (
     WrappedGiftOrder,
 )
 
-PATIENCE = 20.0  # seconds after which a thread that waits for another has failed
-
-
-@pytest.fixture(autouse=True)
-def fresh_nodes():
-    """Nodes without locks."""
-    memory.forget_nodes()
-    locks.reset()
-    yield
-    locks.reset()
-    memory.forget_nodes()
-
-
-@pytest.fixture
-def leases():
-    """The leases that were acquired, in order."""
-    acquired = []
-
-    def remember(lease, **about):
-        acquired.append(lease)
-
-    lock_acquired.connect(remember)
-    yield acquired
-    lock_acquired.disconnect(remember)
+pytestmark = pytest.mark.usefixtures("fresh_nodes")
 
 
 @pytest.fixture
@@ -83,45 +60,8 @@ def when_locked():
         lock_acquired.disconnect(receive)
 
 
-@pytest.fixture
-async def async_connections():
-    """Closes the connections of the thread in which asynchronous code reaches the database."""
-    yield
-    await sync_to_async(connections.close_all)()
-
-
-def in_thread(action):
-    """Return what *action* returns in a thread of its own, with connections of its own."""
-    results = []
-    thread = start(lambda: results.append(action()))
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
-    return results[0]
-
-
-def start(action):
-    """Start a thread that closes its connections at its end."""
-
-    def run():
-        try:
-            action()
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread
-
-
 def total_seen_by_others(order):
     return in_thread(lambda: Order.objects.using("warehouse").get(pk=order.pk).total)
-
-
-def lose(lease):
-    """Let somebody else take the lock over, and the lease find out."""
-    locks["default"].release(lease.names, lease.token)
-    with lock(lease.names, wait=0):
-        lease.extend()
 
 
 def change(order, *, total, then):

@@ -2,8 +2,6 @@
 ``locked_view`` and Django REST framework: who asks is known when the lock is taken, and errors are problem details.
 """
 
-import threading
-
 import pytest
 from django.db import connections
 
@@ -13,84 +11,27 @@ from rest_framework.test import APIClient
 
 from django_redlock import LockTakenError, StaleTokenError, lock, locks
 from django_redlock.contrib.rest_framework import exception_handler
-from django_redlock.nodes import memory
-from django_redlock.signals import lock_acquired, lock_released
+from tests.shop.helpers import during, paid_as_others_see
 from tests.shop.models import Order
-from tests.shop.views import During
 
-PATIENCE = 20.0  # seconds after which a thread that waits for another has failed
 HANDLER = "django_redlock.contrib.rest_framework.exception_handler"
 
 
 @pytest.fixture(autouse=True)
-def shop(settings):
+def interface(shop, settings):
     """The shop's interface over nodes without locks."""
     settings.ROOT_URLCONF = "tests.shop.api"
-    memory.forget_nodes()
-    locks.reset()
-    yield
-    During.action = staticmethod(lambda: None)
-    locks.reset()
-    memory.forget_nodes()
+
+
+@pytest.fixture
+def names(leases):
+    """Returns the names that were locked, in order."""
+    return lambda: [lease.name for lease in leases]
 
 
 @pytest.fixture
 def api():
     return APIClient()
-
-
-@pytest.fixture
-def names():
-    """The names that were locked, in order."""
-    acquired = []
-
-    def remember(lease, **about):
-        acquired.append(lease.name)
-
-    lock_acquired.connect(remember)
-    yield acquired
-    lock_acquired.disconnect(remember)
-
-
-@pytest.fixture
-def atomic_requests(monkeypatch):
-    """A project in which every request is a transaction of the database with a file."""
-    monkeypatch.setitem(connections.settings["warehouse"], "ATOMIC_REQUESTS", True)
-
-
-@pytest.fixture
-def order(transactional_db):
-    return Order.objects.using("warehouse").create(pk=7)
-
-
-def paid_as_others_see():
-    seen = []
-
-    def look():
-        seen.append(Order.objects.using("warehouse").get(pk=7).paid)
-        connections.close_all()
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(PATIENCE)
-    return seen[0]
-
-
-@pytest.fixture
-def seen_at_release():
-    """What another connection reads at the moment when the lock is free."""
-    seen = []
-
-    def look(**about):
-        seen.append(paid_as_others_see())
-
-    lock_released.connect(look)
-    yield seen
-    lock_released.disconnect(look)
-
-
-def during(action):
-    During.action = staticmethod(action)
 
 
 # One at a time
@@ -123,7 +64,7 @@ def test_set_of_views_is_locked_with_its_actions(api, names):
     with lock("view:order:7"):
         assert api.post("/orders/7/pay/").status_code == 423
 
-    assert names[:2] == ["view:order:7"] * 2
+    assert names()[:2] == ["view:order:7"] * 2
 
 
 def test_missing_quorum_is_not_the_clients_fault(api):
@@ -172,7 +113,7 @@ def test_user_is_known_by_token(api, names):
     assert api.post("/mine/").status_code == 403
     assert api.post("/mine/", headers={"x-token": "x"}).status_code == 403
 
-    assert names == ["view:user:42"]
+    assert names() == ["view:user:42"]
 
 
 @pytest.mark.parametrize(("body", "name"), [({"order": 7}, "7"), ({"order": "a:b"}, "a%3Ab")])
@@ -183,7 +124,7 @@ def test_key_may_be_in_the_body(api, names, body, name):
     assert api.post("/posted/", body, format="json").status_code == 200
     assert api.post("/posted/", body, format="multipart").status_code == 200
 
-    assert names == [f"view:order:post:order:{name}"] * 2
+    assert names() == [f"view:order:post:order:{name}"] * 2
 
 
 @pytest.mark.parametrize("body", [{}, {"order": ""}, [1, 2]])
@@ -194,7 +135,7 @@ def test_missing_value_is_the_clients_mistake(api, names, body):
     answer = api.post("/posted/", body, format="json")
 
     assert (answer.status_code, answer.json()) == (400, {"detail": "the client sent no order"})
-    assert names == []
+    assert names() == []
 
 
 def test_function_below_the_framework_knows_the_user(api, names):

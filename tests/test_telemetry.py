@@ -160,6 +160,8 @@ def test_a_prometheus_scrape(three, registry):
     assert values['redlock_wait_seconds_count{alias="default",lock="orders:*",outcome="taken"}'] == 1
     assert values['redlock_hold_seconds_count{alias="default",lock="reports:*",outcome="released"}'] == 1
     assert values['redlock_hold_seconds_count{alias="default",lock="reports:*",outcome="revoked"}'] == 1
+    assert values['redlock_lost_total{alias="default",lock="reports:*",outcome="revoked"}'] == 1
+    assert values['redlock_lost_total{alias="default",lock="orders:*",outcome="expired"}'] == 0  # and not absent
     assert values['redlock_forced_total{alias="default",outcome="released"}'] == 1
     assert values['redlock_held_locks{alias="default",state="degraded"}'] == 1
     assert values['redlock_node_up{alias="default",node="lock-1"}'] == 1

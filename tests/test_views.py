@@ -23,102 +23,20 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
-from django_redlock.nodes import memory
 from django_redlock.nodes.gather import steady
 from django_redlock.refusals import refusal
-from django_redlock.signals import lock_acquired, lock_released
+from django_redlock.signals import lock_acquired
 from django_redlock.view_keys import Call, ViewKey
 from django_redlock.views import locked_view
+from tests.shop.helpers import PATIENCE, during, is_free, lose, paid_as_others_see
 from tests.shop.models import Order
-from tests.shop.views import During, pay
+from tests.shop.views import pay
 
-PATIENCE = 20.0  # seconds after which a thread that waits for another has failed
 NAME = "view:order:7"
 
+pytestmark = pytest.mark.usefixtures("shop")
+
 requests = RequestFactory()
-
-
-@pytest.fixture(autouse=True)
-def shop(settings):
-    """The shop's views over nodes without locks."""
-    settings.ROOT_URLCONF = "tests.shop.urls"
-    memory.forget_nodes()
-    locks.reset()
-    yield
-    During.action = staticmethod(lambda: None)
-    locks.reset()
-    memory.forget_nodes()
-
-
-@pytest.fixture
-def leases():
-    """The leases that were acquired, in order."""
-    acquired = []
-
-    def remember(lease, **about):
-        acquired.append(lease)
-
-    lock_acquired.connect(remember)
-    yield acquired
-    lock_acquired.disconnect(remember)
-
-
-@pytest.fixture
-def atomic_requests(monkeypatch):
-    """A project in which every request is a transaction of the database with a file."""
-    monkeypatch.setitem(connections.settings["warehouse"], "ATOMIC_REQUESTS", True)
-
-
-@pytest.fixture
-def order(transactional_db):
-    return Order.objects.using("warehouse").create(pk=7)
-
-
-@pytest.fixture
-async def async_connections():
-    """Closes the connections of the thread in which asynchronous code reaches the database."""
-    yield
-    await sync_to_async(connections.close_all)()
-
-
-def in_thread(action):
-    """Return what *action* returns in a thread of its own, with connections of its own."""
-    results = []
-
-    def run():
-        try:
-            results.append(action())
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
-    return results[0]
-
-
-def paid_as_others_see():
-    return in_thread(lambda: Order.objects.using("warehouse").get(pk=7).paid)
-
-
-def lose(lease):
-    """Let somebody else take the lock over, and the lease find out."""
-    locks["default"].release(lease.names, lease.token)
-    with lock(lease.names, wait=0):
-        lease.extend()
-
-
-def is_free(name=NAME):
-    try:
-        lock(name, wait=0).acquire().release()
-    except LockTakenError:
-        return False
-    return True
-
-
-def during(action):
-    During.action = staticmethod(action)
 
 
 def name_of(key, request=None, view=None, **kwargs):
@@ -157,7 +75,7 @@ def test_second_request_is_told_to_come_back(client):
 
     assert client.post("/touch/7/").status_code == 200
     assert answers == [409, 200]
-    assert is_free()
+    assert is_free(NAME)
 
 
 def test_lock_is_taken_with_the_view_and_method_as_its_holder(client, leases):
@@ -231,7 +149,7 @@ def test_exception_of_the_view_releases(client):
     with pytest.raises(ZeroDivisionError):
         client.post("/touch/7/")
 
-    assert is_free()
+    assert is_free(NAME)
 
 
 def test_lock_error_of_the_view_is_not_taken_for_its_own():
@@ -277,11 +195,11 @@ async def test_coroutines_are_locked_until_they_are_done(async_client, path):
     An async view, or an async class through dispatch, holds the lock while it runs, not while it is created.
     """
     held = []
-    during(lambda: held.append(not is_free()))
+    during(lambda: held.append(not is_free(NAME)))
 
     answer = await async_client.post(path)
 
-    assert (answer.status_code, held, is_free()) == (200, [True], True)
+    assert (answer.status_code, held, is_free(NAME)) == (200, [True], True)
     async with lock(NAME):
         assert (await async_client.post(path)).status_code == 409
 
@@ -330,19 +248,6 @@ def test_class_that_is_no_view_is_refused():
 
 
 # Transactions
-
-
-@pytest.fixture
-def seen_at_release():
-    """What another connection reads at the moment when the lock is free."""
-    seen = []
-
-    def look(**about):
-        seen.append(paid_as_others_see())
-
-    lock_released.connect(look)
-    yield seen
-    lock_released.disconnect(look)
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
@@ -401,7 +306,7 @@ def test_lock_that_is_about_to_end_rolls_the_request_back(client, order, atomic_
         client.post("/pay/7/")
 
     assert (lost.value.reason, paid_as_others_see()) == ("margin", False)
-    assert is_free()
+    assert is_free(NAME)
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
@@ -485,12 +390,12 @@ def test_streaming_response_holds_the_lock_until_it_is_closed(client):
     A stream is part of the work: the lock is free when the server has closed the response.
     """
     answer = client.post("/stream/7/")
-    assert not is_free()
+    assert not is_free(NAME)
 
     content = b"".join(answer.streaming_content)
 
     assert content == b"onetwo"
-    assert is_free()
+    assert is_free(NAME)
 
 
 @pytest.mark.django_db
@@ -503,7 +408,7 @@ def test_abandoned_stream_releases_when_it_is_closed(client):
 
     answer.close()
 
-    assert is_free()
+    assert is_free(NAME)
 
 
 @pytest.mark.django_db
@@ -512,13 +417,13 @@ async def test_async_stream_holds_the_lock_until_it_is_closed(async_client, asyn
     The same for an async view, whose response is closed in a thread.
     """
     answer = await async_client.post("/astream/7/")
-    assert not is_free()
+    assert not is_free(NAME)
 
     content = b"".join([part async for part in answer.streaming_content])
     await sync_to_async(answer.close)()
 
     assert content == b"onetwo"
-    assert is_free()
+    assert is_free(NAME)
 
 
 # Answers

@@ -162,7 +162,7 @@ def look_again(keys: Iterable[str]) -> Iterator[Choice]:
 
 def _choices(alias: str, chosen: list[tuple[str, str, str]]) -> Iterator[Choice]:
     try:
-        snapshot = find_locks([slug for _key, _fingerprint, slug in chosen], alias)
+        snapshot = find_locks([slug for _key, _fingerprint, slug in chosen], alias, waiters=0)
     except InvalidRedlockError:
         return
     found = {lock.slug: lock for lock in snapshot.locks}

@@ -55,7 +55,7 @@ class HeldLockChangeList(ChangeList):
                 continue
             yield from banner.snapshot.locks
             if self.query and not banner.snapshot.complete:
-                named = find_locks([slug(self.query)], banner.alias, after=banner.snapshot).locks
+                named = find_locks([slug(self.query)], banner.alias, waiters=0, after=banner.snapshot).locks
                 known = {lock.slug for lock in banner.snapshot.locks}
                 yield from (lock for lock in named if lock.slug not in known)
 
@@ -75,17 +75,17 @@ class HeldLockChangeList(ChangeList):
         self.paginator = paginator
 
     def _count_waiters(self, rows: list[HeldLock]) -> None:
-        """Ask who waits for the locks on the page; of all locks it would take the nodes too long."""
+        """Ask how many wait for the locks on the page; of all locks it would take the nodes too long."""
         for banner in self.banners:
             alias = banner.alias
             slugs = [row.lock.slug for row in rows if row.alias == alias]
             if not slugs:
                 continue
-            asked = find_locks(slugs, alias, after=banner.snapshot)
-            waiters = {lock.slug: lock.waiters for lock in asked.locks}
+            asked = find_locks(slugs, alias, waiters=0, after=banner.snapshot)
+            waiting = {lock.slug: lock.waiting for lock in asked.locks}
             for row in rows:
                 if row.alias == alias:
-                    row.waiting = len(waiters.get(row.lock.slug, ()))
+                    row.waiting = waiting.get(row.lock.slug, 0)
 
     @property
     def is_known(self) -> bool:

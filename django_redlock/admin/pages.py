@@ -77,6 +77,7 @@ def detail(key: str) -> dict[str, Any]:
         "facts": _facts(held) if held else [],
         "views": [_view(held, view) for view in held.views] if held else [],
         "waiters": [printable(str(waiter)) for waiter in held.waiters] if held else [],
+        "more_waiters": held.waiting - len(held.waiters) if held else 0,
         "stale": [(each.reason.label, ", ".join(each.nodes)) for each in stale_keys(snapshot)],
         "entries": _entries(name, alias),
     }

@@ -29,6 +29,7 @@ KINDS = [
     ("model", _("model")),
     ("command", _("command")),
     ("manual", _("other code")),
+    ("shared", _("several, who share it")),
     (FOREIGN, _("another program")),
 ]
 
@@ -183,7 +184,7 @@ class NodeFilter(_Filter):
 
 
 class WaitingFilter(_Filter):
-    """By whether somebody waits for the lock; only then is it asked for all of them who waits."""
+    """By whether somebody waits for the lock; only then is it asked for all of them how many wait."""
 
     title = _("waiting")
     parameter_name = "waiting"
@@ -194,7 +195,7 @@ class WaitingFilter(_Filter):
 
     def value_of(self, lock: Held) -> str:
         """Return whether somebody waits for it."""
-        return WAITED_FOR if lock.waiters else ""
+        return WAITED_FOR if lock.waiting else ""
 
 
 FILTERS = (AliasFilter, StateFilter, KindFilter, NodeFilter, SoonFilter, WaitingFilter)
@@ -237,5 +238,5 @@ def banners(asked: Mapping[str, str]) -> Iterator[Banner]:
 
 
 def _with_waiters(snapshot: Snapshot) -> Snapshot:
-    named = find_locks([lock.slug for lock in snapshot.locks], snapshot.alias, after=snapshot)
+    named = find_locks([lock.slug for lock in snapshot.locks], snapshot.alias, waiters=0, after=snapshot)
     return replace(named, complete=snapshot.complete and named.complete, total=snapshot.total)

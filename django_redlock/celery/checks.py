@@ -6,6 +6,7 @@ there is nothing to look at.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -14,10 +15,12 @@ from celery.backends.base import DisabledBackend
 from django.core.checks import CheckMessage, Error, Warning, register
 
 from ..checks import TAG
-from ..conf import InvalidRedlockError
+from ..conf import InvalidRedlockError, aliases
 from ..handler import locks
+from .slots import WAITING
 from .task import SingletonTask
 
+REDELIVERING = ("redis", "valkey", "sentinel")  # brokers with a visibility timeout
 BEATS = 3  # heartbeats, of which one may come late, that a lease must have time for
 
 _importing: WeakSet[Any] = WeakSet()
@@ -45,6 +48,7 @@ def check_singletons(**kwargs: Any) -> list[CheckMessage]:
 def _check_task(app: Any, task: Any) -> Iterator[CheckMessage]:
     yield from _lease(task)
     yield from _late_ack(app, task)
+    yield from _hold(app, task)
     yield from _results(task)
     if not isinstance(task, _chosen(app)):
         yield Warning(
@@ -60,7 +64,8 @@ def _lease(task: Any) -> Iterator[CheckMessage]:
         rules = locks[options.using].rules
         rules.check_ttl(options.lease)
     except InvalidRedlockError:
-        return  # check_settings says so
+        yield from _alias(task)
+        return
     except ValueError as error:
         yield Error(f"lease={options.lease:g} of the singleton task {task.name}: {error}", id="redlock.E020")
         return
@@ -74,8 +79,19 @@ def _lease(task: Any) -> Iterator[CheckMessage]:
         )
 
 
+def _alias(task: Any) -> Iterator[CheckMessage]:
+    alias = task.singleton_options.using
+    with suppress(InvalidRedlockError):  # of all else that is wrong, check_settings tells
+        if alias not in aliases():
+            known = ", ".join(map(repr, aliases()))
+            yield Error(
+                f"using={alias!r} of the singleton task {task.name}: REDLOCK has no such alias. It has {known}.",
+                id="redlock.E021",
+            )
+
+
 def _late_ack(app: Any, task: Any) -> Iterator[CheckMessage]:
-    if not task.acks_late or not str(app.conf.broker_url or "").startswith(("redis", "rediss", "valkey", "sentinel")):
+    if not task.acks_late or not any(str(url).startswith(REDELIVERING) for url in _brokers(app)):
         return
     visibility = (app.conf.broker_transport_options or {}).get("visibility_timeout", 3600)
     limit = task.time_limit or app.conf.task_time_limit
@@ -84,9 +100,33 @@ def _late_ack(app: Any, task: Any) -> Iterator[CheckMessage]:
         yield Warning(
             f"The singleton task {task.name} is acknowledged late and has {said}; after visibility_timeout, "
             f"{visibility:g} s, the broker delivers its message again while it runs.",
-            hint="Set a time_limit below it. Until then the copy waits for the run, and asks the nodes once per lease.",
+            hint="Set a time_limit below it. Until then " + _copy(task.singleton_options),
             id="redlock.W021",
         )
+
+
+def _brokers(app: Any) -> list[Any]:
+    urls = app.conf.broker_read_url or app.conf.broker_url or ""
+    return urls.split(";") if isinstance(urls, str) else list(urls)
+
+
+def _copy(options: Any) -> str:
+    if options.scope == WAITING:
+        return "the copy runs beside it: with scope='queued' a run has no slot."
+    return "the copy waits for the run, and asks the nodes once per lease."
+
+
+def _hold(app: Any, task: Any) -> Iterator[CheckMessage]:
+    limit = task.time_limit or app.conf.task_time_limit
+    with suppress(InvalidRedlockError):
+        longest = locks[task.singleton_options.using].rules.max_hold
+        if limit and limit > longest and task.singleton_options.scope != WAITING:
+            yield Warning(
+                f"The singleton task {task.name} may run for {limit:g} s, and its slot lasts for {longest:g} s; then "
+                "its equal may run beside it.",
+                hint="Make OPTIONS['max_hold'] as long as the time limit, or the limit shorter.",
+                id="redlock.W025",
+            )
 
 
 def _results(task: Any) -> Iterator[CheckMessage]:

@@ -12,7 +12,7 @@ def revoke(task_id: str, *, terminate: bool = False) -> None:
     Tell all workers not to run a task, and the one that runs it to end it, if asked to.
 
     A task that runs learns of it only by *terminate*, which kills the process of a prefork worker. A singleton task
-    whose lease is lost can also look at ``self.execution.lease.lost``, and end by itself.
+    whose lease is lost can also look at ``self.singleton.lost``, and end by itself.
 
     Raises:
         Exception: The broker cannot be reached, or refused, or its settings cannot be used; which one depends on it.

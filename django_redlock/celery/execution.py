@@ -14,6 +14,7 @@ from .options import SingletonOptions
 from .signals import tell
 from .slots import HELD, LABEL, NOTE, Ticket, free, take_note, take_waiting
 
+EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
 REMEMBERED = 60.0  # seconds for which a note says that a message is done, where the result backend says it too
 
 GOES_ON = " (goes on)" + NOTE
@@ -138,7 +139,10 @@ class Execution:
         """Turn the slot into one that nobody renews; returns whether that worked."""
         assert self.lease
         watchdog.forget(self.lease)
-        about = (self.ticket.using, self.ticket.running, self.hold, fresh_nonce(), self.ticket.task_id)
+        request = self.task.request
+        inline = request.is_eager or request.called_directly  # nobody gets a result by its id
+        ref = "" if inline else self.ticket.task_id
+        about = (self.ticket.using, self.ticket.running, self.hold, fresh_nonce(), ref)
         try:
             take_note(*about, self._label + HELD, adopt=self.lease.token)
         except (LockTakenError, QuorumUnavailableError):

@@ -44,7 +44,7 @@ def explain(task: Any, args: Any, kwargs: Any) -> Explanation:
     Raises:
         TypeError: The arguments do not fit the task, or one cannot be part of a key.
     """
-    ticket: Ticket = task.ticket("", args, kwargs)
+    ticket: Ticket = task.singleton_ticket("", args, kwargs)
     options: SingletonOptions = task.singleton_options
     lines = [
         f"task       {task.name}",
@@ -88,7 +88,7 @@ def explain_call(name: str, args: str, kwargs: str) -> Explanation:
     if not isinstance(positional, list) or not isinstance(named, dict):
         raise ValueError("--args takes a list in JSON, --kwargs an object: --args '[7]' --kwargs '{\"day\": 1}'.")
     try:
-        known[name].ticket("", positional, named)
+        known[name].singleton_ticket("", positional, named)
     except TypeError as error:
         raise ValueError(f"{name} does not take these arguments: {error}") from None
     except Exception as error:  # the project's own, of what makes the key
@@ -98,7 +98,7 @@ def explain_call(name: str, args: str, kwargs: str) -> Explanation:
 
 def _arguments(task: Any, args: Any, kwargs: Any) -> str:
     try:
-        return canonical(task.parameters, args, kwargs) or "none"
+        return canonical(task.singleton_parameters, args, kwargs) or "none"
     except (TypeError, ValueError) as error:
         return f"not all have a form of their own: {error}"
 

@@ -56,7 +56,7 @@ class Singleton:
 
         Its ``fencing_token`` is a number greater than that of every earlier run.
         """
-        execution = self._task.execution
+        execution = self._task.singleton_run
         return execution.lease if execution and not execution.handed_over else None
 
     @property
@@ -73,7 +73,7 @@ class Singleton:
         """
         Check between two steps of a body that the run still has its slot; asks no node.
 
-        Does nothing in a direct call, which has no slot.
+        Does nothing in a direct call that has no slot.
 
         Raises:
             LockLostError: The slot was lost, so another run may have begun.
@@ -91,7 +91,7 @@ class Singleton:
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
         task = self._task
-        return lock_name(task.name, task.singleton_options, task.parameters, args, kwargs)
+        return lock_name(task.name, task.singleton_options, task.singleton_parameters, args, kwargs)
 
     def holder(self, *args: Any, **kwargs: Any) -> SlotHolder | None:
         """
@@ -133,8 +133,8 @@ class Singleton:
         Raises:
             QuorumUnavailableError: Too few nodes answered when asked who has it.
         """
-        execution = self._task.execution
-        force = "force" not in self._task.parameters.signature.parameters and kwargs.pop("force", False)
+        execution = self._task.singleton_run
+        force = "force" not in self._task.singleton_parameters.signature.parameters and kwargs.pop("force", False)
         if execution and execution.lease and not args and not kwargs:
             execution.end(hold=False)
             return execution.lease.release() if execution.lease.reason != "released" else "released"
@@ -184,7 +184,7 @@ class Singleton:
 
     def _slots(self, args: Any, kwargs: Any) -> list[tuple[str, Seen]]:
         """Return the locks of a call, that of its run first and of a run after it last, and what nodes have there."""
-        ticket: Ticket = self._task.ticket("", args, kwargs)
+        ticket: Ticket = self._task.singleton_ticket("", args, kwargs)
         names = ticket.places(self._task.singleton_options.trails)
         return [(name, peek(ticket.using, name)) for name in names]
 

@@ -21,6 +21,7 @@ from .result import SingletonResult
 from .task import SingletonTask
 
 ONCE = ("keys", "graceful", "timeout", "unlock_before_run")
+PER_CALL = ("graceful", "timeout")
 
 
 class AlreadyQueued(DuplicateTask):
@@ -53,21 +54,21 @@ class MigratedTask(SingletonTask[..., Any], DjangoTask):  # type: ignore[type-ar
         parameters = list(inspect.signature(cls.run).parameters.values())
         if not isinstance(vars(cls)["run"], staticmethod):
             parameters = parameters[1:]
-        check_key(cls.migrated({}).key, inspect.Signature(parameters))
-        cls.warn()
+        check_key(cls._migrated({}).key, inspect.Signature(parameters))
+        cls._warn()
 
     @cached_property
     def singleton_options(self) -> SingletonOptions:  # type: ignore[override]
         """What the old options mean here."""
-        return self.migrated(self.app.conf)
+        return self._migrated(self.app.conf)
 
     @classmethod
-    def migrated(cls, conf: Mapping[str, Any]) -> SingletonOptions:
+    def _migrated(cls, conf: Mapping[str, Any]) -> SingletonOptions:
         """Return what the old options of this task and of the app mean here."""
         raise NotImplementedError
 
     @classmethod
-    def warn(cls) -> None:
+    def _warn(cls) -> None:
         """Warn about old options that were not safe, or do something else now."""
 
 
@@ -82,21 +83,20 @@ class QueueOnce(MigratedTask):
 
     abstract = True
     once: Mapping[str, Any] = {}
-    duplicate_error = AlreadyQueued
+    singleton_error = AlreadyQueued
 
     def apply_async(self, *args: Any, once: Mapping[str, Any] | None = None, **options: Any) -> SingletonResult[Any]:
         """Send the call as :class:`SingletonTask` does; *once* may have ``graceful`` and ``timeout``."""
-        chosen: dict[str, Any] = {}
-        if once and "graceful" in once:
-            chosen["on_duplicate"] = "join" if once["graceful"] else "raise"
-        if once and "timeout" in once:
-            chosen["queue_ttl"] = once["timeout"]
-        if chosen:
-            options["singleton"] = chosen
+        for name in once or ():
+            if name not in PER_CALL:
+                known = " and ".join(map(repr, PER_CALL))
+                raise TypeError(f"once={{...}} of a call may have {known}, not {name!r}{nearest(name, PER_CALL)}")
+        if once and options.get("singleton") is not False:
+            options["singleton"] = _chosen(once) | (options.get("singleton") or {})
         return super().apply_async(*args, **options)
 
     @classmethod
-    def migrated(cls, conf: Mapping[str, Any]) -> SingletonOptions:
+    def _migrated(cls, conf: Mapping[str, Any]) -> SingletonOptions:
         """Return what ``once`` and the app's ``ONCE`` mean here."""
         for name in cls.once:
             if name not in ONCE:
@@ -111,7 +111,7 @@ class QueueOnce(MigratedTask):
         )
 
     @classmethod
-    def warn(cls) -> None:
+    def _warn(cls) -> None:
         """Warn about ``unlock_before_run``."""
         if cls.once.get("unlock_before_run"):
             warnings.warn(
@@ -133,10 +133,10 @@ class Singleton(MigratedTask):
     unique_on: Sequence[str] | str | None = None
     raise_on_duplicate: bool | None = None
     lock_expiry: float | None = None
-    duplicate_error = DuplicateTaskError
+    singleton_error = DuplicateTaskError
 
     @classmethod
-    def migrated(cls, conf: Mapping[str, Any]) -> SingletonOptions:
+    def _migrated(cls, conf: Mapping[str, Any]) -> SingletonOptions:
         """Return what the attributes and the app's ``singleton_`` settings mean here."""
         raises = conf.get("singleton_raise_on_duplicate") if cls.raise_on_duplicate is None else cls.raise_on_duplicate
         return SingletonOptions(
@@ -146,7 +146,7 @@ class Singleton(MigratedTask):
         )
 
     @classmethod
-    def warn(cls) -> None:
+    def _warn(cls) -> None:
         """Warn about a ``lock_expiry`` that was meant to outlast the run."""
         if cls.lock_expiry is not None:
             warnings.warn(
@@ -158,6 +158,15 @@ class Singleton(MigratedTask):
     def release_lock(self, task_args: Sequence[Any] | None = None, task_kwargs: Mapping[str, Any] | None = None) -> str:
         """Free the slot of a call, also of one that is running; see :meth:`Singleton.release`."""
         return self.singleton.release(*(task_args or ()), force=True, **(task_kwargs or {}))
+
+
+def _chosen(once: Mapping[str, Any]) -> dict[str, Any]:
+    chosen: dict[str, Any] = {}
+    if "graceful" in once:
+        chosen["on_duplicate"] = "join" if once["graceful"] else "raise"
+    if "timeout" in once:
+        chosen["queue_ttl"] = once["timeout"]
+    return chosen
 
 
 def _names(names: Sequence[str] | str | None) -> tuple[str, ...] | None:

@@ -22,11 +22,12 @@ REDELIVERY = ("resume", "drop")
 
 # What other parts of this package, or other packages, call one of our options.
 OTHER_NAMES = {
-    **dict.fromkeys(("ttl", "lock_ttl", "lock_timeout", "lease_time", "lease_ttl"), "'lease'"),
+    **dict.fromkeys(("ttl", "lock_ttl", "lock_timeout", "lease_time", "lease_ttl", "heartbeat", "renew"), "'lease'"),
     **dict.fromkeys(("lock_expiry", "expiry", "timeout", "ttl_queue"), "'queue_ttl'"),
-    **dict.fromkeys(("unique_on", "unique_by", "once", "keys"), "'key'"),
-    **dict.fromkeys(("wait", "wait_timeout"), "'wait_for'"),
+    **dict.fromkeys(("unique_on", "unique_by", "unique_key", "lock_key", "once", "keys"), "'key'"),
+    **dict.fromkeys(("wait", "wait_timeout", "blocking_timeout", "max_wait"), "'wait_for'"),
     **{"hold": "'hold_for'", "alias": "'using'", "on_dup": "'on_duplicate'"},
+    **{"unlock_before_run": 'scope="queued"', "cooldown": "'hold_for'"},
     **{"graceful": 'on_duplicate="join"', "raise_on_duplicate": 'on_duplicate="raise"'},
 }
 
@@ -162,6 +163,9 @@ class SingletonOptions:
             _choice(f"on_redis_error[{stage!r}]", choice, ON_REDIS_ERROR[stage])
 
     def _check_combinations(self) -> None:
+        if self.scope == RUNNING and (self.challenge or "enqueue" in self.on_redis_error):
+            wrong = "challenge=True" if self.challenge else "on_redis_error={'enqueue': ...}"
+            raise ValueError(f"{wrong} has no meaning with scope='running', whose calls are sent without a look.")
         if self.scope == RUNNING and self.on_duplicate != "join":
             raise ValueError(
                 f"on_duplicate={self.on_duplicate!r} has no meaning with scope='running', which sends every call; "

@@ -2,6 +2,8 @@
 
 import threading
 from contextlib import ContextDecorator
+from functools import wraps
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any, Self
 
 _mutex = threading.Lock()
@@ -15,7 +17,7 @@ def switched_off() -> bool:
 
 class override_singleton(ContextDecorator):
     """
-    Send and run singleton tasks as ordinary ones while a ``with`` block or a decorated function runs.
+    Send and run singleton tasks as ordinary ones while a ``with`` block, a decorated function or a coroutine runs.
 
     It holds for the whole process, as a message that is sent inside says that it is to run without a slot. For tests
     of singletons as such use nodes in memory, ``REDLOCK = {"default": {"NODES": "memory://"}}``.
@@ -26,6 +28,28 @@ class override_singleton(ContextDecorator):
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
+
+    def __call__(self, function: Any) -> Any:
+        """
+        Return *function*, a coroutine function or not, with singletons switched while it runs.
+
+        Raises:
+            TypeError: It is a class or a generator, which does its work after the call.
+        """
+        if isinstance(function, type) or isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise TypeError(
+                f"override_singleton decorates functions and methods, not {function!r}; in a fixture or setUp write "
+                "it as a with block, or self.enterContext(override_singleton(enabled=False))."
+            )
+        if not iscoroutinefunction(function):
+            return super().__call__(function)
+
+        @wraps(function)
+        async def switched(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return await function(*args, **kwargs)
+
+        return switched
 
     def __enter__(self) -> Self:
         if not self._enabled:

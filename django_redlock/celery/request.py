@@ -5,8 +5,10 @@ Imported in workers only.
 """
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from dataclasses import replace
+from functools import cache, wraps
 from typing import Any, cast
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
@@ -14,11 +16,12 @@ from celery import signals
 from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
+from kombu.exceptions import DecodeError
 
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..locks import fresh_nonce
 from ..nodes.gather import steady
-from .slots import HEADER, LABEL, RECEIVED_HEADER, RUN_HEADER, Ticket, free, peek, take_note, take_waiting
+from .slots import HEADER, LABEL, QUEUED, RECEIVED_HEADER, RUN_HEADER, Ticket, free, peek, take_note
 
 KILL_TIME = 3.0  # seconds in which a child that exceeded its hard limit is certainly dead: TERM, 0.1 s, KILL
 
@@ -64,7 +67,11 @@ class SingletonRequest(Request):
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
 
     def _comes_back(self, error: BaseException) -> bool:
-        """Return whether the broker delivers the message again though its child is dead."""
+        """Return whether the broker delivers the message again though its child is dead, or Celery retries it."""
+        if isinstance(error, WorkerLostError) and getattr(self.task, "retry_on_worker_lost", None):
+            longest = self.task.max_retries
+            if longest is None or (self.request_dict.get("retries") or 0) < longest:
+                return True
         if not self.task.acks_late or cast(Any, self.task).singleton_options.redelivery == "drop":
             return False
         # A worker that is told to stop at once cancels what it has not acknowledged, and the broker gets that back.
@@ -76,13 +83,37 @@ class SingletonRequest(Request):
         ticket = self._ticket()
         if not ticket:
             return
-        run, task = self.request_dict[RUN_HEADER], cast(Any, self.task)
-        if requeued and ticket.token and ticket.waiting == ticket.running:
-            with suppress(LockTakenError, QuorumUnavailableError):
-                take_waiting(ticket, task.singleton_options.lease, task.name, adopt=run)
+        run, unsent = self.request_dict[RUN_HEADER], self._unsent(ticket)
+        if requeued and ticket.waiting == ticket.running:
+            kept = replace(ticket, token=ticket.token or fresh_nonce())
+            if any(self._give_back(kept, token) for token in (run, unsent) if token):
                 return
         free(ticket.using, ticket.running, run)
         free(ticket.using, ticket.waiting, ticket.token)
+        free(ticket.using, ticket.queue, unsent)
+
+    def _unsent(self, ticket: Ticket) -> str:
+        """
+        Return the token under which the child has left the slot to a retry; empty for none.
+
+        Nobody knows whether that was sent. If so, it takes the slot anew when it runs.
+        """
+        if ticket.queue:
+            with suppress(QuorumUnavailableError):
+                seen = peek(ticket.using, ticket.queue)
+                if seen.holder.task_id == self.id and seen.holder.state == "queued":
+                    return seen.token
+        return ""
+
+    def _give_back(self, ticket: Ticket, token: str) -> bool:
+        """Turn the slot that *token* has into that of the message, for one lease; returns whether it was there."""
+        task = cast(Any, self.task)
+        about = (task.singleton_options.lease, ticket.token, ticket.task_id, task.name[:LABEL] + QUEUED)
+        try:
+            take_note(ticket.using, ticket.waiting, *about, adopt=token, strict=True)
+        except (LockTakenError, QuorumUnavailableError):
+            return False
+        return True
 
     def _shorten(self) -> None:
         """
@@ -105,7 +136,9 @@ class SingletonRequest(Request):
         """Return what the message says of its slot, or what can be made of its arguments."""
         try:
             task: Any = self.task
-            return Ticket.unpack(self.request_dict.get(HEADER), self.id) or task.ticket(self.id, self.args, self.kwargs)
+            return Ticket.unpack(self.request_dict.get(HEADER), self.id) or task.singleton_ticket(
+                self.id, self.args, self.kwargs
+            )
         except Exception:
             log.exception("the slot of task %s could not be freed; it ends with its time", self.id)
             return None
@@ -120,6 +153,20 @@ def mixed_request(base: Any) -> Any:
     if cls is Request:
         return SingletonRequest
     return type(f"Singleton{cls.__name__}", (SingletonRequest, cls), {"__module__": cls.__module__})
+
+
+def freeing_unreadable(receive: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what receives a task's messages and frees the place of one that cannot be decoded: no signal tells."""
+
+    @wraps(receive)
+    def receive_or_free(message: Any, *about: Any, **options: Any) -> Any:
+        try:
+            return receive(message, *about, **options)
+        except DecodeError:
+            _free_refused(message)
+            raise
+
+    return receive_or_free
 
 
 def _cause(exc_info: Any) -> Any:

@@ -1,9 +1,11 @@
 """What a caller of a singleton task gets back."""
 
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from ._compat import BaseResult, R
 from .slots import Holder
+
+SAID = ("duplicate", "reason", "holder_id", "accepted")
 
 
 class SingletonResult(BaseResult[R]):
@@ -23,6 +25,21 @@ class SingletonResult(BaseResult[R]):
     accepted: bool = True
     """Whether this call sent a message."""
 
+    def __copy__(self) -> Self:
+        copy = cast(Self, super().__copy__())
+        copy.__dict__.update(self._said)
+        return copy
+
+    def __reduce__(self) -> Any:
+        return *super().__reduce__(), self._said
+
+    def __setstate__(self, said: dict[str, Any]) -> None:
+        self.__dict__.update(said)  # and nothing else: Celery makes the rest anew
+
+    @property
+    def _said(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in SAID}
+
     def about(self, holder: Holder, *, accepted: bool) -> Self:
         """Note that the call was a duplicate, and of whom."""
         self.duplicate, self.accepted = True, accepted
@@ -34,7 +51,7 @@ def eager_result(result: Any) -> Any:
     """Add to a result of Celery's eager mode, in which nothing waits or runs beside it, what ours knows."""
     if isinstance(result, SingletonResult):
         return result
-    for name in ("duplicate", "reason", "holder_id", "accepted"):
+    for name in SAID:
         setattr(result, name, getattr(SingletonResult, name))
     return result
 

@@ -10,12 +10,13 @@ from typing import Any, NoReturn
 
 from celery import states
 from celery.backends.base import DisabledBackend
-from celery.exceptions import Ignore, Retry, TaskRevokedError, WorkerShutdown, WorkerTerminate
+from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError, WorkerShutdown, WorkerTerminate
 
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..locks import Lease, fresh_nonce
 from ..nodes.gather import steady
-from .execution import Execution, begun_name, done_name, leave_queue, moved_on
+from .execution import EXECUTION, Execution, begun_name, done_name, leave_queue, moved_on
+from .interrupt import SlotLostError
 from .options import SingletonOptions
 from .sending import Call, replaced_name
 from .signals import tell
@@ -27,6 +28,7 @@ from .slots import (
     RUN_HEADER,
     RUNNING,
     Holder,
+    Seen,
     Ticket,
     free,
     is_token,
@@ -66,6 +68,7 @@ class Arrival:
         self.rules: SingletonOptions = task.singleton_options
         self.ticket, self._ticket_lost = ticket_of(task, request, args, kwargs)
         self._put_back = False
+        self._refused = False  # because its equal is known to run
 
     @property
     def redelivered(self) -> bool:
@@ -133,15 +136,28 @@ class Arrival:
         try:
             return take_running(ticket, self.rules.lease, self.task.name, token, self.request.is_eager)
         except LockTakenError as refusal:
-            holder = Holder.of(refusal)
-        if self._ticket_lost and (lease := self._take_own(token)):
+            holder, self._refused = Holder.of(refusal), True
+        if (self._ticket_lost or self._left_behind(holder)) and (lease := self._take_own(token)):
             return lease
         if ticket.trailing:
             self._stay_next(holder)
         self._give_way(holder)
 
+    def _left_behind(self, holder: Holder) -> bool:
+        """
+        Return whether the slot waits for a retry of this message that was never sent, as its worker died before.
+
+        A copy that comes for the first time cannot tell, because the retry may be about to be sent.
+        """
+        if not self.ticket.watch or holder.task_id != self.request.id or holder.state != "queued":
+            return False
+        try:
+            return bool(self.task.backend.get_state(self.request.id) != states.RETRY)
+        except NotImplementedError:  # there is no result backend, but a note, which has been looked at
+            return True
+
     def _take_own(self, token: str) -> Lease | None:
-        """Take the slot with which the message was sent, if that waits for it and only its header has been lost."""
+        """Take the slot that waits for this message, if only the token for it has been lost."""
         seen = peek(self.ticket.using, self.ticket.waiting)
         if seen.holder.task_id != self.request.id or seen.holder.state != "queued":
             return None
@@ -169,7 +185,7 @@ class Arrival:
         if not ticket.waited:
             tell(self.task, "singleton_overlap", f"{ticket.name} is {holder}", **about, strategy=how)
         if how == "raise":
-            error = self.task.duplicate_error
+            error = self.task.singleton_error
             raise error(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
         if how == "succeed":
             raise Answered(self.rules.overlap_value)
@@ -245,10 +261,17 @@ class Arrival:
         self._leave_if_done()  # before it takes the slot, or two copies could keep each other waiting for ever
         if ticket.joined:
             self._answer_with(ticket.joined)
-        if self.rules.on_duplicate == "replace" and peek(ticket.using, replaced_name(ticket.task_id)).value:
-            self._skip("Skipped: a later call has replaced it.")
+        if self.rules.on_duplicate == "replace" and (note := peek(ticket.using, replaced_name(ticket.task_id))).value:
+            self._leave_replaced(note)
         if self.rules.redelivery == "drop" and self.redelivered and self._has_begun():
             self._drop()
+
+    def _leave_replaced(self, note: Seen) -> NoReturn:
+        try:
+            self._skip("Skipped: a later call has replaced it.")
+        finally:
+            if self._stores_results():  # which say it to copies that are still to come
+                free(self.ticket.using, replaced_name(self.ticket.task_id), note.token)
 
     def _watch(self, holder: Holder) -> NoReturn:
         """
@@ -265,7 +288,15 @@ class Arrival:
             take_note(*about, self.task.name[:LABEL] + NOTE, adopt=ticket.watch)
         except LockTakenError:
             raise Ignore(f"{ticket.task_id} came once more; another copy of it waits already.") from None
-        self._send_again(replace(ticket, watch=token), pause)
+        try:
+            self._send_again(replace(ticket, watch=token), pause)
+        except Exception as error:
+            # No failure, which would be stored for the run that is alive.
+            free(ticket.using, self._watch_name, token)
+            log.warning("a copy of %s could not be put back: %s", ticket.task_id, error)
+            if self.task.acks_late:
+                raise Reject(error, requeue=True) from error
+            raise Ignore(f"A copy of {ticket.task_id} could not be put back.") from error
         raise Ignore(f"{ticket.task_id} came a second time; it is looked at again in {pause:.1f} s.") from None
 
     def _free_watch(self) -> None:
@@ -360,7 +391,7 @@ class Arrival:
 
     def _without_nodes(self, error: QuorumUnavailableError) -> Execution:
         how = self.rules.without_nodes("run")
-        if how == "run":
+        if how == "run" and not self._refused:
             log.warning("%s runs without a slot: %s", self.ticket.name, error)
             return Execution(self.task, self.ticket, self.rules, None, in_queue=True)
         if how == "fail" or self.request.is_eager:
@@ -386,7 +417,7 @@ class Arrival:
 def ticket_of(task: Any, request: Any, args: Any, kwargs: Any) -> tuple[Ticket, bool]:
     """Return what a message says of its slot, or can be made of its arguments, and whether it was made of them."""
     found = Ticket.unpack(request.get(HEADER) or (request.headers or {}).get(HEADER), request.id)
-    return found or task.ticket(request.id, args, kwargs), found is None
+    return found or task.singleton_ticket(request.id, args, kwargs), found is None
 
 
 def backoff(first: float, longest: float, tries: int) -> float:
@@ -397,23 +428,35 @@ def backoff(first: float, longest: float, tries: int) -> float:
 @contextmanager
 def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     """
-    Hold the slot while a body runs that was called directly.
+    Hold the slot while a body runs that was called directly, which knows of it as in a worker.
 
     Raises:
         DuplicateTask: Its equal has it.
-        QuorumUnavailableError: Too few nodes answered.
+        QuorumUnavailableError: Too few nodes answered, and ``on_redis_error`` does not say to run all the same.
     """
-    ticket = task.ticket(f"direct-{fresh_nonce()[:8]}", args, kwargs)
+    rules: SingletonOptions = task.singleton_options
+    ticket = replace(task.singleton_ticket(f"direct-{fresh_nonce()[:8]}", args, kwargs), scope=RUNNING)
+    lease = None
     try:
-        lease = take_running(replace(ticket, scope=RUNNING), task.singleton_options.lease, task.name, "", True)
+        lease = take_running(ticket, rules.lease, task.name, "", inline=True)
+    except QuorumUnavailableError as unanswered:
+        if rules.without_nodes("run") != "run":
+            raise
+        log.warning("%s runs without a slot: %s", ticket.name, unanswered)
     except LockTakenError as refusal:
         holder = Holder.of(refusal)
-        error = task.duplicate_error
+        error = task.singleton_error
         raise error(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
+    execution = Execution(task, ticket, rules, lease)
+    task.push_request(**{EXECUTION: execution})
     try:
         yield
+    except SlotLostError:
+        execution.ensure()
+        raise
     finally:
-        lease.release()
+        execution.end()
+        task.pop_request()
 
 
 def stays_with_its_message(error: BaseException | None, execution: Execution, request: Any) -> bool:

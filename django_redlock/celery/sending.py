@@ -106,7 +106,7 @@ class Call:
 
     def _own_run(self) -> Execution | None:
         """Return the run in this thread if the message goes on with its work, and it still has its slot."""
-        execution: Execution | None = self.task.execution
+        execution: Execution | None = self.task.singleton_run
         goes_on = execution and self.ticket.task_id == self.task.request.id and not execution.handed_over
         return execution if goes_on else None
 
@@ -125,15 +125,21 @@ class Call:
         if mine and lease and lease.name == ticket.running:
             mine.end(hold=False)  # before the message is there: its run would find the slot taken
         if ticket.waiting:
-            take_waiting(ticket, self.ttl, self.task.name)
+            take_waiting(ticket, self.ttl, self.task.name, adopt="" if mine else self._kept())
         return bool(ticket.waiting)
+
+    def _kept(self) -> str:
+        """Return the token of the slot if it has been kept for this very message, as a worker does for a dead child."""
+        seen = peek(self.ticket.using, self.ticket.waiting)
+        mine = seen.holder.task_id == self.ticket.task_id and seen.holder.state == "queued"
+        return seen.token if mine else ""
 
     def publish(self, ticket: Ticket, undo: Callable[[], None] | None = None) -> SingletonResult[Any]:
         """Send the message with its ticket; if it could not be sent, calls *undo* and frees its slot."""
         theirs = {name: value for name, value in (self.options.get("headers") or {}).items() if name not in OURS}
         headers = {**theirs, HEADER: ticket.pack()}
         try:
-            sent: SingletonResult[Any] = self.task.publish(
+            sent: SingletonResult[Any] = self.task.singleton_publish(
                 self.args, self.kwargs, **{**self.options, "headers": headers, "task_id": ticket.task_id}
             )
         except BaseException:
@@ -185,7 +191,7 @@ class Call:
             return sent.about(holder, accepted=True)
         # The holder would not follow the links of this call, and nobody would notice that they are lost.
         if (how == "raise" and not beat) or self.options.get("link") or self.options.get("link_error"):
-            error = self.task.duplicate_error
+            error = self.task.singleton_error
             raise error(holder.task_id, holder.state, holder.retry_after, self.ticket.name) from None
         if how in ("rerun", "replace"):
             return self._send_after(holder)
@@ -277,7 +283,7 @@ class Call:
     def _digest(self) -> str:
         """Return what tells these arguments from others, and tells people nothing of them."""
         try:
-            text = canonical(self.task.parameters, self.args, self.kwargs)
+            text = canonical(self.task.singleton_parameters, self.args, self.kwargs)
         except (TypeError, ValueError):  # it has no key, so it may be new
             text = fresh_nonce()
         return salted_hmac("django_redlock.celery.next", text, algorithm="sha256").hexdigest()[:DIGEST]

@@ -19,7 +19,7 @@ from ..handler import locks
 from ..locks import fresh_nonce
 from ._compat import BaseTask, P, R
 from .exceptions import DuplicateTask
-from .execution import Execution
+from .execution import EXECUTION, Execution
 from .handle import Singleton
 from .interrupt import SlotLostError
 from .keys import Parameters, check_key, lock_name, signature_of
@@ -32,7 +32,6 @@ from .slots import Ticket, free
 
 # Options of ours that do nothing as attributes of a class. The other two are names that a project may use.
 LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
-EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
 
 
 class SingletonTask(BaseTask[P, R]):
@@ -45,7 +44,7 @@ class SingletonTask(BaseTask[P, R]):
 
     abstract = True
     singleton_options: SingletonOptions = SingletonOptions()
-    duplicate_error: type[DuplicateTask] = DuplicateTask
+    singleton_error: type[DuplicateTask] = DuplicateTask
     _allowed_by: Rules | None = None  # the settings with which the lease was checked
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -62,18 +61,18 @@ class SingletonTask(BaseTask[P, R]):
         return Singleton(self)
 
     @property
-    def execution(self) -> Execution | None:
+    def singleton_run(self) -> Execution | None:
         """The run under way in this thread, if it is one of this task's."""
         return getattr(self.request, EXECUTION, None)
 
     @cached_property
-    def parameters(self) -> Parameters:
+    def singleton_parameters(self) -> Parameters:
         """The parameters of the body, without ``self``."""
         signature = signature_of(getattr(self, "_orig_run", self.run))  # without what Celery itself has put around it
         check_key(self.singleton_options.key, signature)
         return Parameters(signature)
 
-    def ticket(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], token: str = "") -> Ticket:
+    def singleton_ticket(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], token: str = "") -> Ticket:
         """
         Return what the message of a call says of its slot.
 
@@ -81,7 +80,7 @@ class SingletonTask(BaseTask[P, R]):
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
         """
         options = self.singleton_options
-        name = lock_name(self.name, options, self.parameters, args, kwargs)
+        name = lock_name(self.name, options, self.singleton_parameters, args, kwargs)
         return Ticket(name, options.using, task_id, token, scope=options.scope)
 
     def AsyncResult(self, task_id: str, **options: Any) -> SingletonResult[R]:
@@ -90,10 +89,10 @@ class SingletonTask(BaseTask[P, R]):
 
     def start_strategy(self, app: Any, consumer: Any, **options: Any) -> Any:
         """Mix our part into the request class that the task has, whoever chose it; workers call this."""
-        from .request import mixed_request  # only here: it needs Celery's worker
+        from .request import freeing_unreadable, mixed_request  # only here: it needs Celery's worker
 
         self.Request = mixed_request(self.Request)
-        return super().start_strategy(app, consumer, **options)
+        return freeing_unreadable(super().start_strategy(app, consumer, **options))
 
     def apply_async(
         self,
@@ -136,14 +135,14 @@ class SingletonTask(BaseTask[P, R]):
             done = Call(self, args, kwargs, options, rules, ticket).publish(ticket)
             return cast(SingletonResult[R], eager_result(done))
         if self.app.conf.task_always_eager:
-            done = self.publish(args, kwargs, task_id=task_id, **options)
+            done = self.singleton_publish(args, kwargs, task_id=task_id, **options)
             return cast(SingletonResult[R], eager_result(done))
         self._check_arguments(args, kwargs)
-        ticket = self.ticket(task_id or uuid(), args, kwargs, fresh_nonce())
+        ticket = self.singleton_ticket(task_id or uuid(), args, kwargs, fresh_nonce())
         call = Call(self, args, kwargs, options, rules, ticket)
         return call.send() if task_id is None else call.send_owned()
 
-    def publish(self, args: Any, kwargs: Any, **options: Any) -> SingletonResult[R]:
+    def singleton_publish(self, args: Any, kwargs: Any, **options: Any) -> SingletonResult[R]:
         """Send a message as every task of Celery does."""
         return cast(SingletonResult[R], super().apply_async(args, kwargs, **options))
 
@@ -151,7 +150,7 @@ class SingletonTask(BaseTask[P, R]):
         """Run the body, in a worker under the slot; a direct call touches no lock unless it is told to."""
         request = self.request
         # In a body, self(...) finds the request of the run around it.
-        if self.execution or switched_off():
+        if self.singleton_run or switched_off():
             return super().__call__(*args, **kwargs)
         if request.called_directly:
             if not self.singleton_options.lock_direct_calls:

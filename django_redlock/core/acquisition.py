@@ -296,7 +296,7 @@ class Acquisition:
     def _not_taken(self, places: list[tuple[str, ...]]) -> Generator[Step, Instant, list[tuple[str, ...]]]:
         """Return the places that a quorum may be free in, to try no others: a round for each would take its time."""
         rules = self._rules
-        survey = Survey(tuple(slug for (slug,) in places), waiters=False)
+        survey = Survey(tuple(slug for (slug,) in places))
         ballot = Ballot(
             requests=dict.fromkeys(range(rules.nodes), survey),
             decided=lambda replies: count(replies, Kind.LISTED) >= rules.needed,

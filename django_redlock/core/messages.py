@@ -125,12 +125,21 @@ class Release(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """Report the locks named, with those that wait for them unless *waiters* is not asked, or a page of the index."""
+    """
+    Report the locks named, or one page of the index.
+
+    Args:
+        slugs: The names, as they stand in the keys.
+        after: The ``cursor`` of the page before; empty for the first page.
+        size: How many names to report; 0 for those named.
+        waiters: How many to name at most, in all, of those that wait for the locks named; 0 only counts those of each
+            lock, None asks nothing about them.
+    """
 
     slugs: tuple[str, ...] = ()
-    offset: int = 0
+    after: str = ""
     size: int = 0
-    waiters: bool = True
+    waiters: int | None = None
 
 
 Request = Acquire | Raise | Extend | Release | Survey
@@ -148,7 +157,17 @@ QUEUE_CAP = 1000
 """Waiters per name; who comes later waits without a place."""
 
 SHOWN_WAITERS = 100
-"""Waiters of one lock that a survey names at most."""
+"""Waiters that a survey for the page of one lock names at most."""
+
+LONGEST_VALUE = 16_384
+"""What a survey reports of a value, in bytes; those that this library writes are shorter, whatever they are about."""
+
+LONGEST_SLUG = 10_000
+"""Slugs that a page of the index reports, in bytes; that of the longest name is shorter."""
+
+
+ENDLESS = "inf "
+"""The cursor with which a page of the index begins with the locks that never end, which are its last."""
 
 
 class Kind(Enum):
@@ -215,8 +234,8 @@ class Row(NamedTuple):
         value: What is under the holder's key.
         left: Seconds until that expires, None for a key without expiry, ``ABSENT`` for no key.
         fence: Highest token that the node accepted.
-        waiters: Who waits for it, in the order in which their turns come, at most ``SHOWN_WAITERS``; of a page of the
-            index, nobody: whom it has is asked for by name.
+        waiters: Who waits for it, in the order in which their turns come, as far as the survey asked for them.
+        waiting: How many wait for it, if the survey asked.
     """
 
     slug: str
@@ -224,6 +243,7 @@ class Row(NamedTuple):
     left: float | None
     fence: int
     waiters: tuple[str, ...] = ()
+    waiting: int = 0
 
 
 class Reply(NamedTuple):
@@ -240,6 +260,7 @@ class Reply(NamedTuple):
         terms: What became of each lease of an extension, and its fence.
         rows: The locks of a survey.
         total: How many names the node's index has.
+        cursor: Where the next page of the index begins, for ``Survey.after``; empty behind the last.
     """
 
     kind: Kind
@@ -251,6 +272,7 @@ class Reply(NamedTuple):
     terms: tuple[tuple[Kind, int], ...] = ()
     rows: tuple[Row, ...] = ()
     total: int = 0
+    cursor: str = ""
 
     def __str__(self) -> str:
         silent = self.kind in (Kind.NO_VOTE, Kind.EXCLUDED, Kind.FAILED, Kind.UNKNOWN)

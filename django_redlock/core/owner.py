@@ -126,8 +126,8 @@ def lease_of(text: str) -> tuple[float, str]:
 
 
 def nonce_of(value: str) -> str:
-    """Return the part of a stored value that says whose it is."""
-    return value[:NONCE_SIZE]
+    """Return the part of a stored value that says whose it is: all of one that is not ours."""
+    return value[:NONCE_SIZE] if value[NONCE_SIZE : NONCE_SIZE + 1] in ("", "{") else value
 
 
 def fingerprint(value: str) -> str:

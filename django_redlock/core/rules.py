@@ -182,7 +182,7 @@ class Rules:
 def number(what: str, value: object) -> float:
     """Return *value* if it is a finite number, else raise ValueError naming *what*."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -HUGE < value < HUGE:
-        raise ValueError(f"{what} must be a finite number, not {str(value)[:40]}.")
+        raise ValueError(f"{what} must be a finite number, not {repr(value)[:40]}.")
     return float(value)
 
 

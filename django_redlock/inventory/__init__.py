@@ -12,7 +12,8 @@ release one the nodes are asked again for the value with that fingerprint.
 from collections.abc import Iterable
 
 from ..conf import DEFAULT_ALIAS
-from ..core.names import check_name, is_cut, place
+from ..core.messages import SHOWN_WAITERS
+from ..core.names import check_name, is_cut, place, printable
 from ..core.names import slug as slug_of
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
@@ -28,7 +29,6 @@ from .model import (
     Waiting,
     holder_of,
     name_of,
-    printable,
 )
 from .poll import MAX_NAMES, MAX_SECONDS, PAGE, PATIENCE, Poll, aask, ask, ask_for
 from .release import ask_to_stop, extend_lock, force_release
@@ -87,13 +87,20 @@ async def aheld_locks(using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, sec
     return poll.snapshot()
 
 
-def find_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS, *, after: Snapshot | None = None) -> Snapshot:
+def find_locks(
+    slugs: Iterable[str],
+    using: str = DEFAULT_ALIAS,
+    *,
+    waiters: int = SHOWN_WAITERS,
+    after: Snapshot | None = None,
+) -> Snapshot:
     """
     Return the same for some locks only, by their slugs, and who waits for them.
 
     Args:
         slugs: What stands for the locks' names in the keys.
         using: The alias in ``REDLOCK``.
+        waiters: How many of those that wait to name at most, for all of these locks together; 0 only counts them.
         after: A listing made just now, whose silent nodes need not be waited for again.
 
     Raises:
@@ -101,13 +108,13 @@ def find_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS, *, after: Snaps
     """
     nodes = enumerate(after.nodes if after else ())
     silent = {place: node.detail for place, node in nodes if not node.answered}
-    return ask_for(slugs, locks[using], silent).snapshot()
+    return ask_for(slugs, locks[using], silent, waiters).snapshot()
 
 
-async def afind_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS) -> Snapshot:
+async def afind_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS, *, waiters: int = SHOWN_WAITERS) -> Snapshot:
     """Do what :func:`find_locks` does without blocking."""
     poll = Poll(locks[using])
-    await aask(poll, poll.named(list(slugs)))
+    await aask(poll, poll.named(list(slugs), waiters))
     return poll.snapshot()
 
 

@@ -58,9 +58,12 @@ def is_suspicious(lock: HeldLock) -> bool:
     Return whether to look up if the holder's process lives.
 
     A process says that it lives soon after it took a lock, and again and again. So one that neither took nor extended
-    the lock for a while, by the nodes' clocks, must have said so by now, or be dead.
+    the lock for a while, by the nodes' clocks, must have said so by now, or be dead. A lock that lasts longer than its
+    lease, or for ever, is a living holder's all the same if somebody else did that to its keys.
     """
-    return bool(lock.process) and lock.state in LIVE and lock.silent_for > SILENCE
+    if not lock.process or not (lock.state in LIVE or lock.state is State.NO_EXPIRY):
+        return False
+    return lock.silent_for > SILENCE or any(view.left is None or view.left > (lock.ttl or 0) for view in lock.leaders)
 
 
 def _leader(groups: list[list[View]]) -> list[View]:

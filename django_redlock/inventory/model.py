@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..core.messages import SHARED
-from ..core.names import shown
+from ..core.names import printable, shown
 from ..core.owner import Owner, decode, fingerprint, fingerprint_of_sharers
 from ..core.rules import Rules
 
@@ -135,7 +135,10 @@ class HeldLock(NamedTuple):
         process: The holder's process; empty if it is unknown, or the lock does not depend on one.
         fencing_token: The number of this hold; 0 when the nodes no longer know.
         views: What each node of the alias has, in the order of the settings.
-        waiters: Who waits for it, in the order of their turns; only known of a lock that was asked for by name.
+        waiters: Who waits for it, in the order of their turns, the first hundred; only known of a lock that was asked
+            for by name, alone.
+        waiting: How many wait for it, by the node that knows of most; only known of a lock that was asked for by name.
+        alive: Whether its process is known to live; only asked when nobody extends the lock, or it lasts too long.
     """
 
     slug: str
@@ -150,6 +153,8 @@ class HeldLock(NamedTuple):
     fencing_token: int
     views: tuple[View, ...]
     waiters: tuple[Waiting, ...] = ()
+    waiting: int = 0
+    alive: bool = False
 
     @property
     def name(self) -> str:
@@ -318,13 +323,6 @@ def name_of(slug: str) -> str:
     except ValueError:
         name = slug
     return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
-
-
-def printable(text: str) -> str:
-    """Return *text* with everything that could move a cursor or hide in a page written as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def holder_of(lock: HeldLock) -> str:

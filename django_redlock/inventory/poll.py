@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..core.messages import Kind, Reply, Row, Survey
+from ..core.messages import ENDLESS, Kind, Reply, Row, Survey
 from ..core.names import presence, process_of
 from ..core.owner import decode, fingerprint, lease_of
 from ..locks import LockManager
 from ..nodes.gather import steady
-from .judge import is_suspicious, judge, soonest_first
+from .judge import LIVE, is_suspicious, judge, soonest_first
 from .model import HeldLock, NodeStatus, Snapshot, State, View
 
-PAGE = 100  # names in one request, of which a node needs a quarter of a millisecond
+PAGE = 50  # names in one request, for which a node needs a sixth of a millisecond, or a busy one half a millisecond
 MAX_NAMES = 1000  # names in one listing, unless asked for more
 MAX_SECONDS = 0.5  # after which a listing goes without the rest
 PATIENCE = 0.75  # seconds for which a listing that may take less waits for a silent node, whatever its timeout
@@ -41,47 +41,55 @@ class Poll:
         self.refusing: dict[int, str] = {}  # which nodes would not write, and why
         self.complete = True
         self._sent = 0.0
+        self._asked: set[int] = set()  # the nodes that the last question went to
+        self._paging = False  # whether it was for a page of the index
+        self._after: dict[int, str] = {}  # where each node goes on with its index
+        self._through: set[int] = set()  # the nodes that have nothing more in theirs
         self._living: dict[str, dict[int, bool]] = {}  # of each process, which node knows that it lives
         self._locks: list[HeldLock] | None = None
         self._suspects: dict[str, str] = {}  # by the slugs of their locks, the processes that may be dead
 
     def pages(self) -> Iterator[Survey]:
         """Yield the requests for the whole index, then for the names that not every node reported."""
-        for offset in range(0, self.limit, PAGE):
-            yield Survey(offset=offset, size=PAGE)
-            if offset + PAGE >= self.total:
+        for _ in range(0, self.limit, PAGE):
+            yield Survey(size=PAGE)
+            if len(self._through | self.silent.keys()) == len(self.manager.nodes):
                 break
         else:
             self.complete = False
+            self._through.clear()
+            self._after = dict.fromkeys(range(len(self.manager.nodes)), ENDLESS)
+            yield Survey(size=PAGE)  # those that somebody has to see to do not hide behind the others
         yield from self._by_name(self._doubtful())
         yield from self._processes()
 
-    def named(self, slugs: list[str]) -> Iterator[Survey]:
-        """Yield the requests for some names."""
-        yield from self._by_name(slugs)
+    def named(self, slugs: list[str], waiters: int | None = None) -> Iterator[Survey]:
+        """Yield the requests for some names, with those that wait for them as :class:`Survey` says."""
+        yield from self._by_name(slugs, waiters)
         yield from self._processes()
 
-    def _by_name(self, slugs: list[str]) -> Iterator[Survey]:
+    def _by_name(self, slugs: list[str], waiters: int | None = None) -> Iterator[Survey]:
         for start in range(0, len(slugs), PAGE):
-            yield Survey(slugs=tuple(slugs[start : start + PAGE]))
+            yield Survey(slugs=tuple(slugs[start : start + PAGE]), waiters=waiters)
 
     def in_time(self, questions: Iterator[Survey], seconds: float, patience: float) -> Iterator[dict[str, Any]]:
         """Yield the questions, as what a manager's survey takes, for about so many seconds at most."""
         started = self._sent = steady()
-        for slugs, offset, size, _ in questions:
+        for slugs, _, size, waiters in questions:
             self._sent = steady()
             if self._sent - started > seconds:
                 self.complete = False
                 for slug in self._doubtful():
                     del self.rows[slug]  # nobody can say what it is
                 return
-            yield {"slugs": slugs, "offset": offset, "count": size, "but": self.silent, "patience": patience}
+            but = {*self.silent, *(self._through if size else ())}
+            self._asked, self._paging = set(range(len(self.manager.nodes))) - but, size > 0
+            how = {"waiters": waiters, "but": but, "patience": patience}
+            yield {"slugs": slugs, "count": size, "after": self._after, **how}
 
     def receive(self, replies: Mapping[int, Reply]) -> None:
         """Take the answers to the question that was yielded last."""
-        for node in range(len(self.manager.nodes)):
-            if node in self.silent:
-                continue
+        for node in self._asked:
             reply = replies.get(node)
             if reply is None or reply.kind is not Kind.LISTED:
                 self.silent[node] = str(reply) if reply else "timeout"
@@ -90,18 +98,29 @@ class Poll:
             if reply.detail:
                 self.refusing[node] = reply.detail
             self._file(node, reply.rows)
+            if self._paging:
+                self._go_on(node, reply.cursor)
+
+    def _go_on(self, node: int, cursor: str) -> None:
+        """Note where a node goes on; one that is where it was has a page full of what nobody of us wrote."""
+        if cursor and cursor == self._after.get(node):
+            self.complete = False
+            cursor = ""
+        if not cursor:
+            self._through.add(node)
+        self._after[node] = cursor
 
     def _file(self, node: int, rows: Iterable[Row]) -> None:
         """Sort in what a node said, with the moment at which each key ends instead of the time that it has left."""
         filed, sent = self.rows, self._sent
-        for slug, value, left, fence, waiters in rows:
+        for slug, value, left, fence, waiters, waiting in rows:
             process = process_of(slug)
             if process:
                 self._living.setdefault(process, {})[node] = left is None or left >= 0
                 continue
             if left is not None and left >= 0:
                 left += sent  # at the latest: the node may have answered as soon as it was asked
-            row = Row(slug, value, left, fence, waiters)
+            row = Row(slug, value, left, fence, waiters, waiting)
             try:
                 filed[slug][node] = row
             except KeyError:
@@ -139,8 +158,12 @@ class Poll:
 
     def _is_dead(self, process: str) -> bool:
         """Return whether so many nodes do not know the process to live that it cannot be at work on any lock."""
-        said = {node: lives for node, lives in self._living.get(process, {}).items() if node not in self.silent}
+        said = self._said(process)
         return not any(said.values()) and len(said) >= self.manager.rules.needed
+
+    def _said(self, process: str) -> dict[int, bool]:
+        """Return which of the nodes that answer knows that a process lives."""
+        return {node: lives for node, lives in self._living.get(process, {}).items() if node not in self.silent}
 
     def _doubtful(self) -> list[str]:
         answering = len(self.manager.nodes) - len(self.silent)
@@ -155,11 +178,18 @@ class Poll:
     def _told(self) -> list[HeldLock]:
         """Return the locks, now that it is known whose processes live."""
         listed = self._judge_all() if self._locks is None else self._locks
-        dead = {process for process in set(self._suspects.values()) if self._is_dead(process)}
-        if not dead:
+        if not self._suspects:
             return listed
+        dead = {process for process in set(self._suspects.values()) if self._is_dead(process)}
+        living = {process for process in self._suspects.values() if any(self._said(process).values())}
         return [
-            lock._replace(state=State.ORPHANED) if self._suspects.get(lock.slug) in dead else lock for lock in listed
+            lock
+            if lock.slug not in self._suspects
+            else lock._replace(
+                state=State.ORPHANED if lock.process in dead and lock.state in LIVE else lock.state,
+                alive=lock.process in living,
+            )
+            for lock in listed
         ]
 
     def _judge_all(self) -> list[HeldLock]:
@@ -170,7 +200,7 @@ class Poll:
 
     def _judge(self, slug: str, rows: Mapping[int, Row], names: Sequence[str | None], now: float) -> HeldLock | None:
         """Return the lock that the nodes' rows make together; None if no node that answers has it."""
-        views, lines, held = [], [], False
+        views, lines, held, waiting = [], [], False, 0
         for place, name in enumerate(names):
             row = rows.get(place) if name is not None else None
             if name is None:
@@ -183,9 +213,13 @@ class Poll:
                 views.append(View(name, True, mark, about, row.left and row.left - now, row.fence))
             else:
                 views.append(View(name, True, fence=row.fence))
-            if row and row.waiters:
+            if row and row.waiting:
                 lines.append(row.waiters)
-        return judge(slug, self.manager.alias, tuple(views), self.manager.rules, lines) if held else None
+                waiting = max(waiting, row.waiting)
+        if not held:
+            return None
+        lock = judge(slug, self.manager.alias, tuple(views), self.manager.rules, lines)
+        return lock._replace(waiting=max(waiting, len(lock.waiters))) if waiting else lock
 
 
 def ask(poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SECONDS, patience: float = math.inf) -> None:
@@ -210,10 +244,12 @@ async def aask(
         poll.receive(await poll.manager.asurvey(**question))
 
 
-def ask_for(slugs: Iterable[str], manager: LockManager, silent: Mapping[int, str] | None = None) -> Poll:
+def ask_for(
+    slugs: Iterable[str], manager: LockManager, silent: Mapping[int, str] | None = None, waiters: int | None = None
+) -> Poll:
     """Return what the nodes answered about some locks, by their slugs; *silent* ones are not asked."""
     poll = Poll(manager, silent=silent)
-    ask(poll, poll.named(list(slugs)), math.inf)  # bounded in names
+    ask(poll, poll.named(list(slugs), waiters), math.inf)  # bounded in names
     return poll
 
 

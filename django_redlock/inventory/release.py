@@ -7,10 +7,10 @@ import math
 
 from ..conf import DEFAULT_ALIAS
 from ..core.messages import SHARED, Ballot, Extend, Kind, Release, Term
-from ..core.names import is_cut, queue_of
+from ..core.names import is_cut, printable, queue_of
 from ..core.names import slug as slug_of
+from ..core.owner import NONCE_SIZE, fingerprint_of_sharers, nonce_of
 from ..core.owner import fingerprint as fingerprint_of
-from ..core.owner import fingerprint_of_sharers, nonce_of
 from ..core.rules import Rules
 from ..handler import locks
 from ..locks import LockManager
@@ -136,6 +136,7 @@ def delete(poll: Poll, slug: str, wanted: str, bury: float) -> Ballot | None:
     if nonce is None:
         return None
     shared = nonce == SHARED
+    bury = bury if len(nonce) == NONCE_SIZE else 0.0  # another program has nothing to put back
     release = Release((slug,), nonce, bury, shared=shared, queue=queue_of(slug), revoke=True, token=last(poll, slug))
     return _everywhere(poll.manager, release)
 
@@ -209,6 +210,8 @@ def _outcome(ballot: Ballot, rules: Rules, shared: bool) -> str:
 def _tell(manager: LockManager, what: str, event: str, slug: str, outcome: str, reason: str = "") -> None:
     name = name_of(slug)
     why = f"{outcome}: {reason}" if reason else outcome
-    log.warning("lock %s: %s (%s)", what, name, why, extra={"event": event, "lock": name, "outcome": outcome})
+    log.warning(
+        "lock %s: %s (%s)", what, printable(name), why, extra={"event": event, "lock": name, "outcome": outcome}
+    )
     if event == "lock_forced":
         manager.notify("lock_forced", name=name, outcome=outcome)

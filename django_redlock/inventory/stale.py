@@ -22,7 +22,7 @@ def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
     is not ours, when too few nodes have it and it is older than its lease, or when the process that held it died.
     What a quorum holds for a living process is never stale, nor is what a quorum may hold, counting every node that
     did not answer, nor what was renewed in the last half of its lease: its holder lost some nodes and is about to put
-    it back.
+    it back. That goes for keys whose expiry somebody else changed or took away as well.
 
     Args:
         snapshot: A listing.
@@ -43,7 +43,8 @@ def remove_stale(key: StaleKey) -> str:
     poll = ask_for([slug], locks[key.lock.alias])
     again = [each for each in stale_keys(poll.snapshot()) if each.fingerprint == key.fingerprint]
     # Should the process live after all, it must not put back what it finds missing.
-    bury = burial(poll, slug, key.fingerprint) if key.reason is Staleness.ORPHANED else 0.0
+    held = key.reason in (Staleness.ORPHANED, Staleness.NO_EXPIRY, Staleness.TOO_LONG)
+    bury = burial(poll, slug, key.fingerprint) if held else 0.0
     ballot = delete(poll, slug, key.fingerprint, bury) if again else None
     if ballot is None:
         return "changed"
@@ -64,7 +65,8 @@ def _stale(lock: HeldLock, rules: Rules, now: float) -> Iterator[StaleKey]:
         longest = max(rules.max_ttl, owner.ttl if owner else 0.0)
         longest += rules.drift(longest)
         sound = [view.left for view in group if view.left is not None and view.left <= longest]
-        if len(sound) + silent >= rules.needed or _renewed(owner, sound):
+        lives = lock.alive and holder == lock.fingerprint and len(group) >= rules.needed
+        if lives or len(sound) + silent >= rules.needed or _renewed(owner, sound):
             continue
         reason = _reason(group, owner, longest, now)
         if reason:

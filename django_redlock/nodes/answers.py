@@ -95,17 +95,24 @@ def parse_term(said: str) -> tuple[Kind, int]:
 
 def parse_survey(parts: list[str]) -> Reply:
     """Return the locks that a survey reports."""
-    kind, fence, time, total, said, refused = parts
-    cells = json.loads(said, strict=False)
-    rows = zip(cells[::5], cells[1::5], cells[2::5], cells[3::5], cells[4::5], strict=True)
+    kind, fence, time, total, said, lines, refused, cursor = parts
+    cells, queues = json.loads(said, strict=False), json.loads(lines, strict=False)
     parsed = tuple(
         [
-            Row(slug, value, seconds_left(pttl), token(number), tuple(waiters.split(" ")) if waiters else ())
-            for slug, value, pttl, number, waiters in rows
+            Row(slug, value, seconds_left(pttl), token(number))
+            for slug, value, pttl, number in zip(cells[::4], cells[1::4], cells[2::4], cells[3::4], strict=True)
         ]
     )
+    if queues:
+        line = zip(parsed, queues[::2], queues[1::2], strict=True)
+        parsed = tuple(
+            [
+                row._replace(waiters=tuple(names.split(" ")) if names else (), waiting=count)
+                for row, count, names in line
+            ]
+        )
     detail = parse_error(exceptions.ResponseError(refused)).detail if refused else ""
-    return Reply(KINDS[kind], int(fence), int(time), detail=detail, rows=parsed, total=int(total))
+    return Reply(KINDS[kind], int(fence), int(time), detail=detail, rows=parsed, total=int(total), cursor=cursor)
 
 
 def token(text: str) -> int:

@@ -24,7 +24,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
 
 from ..core.admission import Greeting
-from ..core.messages import SHARED, Acquire, Extend, Kind, Raise, Release, Reply, Request, Survey
+from ..core.messages import ENDLESS, SHARED, Acquire, Extend, Kind, Raise, Release, Reply, Request, Survey
 from ..core.names import queue_of
 from ..core.parts import merge, split
 from .base import LinkError
@@ -235,14 +235,19 @@ class Ledger:
 
     def survey(self, request: Survey) -> Reply:
         """Report the locks named, or one page of those that are held, in the order in which they end."""
-        slugs, total = request.slugs, 0
+        slugs, total, cursor = request.slugs, 0, ""
         if request.size > 0:
             held = f"FROM {TABLE} WHERE realm = %s AND ends > {self.clock}"
             total = self.query(f"SELECT count(*) {held}", [self._realm])[0][0]
-            page = f"SELECT state {held} ORDER BY ends, digest LIMIT {int(request.size)} OFFSET {int(request.offset)}"
-            slugs = tuple(json.loads(state)["slug"] for (state,) in self.query(page, [self._realm]))
+            ends, _, digest = request.after.partition(" ")
+            since = FOR_EVER if request.after == ENDLESS else int(ends or 0)
+            behind, values = " AND (ends > %s OR (ends = %s AND digest > %s))", [since, since, digest]
+            page = f"SELECT state, ends, digest {held}{behind} ORDER BY ends, digest LIMIT {int(request.size)}"
+            rows = list(self.query(page, [self._realm, *values]))
+            slugs = tuple(json.loads(state)["slug"] for state, *_ in rows)
+            cursor = "{1} {2}".format(*rows[-1]) if len(rows) == request.size else ""
         known = self._load(Names({queue_of(slug) or slug for slug in slugs} | set(slugs), set()))
-        return known.store.execute(Survey(slugs, waiters=request.waiters))._replace(total=total)
+        return known.store.execute(Survey(slugs, waiters=request.waiters))._replace(total=total, cursor=cursor)
 
     @property
     def clock(self) -> str:

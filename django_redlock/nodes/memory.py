@@ -5,6 +5,7 @@ They are for tests and for trying things out. A lock over them protects one proc
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Set
 from threading import Lock
@@ -15,9 +16,10 @@ from ..core.admission import Greeting
 from ..core.messages import (
     ABSENT,
     ENROLMENT,
+    LONGEST_SLUG,
+    LONGEST_VALUE,
     QUEUE_CAP,
     SHARED,
-    SHOWN_WAITERS,
     Acquire,
     Extend,
     Kind,
@@ -361,7 +363,8 @@ class MemoryStore:
     def _has(self, slug: str, nonce: str, shared: bool, now: float) -> bool:
         if shared:
             return self._owner(slug, now) == SHARED and nonce in self._shared.get(slug, {})
-        return self._owner(slug, now) == nonce
+        value = self._holder(slug, now) or ""
+        return value[: NONCE_SIZE if len(nonce) <= NONCE_SIZE else LONGEST_VALUE] == nonce
 
     def _extend(self, request: Extend, now: float) -> Reply:
         terms = tuple(self._extend_one(term, request.keep, now) for term in request.terms)
@@ -441,18 +444,30 @@ class MemoryStore:
         return True
 
     def _survey(self, request: Survey, now: float) -> Reply:
-        slugs = request.slugs
+        slugs, cursor = request.slugs, ""
         if request.size > 0:
-            in_order = sorted(self._index, key=lambda slug: (self._index[slug], slug))
-            slugs = tuple(in_order[request.offset : request.offset + request.size])
-        rows = tuple(self._row(slug, now, named=request.waiters and not request.size) for slug in slugs)
-        return Reply(Kind.LISTED, 0, int(now * 1e6), rows=rows, total=len(self._index))
+            slugs, cursor = self._page(request.after, request.size)
+        rows: list[Row] = []
+        for slug in slugs:
+            rows.append(self._row(slug, now, request.waiters, sum(len(row.waiters) for row in rows)))
+        return Reply(Kind.LISTED, 0, int(now * 1e6), rows=tuple(rows), total=len(self._index), cursor=cursor)
 
-    def _row(self, slug: str, now: float, *, named: bool) -> Row:
+    def _page(self, after: str, size: int) -> tuple[tuple[str, ...], str]:
+        """Return so many slugs, and where to go on."""
+        score, _, last = after.partition(" ")
+        behind = (float(score), last) if after else (-math.inf, "")
+        waiting = sorted((ends, slug) for slug, ends in self._index.items() if (ends, slug) > behind)
+        page = [(ends, slug) for ends, slug in waiting[:size] if len(slug.encode()) <= LONGEST_SLUG]
+        more = len(waiting) > size
+        return tuple(slug for _, slug in page), f"{page[-1][0]!r} {page[-1][1]}" if more and page else ""
+
+    def _row(self, slug: str, now: float, asked: int | None, named: int) -> Row:
         queue = self._queues.get(queue_of(slug) or slug, NOBODY)
-        waiting = tuple(member for member in queue.in_order() if queue.enrolled[member] > now)[:SHOWN_WAITERS]
-        held = self._holder(slug, now) or ""
-        return Row(slug, held, self._left(slug, now), self._fence(slug, now), waiting if named else ())
+        waiting = tuple(member for member in queue.in_order() if queue.enrolled[member] > now)
+        held = (self._holder(slug, now) or "")[:LONGEST_VALUE]
+        names = waiting[: max(0, (asked or 0) - named)] if held else ()
+        count = 0 if asked is None else len(waiting)
+        return Row(slug, held, self._left(slug, now), self._fence(slug, now), names, count)
 
 
 class MemoryNode:

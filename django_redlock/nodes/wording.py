@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from ..core.messages import ENROLMENT, SHOWN_WAITERS, Acquire, Extend, Raise, Release, Request, Survey
+from ..core.messages import ENROLMENT, Acquire, Extend, Raise, Release, Request, Survey
 from ..core.parts import many, split
 
 
@@ -119,9 +119,8 @@ class Wording:
         return keys, [nonce, ms(bury) if bury else "0", self.prefix, leaving, flag(shared), flag(revoke), str(token)]
 
     def _survey(self, request: Survey) -> tuple[list[str], list[str]]:
-        slugs, offset, size, waiters = request
-        shown = SHOWN_WAITERS if waiters else 0
-        return [self._index], [self.prefix, str(offset), str(size), str(shown), *slugs]
+        slugs, after, size, waiters = request
+        return [self._index], [self.prefix, after, str(size), "" if waiters is None else str(waiters), *slugs]
 
     def _marker(self, nonce: str) -> str:
         return f"{self.prefix}x:{nonce}"

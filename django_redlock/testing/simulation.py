@@ -260,6 +260,10 @@ class VirtualWatchdog:
         if isinstance(tended, Lease):
             self._process_of(tended.keeper).agenda.drop(tended)
 
+    def tends(self, keeper: object) -> bool:
+        """Return False: that is asked for signs of life only."""
+        return False
+
     def rest(self) -> None:
         """Nothing to end."""
 

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 from celery.exceptions import Ignore, Reject, TaskRevokedError
+from kombu.exceptions import OperationalError
 
 from django_redlock import locks
-from django_redlock.celery import singleton_task
-from django_redlock.celery.slots import HEADER, Ticket
+from django_redlock.celery import running, singleton_task
+from django_redlock.celery.sending import Call
+from django_redlock.celery.slots import HEADER, Ticket, take_note
 
 from .slots import NAME, names
 
@@ -328,4 +330,61 @@ def test_body_that_exits_frees_the_slot(make, worker):
     with pytest.raises(SystemExit):
         worker.run()
 
+    assert names() == set()
+
+
+# What fails on the way
+
+
+def test_equal_is_known_to_run(make, worker, memory_nodes, monkeypatch):
+    """
+    ``on_redis_error={"run": "run"}`` is for nodes that say nothing; once they have said "taken", nothing runs. C35
+    """
+    runs = []
+
+    def body(self, shop_id):
+        runs.append("in")
+        if len(runs) == 1:
+            monkeypatch.setattr(running, "take_note", failing)
+            assert worker.run(message, redelivered=True) == "RETRY"
+        runs.append("out")
+
+    def failing(*about, **more):
+        for node in memory_nodes:
+            node.down = True
+        try:
+            take_note(*about, **more)
+        finally:
+            for node in memory_nodes:
+                node.down = False
+
+    task = make(body, acks_late=True, on_redis_error={"run": "run"})
+    task.delay(7)
+    message = worker.take()
+
+    assert worker.run(message) == "SUCCESS"
+    assert runs == ["in", "out"]
+
+
+@pytest.mark.parametrize(("late", "state"), [(True, "REJECTED"), (False, "IGNORED")])
+def test_broker_fails_when_a_copy_is_put_back(make, worker, monkeypatch, late, state):
+    """
+    A copy that cannot be put back goes back if it has not been acknowledged, and its run fails by no means. C42 C76
+    """
+    seen = []
+
+    def body(self, shop_id):
+        with monkeypatch.context() as patch:
+            patch.setattr(Call, "publish", failing)
+            seen.extend([worker.run(message, redelivered=True), self.AsyncResult(self.request.id).state])
+
+    def failing(*about):
+        raise OperationalError("away")
+
+    task = make(body, acks_late=late)
+    task.delay(7)
+    message = worker.take()
+
+    assert worker.run(message) == "SUCCESS"
+    assert seen == [state, "PENDING"]
     assert names() == set()

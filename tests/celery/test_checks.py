@@ -51,19 +51,23 @@ def test_nothing_without_an_app(monkeypatch):
         ({"on_overlap": "join", "ignore_result": True}, ["redlock.W022"]),
         ({"challenge": True, "ignore_result": True}, ["redlock.W022"]),
         ({"on_overlap": "join"}, []),
-        ({"using": "nowhere"}, []),
+        ({"using": "nowhere"}, ["redlock.E021"]),
+        ({"time_limit": 3601}, ["redlock.W025"]),
+        ({"time_limit": 3600}, []),
+        ({"time_limit": 3601, "scope": "queued"}, []),
     ],
 )
 def test_options(declare, options, found):
     """
-    A lease that cannot work or has no time for heartbeats, and results that are wanted and ignored, are found.
+    A lease that cannot work or has no time for heartbeats, an alias that does not exist, a run that may outlast its
+    slot, and results that are wanted and ignored, are found.
     """
     with override_settings(REDLOCK={"default": {"NODES": "memory://a", "OPTIONS": {"node_timeout": 1.0}}}):
         assert declare(**options) == found
 
 
 @pytest.mark.parametrize(
-    ("limit", "found"), [(None, ["redlock.W021"]), (7200, ["redlock.W021"]), (300, [])], ids=["none", "above", "below"]
+    ("limit", "found"), [(None, ["redlock.W021"]), (3600, ["redlock.W021"]), (300, [])], ids=["none", "as", "below"]
 )
 def test_late_acknowledgement(app, declare, limit, found):
     """
@@ -72,6 +76,39 @@ def test_late_acknowledgement(app, declare, limit, found):
     app.conf.broker_url = "redis://127.0.0.1:1"
 
     assert declare(acks_late=True, time_limit=limit) == found
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"broker_url": ["redis://127.0.0.1:1", "redis://127.0.0.1:2"]},
+        {"broker_url": "amqp://127.0.0.1:1;rediss://127.0.0.1:2"},
+        {"broker_read_url": "redis://127.0.0.1:1"},
+    ],
+    ids=["list", "text", "read"],
+)
+def test_late_acknowledgement_with_several_brokers(app, declare, setting):
+    """
+    A broker that delivers again is found wherever Celery's settings name it.
+    """
+    app.conf.update(setting)
+
+    assert declare(acks_late=True) == ["redlock.W021"]
+
+
+@pytest.mark.parametrize(("scope", "said"), [("lifetime", "waits for the run"), ("queued", "runs beside it")])
+def test_late_acknowledgement_says_what_becomes_of_the_copy(app, scope, said):
+    """
+    With ``scope="queued"`` a run has no slot, and so nothing keeps a copy from running. C75
+    """
+    app.conf.broker_url = "redis://127.0.0.1:1"
+    singleton_task(name="shop.copied", acks_late=True, scope=scope)(nothing)
+    app.finalize()
+
+    hints = [found.hint for found in check_singletons() if "shop.copied" in found.msg]
+
+    assert len(hints) == 1
+    assert said in hints[0]
 
 
 def test_late_acknowledgement_with_another_broker(app, declare):

@@ -116,3 +116,16 @@ def test_empty_keys_make_all_calls_equal(app):
         pass
 
     assert nightly.singleton.key(7) == nightly.singleton.key(8) == "task:shop.nightly"
+
+
+def test_options_of_a_call(app, worker):
+    """
+    What ``once`` of a call may not have is refused, and ``singleton=`` beside it counts.
+    """
+    task = app.task(name="shop.once", base=QueueOnce)(nothing)
+    first = task.delay(7)
+
+    with pytest.raises(TypeError, match="'graceful' and 'timeout', not 'gracefull'; did you mean 'graceful'"):
+        task.apply_async((7,), once={"gracefull": True})
+    assert task.apply_async((7,), once={"graceful": True}, singleton=False).id != first.id
+    assert task.apply_async((7,), once={"graceful": True}, singleton={"queue_ttl": 5}).id == first.id

@@ -1,5 +1,6 @@
 """The decorator and its options."""
 
+import asyncio
 import subprocess
 import sys
 from typing import Any
@@ -9,7 +10,8 @@ from celery import Celery, Task, shared_task
 from django.test import override_settings
 
 from django_redlock import InvalidRedlockError
-from django_redlock.celery import DuplicateTask, SingletonOptions, SingletonTask, singleton_task
+from django_redlock.celery import DuplicateTask, SingletonOptions, SingletonTask, override_singleton, singleton_task
+from django_redlock.celery.override import switched_off
 from django_redlock.celery.request import SingletonRequest
 
 
@@ -182,6 +184,8 @@ def test_error_can_be_pickled_and_stored():
         ("timeout", "'queue_ttl'"),
         ("lock_timeout", "'lease'"),
         ("graceful", 'on_duplicate="join"'),
+        ("heartbeat", "'lease'"),
+        ("unlock_before_run", 'scope="queued"'),
         ("raise_on_duplicate", 'on_duplicate="raise"'),
     ],
 )
@@ -222,3 +226,69 @@ def test_options_that_celery_would_lose(app):
         @app.task(base=SingletonTask, lease=5, lazy=False)
         def sync(shop_id):
             pass
+
+
+@pytest.mark.parametrize("name", ["publish", "ticket", "parameters", "execution", "duplicate_error"])
+def test_names_of_the_projects_own(app, worker, name):
+    """
+    What a project's task class calls its own methods is not ours to take.
+    """
+    calls = []
+    Ours = type("Ours", (app.Task,), {name: lambda self, event: calls.append(event)})
+
+    @singleton_task(name="shop.named", base=Ours, bind=True)
+    def named(self, shop_id):
+        getattr(self, name)("event")
+
+    named.delay(7)
+
+    assert worker.run() == "SUCCESS"
+    assert calls == ["event"]
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [({"challenge": True}, "challenge=True"), ({"on_redis_error": {"enqueue": "raise"}}, "'enqueue'")],
+)
+def test_options_without_effect(options, wrong):
+    """
+    With ``scope="running"`` a call is sent without a look at the slot, and what is about that look is refused. C11
+    """
+    with pytest.raises(ValueError, match=f"{wrong}.*has no meaning with scope='running'"):
+        SingletonOptions(scope="running", **options)
+
+
+def test_number_that_is_a_text():
+    """
+    The message shows that it is one.
+    """
+    with pytest.raises(ValueError, match="lease must be a finite number, not '30'"):
+        SingletonOptions(lease="30")
+
+
+def test_override_of_a_coroutine_function():
+    """
+    Singletons are off while a decorated coroutine runs, not only while it is made.
+    """
+
+    @override_singleton(enabled=False)
+    async def off():
+        return switched_off()
+
+    assert asyncio.run(off())
+    assert not switched_off()
+
+
+def test_override_of_what_runs_later():
+    """
+    A class, whose tests would be lost, and a generator are refused, with what to write instead.
+    """
+
+    class Tests: ...
+
+    def fixture():
+        yield
+
+    for wrong in (Tests, fixture):
+        with pytest.raises(TypeError, match="write it as a with block"):
+            override_singleton(enabled=False)(wrong)

@@ -11,6 +11,8 @@ from django_redlock.celery import DuplicateTask, singleton_task
 from django_redlock.celery.slots import HEADER, Ticket
 from django_redlock.nodes.memory import MemoryNode
 
+from .slots import names
+
 NAME = "task:shop.sync:shop_id=7"
 
 
@@ -683,3 +685,34 @@ def test_group_of_equals_ends(make, worker):
     worker.run_all()
 
     assert result.ready()
+
+
+@pytest.mark.parametrize("way", ["wait", "release"])
+def test_replaced_by_a_chain_of_its_own(app, make, worker, way):
+    """
+    A workflow whose first step has the key of the run it replaces goes on in the two ways that the docs tell. C58
+    """
+    seen = []
+
+    @app.task(name="shop.tail")
+    def tail(value):
+        seen.append("tail")
+
+    def body(self, shop_id):
+        seen.append("body")
+        if len(seen) > 1:
+            return
+        if way == "release":
+            self.singleton.release()
+        try:
+            self.replace(chain(self.si(shop_id), tail.si(1)))
+        finally:
+            worker.run()  # another worker is quicker
+
+    task = make(body, on_overlap="wait") if way == "wait" else make(body)
+    task.delay(7)
+    worker.run()
+    worker.run_all()
+
+    assert seen == ["body", "body", "tail"]
+    assert names() == set()

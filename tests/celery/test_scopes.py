@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from django_redlock import locks
+from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask
 from django_redlock.core.messages import Survey
 from django_redlock.core.names import slug
@@ -244,3 +244,49 @@ def test_node_that_misses_how_a_waiting_slot_becomes_a_held_one(make, worker, me
     assert len({*held}) == 2
     until(lambda: not memory_nodes[2].store.execute(Survey((slug(NAME),))).rows[0].value, timeout=30)
     assert task.singleton.holder(7).state == "held"
+
+
+def test_body_of_a_direct_call_knows_its_slot(make):
+    """
+    Under ``lock_direct_calls`` a body can ask for its slot as in a worker, and ``hold_for`` holds. C43
+    """
+    seen = []
+
+    def body(self, shop_id):
+        seen.append((self.singleton.lease.name, self.singleton.remaining > 0))
+        locks["default"].release(NAME, self.singleton.lease.token)
+        locks["default"].lock(NAME, ttl=30, wait=0, renew=False).acquire()
+        until(lambda: self.singleton.lost, timeout=30)
+        self.singleton.check()
+
+    task = make(body, lock_direct_calls=True, lease=1.0)
+
+    with pytest.raises(LockLostError):
+        task(7)
+    assert seen == [(NAME, True)]
+    assert task.singleton.lease is None
+
+
+@pytest.mark.parametrize("call", [lambda task: task(7), lambda task: task.apply((7,))], ids=["direct", "apply"])
+def test_slot_is_held_after_a_run_in_its_callers_process(make, call):
+    """
+    A duplicate of it does not wait for a result that nobody stores. C43 C101
+    """
+    task = make(lock_direct_calls=True, hold_for=60)
+    call(task)
+
+    duplicate = task.delay(7)
+
+    assert (duplicate.reason, duplicate.holder_id, duplicate.state) == ("held", None, "REVOKED")
+
+
+def test_direct_call_without_nodes(make, memory_nodes):
+    """
+    Without an answer a direct call runs only if ``on_redis_error`` says so. C35 C43
+    """
+    for node in memory_nodes:
+        node.down = True
+
+    assert make(lock_direct_calls=True, on_redis_error={"run": "run"})(7) == 7
+    with pytest.raises(QuorumUnavailableError):
+        make(lock_direct_calls=True, name="shop.other")(7)

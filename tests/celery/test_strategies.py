@@ -1,6 +1,8 @@
 """What becomes of a call or a message whose equal is there, beyond joining and skipping."""
 
+import copy
 import logging
+import pickle
 import threading
 from typing import Any
 
@@ -857,6 +859,8 @@ def test_freed_twice(make, worker):
 def test_nothing_of_ours_rejects_to_requeue():
     """
     Nothing waits by ``Reject(requeue=True)``: with early acknowledgement the message would be gone. C42
+
+    The one place is that of a copy with late acknowledgement while the broker takes no message.
     """
     from pathlib import Path
 
@@ -864,9 +868,9 @@ def test_nothing_of_ours_rejects_to_requeue():
 
     sources = Path(django_redlock.celery.__file__).parent.glob("*.py")
 
-    assert not [
-        source.name for source in sources if "Reject(" in source.read_text() or "requeue=True" in source.read_text()
-    ]
+    found = [line.strip() for source in sources for line in source.read_text().splitlines() if "Reject(" in line]
+
+    assert found == ["raise Reject(error, requeue=True) from error"]
 
 
 # By hand
@@ -1053,6 +1057,38 @@ def test_replacement_is_sent_though_no_result_can_be_stored(make, worker, monkey
     assert "it could not be stored that task" in caplog.text
     assert runs == [second.id]
     assert not {name for name in names() if name.startswith("task:")}
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_note_of_what_was_replaced(make, worker, stored):
+    """
+    The note that a task was replaced ends with its message, if its result says the same to copies of it. C99
+    """
+    runs = []
+    task = make(lambda self, shop_id: runs.append(self.request.id), on_duplicate="replace", ignore_result=not stored)
+    first, second = task.delay(7), task.delay(7)
+
+    assert worker.run_all() == ["IGNORED", "SUCCESS"]
+
+    assert runs == [second.id]
+    assert names() == (set() if stored else {f"replaced:{first.id}"})
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda result: pickle.loads(pickle.dumps(result))])
+def test_copy_of_a_result(make, again):
+    """
+    A copy of a result knows whether its call was a duplicate.
+    """
+    task = make()
+    first = task.delay(7)
+
+    said = again(task.delay(7))
+
+    assert (said.id, said.duplicate, said.reason, said.holder_id, said.accepted) == (
+        *(first.id, True, "queued"),
+        *(first.id, False),
+    )
+    assert not again(first).duplicate
 
 
 def test_replacement_runs_last(make, worker):

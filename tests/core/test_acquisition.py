@@ -442,7 +442,7 @@ def test_lock_with_places_tries_them_all():
 def survey(attempt: Attempt, taken: Callable[[int, int], bool]) -> None:
     """Answer which places are taken on which node."""
     request = attempt.step.requests[0]
-    assert (request.waiters, len(request.slugs)) == (False, 59)
+    assert (request.waiters, len(request.slugs)) == (None, 59)
     for node in range(3):
         rows = (
             Row(slug, "h" * 32, 5.0 if taken(node, number) else ABSENT, 0) for number, slug in enumerate(request.slugs)

@@ -13,8 +13,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections, transaction
 
-from django_redlock import lock_for_update, locks
-from django_redlock.nodes import memory
+from django_redlock import lock_for_update
 from django_redlock.signals import lock_released
 from tests.shop.models import Order, ParcelLetter, Purchase, Stock, Voucher
 
@@ -47,17 +46,7 @@ def test_overlapping_sets_in_opposite_order_never_deadlock(live: Live, database:
 
 
 @pytest.fixture
-def nodes_in_memory() -> Iterator[None]:
-    """Nodes without locks: here the database is what matters."""
-    memory.forget_nodes()
-    locks.reset()
-    yield
-    locks.reset()
-    memory.forget_nodes()
-
-
-@pytest.fixture
-def total_at_release(database: str, nodes_in_memory: None) -> Iterator[list[int]]:
+def total_at_release(database: str, fresh_nodes: None) -> Iterator[list[int]]:
     """What another connection reads at the moment when the lock is free."""
     seen: list[int] = []
 
@@ -136,7 +125,7 @@ KILL = {"postgresql": "SELECT pg_terminate_backend({})", "mariadb": "KILL {}"}
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
-def test_rows_of_every_key_are_locked_and_read_again(database: str, engine: Any, nodes_in_memory: None):
+def test_rows_of_every_key_are_locked_and_read_again(database: str, engine: Any, fresh_nodes: None):
     """
     UUID, composite, inherited and related keys work on a database with types of its own (L57).
     """
@@ -155,7 +144,7 @@ def test_rows_of_every_key_are_locked_and_read_again(database: str, engine: Any,
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
-async def test_asynchronous_blocks_leave_no_connection_behind(database: str, engine: Any, nodes_in_memory: None):
+async def test_asynchronous_blocks_leave_no_connection_behind(database: str, engine: Any, fresh_nodes: None):
     """
     Eight blocks at once have eight connections, and none of them is left when they are done.
     """

@@ -80,11 +80,13 @@ def test_survey_lists_page_by_page_what_is_held(ledger: Ledger):
     ledger.execute([acquire("over", ttl=0.001)])
     time.sleep(0.05)
 
-    first, second = ledger.execute([Survey(size=3)])[0], ledger.execute([Survey(offset=3, size=3)])[0]
+    (first,) = ledger.execute([Survey(size=3)])
+    (second,) = ledger.execute([Survey(after=first.cursor, size=3)])
 
     assert [row.slug for row in first.rows] == ["{n0}", "{n1}", "{n2}"]
     assert [row.slug for row in second.rows] == ["{n3}", "{n4}"]
     assert first.total == second.total == 5
+    assert (bool(first.cursor), second.cursor) == (True, "")
     assert 59 < (first.rows[0].left or 0) <= 60
 
 

@@ -66,8 +66,8 @@ requests = st.one_of(
     ).map(one_queue),
     st.builds(Release, st.just(()), nonces, st.just(60.0), revoke=st.booleans()),
     slugs.map(Survey),
-    slugs.map(lambda some: Survey((f"{some[0]}#1",))),
-    slugs.map(lambda some: Survey(some, waiters=False)),
+    slugs.map(lambda some: Survey((f"{some[0]}#1",), waiters=100)),
+    st.builds(lambda some, waiters: Survey(some, waiters=waiters), slugs, st.sampled_from([0, 1, 100])),
 )
 
 
@@ -80,7 +80,7 @@ def comparable(reply: Reply) -> Any:
 
 
 def run(manager: LockManager, request: Request) -> Reply:
-    ballot = manager._survey((), 0, 1)
+    ballot = manager._survey(count=1)
     ballot.requests = {0: request}
     manager.ask(ballot)
     return ballot.replies[0]

@@ -171,7 +171,7 @@ async def test_round_in_a_hurry_does_not_close_the_link_of_another(nodes: Server
     asking = manager._loop_side().gather
 
     def survey(timeout: float) -> Ballot:
-        return Ballot({0: Survey((), 0, 1)}, lambda replies: False, timeout, 1)
+        return Ballot({0: Survey(size=1)}, lambda replies: False, timeout, 1)
 
     patient, hurried = survey(30.0), survey(0.05)
     nodes[0].freeze()

@@ -485,7 +485,7 @@ def test_release_overtakes_no_extension_on_its_way(nodes: Servers):
         started.wait()
         lease.release()
         thread.join()
-        manager.ask(manager._survey((), 0, 1))
+        manager.ask(manager._survey(count=1))
         assert held_by(manager, "{a}")
     manager.close()
 

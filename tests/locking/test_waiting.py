@@ -361,7 +361,7 @@ async def test_refusal_of_a_slow_node_is_heard_out(nodes: Servers, flavour: Flav
     """P28: who waits takes nothing back from a node that has only refused it a little later than the others."""
     monkeypatch.setattr(acquisition, "PATIENCE", 20.0)
     with FaultProxy(nodes[0].url) as proxy, nodes[0].client() as client:
-        manager = real_manager([proxy.url, *nodes.urls[1:]])
+        manager = real_manager([proxy.url, *nodes.urls[1:]], ttl=60.0, max_ttl=60.0, node_timeout=10.0)
         holder = await flavour.acquire(manager.lock("a"))
         proxy.delay(0.05)
         client.config_resetstat()

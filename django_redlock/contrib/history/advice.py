@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from .models import Hold
 
@@ -46,18 +47,35 @@ class Kind:
         """Yield what to change, with figures; nothing if all is well or too little is known."""
         if self.holds < FEW:
             return
+        about = {
+            "lost": self.lost,
+            "holds": self.holds,
+            "refused": self.refused,
+            "held": f"{self.hold[1]:.1f}",
+            "waited": f"{self.wait[1]:.1f}",
+            "ttl": f"{self.ttl:g}",
+            "better": f"{self._ttl():g}",
+            "wait": f"{max(1.0, 3 * self.hold[1]):.0f}",
+        }
+        for text in self._advice():
+            yield text % about
+
+    def _advice(self) -> Iterator[str]:
         if self.lost:
-            yield f"{self.lost} of {self.holds} holds were lost: leave renewal on, or set ttl to {self._ttl():g} s."
+            yield _("%(lost)d of %(holds)d holds were lost: leave renewal on, or set ttl to %(better)s s.")
         elif self.hold[1] > self.ttl / 2:
-            held = f"held for up to {self.hold[1]:.1f} s, more than half of its ttl"
-            yield f"{held}: leave renewal on, or set ttl to {self._ttl():g} s."
+            yield _(
+                "held for up to %(held)s s, more than half of its ttl: leave renewal on, or set ttl to %(better)s s."
+            )
         elif self.ttl > 60 and self.hold[1] < self.ttl / 20:
-            held = f"held for {self.hold[1]:.1f} s at most, with a ttl of {self.ttl:g} s"
-            yield f"{held}: after a crash all wait that long; set it to {self._ttl():g} s."
+            yield _(
+                "held for %(held)s s at most, with a ttl of %(ttl)s s: after a crash all wait that long; "
+                "set it to %(better)s s."
+            )
         if self.refused > self.holds / 10:
-            yield f"{self.refused} gave up: wait={max(1.0, 3 * self.hold[1]):.0f} would let most of them in."
+            yield _("%(refused)d gave up: wait=%(wait)s would let most of them in.")
         if self.wait[1] > 1 and self.wait[1] > 3 * self.hold[1]:
-            yield f"waited for {self.wait[1]:.1f} s: many stand behind one name; make it narrower, or use limit=."
+            yield _("waited for %(waited)s s: many stand behind one name; make it narrower, or use limit=.")
 
     def _ttl(self) -> float:
         return float(max(10, round(2 * self.hold[1] + 0.5)))

@@ -7,6 +7,7 @@ when Prometheus scrapes: so it is right in every process, also in one that holds
 
 from collections import Counter as Count
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -17,6 +18,7 @@ from ...handler import locks
 from ...telemetry import Listener, listen, template, unlisten
 
 UID = "prometheus"
+LOSSES = ("expired", "superseded", "max_hold", "heartbeat", "revoked")
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 
 
@@ -79,13 +81,27 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
         buckets=BUCKETS,
         registry=registry,
     )
+    lost = Counter("redlock_lost", "Locks that their holders lost.", ["alias", "lock", "outcome"], registry=registry)
+
+    def acquired(alias: str, lease: Any) -> None:
+        name = template(lease.name)
+        waits.labels(alias, name, "acquired").observe(lease.waited)
+        for outcome in LOSSES:  # a counter that began with its first loss would show no increase
+            lost.labels(alias, name, outcome)
+
+    def ended(alias: str, lease: Any, how: str) -> None:
+        name = template(lease.name)
+        holds.labels(alias, name, how).observe(lease.held())
+        if how in LOSSES:
+            lost.labels(alias, name, how).inc()
+
     forced = Counter("redlock_forced", "Locks that an operator took away.", ["alias", "outcome"], registry=registry)
     downs = Counter("redlock_node_down", "How often a node stopped answering.", ["alias", "node"], registry=registry)
     listen(
         Listener(
-            acquired=lambda alias, lease: waits.labels(alias, template(lease.name), "acquired").observe(lease.waited),
+            acquired=acquired,
             gave_up=lambda alias, name, outcome, waited: waits.labels(alias, template(name), outcome).observe(waited),
-            ended=lambda alias, lease, how: holds.labels(alias, template(lease.name), how).observe(lease.held()),
+            ended=ended,
             forced=lambda alias, outcome: forced.labels(alias, outcome).inc(),
             node=lambda alias, node, up: None if up else downs.labels(alias, node).inc(),
         ),
@@ -93,7 +109,7 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
     )
     nodes = NodesCollector()
     registry.register(nodes)
-    _installed.extend((registry, collector) for collector in (waits, holds, forced, downs, nodes))
+    _installed.extend((registry, collector) for collector in (waits, holds, lost, forced, downs, nodes))
 
 
 def uninstall() -> None:

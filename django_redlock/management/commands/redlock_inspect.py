@@ -113,7 +113,9 @@ def described(snapshot: Snapshot, lock: HeldLock) -> str:
     parts = [columns([(f"{title}:", value) for title, value in facts])]
     parts.append(columns([("NODE", "HAS", "REMAINING", "TOKEN", "HOLDER"), *(_row(lock, view) for view in lock.views)]))
     waiters = [f"  {place}. {printable(str(waiter))}" for place, waiter in enumerate(lock.waiters, 1)]
-    parts.append("\n".join([f"Waiting: {len(waiters) or 'nobody'}", *waiters]))
+    if lock.waiting > len(waiters):
+        waiters.append(f"  and {lock.waiting - len(lock.waiters)} more")
+    parts.append("\n".join([f"Waiting: {lock.waiting or 'nobody'}", *waiters]))
     stale = [f"Stale: {key.reason.label} ({', '.join(key.nodes)})." for key in stale_keys(snapshot) if key.lock is lock]
     return "\n\n".join([*parts, *stale])
 
@@ -146,4 +148,4 @@ def document(snapshot: Snapshot, name: str) -> str:
 def _described(snapshot: Snapshot, lock: HeldLock) -> dict[str, Any]:
     waiters = [{"host": each.host, "pid": each.pid, "nodes": each.nodes} for each in lock.waiters]
     stale = [{"reason": key.reason.value, "nodes": key.nodes} for key in stale_keys(snapshot) if key.lock is lock]
-    return {**entry(lock), "waiters": waiters, "stale": stale}
+    return {**entry(lock), "waiting": lock.waiting, "waiters": waiters, "stale": stale}

@@ -1,5 +1,7 @@
 """Show the held locks and the nodes, anew every few seconds."""
 
+import os
+import shutil
 import sys
 import time
 from typing import Any
@@ -31,8 +33,9 @@ class Command(OperatorCommand):
         try:
             while True:
                 snapshot = listing(using)
-                screen = shown(snapshot)
-                self.stdout.write(CLEAR + screen if self._on_screen() and not once else screen)
+                anew = self._on_screen() and not once
+                screen = shown(snapshot, shutil.get_terminal_size() if anew else None)
+                self.stdout.write(CLEAR + screen if anew else screen)
                 self.stdout.flush()  # whoever reads a pipe sees it now
                 if once and not snapshot.has_quorum:
                     raise CommandError("Too few nodes answer to say what is held.", returncode=NO_QUORUM)
@@ -46,8 +49,14 @@ class Command(OperatorCommand):
         return hasattr(self.stdout, "isatty") and bool(self.stdout.isatty()) and sys.platform != "win32"
 
 
-def shown(snapshot: Snapshot) -> str:
-    """Return one screen: the nodes in words, how many locks there are of each state, those that end first."""
+def shown(snapshot: Snapshot, size: os.terminal_size | None = None) -> str:
+    """
+    Return one screen: the nodes in words, how many locks there are of each state, those that end first.
+
+    Args:
+        snapshot: A listing.
+        size: What the screen has room for, so that the first lines stay on it; None is all.
+    """
     counts = {state: sum(lock.state == state for lock in snapshot.locks) for state in State}
     summary = ", ".join(f"{count} {state.label}" for state, count in counts.items() if count) or (
         "nothing held" if snapshot.has_quorum else "unknown"
@@ -56,6 +65,9 @@ def shown(snapshot: Snapshot) -> str:
     lines = [f"{snapshot.alias} at {taken}: {snapshot.quorum}"]
     lines += [f"Trouble: {snapshot.trouble}."] if snapshot.trouble else []
     more = "" if snapshot.complete else " or more"
-    lines += [f"{summary}{more}", "", table(snapshot.locks[:LINES], known=snapshot.has_quorum)]
-    hidden = len(snapshot.locks) - LINES
-    return "\n".join([*lines, f"... and {hidden}{more} that end later"] if hidden > 0 else lines)
+    lines += [f"{summary}{more}", ""]
+    room = min(LINES, max(1, size.lines - len(lines) - 3)) if size else LINES  # the titles, the last line, the cursor's
+    lines += table(snapshot.locks[:room], known=snapshot.has_quorum).split("\n")
+    hidden = len(snapshot.locks) - room
+    lines += [f"... and {hidden}{more} that end later"] if hidden > 0 else []
+    return "\n".join(line[: size.columns] for line in lines) if size else "\n".join(lines)

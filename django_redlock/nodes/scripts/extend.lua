@@ -16,7 +16,7 @@ local function extend(at, names, shared, shorten, nonce, ttl, token, value)
     local current = redis.call('GET', KEYS[i])
     local fence = redis.call('GET', KEYS[names + i]) or '0'
     if tonumber(fence) > tonumber(high) then high = fence end
-    local owner = current and string.sub(current, 1, 32)
+    local owner = current and string.sub(current, 1, #nonce > 32 and 16384 or 32) -- see release.lua
     local joined = shared and redis.call('ZSCORE', KEYS[2 * names + i], nonce)
     if owner and owner ~= (shared and SHARED or nonce) then
       refused = true

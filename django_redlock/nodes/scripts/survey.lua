@@ -1,31 +1,56 @@
 -- Report locks: the names given, with those that wait for them, or one page of the index in the order of expiry; with
--- the first page, why the node would refuse to write.
--- KEYS: index. ARGV: prefix, offset, count, waiters to report at most, then slugs
-local prefix, offset, size, cap = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+-- the first page, why the node would refuse to write. Each step is bounded, whatever others have written: a command
+-- that takes long keeps everybody waiting.
+-- KEYS: index. ARGV: prefix, cursor of the page before ('' is none), size of the page (0 is the names given), waiters to
+-- name at most ('' does not even count them), then slugs
+local LONGEST_VALUE, LONGEST_SLUG, LONGEST_WAITER = 16384, 10000, 500
+local index, prefix, after, size, left = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local clock = redis.call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
 local now_ms = math.floor(tonumber(stamp) / 1000)
-local slugs = {}
+local total = redis.call('ZCARD', index)
+local slugs, cursor = {}, ''
 for i = 5, #ARGV do slugs[#slugs + 1] = ARGV[i] end
-if size > 0 then slugs = redis.call('ZRANGE', KEYS[1], offset, offset + size - 1) end
 
--- Those whose enrolment is over died, or gave up without saying so.
-local function waiters(slug)
+-- A page goes on behind the last name of the one before, and if that was extended meanwhile, from where it stood: by
+-- number, names would be passed over as others before them move to the end.
+if size > 0 then
+  local from, score, last = 0, string.match(after, '^(%S+) (.*)$')
+  if last and redis.call('ZSCORE', index, last) == score then
+    from = redis.call('ZRANK', index, last) + 1
+  elseif last then
+    local first = redis.call('ZRANGEBYSCORE', index, score, '+inf', 'LIMIT', 0, 1)[1]
+    from = first and redis.call('ZRANK', index, first) or total
+  end
+  for _, slug in ipairs(redis.call('ZRANGE', index, from, from + size - 1)) do
+    if #slug <= LONGEST_SLUG then slugs[#slugs + 1] = slug end -- no name of ours is longer
+  end
+  last = slugs[#slugs]
+  if from + size < total then
+    cursor = last and redis.call('ZSCORE', index, last) .. ' ' .. last or after ~= '' and after or '-inf '
+  end
+end
+
+-- Those whose enrolment is over died, or gave up without saying so. A key of another type has no waiters.
+local function waiters(slug, held)
   local base = prefix .. (string.match(slug, '^(.+)#%d+$') or slug)
-  local enrolled = redis.pcall('ZRANGEBYSCORE', base .. ':s', '(' .. now_ms, '+inf', 'LIMIT', 0, cap)
-  local alive, said = {}, {}
-  for _, waiter in ipairs(enrolled) do alive[waiter] = true end
-  if #enrolled > 0 then
-    for _, waiter in ipairs(redis.pcall('ZRANGE', base .. ':q', 0, -1)) do
-      if alive[waiter] then said[#said + 1] = waiter end
+  local first = redis.pcall('ZRANGEBYSCORE', base .. ':s', '(' .. now_ms, '+inf', 'LIMIT', 0, 1)[1]
+  if not first then return 0, '' end
+  local count, said = redis.call('ZCARD', base .. ':s') - redis.call('ZRANK', base .. ':s', first), {}
+  if held and left > 0 then
+    for _, waiter in ipairs(redis.pcall('ZRANGE', base .. ':q', 0, 2 * left - 1)) do
+      local ends = left > 0 and #waiter <= LONGEST_WAITER and redis.call('ZSCORE', base .. ':s', waiter)
+      if ends and tonumber(ends) > now_ms then
+        said[#said + 1], left = waiter, left - 1
+      end
     end
   end
-  return table.concat(said, ' ')
+  return count, table.concat(said, ' ')
 end
 
 -- One command for all values: most of what a page costs is the number of its commands. A key of another type counts
 -- as an empty one.
-local keys, cells = {}, {}
+local keys, cells, lines = {}, {}, {}
 for i, slug in ipairs(slugs) do
   keys[2 * i - 1], keys[2 * i] = prefix .. slug .. ':h', prefix .. slug .. ':f'
 end
@@ -36,12 +61,15 @@ for first = 1, #keys, 1000 do -- Lua takes some thousand arguments at most
   end
 end
 for i, slug in ipairs(slugs) do
-  local at = 5 * i
-  cells[at - 4], cells[at - 3], cells[at - 2] = slug, values[2 * i - 1] or '', redis.call('PTTL', keys[2 * i - 1])
-  cells[at - 1], cells[at] = values[2 * i] or '0', size > 0 and '' or waiters(slug)
+  local value, fence, at = values[2 * i - 1] or '', values[2 * i] or '0', 4 * i
+  if #value > LONGEST_VALUE then value = string.sub(value, 1, LONGEST_VALUE) end
+  if #fence > 16 then fence = '0' end
+  cells[at - 3], cells[at - 2], cells[at - 1], cells[at] = slug, value, redis.call('PTTL', keys[2 * i - 1]), fence
+  if left then lines[2 * i - 1], lines[2 * i] = waiters(slug, value ~= '') end
 end
 -- A node can answer and yet refuse to write: it is full, or has lost its disk, its replicas or a right.
 local refused = ''
-if size > 0 and offset == 0 then refused = redis.pcall('SET', prefix .. 'x:probe', '1', 'PX', 1).err or '' end
+if size > 0 and after == '' then refused = redis.pcall('SET', prefix .. 'x:probe', '1', 'PX', 1).err or '' end
 -- One string, because a client takes longer to read hundreds of them than the server to find them.
-return {'LISTED', '0', stamp, tostring(redis.call('ZCARD', KEYS[1])), #cells > 0 and cjson.encode(cells) or '[]', refused}
+local function json(list) return #list > 0 and cjson.encode(list) or '[]' end
+return {'LISTED', '0', stamp, tostring(total), json(cells), json(lines), refused, cursor}
