@@ -982,8 +982,7 @@ class LockManager:
                 chosen = [asked[number] for number in numbers]
                 soonest = min(lease._tenure.deadline for lease, _ in chosen)
                 shortest = min(lease._tenure.timeout for lease, _ in chosen)
-                timeout = min(shortest, max(soonest - now, 0.001))
-                ballot = renewal([term for _, term in chosen], self.rules, timeout)
+                ballot = renewal([term for _, term in chosen], self.rules, shortest, soonest - now)
                 for lease, term in chosen:
                     lease._tenure.asked(ballot, term)
                 yield ballot, [lease for lease, _ in chosen]

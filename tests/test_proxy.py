@@ -1,5 +1,6 @@
 """The bad network: every fault does what it says, and no more."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -216,6 +217,25 @@ def test_node_that_is_down_is_down_behind_the_proxy(proxy, server):
 
     with redis.Redis.from_url(proxy.url) as client, pytest.raises(redis.ConnectionError):
         client.ping()
+
+
+@pytest.mark.parametrize("end", ["heal", "reset"])
+def test_connections_left_in_a_black_hole_are_closed_after_it(proxy, server, end):
+    """
+    What clients that gave up have left behind is kept while the fault lasts, and not any longer.
+    """
+    proxy.black_hole()
+    for _ in range(300):
+        with socket.create_connection(("127.0.0.1", proxy.port)) as abandoned:
+            abandoned.sendall(b"PING\r\n")
+    assert wait_for(lambda: len(proxy._connections) == 300)
+
+    getattr(proxy, end)()
+    proxy.heal()
+
+    assert wait_for(lambda: not proxy._connections)
+    with redis.Redis.from_url(proxy.url) as client:
+        assert client.ping()
 
 
 def wait_for(condition) -> bool:

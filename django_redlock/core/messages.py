@@ -305,6 +305,8 @@ class Ballot:
             node that refused as well has nothing to give back, which otherwise it would be asked to.
         lasting: For how many seconds it is worth to bring a node what it missed; 0.0 is not at all.
         remedy: What to bring it; None is the request that it missed.
+        mending: Whether, though decided, it waits within its timeout for links that are being made: it gives nodes back
+            what they have lost, and those have just been away.
 
     ``replies`` are those in time; ``late`` came after the round was over and only inform. Its driver says which nodes
     are ``doubted``, in ``closed`` whether it is over. ``on_missed`` hears of nodes that turn out to have missed it when
@@ -319,6 +321,7 @@ class Ballot:
     lasting: float = 0.0
     patience: float = 0.0
     remedy: Request | None = None
+    mending: bool = False
     replies: dict[int, Reply] = field(default_factory=dict)
     late: dict[int, Reply] = field(default_factory=dict)
     closed: bool = False

@@ -212,14 +212,15 @@ class Tenure:
         return "max_hold" if self.deadline - self.since >= self._max_hold else "expired"
 
 
-def renewal(terms: Sequence[Term], rules: Rules, timeout: float) -> Ballot:
+def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) -> Ballot:
     """
     Return the round that extends leases, each by itself, on all nodes.
 
     Args:
         terms: At most ``BATCH`` leases.
         rules: The numbers to work with.
-        timeout: Seconds to wait for replies: no longer than the first of the leases lasts.
+        timeout: Seconds to wait for replies, if the leases last as long.
+        left: Seconds until the first of the leases ends.
     """
 
     def decided(replies: Mapping[int, Reply]) -> bool:
@@ -235,9 +236,10 @@ def renewal(terms: Sequence[Term], rules: Rules, timeout: float) -> Ballot:
 
     leases = range(len(terms))
     request = Extend(tuple(terms), rules.fence_keep)
-    return Ballot(
-        requests=dict.fromkeys(range(rules.nodes), request), decided=decided, timeout=timeout, needed=rules.needed
-    )
+    requests = dict.fromkeys(range(rules.nodes), request)
+    timeout = min(timeout, max(left, 0.001))
+    mending = left > 2 * timeout  # the lease must be seen to be longer before it ends
+    return Ballot(requests, decided, timeout, rules.needed, mending=mending)
 
 
 def batches(terms: Sequence[Term]) -> list[list[int]]:

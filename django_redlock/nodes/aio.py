@@ -51,14 +51,15 @@ class AsyncGather:
     async def ask(self, ballot: Ballot) -> None:
         """Carry out one round: send, and wait until it is decided, everyone replied, or its time is over."""
         ballot.doubted = self._admission.doubted
-        poll = Poll(ballot)
+        poll, start = Poll(ballot), self._clock()
         fresh = not self._lines
         try:
             self._send_all(poll)
             if ballot.timeout and ballot.requests and not ballot.closed:
                 await self._wait(poll)
-            if fresh and self._connecting:
-                await asyncio.wait(self._connecting.values(), timeout=min(GRACE, ballot.timeout))
+            if (fresh or ballot.mending) and self._connecting:
+                left = max(0.0, start + ballot.timeout - self._clock())
+                await asyncio.wait(self._connecting.values(), timeout=left if ballot.mending else min(GRACE, left))
             if ballot.patience:
                 await self._hear_out(poll)
         finally:

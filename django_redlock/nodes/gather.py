@@ -306,7 +306,7 @@ class Gather:
     def _ask(self, bundle: Bundle, ballot: Ballot, now: float) -> None:
         deadline = now + ballot.timeout
         fresh = not bundle.seats
-        self._settle(bundle, now)
+        self._settle(bundle, look=ballot.mending or now - bundle.used > IDLE)
         packed: dict[int, bytes] = {}
         unasked = [node for node in ballot.requests if not self._send(bundle, ballot, node, packed, now)]
         if unasked:
@@ -317,19 +317,19 @@ class Gather:
                 break
         if ballot.timeout and not ballot.closed:
             self._time_out(bundle, ballot)
-        if fresh:
-            self._linger(bundle, ballot, packed)
+        if fresh or ballot.mending:
+            self._linger(bundle, ballot, packed, deadline)
         if ballot.patience:
             self._hear_out(bundle, ballot, packed)
         for node in bundle.connecting:
             if node in ballot.requests and node not in ballot.replies:
                 ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))  # it will not be sent there any more
 
-    def _settle(self, bundle: Bundle, now: float) -> None:
+    def _settle(self, bundle: Bundle, look: bool) -> None:
         """Bring a bundle up to date: links that have arrived, links that servers closed while nobody used them."""
         if bundle.arrived:
-            self._seat_arrivals(bundle, now)
-        if now - bundle.used > IDLE:
+            self._seat_arrivals(bundle)
+        if look:
             for seat in list(bundle.seats.values()):
                 self._catch_up(bundle, seat)
 
@@ -420,13 +420,14 @@ class Gather:
                     return True
         return False
 
-    def _linger(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:
+    def _linger(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes], deadline: float) -> None:
         """
         Send a decided round to the nodes whose links are just arriving.
 
-        Otherwise the first lock of a process would be held by a bare quorum, which the next lost node breaks.
+        Otherwise the first lock of a process would be held by a bare quorum, which the next lost node breaks; and a
+        node that came back empty would learn of a lease with the extension after this one, or a later one.
         """
-        until = self._clock() + min(GRACE, ballot.timeout)
+        until = deadline if ballot.mending else min(deadline, self._clock() + GRACE)
         while bundle.connecting and (left := until - self._clock()) > 0:
             for seat in bundle.ready(left):
                 self._read(bundle, seat)
@@ -435,7 +436,7 @@ class Gather:
     def _welcome(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:
         """Send the round's request over the links that have just arrived."""
         now = self._clock()
-        for node, detail in self._seat_arrivals(bundle, now):
+        for node, detail in self._seat_arrivals(bundle):
             if node not in ballot.requests or node in ballot.replies:
                 continue
             if detail:
@@ -443,14 +444,13 @@ class Gather:
             else:
                 self._send(bundle, ballot, node, packed, now)
 
-    def _seat_arrivals(self, bundle: Bundle, now: float) -> list[tuple[int, str]]:
+    def _seat_arrivals(self, bundle: Bundle) -> list[tuple[int, str]]:
         """Give arrived links their seats; returns the nodes and, for those without a link, why."""
         seen = []
         while bundle.arrived:
             node, link = bundle.arrived.popleft()
             bundle.connecting.discard(node)
             if isinstance(link, LinkError):
-                self.breakers[node].failed(now)
                 seen.append((node, link.detail))
             else:
                 self.admission.greet(node, link.greeting)
@@ -472,11 +472,15 @@ class Gather:
     def _connect_now(self, bundle: Bundle, node: int, timeout: float) -> None:
         try:
             bundle.deliver(node, self._nodes[node].connect(timeout))
+            return
         except LinkError as error:
-            bundle.deliver(node, error)
+            failure = error
         except Exception:  # whatever it was, the node must not stay "connecting" for ever
             log.exception("connecting to %s failed", self._nodes[node].name)
-            bundle.deliver(node, LinkError("unreachable"))
+            failure = LinkError("unreachable")
+        # Noted now: the bundle may not be used again for long, and the node has then been left alone long enough.
+        self.breakers[node].failed(self._clock())
+        bundle.deliver(node, failure)
 
     def _time_out(self, bundle: Bundle, ballot: Ballot) -> None:
         """Note the nodes that did not answer in time; their links stay, so that a release follows in order."""

@@ -23,7 +23,7 @@ from .servers import reserve_port
 
 Direction = Literal["requests", "replies", "both"]
 
-PATIENCE = 10.0  # seconds until the proxy's own thread is given up
+PATIENCE = 60.0  # seconds until the proxy's own thread is given up; on a busy machine it takes some
 CHUNK = 65536  # bytes read at once
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: close() sends RST, not FIN
 
@@ -234,7 +234,13 @@ class _LoopThread:
 
     def run(self, action: Coroutine[Any, Any, None]) -> None:
         """Carry out *action* and wait for its end."""
-        asyncio.run_coroutine_threadsafe(action, self._loop).result(PATIENCE)
+        done = asyncio.run_coroutine_threadsafe(action, self._loop)
+        try:
+            done.result(PATIENCE)
+        except TimeoutError:
+            raise TimeoutError(
+                f"The proxy's thread has had no time for {PATIENCE:g} s: the machine is overloaded."
+            ) from None
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:

@@ -34,7 +34,7 @@ def extension(tenure: Tenure, now: float, ttl: float | None = None) -> Ballot | 
     term = tenure.term(now, ttl)
     if term is None:
         return None
-    ballot = renewal([term], tenure._rules, min(tenure._rules.timeout(tenure.ttl), tenure.deadline - now))
+    ballot = renewal([term], tenure._rules, tenure._rules.timeout(tenure.ttl), tenure.deadline - now)
     tenure.asked(ballot, term)
     return ballot
 

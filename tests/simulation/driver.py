@@ -214,8 +214,7 @@ class Process(Computer):
         if not asked:
             return
         soonest = min(lease.tenure.deadline for lease, _ in asked)
-        timeout = min(self.rules.timeout(TTL), max(soonest - now, 0.001))
-        ballot = tenures.renewal([term for _, term in asked], self.rules, timeout)
+        ballot = tenures.renewal([term for _, term in asked], self.rules, self.rules.timeout(TTL), soonest - now)
         for lease, term in asked:
             lease.tenure.asked(ballot, term)
         start, when = self.clock(), self.world.now
@@ -305,8 +304,8 @@ class Process(Computer):
                 now = self.clock()
             if ballot.timeout and not ballot.closed:
                 self._time_out(bundle, ballot)
-            until = now + min(GRACE, ballot.timeout)
-            while fresh and bundle.connecting and now < until:
+            until = deadline if ballot.mending else min(deadline, now + GRACE)
+            while (fresh or ballot.mending) and bundle.connecting and now < until:
                 yield from self._wait(bundle, until - now)
                 now = self.clock()
             until = now + ballot.patience
@@ -327,7 +326,7 @@ class Process(Computer):
     def _send_all(self, bundle: Bundle, ballot: Ballot, now: float) -> None:
         ballot.doubted = self.admission.doubted
         self._oracles.first_byte(ballot, now)
-        self._settle(bundle, now)
+        self._settle(bundle, ballot.mending or now - bundle.used > IDLE)
         resting = set() if ballot.farewell else self.breakers.resting(ballot, now)
         for node in ballot.requests:
             self._start(bundle, ballot, node, now, resting)
@@ -371,14 +370,14 @@ class Process(Computer):
                 return True
         return False
 
-    def _settle(self, bundle: Bundle, now: float) -> None:
+    def _settle(self, bundle: Bundle, look: bool) -> None:
         """Bring a bundle up to date: links that arrived, replies it is owed, links that its nodes closed."""
         self._seat_arrivals(bundle)
         for seat in list(bundle.seats.values()):
             if seat.inbox:
                 self._read(seat)
             ended = seat.wire.broken or seat.wire.boot != seat.wire.machine.boot
-            if ended and (seat.owed or now - bundle.used > IDLE):
+            if ended and (seat.owed or look):
                 self._unseat(bundle, seat, "closed")
 
     def _start(self, bundle: Bundle, ballot: Ballot, node: int, now: float, resting: set[int]) -> None:
@@ -466,6 +465,8 @@ class Process(Computer):
             nonlocal finished
             if not finished:
                 finished = True
+                if wire is None:
+                    self.breakers[node].failed(self.clock())
                 bundle.arrived.append((node, wire, greeting))
                 self._happened(bundle, self._seat_arrivals, bundle)
 
@@ -486,9 +487,7 @@ class Process(Computer):
         while bundle.arrived:
             node, wire, greeting = bundle.arrived.popleft()
             ballots = bundle.connecting.pop(node)
-            if isinstance(greeting, str) or wire is None:
-                self.breakers[node].failed(now)
-            else:
+            if wire is not None and not isinstance(greeting, str):
                 self.admission.greet(node, greeting)
                 seat = bundle.seats[node] = Seat(node, wire)
                 wire.on_reply, wire.on_end = partial(self._replied, bundle, seat), partial(self._ended, bundle, seat)
