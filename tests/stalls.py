@@ -91,7 +91,10 @@ else:
         for attempt in range(TRIES):
             began = time.monotonic()
             reports = runtestprotocol(item, log=False, nextitem=nextitem)
-            if not any(report.failed for report in reports) or attempt == TRIES - 1:
+            if not any(report.failed for report in reports):
+                break
+            close_connections()
+            if attempt == TRIES - 1:
                 break
             still = stood_still(began)
             if still < ENOUGH or item.get_closest_marker("timeless"):
@@ -102,6 +105,12 @@ else:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
+
+    def close_connections() -> None:
+        """Close what a test that failed has left open, or the warning of it fails another test."""
+        locks = sys.modules.get("django_redlock.locks")
+        for manager in list(locks._managers) if locks else ():
+            manager.close()
 
     def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
