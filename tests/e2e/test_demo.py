@@ -154,7 +154,7 @@ def test_an_operator_watches_and_releases_the_lock_of_an_import(demo, page):
 
     row.locator("input.action-select").check()
     page.get_by_label("Action:").select_option("release")
-    page.locator("button[name=index]").click()  # Go, or Run since Django 6.1
+    page.locator("button[name=index]").first.click()  # Go, or Run since Django 6.1
     page.get_by_role("button", name="Release it").click()
 
     expect(page.locator(".messagelist .success")).to_contain_text("was released")

@@ -244,7 +244,8 @@ async def test_foreign_key_under_the_name_is_an_error_not_a_holder(
         await flavour.acquire(manager.lock(["0", "a"], wait=0))
 
     with nodes[0].client() as client:
-        assert sorted(client.keys("t:*")) == [f"t:{{a}}:{kind}"]
+        # A node that is heard too late is told to forget what it is asked: that leaves a marker for a while.
+        assert [key for key in client.keys("t:*") if not key.startswith("t:x:")] == [f"t:{{a}}:{kind}"]
     await flavour.close(manager)
 
 
