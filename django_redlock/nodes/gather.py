@@ -9,7 +9,6 @@ is used again.
 
 import logging
 import select
-import socket
 import threading
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from ..core.admission import Admission
 from ..core.messages import Ballot, Kind, Reply, Request
 from .base import INCOMPLETE, Link, LinkError, Node
 from .green import Here, here, is_green
+from .waker import Waker
 
 IDLE = 1.0  # seconds after which a link may have been closed by its server, so that it is looked at before use
 MAX_IDLE = 60.0  # seconds after which a link is no longer used: firewalls forget connections without telling anybody
@@ -165,7 +165,7 @@ class Bundle:
         self.closed = False
         self._poll = select.poll()
         self._by_fd: dict[int, Seat] = {}
-        self._waker: tuple[socket.socket, socket.socket] | None = None
+        self._waker: Waker | None = None
 
     def seat(self, seat: Seat) -> None:
         """Give a node its place."""
@@ -193,25 +193,21 @@ class Bundle:
         """Be woken when a link to *node* has arrived."""
         self.connecting.add(node)
         if self._waker is None:
-            self._waker = socket.socketpair()
-            for end in self._waker:
-                end.setblocking(False)
-            self._poll.register(self._waker[0], select.POLLIN)
+            self._waker = Waker()
+            self._poll.register(self._waker, select.POLLIN)
 
     def deliver(self, node: int, link: Link | LinkError) -> None:
         """Hand in a link, or why there is none; called by the thread that connected."""
         self.arrived.append((node, link))
         if self._waker:
-            with suppress(OSError):
-                self._waker[1].send(b"!")
+            self._waker.ring()
         if self.closed:
             self.close()
 
     def _hush(self) -> None:
         """Take back the wake-up calls; what arrived before them is in ``arrived``."""
         if self._waker:
-            with suppress(BlockingIOError):
-                self._waker[0].recv(4096)
+            self._waker.hush()
 
     def close(self) -> None:
         """Drop all links without reading what they owe."""
@@ -225,8 +221,7 @@ class Bundle:
                 if not isinstance(link, LinkError):
                     link.close()
         if self._waker:
-            for end in self._waker:
-                end.close()
+            self._waker.close()
 
 
 class Gather:

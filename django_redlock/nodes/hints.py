@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import ceil
-from socket import gethostname, socketpair
+from socket import gethostname
 from typing import Generic, TypeVar
 
 from ..core.acquisition import Waiter
 from .base import HintLink, LinkError, Node
 from .gather import CONNECT_TIMEOUT, Clock, steady
+from .waker import Waker
 
 LINGER = 10.0  # seconds without waiters after which the connections are not trusted any more
 HOST = gethostname().replace("|", "-").replace(" ", "-")
@@ -179,9 +180,7 @@ class Listener:
         self._arrived: deque[tuple[int, HintLink | LinkError]] = deque()
         self._connecting: set[int] = set()
         self._again = {number: 0.0 for number, node in enumerate(nodes) if node.calls}
-        self._waker = socketpair()
-        for end in self._waker:
-            end.setblocking(False)
+        self._waker = Waker()
 
     def forgotten(self) -> bool:
         """Return whether nobody has waited for so long that a firewall may have dropped the connections."""
@@ -228,7 +227,7 @@ class Listener:
             if self._leader is None:
                 self._drop_all()
             else:
-                self._wake()
+                self._waker.ring()
 
     def forked(self) -> None:
         """In a forked child: nobody leads, and the mutex is free."""
@@ -278,14 +277,14 @@ class Listener:
             log.exception("listening to %s failed", self._nodes[node].name)
             link = LinkError("unreachable")
         self._arrived.append((node, link))
-        self._wake()
+        self._waker.ring()
         if self._closed:
             self._drop_arrivals()  # nobody else would
 
     def _called_elsewhere(self, node: int, name: str) -> None:
         """Take a hint in a thread that may not be the one that reads, which is then woken."""
         self._waiters.hint(node, name)
-        self._wake()
+        self._waker.ring()
 
     def _seat_arrivals(self) -> None:
         while self._arrived:
@@ -305,7 +304,7 @@ class Listener:
         if self._arrived:
             return []
         poll = select.poll()
-        poll.register(self._waker[0], select.POLLIN)
+        poll.register(self._waker, select.POLLIN)
         nodes: dict[int, int] = {}
         for node, link in self._links.items():
             with suppress(LinkError):
@@ -315,8 +314,7 @@ class Listener:
         fds = [fd for fd, _ in poll.poll(ceil(min(left, RETRY) * 1000))]
         ready = [nodes[fd] for fd in fds if fd in nodes]
         if len(ready) < len(fds):
-            with suppress(OSError):
-                self._waker[0].recv(4096)
+            self._waker.hush()
         return ready
 
     def _read_link(self, node: int) -> None:
@@ -330,16 +328,11 @@ class Listener:
             self._again[node] = self._clock()
             self._links.pop(node).close()
 
-    def _wake(self) -> None:
-        with suppress(OSError):
-            self._waker[1].send(b"!")
-
     def _drop_all(self) -> None:
         self._drop_arrivals()
         while self._links:
             self._links.popitem()[1].close()
-        for end in self._waker:
-            end.close()
+        self._waker.close()
 
     def _drop_arrivals(self) -> None:
         with suppress(IndexError):

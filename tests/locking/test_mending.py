@@ -44,7 +44,7 @@ async def test_first_extension_gives_an_empty_node_the_key_back(nodes: Servers, 
     """
     L32, P19: it waits for the connections, although the others have decided; no second extension is needed.
     """
-    manager = real_manager(nodes.urls, ttl=TTL)
+    manager = real_manager(nodes.urls, ttl=60.0, max_ttl=60.0, node_timeout=10.0)
     lease = await flavour.acquire(manager.lock("a", renew=False))
     assert await flavour.extend(lease)
     for node in nodes[:dead]:

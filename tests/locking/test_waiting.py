@@ -374,7 +374,7 @@ async def test_refusal_of_a_slow_node_is_heard_out(nodes: Servers, flavour: Flav
 
         assert "cmdstat_publish" not in stats
         assert stats.get("cmdstat_del", {"calls": 0})["calls"] == 0
-        assert "cmdstat_set" not in stats  # a release that comes too early leaves a marker
+        assert client.keys("t:x:*") == []  # a release that comes too early leaves a marker
         proxy.delay(0.0)
         await flavour.release(holder)
         await asyncio.wait_for(task, 20)
