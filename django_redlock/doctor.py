@@ -176,7 +176,7 @@ def _role(node: Examination, rules: Rules) -> Iterator[Finding]:
             "has-replicas",
             "note",
             node.name,
-            f"It has {node.number('connected_slaves')} replicas: if one takes its place, the last locks are missing.",
+            f"It has replicas ({node.number('connected_slaves')}): if one takes its place, the last locks are missing.",
             "Use a master without replicas, or let failovers be known: a node of Redis Sentinel.",
         )
 
