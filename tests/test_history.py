@@ -14,6 +14,7 @@ from django.test import Client, override_settings
 from django.utils import timezone
 
 from django_redlock import LockTakenError, lock, locks
+from django_redlock.contrib.history import recorder as recorders
 from django_redlock.contrib.history.advice import kinds
 from django_redlock.contrib.history.models import Hold
 from django_redlock.contrib.history.recorder import KEEP, MOST, Recorder
@@ -82,6 +83,25 @@ def test_rows_are_written_by_a_thread_of_its_own(settings):
 
     assert done.wait(30)
     assert recorder._thread is None or recorder._thread.daemon
+
+
+def test_thread_survives_a_connection_that_cannot_be_closed(monkeypatch):
+    """
+    Whatever goes wrong beside the writing, the next locks are written, too.
+    """
+    monkeypatch.setattr(recorders, "EVERY", 0.01)
+    monkeypatch.setattr(recorders.connections, "close_all", lambda: None)
+    recorder, tried, done = Recorder(), threading.Event(), threading.Event()
+    recorder.flush = lambda: recorder._rows.clear() or 0  # type: ignore[method-assign]
+
+    def fail() -> None:
+        tried.set()
+        raise RuntimeError("not now")
+
+    monkeypatch.setattr(recorders, "close_old_connections", lambda: done.set() if tried.is_set() else fail())
+    recorder._gave_up("default", "orders:7", "taken", 0.5)
+
+    assert done.wait(30)
 
 
 def test_a_child_process_of_celery_writes_at_its_end(recorder):

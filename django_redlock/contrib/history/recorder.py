@@ -117,8 +117,8 @@ class Recorder:
     def _run(self) -> None:
         while True:
             time.sleep(EVERY)
-            close_old_connections()
             try:
+                close_old_connections()
                 self.flush()
             except Exception:  # whatever it was, what ends next must not start one thread each
                 log.exception("the history of locks was not written")
