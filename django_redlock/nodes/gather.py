@@ -326,7 +326,10 @@ class Gather:
             self._seat_arrivals(bundle)
         if look:
             for seat in list(bundle.seats.values()):
-                self._catch_up(bundle, seat)
+                if seat.owed:
+                    self._catch_up(bundle, seat)
+                if not seat.owed and seat.node in bundle.seats:  # the end of a link comes behind what it owed
+                    self._catch_up(bundle, seat)
 
     def _send(self, bundle: Bundle, ballot: Ballot, node: int, packed: dict[int, bytes], now: float) -> bool:
         """Send one node its request, or note why it did not get it; returns whether it has a link for that."""
