@@ -1068,15 +1068,18 @@ async def test_async_block_leaves_no_connection_behind(async_connections, monkey
     The thread that an asynchronous block has for its transaction ends with it, and closes what it opened.
     """
     order = await Order.objects.using("warehouse").acreate(total=1)
-    opened = []
-    connection_created.connect(remember := lambda connection, **about: opened.append(connection))
+    opened = []  # also by threads that have nothing to do with it
+    connection_created.connect(
+        remember := lambda connection, **about: opened.append((threading.get_ident(), connection))
+    )
     try:
         async with lock_for_update(order):
-            assert any(each.connection for each in opened)
+            inside = await sync_to_async(threading.get_ident)()
+            assert any(each.connection for thread, each in opened if thread == inside)
     finally:
         connection_created.disconnect(remember)
 
-    assert [each.connection for each in opened] == [None] * len(opened)
+    assert not any(each.connection for thread, each in opened if thread == inside)
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])

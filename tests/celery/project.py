@@ -16,8 +16,9 @@ from typing import Any
 
 import redis
 from celery import Celery, shared_task
+from django.dispatch import receiver
 
-from django_redlock.celery import singleton_task
+from django_redlock.celery import singleton_overlap, singleton_task
 
 app = Celery("tests.celery.project", set_as_current=False)
 
@@ -220,6 +221,13 @@ def failing(number: int) -> None:
 @singleton_task(lease=30.0, on_overlap="join")
 def hold_joined(what: str) -> str:
     return perform(what)
+
+
+@receiver(singleton_overlap)
+def tell_overlap(sender: Any, **about: Any) -> None:
+    """Tell the test, where it waits for it, that a message came while its equal ran."""
+    if sender.name == hold_joined.name:
+        stage(sender.request.args[0]).say("overlapped")
 
 
 @singleton_task(lease=30.0, on_overlap="wait")

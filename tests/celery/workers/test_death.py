@@ -130,11 +130,11 @@ def test_equals_in_a_group(worker, stage, what):
     A group with two equal members ends, and with ``on_overlap="join"`` both have the value of the one run. C92 C94
     """
     result = group(task("hold_joined").si(what) for _ in range(2)).delay()
-    stage.hear("started")
+    until(lambda: sorted(stage.heard()) == ["overlapped", "started"])
     stage.allow()
 
     assert result.get(timeout=30) == [f"{what} done"] * 2
-    assert stage.heard() == ["ended"]
+    assert sorted(stage.heard()) == ["ended", "overlapped", "started"]
 
 
 def test_result_then_call(worker):

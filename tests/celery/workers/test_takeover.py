@@ -4,6 +4,7 @@ import pytest
 
 from django_redlock import locks
 
+from .. import project
 from .real import free, task, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("broker", ["redis"], indirect=True, scope="module")]
@@ -69,12 +70,12 @@ def test_node_is_there_again_after_a_message_was_dropped(start, node, stage, wha
     """
     A node that misses how the slot of a revoked call is freed is told of it later. C68 L38
     """
+    start("elsewhere", concurrency=1)
     result = task("hold").apply_async((what,), queue="dropped")
     until(lambda: on_node(node, "hold", what))
-    result.revoke()
     node.freeze()
-    start("dropped", concurrency=1)
-    task("hold").app.control.revoke(result.id)  # to a worker that was not there before
+    result.revoke()  # every worker hears of it before it hears of the queue
+    project.app.control.add_consumer("dropped")
     until(lambda: result.state == "REVOKED", timeout=30)
 
     node.thaw()
