@@ -168,6 +168,8 @@ class AsyncGather:
         if task is None:
             task = asyncio.get_running_loop().create_task(self._open(node, poll.ballot.timeout))
             self._connecting[node] = task
+            # By a callback, so that a round which sees no link on its way has been told of all that have come.
+            task.add_done_callback(lambda _: self._connecting.pop(node, None))
 
         def connected(task: asyncio.Task[str]) -> None:
             if poll.over or node in poll.ballot.replies:
@@ -193,8 +195,6 @@ class AsyncGather:
             log.exception("connecting to %s failed", self._nodes[node].name)
             self._breakers[node].failed(self._clock())
             return "unreachable"
-        finally:
-            self._connecting.pop(node, None)
 
 
 @dataclass(eq=False, slots=True)

@@ -1,5 +1,6 @@
 """Nodes that died and came back empty: how soon they know of the leases again that are held."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,8 +10,13 @@ from pathlib import Path
 import pytest
 
 from django_redlock import RedlockError
+from django_redlock.core.admission import Admission
+from django_redlock.core.messages import Acquire, Ballot, Kind
+from django_redlock.core.rules import Rules
 from django_redlock.locks import Lease, LockManager
-from django_redlock.nodes.gather import steady
+from django_redlock.nodes.aio import AsyncGather
+from django_redlock.nodes.gather import Breakers, steady
+from django_redlock.nodes.memory import AsyncMemoryLink, MemoryNode
 from django_redlock.testing import FaultProxy, Server, Servers
 
 from .conftest import Asyncio, Flavour, Manager, connect, eventually, real_manager
@@ -149,3 +155,59 @@ def connections_to(port: int) -> int:
     """Return how many connections to a port of this machine are open, as who opened them sees it."""
     rows = [row.split() for row in TABLE.read_text().splitlines()[1:]]
     return sum(int(row[2].split(":")[1], 16) == port and row[9] != "0" for row in rows)
+
+
+class Halting(MemoryNode):
+    """A node that takes as long as a test says to connect, and to answer."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.connects, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def aconnect(self, timeout: float) -> AsyncMemoryLink:
+        await self.connects.wait()
+        await asyncio.sleep(0)  # one turn, as the answers that are held back need
+        return HaltingLink(self)
+
+
+class HaltingLink(AsyncMemoryLink):
+    """Holds replies back."""
+
+    def __init__(self, node: Halting) -> None:
+        super().__init__(node.connect(1.0))
+        self._node = node
+
+    def send(self, request, packed, on_reply, *, in_full=False):
+        def answer(_=None):
+            super(HaltingLink, self).send(request, packed, on_reply)
+
+        if self._node.answers.is_set():
+            answer()
+        else:
+            asyncio.ensure_future(self._node.answers.wait()).add_done_callback(answer)
+
+
+async def test_link_that_comes_with_the_deciding_vote():
+    """
+    L32: a round that mends is also sent to a node whose link comes in the very turn in which the round is decided.
+    """
+    nodes = [Halting(name) for name in "abc"]
+    rules = Rules(3, ttl=TTL, restart_guard=False)
+    admission = Admission(rules, ("a", "b", "c"), steady, time.time)
+    gather = AsyncGather(nodes, admission, Breakers(3))
+    request = Acquire(("{a}",), "0" * 32, "0" * 32, TTL, 1, 600.0, 600.0)
+    ballot = Ballot(dict.fromkeys(range(3), request), lambda replies: len(replies) == 2, 10.0, mending=True)
+
+    for node in nodes[:2]:
+        node.connects.set()
+    nodes[0].answers.set()
+    nodes[2].answers.set()
+    asked = asyncio.create_task(gather.ask(ballot))
+    await eventually(lambda: len(gather._lines) == 2 and len(ballot.replies) == 1)
+    nodes[1].answers.set()  # of both the round hears in one turn, of the vote first
+    nodes[2].connects.set()
+    await asked
+
+    assert {reply.kind for reply in (ballot.replies | ballot.late).values()} == {Kind.ACCEPTED}
+    assert sorted(ballot.replies | ballot.late) == [0, 1, 2]
+    await gather.aclose()
