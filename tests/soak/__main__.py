@@ -69,7 +69,8 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: floa
     proofs = {task: loss.proof(task, slots, nodes) for task in {*open_calls, *(slot.task for slot in slots)}}
     lost = {task: proof for task, proof in proofs.items() if proof}
     fleet.end()
-    overlaps, figures = book.overlaps(), book.figures()
+    overlaps, figures, repeated = book.overlaps(), book.figures(), book.repeated()
+    in_vain = {task for task, pids in repeated.items() if not fleet.killed.issuperset(pids[:-1])}
     remaining = [slot for slot in slots if not (slot.task in lost and slot.queued)]
     unexplained = [task for task in open_calls if task not in lost]
     print(
@@ -82,7 +83,10 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: floa
         f"bodies                            {figures.begun} begun, {figures.finished} finished, of {figures.keys} keys"
     )
     print(f"accepted, and skipped by a worker {len(revoked)}")
-    print(f"accepted, and finished twice      {book.twice()}")
+    known = len(repeated) - len(in_vain)
+    print(
+        f"accepted, and finished twice      {len(repeated)}, of which {known} because the first was killed at its end"
+    )
     print(f"accepted, and lost                {len(unexplained)}")
     print(f"bodies of one key that overlapped {len(overlaps)}")
     print(f"keys left on a node one lease after {len(remaining)}")
@@ -92,6 +96,7 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: floa
         )
         print("".join(f"  {task}: {proof}\n" for task, proof in lost.items()), end="")
     told = [f"lost: {task} ({project.work.AsyncResult(task).state})" for task in unexplained]
+    told += [f"done again, though nobody was killed: {task} in {repeated[task]}" for task in in_vain]
     return [*overlaps, *told, *(f"left: {slot}" for slot in remaining)]
 
 

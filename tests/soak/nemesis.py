@@ -24,6 +24,7 @@ class Fleet:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._numbers = iter(range(1_000_000))
+        self.killed: set[int] = set()  # process ids of children that were killed, with their worker or alone
         self.beat = self._celery("beat", f"--schedule={folder / 'beat'}", "--loglevel=WARNING")
         self.workers = [self._worker(), self._worker()]
 
@@ -44,19 +45,19 @@ class Fleet:
     def kill_worker(self) -> None:
         """Kill a worker, whose children die with it, and start another."""
         place = random.randrange(len(self.workers))
+        self.killed.update(children(self.workers[place].pid))
         self.workers[place].kill()
         self.workers[place].wait()
         self.workers[place] = self._worker()
 
     def kill_child(self) -> bool:
         """Kill a child of a worker; returns whether there was one."""
-        worker = random.choice(self.workers).pid
-        children = [
-            int(pid) for path in glob(f"/proc/{worker}/task/*/children") for pid in Path(path).read_text().split()
-        ]
-        if not children:
+        alive = children(random.choice(self.workers).pid)
+        if not alive:
             return False
-        os.kill(random.choice(children), signal.SIGKILL)
+        child = random.choice(alive)
+        self.killed.add(child)
+        os.kill(child, signal.SIGKILL)
         return True
 
     def revive(self) -> None:
@@ -75,6 +76,11 @@ class Fleet:
         for process in (self.beat, *self.workers):
             process.kill()
             process.wait()
+
+
+def children(pid: int) -> list[int]:
+    """Return the process ids of the children of a process."""
+    return [int(child) for path in glob(f"/proc/{pid}/task/*/children") for child in Path(path).read_text().split()]
 
 
 class Nemesis:

@@ -78,10 +78,13 @@ class Records:
             for key, a, pid, began, seen, b, other, start in rows
         ]
 
-    def twice(self) -> int:
-        """Return how many calls had their work done more than once."""
-        rows = self._database.execute("SELECT 1 FROM run WHERE ended GROUP BY task HAVING COUNT(*) > 1")
-        return len(rows.fetchall())
+    def repeated(self) -> dict[str, list[int]]:
+        """Return the tasks whose work was done more than once, and the processes that did it, in their order."""
+        rows = self._database.execute("SELECT task, pid FROM run WHERE ended ORDER BY began").fetchall()
+        pids: dict[str, list[int]] = {}
+        for task, pid in rows:
+            pids.setdefault(task, []).append(pid)
+        return {task: doers for task, doers in pids.items() if len(doers) > 1}
 
     def figures(self) -> "Figures":
         """Return how much happened."""
