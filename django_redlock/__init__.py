@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from .conf import InvalidRedlockError
 from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError, StaleTokenError
 from .handler import lock, locks
-from .locks import Lease, Lock, LockManager
+from .leases import Lease
+from .locks import Lock, LockManager
 
 if TYPE_CHECKING:
     from .commands import locked_command

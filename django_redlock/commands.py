@@ -15,7 +15,8 @@ from django.http import HttpRequest
 from .conf import DEFAULT_ALIAS
 from .exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from .handler import locks
-from .locks import Lease, Lock, check_wait
+from .leases import Lease
+from .locks import Lock, check_wait
 from .view_keys import Call, Key, ViewKey
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])

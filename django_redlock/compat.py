@@ -27,7 +27,8 @@ from .core.rules import MIN_TTL, Rules, number, seconds
 from .core.tenure import release_outcome
 from .exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError, RedlockError
 from .handler import locks
-from .locks import Lease, LockManager
+from .leases import Lease
+from .locks import LockManager
 from .nodes.gather import steady
 from .nodes.redis import RedisLockError, RedisLockNotOwnedError
 from .watchdog import AsyncWatchdog, Watchdog, loop_watchdog, watchdog

@@ -13,7 +13,7 @@ from django.db.models import Max, Q
 from django.utils.translation import gettext_lazy as _
 
 from .exceptions import StaleTokenError
-from .locks import Lease
+from .leases import Lease
 
 M = TypeVar("M", bound=models.Model)
 

@@ -31,7 +31,7 @@ from django.db.models.functions import Now
 
 from .blocks import Block
 from .exceptions import StaleTokenError
-from .locks import Lease
+from .leases import Lease
 from .models import MAX_SHOWN, Fence, fence_key
 
 P = ParamSpec("P")

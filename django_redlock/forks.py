@@ -1,5 +1,5 @@
 """
-Notice that this process was forked, also by those who do not tell Python of it, such as uWSGI.
+Which process this is: notice that it was forked, also by those who do not tell Python of it, such as uWSGI.
 
 Asking for the process id each time is a system call, of which a lock has few. Linux empties a page of memory in a
 forked child if it is asked to, and a look at that costs nothing.
@@ -8,8 +8,32 @@ forked child if it is asked to, and a look at that costs nothing.
 import mmap
 import os
 import sys
+from collections.abc import Callable
 
 WIPE_ON_FORK = 18  # MADV_WIPEONFORK, since Linux 4.14
+
+
+class Process:
+    """This process, as its leases and the nodes know it; a forked child is another one."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.name = _new_name()
+        self.starts: list[Callable[[], object]] = []
+        """What is called in a forked child, before it uses a lock or a lease."""
+        self._mark = ForkMark()
+
+    def begin(self) -> None:
+        """Begin anew, in a forked child."""
+        self._mark.note()
+        self.pid, self.name = os.getpid(), _new_name()
+        for start in self.starts:
+            start()
+
+    def notice_fork(self) -> None:
+        """Begin anew if this is a forked child that has not done so: uWSGI forks without telling Python."""
+        if self._mark.is_gone():
+            self.begin()
 
 
 class ForkMark:
@@ -30,6 +54,11 @@ class ForkMark:
         return not self._page[0] if self._page else self._pid != os.getpid()
 
 
+def _new_name() -> str:
+    """Return what tells this process from all others, past and future ones on this host included."""
+    return f"{os.getpid():x}.{os.urandom(6).hex()}"
+
+
 def _page() -> mmap.mmap | None:
     """Return a page that says 1 here and 0 in a forked child, or None if there is no such thing."""
     if sys.platform != "linux":
@@ -40,3 +69,9 @@ def _page() -> mmap.mmap | None:
     except OSError:
         return None
     return page
+
+
+process = Process()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=process.begin)

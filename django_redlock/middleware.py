@@ -14,7 +14,8 @@ from django.utils.deprecation import MiddlewareMixin
 
 from .conf import DEFAULT_ALIAS
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
-from .locks import Lease, check_wait
+from .leases import Lease
+from .locks import check_wait
 from .refusals import OnBusy, check_on_busy, refusal
 from .view_keys import Key
 from .views import Guard, Options, OwnTransactions, check_methods, guarded, guarded_async

@@ -28,7 +28,8 @@ from .exceptions import LockLostError, LockTakenError
 from .fencing import fenced, in_transaction, own_thread
 from .handler import locks
 from .inventory import State, find_locks
-from .locks import Lease, Lock
+from .leases import Lease
+from .locks import Lock
 from .rows import Instance, Instances, Related, Row, Rows, Target
 
 M = TypeVar("M", bound=Model)

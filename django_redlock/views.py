@@ -23,7 +23,8 @@ from .conf import DEFAULT_ALIAS
 from .exceptions import LockTakenError, QuorumUnavailableError
 from .fencing import in_transaction
 from .handler import locks
-from .locks import Lease, Lock, check_wait
+from .leases import Lease
+from .locks import Lock, check_wait
 from .refusals import OnBusy, check_on_busy, refuse
 from .view_keys import Call, Key, ViewKey
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
+from .forks import process
 from .loops import PerLoop
 from .nodes import green
 from .nodes.gather import steady
@@ -290,6 +291,8 @@ class AsyncWatchdog:
 
 watchdog = Watchdog()
 """The one of this process."""
+
+process.starts.append(watchdog.start_over)
 
 _per_loop = PerLoop(AsyncWatchdog)
 

@@ -20,7 +20,7 @@ FLOORS = [
     {"exceptions"},
     {"core"},
     {"nodes"},
-    {"decoration", "entering", "forks", "locks", "loops", "presence", "watchdog"},
+    {"decoration", "entering", "forks", "leases", "locks", "loops", "presence", "watchdog"},
     {"conf", "handler", "signals"},
     {"blocks", "inventory", "fencing", "models", "migrations"},
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock
-from django_redlock.locks import Lease
+from django_redlock.leases import Lease
 from django_redlock.testing import OverlapError, Simulation
 
 DOCS = Path(__file__).parents[1] / "docs" / "testing.md"

@@ -6,7 +6,8 @@ from typing import Any
 
 from ..core.owner import Owner
 from ..exceptions import LockTakenError, QuorumUnavailableError
-from ..locks import Lease, fresh_nonce
+from ..leases import Lease
+from ..locks import fresh_nonce
 from ..nodes.gather import steady
 from ..watchdog import watchdog
 from .interrupt import Interrupt

@@ -13,7 +13,8 @@ from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError, WorkerShutdown, WorkerTerminate
 
 from ..exceptions import LockTakenError, QuorumUnavailableError
-from ..locks import Lease, fresh_nonce
+from ..leases import Lease
+from ..locks import fresh_nonce
 from ..nodes.gather import steady
 from .execution import EXECUTION, Execution, begun_name, done_name, leave_queue, moved_on
 from .interrupt import SlotLostError

@@ -25,7 +25,7 @@ from ..core.owner import Owner, decode, nonce_of
 from ..core.rules import MIN_TTL
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import locks
-from ..locks import Lease
+from ..leases import Lease
 from ..signals import lock_acquired, lock_taken
 
 HEADER = "django_redlock"

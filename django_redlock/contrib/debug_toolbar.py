@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import LockTakenError
 from ..inventory import printable
-from ..locks import Lease
+from ..leases import Lease
 from ..signals import lock_acquired, lock_taken
 
 # What the request tried: leases, and the errors of those that it did not get. A context goes along with a request from

@@ -10,7 +10,8 @@ may evict keys give none either. Requests still go to such nodes: their keys kee
 Nodes expire keys by their wall clock, so one whose clock ran forward has dropped keys too early. Every reply carries
 the node's time; two kinds of look at it find such a node. Who knows the node sees its clock jump between two replies,
 and gives it no vote until every lease of before has ended. Who has just started compares the nodes with each other:
-one that is far from most of the others gives no vote while that is so.
+one that is far from most of the others gives no vote while that is so, and when its clock is put back, none until every
+lease of before has ended. A step that is undone before a client hears from the node leaves no trace for that client.
 """
 
 from collections.abc import Callable, Mapping
@@ -133,10 +134,14 @@ class Admission:
         if since < FRESH and abs(least - self._least[node]) < EVEN and abs(most - self._most[node]) < EVEN:
             return  # as it was a moment ago
         self._looked[node] = now
-        jump = least - self._most[node]
+        forward, back = least - self._most[node], self._least[node] - most
         # Not by what the drift of a usual lease allows: the shortest ones allow hardly more than the rounding.
-        if jump > EXPIRY_ROUNDING + CLOCK_RATE * since:
-            why = f"its clock ran {jump:.3f} s forward"
+        allowed = EXPIRY_ROUNDING + CLOCK_RATE * since
+        if forward > allowed:
+            why = f"its clock ran {forward:.3f} s forward"
+            self._quarantined[node] = (now + self._rules.guard, why, "clock_guard")
+        elif back > allowed and node in self._doubted:  # who has just started saw it only while it was ahead
+            why = f"its clock went {back:.3f} s back to the others'"
             self._quarantined[node] = (now + self._rules.guard, why, "clock_guard")
         self._least[node], self._most[node] = least, most
         if self._compares_clocks:

@@ -33,7 +33,8 @@ from ..core.messages import Kind, Request, Survey
 from ..core.names import slug
 from ..core.rules import Rules
 from ..handler import locks
-from ..locks import Lease, Lock, LockManager
+from ..leases import Lease
+from ..locks import Lock, LockManager
 from ..nodes import LinkError
 from ..nodes.gather import steady
 from ..nodes.hints import Waiters
@@ -86,8 +87,9 @@ class Simulation:
                     stack.enter_context(patch.object(module, "steady", self.clock))
             stack.enter_context(patch("django_redlock.locks.time", WallClock(self.clock)))
             watchdog = VirtualWatchdog(self._process_of)
-            stack.enter_context(patch("django_redlock.locks.watchdog", watchdog))
-            stack.enter_context(patch("django_redlock.locks.loop_watchdog", lambda: watchdog))
+            for module in ("django_redlock.locks", "django_redlock.leases"):
+                stack.enter_context(patch(f"{module}.watchdog", watchdog))
+                stack.enter_context(patch(f"{module}.loop_watchdog", lambda: watchdog))
             self._main = Process(self, "this process")
             stack.enter_context(patch.dict(locks._managers, {self._using: self._main.manager}))
             self._stack = stack.pop_all()

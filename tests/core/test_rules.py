@@ -360,6 +360,22 @@ def test_clock_far_from_most_others_gives_no_vote_to_a_client_that_has_just_star
     assert "OPTIONS['clock_guard']" in watch.doubted()[0]
 
 
+def test_clock_that_was_far_ahead_is_put_back_while_a_client_looks():
+    """
+    P21: who has just started saw that it was wrong, and not when it began. Keys of before may have ended too early.
+    """
+    watch, clock = clocked()
+    for node, ahead in enumerate([60.0, 0.0, 0.2]):
+        tell(watch, clock, node, ahead)
+
+    reply = tell(watch, clock, 0)
+
+    assert not watch.doubted()
+    assert reply.detail == "its clock went 59.999 s back to the others', votes again in 61 s (OPTIONS['clock_guard'])"
+    clock.now += 62
+    assert tell(watch, clock, 0).kind is Kind.ACCEPTED
+
+
 def test_own_clock_has_a_say_while_few_nodes_are_known():
     """P21: of two nodes that disagree, the one that the client agrees with votes; a wrong client agrees with none."""
     watch, clock = clocked()

@@ -12,7 +12,8 @@ from django.core.management import call_command
 from django.db import connections
 
 from django_redlock.core.rules import Rules
-from django_redlock.locks import Lease, Lock, LockManager
+from django_redlock.leases import Lease
+from django_redlock.locks import Lock, LockManager
 from django_redlock.nodes import NodeSpec, ledger, open_node
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Servers

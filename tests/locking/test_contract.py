@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
-from django_redlock.locks import Lease, LockManager
+from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, leases
+from django_redlock.leases import Lease
+from django_redlock.locks import LockManager
 
 from .conftest import Flavour, Manager, eventually, held_by, holders
 
@@ -229,8 +230,8 @@ async def test_loss_is_told_whoever_notices_it(make: Manager, flavour: Flavour, 
     lease.on_lost(told.append)
     times = [lease._tenure.deadline - 1e-6]  # when it is looked at, and from then on it is over
     # The package's attribute `locks` is the handler, not this module.
-    module = sys.modules["django_redlock.locks"]
-    monkeypatch.setattr(module, "steady", lambda: times.pop() if times else lease._tenure.deadline)
+    for module in (sys.modules["django_redlock.locks"], leases):
+        monkeypatch.setattr(module, "steady", lambda: times.pop() if times else lease._tenure.deadline)
 
     assert not await flavour.extend(lease)
     assert not lease.valid()

@@ -13,7 +13,8 @@ from django_redlock import RedlockError
 from django_redlock.core.admission import Admission
 from django_redlock.core.messages import Acquire, Ballot, Kind
 from django_redlock.core.rules import Rules
-from django_redlock.locks import Lease, LockManager
+from django_redlock.leases import Lease
+from django_redlock.locks import LockManager
 from django_redlock.nodes.aio import AsyncGather
 from django_redlock.nodes.gather import Breakers, steady
 from django_redlock.nodes.memory import AsyncMemoryLink, MemoryNode

@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 
 from django_redlock.core.messages import SHARED, Kind
 from django_redlock.exceptions import LockLostError, LockTakenError
-from django_redlock.locks import Lease, LockManager
+from django_redlock.leases import Lease
+from django_redlock.locks import LockManager
 from django_redlock.testing import Server, Servers
 
 from .conftest import real_manager

@@ -90,6 +90,28 @@ def most_clocks_step(seed: int) -> Violations:
     return schedule.oracles.violations
 
 
+def step_is_undone_unseen(seed: int) -> Violations:
+    """One node's clock steps forward and back again before a client that knows the node hears from it."""
+    schedule = Schedule(THREE, seed)
+    holder, other, third = (schedule.start_client(idle=True) for _ in range(3))
+
+    def story() -> Routine:
+        other.spawn(visit(other))
+        yield from visit(holder)
+        yield Sleep(0.1)
+        cut_off(holder, 2)
+        yield from holder.acquire(("a",), 0.0)
+        schedule.machines[0].set_clock(60.0)
+        third.spawn(visit(third))
+        yield Sleep(0.1)
+        schedule.machines[0].set_clock(-60.0)
+        other.spawn(other.acquire(("a",), 0.0))
+
+    holder.spawn(story())
+    schedule.world.run(3.0)
+    return schedule.oracles.violations
+
+
 def one_of_three_forgets(seed: int) -> Violations:
     """The one node that two quorums share forgets the token of the first, and the clock of the second is behind."""
     schedule = Schedule(THREE, seed, restart_guard=False)
@@ -182,6 +204,7 @@ ASSUMPTIONS = [
     Assumption("A1", "one node of three forgets its tokens, and clocks are off", "token", one_of_three_forgets),
     Assumption("A1'", "nodes that forgot the locks vote at once", "overlap", amnesia(3, 2, 2)),
     Assumption("A2", "two of three nodes' clocks step forward together", "overlap", most_clocks_step),
+    Assumption("A2", "a node's clock steps forward and back unseen", "overlap", step_is_undone_unseen),
     Assumption("A2", "the clocks of some clients lose a fifth of the time", "overlap", slow_clocks),
     Assumption("A3", "nodes forget, and clocks lag by more than the guard time", "token", tokens_are_forgotten),
     Assumption("A4", "rows do not stay locked", "update", schedules_of(replace(PAUSE, slow=0.1)), rows_stay_unlocked),

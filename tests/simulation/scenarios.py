@@ -69,7 +69,7 @@ def stepping_node(seed: int) -> Violations:
     """
     P21: a bare quorum holds, and one of its nodes drops the key because its clock steps.
 
-    Two others try then: one who knows the nodes, and one who has just started.
+    Two others try then: one who knows the nodes, and one who has just started. Both try again when the clock is back.
     """
     schedule = Schedule(THREE, seed)
     machines, oracles = schedule.machines, schedule.oracles
@@ -86,7 +86,11 @@ def stepping_node(seed: int) -> Violations:
         yield Sleep(0.3)
         for client in (warm, cold):
             client.spawn(attempt(client))
-        yield Sleep(0.3)
+        yield Sleep(0.2)
+        machines[0].set_clock(-60.0)
+        for client in (warm, cold):
+            client.spawn(attempt(client))
+        yield Sleep(0.1)
         if not lease.believed():
             oracles.violated("stuck", "P21: the holder lost the lock")
 

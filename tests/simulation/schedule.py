@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from django_redlock.core.admission import INFINITY
 from django_redlock.core.rules import Rules, majority
 
 from .database import GUARDS, Database, increment
@@ -13,6 +14,7 @@ from .profiles import TTL, Profile
 from .world import EPOCH, Cancelled, Clock, Routine, Sleep, World
 
 BUSY = (0.5, 1.0, 1.0, 4.0)  # seconds of hazards
+STEP = 0.3  # seconds by which a clock steps at least
 QUIET = 20.0  # seconds without, in which every client has to get the lock once more
 NODE_SKEW = 0.2  # seconds by which the clocks of nodes are off at most: beyond a second they would not vote
 EXCERPT = 80  # lines of the trace to show before the first violation
@@ -96,6 +98,15 @@ class Client(Process):
             return None
         finally:
             trying.clear()
+
+    def offset(self, machine: Machine) -> float | None:
+        """Return by how much it takes a node's clock to be ahead of its own steady one, None if it does not know it."""
+        offset = self.admission._most[machine.number]
+        return None if offset == INFINITY else offset
+
+    def sees_step(self, machine: Machine, before: float) -> bool:
+        """Return whether a node's clock is far from where it was *before*, as far as it knows."""
+        return abs((self.offset(machine) or before) - before) > STEP / 2
 
     def section(self, database: Database, lease: Lease) -> Routine:
         """Increment under a lock, and give it up unless it is left to expire."""
@@ -212,9 +223,22 @@ class Schedule:
         right = [machine for machine in self.machines if not machine.wrong and now - machine.stepped > 3 * TTL]
         may = random.choice(self.profile.together) - (len(self.machines) - len(right))
         for machine in random.sample(right, max(may, 0)):
-            seconds = random.choice((0.3, 2.0, 6.0)) * random.choice((1, 1, -1))
+            seconds = random.choice((STEP, 2.0, 6.0)) * random.choice((1, 1, -1))
+            shown = {client: offset for client in self.clients if (offset := client.offset(machine)) is not None}
             machine.set_clock(seconds)
-            self.world.at(now + random.uniform(0.1, 2 * TTL), machine.set_clock, -seconds)
+            self.world.at(now + random.uniform(0.1, 2 * TTL), self._step_back, machine, seconds, shown)
+
+    def _step_back(self, machine: Machine, seconds: float, shown: dict[Client, float]) -> None:
+        """
+        Step a clock back, but not before all clients that knew it have seen the step.
+
+        A step that is undone before somebody looks leaves no trace for him; see assumption A2.
+        """
+        blind = [client for client, offset in shown.items() if not (client.dead or client.sees_step(machine, offset))]
+        if blind and "overlap" not in self.profile.tolerated:
+            self.world.at(self.world.now + 0.01, self._step_back, machine, seconds, shown)
+        else:
+            machine.set_clock(-seconds)
 
     def _step_wall(self) -> None:
         client = self.world.random.choice(self.clients)

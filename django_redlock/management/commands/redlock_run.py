@@ -12,7 +12,8 @@ from ... import commands
 from ...child import Child, signals_passed_on
 from ...conf import DEFAULT_ALIAS, InvalidRedlockError
 from ...handler import locks
-from ...locks import Lease, Lock
+from ...leases import Lease
+from ...locks import Lock
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells say it
 GRACE = 10.0  # seconds

@@ -1,0 +1,397 @@
+"""
+Proof of holding a lock: what acquiring one gives, blocking and asyncio.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from .core.messages import Ballot
+from .core.names import named, printable
+from .core.tenure import Tenure, release_outcome
+from .exceptions import LockLostError
+from .forks import process
+from .nodes.gather import steady
+from .watchdog import loop_watchdog, watchdog
+
+if TYPE_CHECKING:
+    from .locks import LockManager
+
+LASTING = 86_400.0  # seconds for which a node is told of the end of a hold that nobody renews and that may last long
+
+log = logging.getLogger("django_redlock")
+
+
+class Lease:
+    """
+    Proof that a quorum of nodes granted a lock, for as long as it is valid.
+
+    Validity comes from the clock alone: the ttl counts from before the first byte of the request was sent, less the
+    allowance for drift ("Distributed Locks with Redis", "The Redlock Algorithm", step 3). A lease that ended stays
+    ended.
+    """
+
+    def __init__(
+        self,
+        manager: "LockManager",
+        tenure: Tenure,
+        renew: bool,
+    ) -> None:
+        self._manager = manager
+        self._tenure = tenure
+        self._renew = renew
+        self._lost: Any = None  # made when it is asked for
+        self._callbacks: list[Callable[[Lease], object]] = []
+        self._mutex = threading.Lock()
+        self._pid = process.pid
+        self._told = False  # whether its loss is known
+        self._depth = 1  # how often its holder has entered it, for a reentrant lock
+        self._owner = b""
+        self._taken_over: Ballot | None = None  # the round that took the lock over from somebody else
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.name!r}: {self._tenure.ended or f'{self.remaining():.1f} s left'}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("A Lease cannot be pickled or copied: the lock would have two holders.")
+
+    @property
+    def name(self) -> str:
+        """The lock's name; several names are joined by commas."""
+        return named(self._tenure.names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that are locked, sorted."""
+        return self._tenure.names
+
+    @property
+    def fencing_token(self) -> int:
+        """A number greater than that of every earlier holder of any of the names."""
+        return self._tenure.token
+
+    @property
+    def ttl(self) -> float:
+        """Length of the lease, in seconds, counted from its last extension."""
+        return self._tenure.ttl
+
+    @property
+    def token(self) -> str:
+        """The secret that extends and releases this lock: 32 hexadecimal digits. Never show it."""
+        return self._tenure.nonce
+
+    @property
+    def reason(self) -> str | None:
+        """
+        Why it ended; None while it goes on.
+
+        ``released``, ``expired``, ``superseded``, ``fenced``, ``revoked`` (an operator asked for it), ``max_hold``,
+        ``max_extensions``, ``heartbeat`` or ``forked``.
+        """
+        return "forked" if self._forked() else self._tenure.ended
+
+    @property
+    def waited(self) -> float:
+        """How long it took to get, in seconds."""
+        return self._tenure.waited
+
+    @property
+    def extensions(self) -> int:
+        """How often it has been extended."""
+        return self._tenure.extensions
+
+    @property
+    def lost(self) -> Any:
+        """
+        An event that is set when the lease ends without having been released.
+
+        A :class:`threading.Event`, or an :class:`asyncio.Event` for a lease acquired with ``aacquire()`` or
+        ``async with``, which its event loop sets, whichever thread noticed the end.
+        """
+        if self._lost is None:
+            with self._mutex:
+                self._lost = self._lost or self._new_event()
+            if self._told:
+                self._set_lost()
+        return self._lost
+
+    def held(self) -> float:
+        """Return for how many seconds the lock has been held, or was until it ended."""
+        return self._tenure.held(steady())
+
+    def remaining(self) -> float:
+        """Return the seconds of validity left; 0.0 when it ended."""
+        return self._tenure.remaining(steady()) if self.valid() else 0.0
+
+    def valid(self) -> bool:
+        """Return whether the lock is still held, by the local clock; asks no node."""
+        if self._forked():
+            return False
+        if self._tenure.check(steady()):
+            return True
+        self._tell_loss()
+        return False
+
+    def ensure(self, margin: float = 0.0) -> None:
+        """
+        Check that the lock is still held, by the local clock; asks no node.
+
+        Args:
+            margin: How many seconds of it must be left, for what comes next.
+
+        Raises:
+            LockLostError: It is not, or too little of it is left.
+        """
+        if not self.valid():
+            raise self._loss()
+        if margin and self.remaining() < margin:
+            raise LockLostError(self.name, "margin", self._tenure.held(steady()))
+
+    def on_lost(self, callback: Callable[["Lease"], object]) -> None:
+        """
+        Call *callback* with this lease once if it is lost; at once if it already was.
+
+        It is called from the watchdog's thread, or in the event loop of an asyncio lease.
+        """
+        with self._mutex:
+            self._callbacks.append(callback)
+        if self._told:
+            self._call_back()
+
+    def heartbeat(self) -> None:
+        """Say that the work goes on; a lease taken with ``heartbeat=`` is extended only while it is told so."""
+        self._tenure.beat(steady())
+
+    def extend(self, ttl: float | None = None) -> bool:
+        """
+        Ask the nodes for a whole ttl from now; returns whether a quorum agreed before the old deadline.
+
+        Needed only with ``renew=False``. Blocks for at most one node timeout.
+
+        Args:
+            ttl: Length of the lease from now on, in seconds; None is as it was.
+
+        Raises:
+            ValueError: The ttl cannot work; the message says what to write.
+        """
+        return self._manager.extend([self], self._checked(ttl)) == 1
+
+    async def aextend(self, ttl: float | None = None) -> bool:
+        """Do what :meth:`extend` does without blocking."""
+        return await self._manager.aextend([self], self._checked(ttl)) == 1
+
+    def release(self, wait: bool = True) -> str:
+        """
+        Give the lock up; returns what the nodes say of it.
+
+        ``released``: it was ours until now. ``expired``: it had ended. ``taken``: somebody else has it.
+        ``unknown``: too few nodes answered within the node timeout; it ends with its ttl at the latest. ``held``: it
+        was entered more than once, and is still held. Never raises for a lock that is gone, and may be called twice.
+        A node that misses the release is told again in the background until the lease would have ended.
+
+        Args:
+            wait: Whether to wait for the nodes' answers; if not, the release is sent, and the outcome is ``unknown``.
+        """
+        if self._still_entered():
+            return "held" if self.valid() else "expired"
+        ballot = self._end(wait)
+        if ballot is None:
+            return "expired" if not self._forked() else "unknown"
+        watchdog.forget(self)
+        self._manager.ask(ballot)
+        if self._taken_over and (late := end_of_hold_before(self._taken_over)):
+            self._manager.ask(late)
+        return self._ended(ballot)
+
+    async def arelease(self, wait: bool = True) -> str:
+        """Do what :meth:`release` does without blocking; a cancelled call has sent the release all the same."""
+        if self._still_entered():
+            return "held" if self.valid() else "expired"
+        ballot = self._end(wait)
+        if ballot is None:
+            return "expired" if not self._forked() else "unknown"
+        loop_watchdog().forget(self)
+        await self._manager.aask(ballot)
+        if self._taken_over and (late := end_of_hold_before(self._taken_over)):
+            await self._manager.aask(late)
+        return self._ended(ballot)
+
+    # What the fence asks
+
+    @property
+    def shared(self) -> bool:
+        """Whether others may have it at the same time."""
+        return self._tenure.shared
+
+    def slots(self) -> list[tuple[str, str]]:
+        """Return what is held: each name, and the number of the place, which is empty unless several may hold it."""
+        return [(name, self._tenure.place()) for name in self.names]
+
+    def owner(self) -> str:
+        """
+        Return what stands for this acquisition in a fence: 32 hexadecimal digits, no secret.
+
+        No other acquisition has the same, not even one that was given the same token, or a fork of this process.
+        """
+        with self._mutex:
+            self._owner = self._owner or os.urandom(16)
+        return blake2b(self._owner, digest_size=16, key=str(os.getpid()).encode()).hexdigest()
+
+    def fenced_out(self, token: int) -> None:
+        """End it: a database has seen *token*, which a later holder has. The next acquisition goes above it."""
+        self._tenure.seen(token)
+        self._tenure.end("fenced", steady())
+        self._tell_loss()
+
+    # What a reentrant lock asks
+
+    @property
+    def entered(self) -> bool:
+        """Whether its holder has not yet given it back as often as it was taken."""
+        return self._depth > 0
+
+    def enter_again(self) -> bool:
+        """
+        Enter it once more; returns whether that could be, which it cannot when it has been given back.
+
+        Raises:
+            LockLostError: It was lost, and its holder is still inside.
+        """
+        if not self.entered:
+            return False
+        self.ensure()
+        self._depth += 1
+        return True
+
+    # What the watchdog asks
+
+    @property
+    def keeper(self) -> "LockManager":
+        """Who extends it."""
+        return self._manager
+
+    @property
+    def renewed(self) -> bool:
+        """Whether it is extended without being asked."""
+        return self._renew
+
+    @property
+    def slack(self) -> float:
+        """By how many seconds it may be extended early, together with others."""
+        return self._tenure.ttl / 30 if self._renew else 0.0
+
+    def due(self) -> float:
+        """Return when the watchdog looks at it next."""
+        return self._tenure.due(self._renew)
+
+    def _forked(self) -> bool:
+        process.notice_fork()
+        return self._pid != process.pid
+
+    def _checked(self, ttl: float | None) -> float | None:
+        return ttl if ttl is None else self._manager.rules.check_ttl(ttl)
+
+    def _still_entered(self) -> bool:
+        """Leave a reentrant lock once; returns whether it has been entered more often."""
+        self._depth -= 1
+        return self.entered
+
+    def _extended(self, ballot: Ballot, number: int, start: float) -> bool:
+        longer = self._tenure.extended(ballot, number, start, steady())
+        if self._tenure.ended:
+            self._tell_loss()
+        if longer:
+            self._manager.notify("lock_extended", lease=self)
+        return longer
+
+    def _end(self, wait: bool) -> Ballot | None:
+        """Mark it ended, before the first byte of the release is sent; returns the round to carry out."""
+        if self._forked() or self._tenure.ended == "released":
+            return None
+        if self._tenure.check(steady()):
+            self._tenure.end("released", steady())
+        else:
+            self._tell_loss()
+        return self._tenure.release(self._tenure.timeout if wait else 0.0)
+
+    def _ended(self, ballot: Ballot) -> str:
+        outcome = release_outcome(ballot, self._manager.rules)
+        if self._tenure.ended == "released":
+            self._manager.notify("lock_released", lease=self, outcome=outcome)
+        return outcome if self._tenure.ended == "released" else "taken" if outcome == "taken" else "expired"
+
+    def _tell_loss(self) -> None:
+        """Tell of an end that was no release, once, whoever noticed it."""
+        if self._tenure.ended == "released" or self._told:
+            return
+        with self._mutex:
+            if self._told:
+                return
+            self._told = True
+        self._set_lost()
+        about = {"event": "lock_lost", "lock": self.name}
+        log.error("lock lost: %s (%s)", printable(self.name), self.reason, extra=about)
+        self._manager.notify("lock_lost", lease=self, reason=self.reason)
+        self._call_back()
+
+    def _new_event(self) -> threading.Event | asyncio.Event:
+        return threading.Event()
+
+    def _set_lost(self) -> None:
+        if self._lost is not None:
+            self._lost.set()
+
+    def _call_back(self) -> None:
+        with self._mutex:
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:
+                log.exception("a callback of lock %s failed", self.name)
+
+    def _loss(self) -> LockLostError:
+        return LockLostError(self.name, self.reason or "expired", self._tenure.held(steady()))
+
+    def _leave(self, outcome: str, body_failed: bool) -> None:
+        """Raise the loss at the end of a ``with`` block, unless the body raised: then its exception counts."""
+        if outcome in ("expired", "taken") and not body_failed:
+            if self._tenure.ended == "released":
+                self._tenure.ended = "superseded"
+            raise self._loss()
+
+
+class AsyncLease(Lease):
+    """A lease whose events belong to the event loop that acquired it."""
+
+    def __init__(self, manager: "LockManager", tenure: Tenure, renew: bool) -> None:
+        super().__init__(manager, tenure, renew)
+        self._loop = asyncio.get_running_loop()
+
+    def _new_event(self) -> asyncio.Event:
+        return asyncio.Event()
+
+    def _set_lost(self) -> None:
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits for the event any more
+            if asyncio._get_running_loop() is self._loop or not self._loop.is_running():
+                super()._set_lost()
+            else:  # noticed in another thread, which may not wake those that wait
+                self._loop.call_soon_threadsafe(super()._set_lost)
+
+
+def end_of_hold_before(takeover: Ballot) -> Ballot | None:
+    """Return what ends the hold before on nodes that have not answered the take-over, and may get both later."""
+    if takeover.remedy is None or not (nodes := takeover.unanswered()):
+        return None
+    requests = dict.fromkeys(nodes, takeover.remedy)
+    return Ballot(requests, lambda replies: False, 0.0, farewell=True, lasting=LASTING)
+
+
+def extended(ballot: Ballot, leases: Sequence[Lease], start: float) -> int:
+    """Tell leases the outcome of the round that began at *start*; returns how many are longer now."""
+    return sum(lease._extended(ballot, number, start) for number, lease in enumerate(leases))
