@@ -52,6 +52,11 @@ MISTAKES: list[tuple[Any, str, str]] = [
         r"\[0\]\['OPTIONS'\] must be a dict",
     ),
     (
+        {"default": {"NODES": [{"URL": "cache:sessions", "OPTIONS": {"ssl_ca_certs": "/a.pem"}}]}},
+        "redlock.E003",
+        r"\[0\] names a cache, which takes no OPTIONS",
+    ),
+    (
         {"default": {"NODES": [{"SENTINELS": ["redis://a"], "SERVICE_NAME": "b", "OPTIONS": [("db", 1)]}]}},
         "redlock.E003",
         r"\[0\]\['OPTIONS'\] must be a dict",
