@@ -604,6 +604,9 @@ class AsyncMemoryLink:
             if reply is not None:
                 on_reply(reply)
 
+    def readable(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.broken = True
 
