@@ -178,6 +178,11 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
     _known_keys(where, entry, NODE_KEYS)
     url = entry["URL"]
     if url.startswith("cache:"):
+        if entry.get("OPTIONS"):
+            raise InvalidRedlockError(
+                f"{where} names a cache, which takes no OPTIONS here: they are those of its entry in CACHES.",
+                "redlock.E003",
+            )
         return _cache_spec(where, url.removeprefix("cache:"), entry.get("NAME", ""))
     try:
         scheme = urlsplit(url).scheme

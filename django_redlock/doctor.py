@@ -25,7 +25,7 @@ from .nodes.base import Node
 from .nodes.examine import Examination, examine_all
 
 LEVELS = ("note", "warning", "error")
-OLDEST = {"redis_version": (6, 2), "valkey_version": (7, 2)}
+OLDEST = {"redis_version": (6, 2), "valkey_version": (8, 0)}
 CLOCKS_APART = 0.1  # seconds, from which on tokens may need a second round trip
 FULL = 0.9  # share of the memory
 
@@ -191,7 +191,7 @@ def _version(node: Examination, rules: Rules) -> Iterator[Finding]:
             "version",
             "warning",
             node.name,
-            f"It is version {said}; locks are tested from {oldest} on.",
+            f"It is version {said}; the oldest that is supported is {oldest}.",
             f"Upgrade it to {oldest} or later.",
         )
 

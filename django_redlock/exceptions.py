@@ -115,8 +115,8 @@ class LockLostError(RedlockError):
 
     Args:
         name: The lock's name.
-        reason: ``expired``, ``superseded``, ``fenced``, ``margin``, ``max_hold``, ``max_extensions``, ``heartbeat``,
-            ``forked`` or ``released``.
+        reason: ``expired``, ``superseded``, ``revoked``, ``fenced``, ``margin``, ``max_hold``, ``max_extensions``,
+            ``heartbeat``, ``forked`` or ``released``.
         held: How long it was held, in seconds.
     """
 

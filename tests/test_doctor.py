@@ -336,7 +336,7 @@ def test_old_version(three, monkeypatch):
     findings = found(three)
 
     assert ids(findings) == {"version": "warning"}
-    assert "locks are tested from 99.0 on" in findings[0].text
+    assert "the oldest that is supported is 99.0" in findings[0].text
 
 
 @pytest.mark.parametrize(("delay", "level"), [(0.35, "warning"), (0.7, "error")])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 from django.conf import settings
-from django.core import checks
+from django.core import checks, mail
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.test import override_settings
@@ -50,6 +50,11 @@ MISTAKES: list[tuple[Any, str, str]] = [
         {"default": {"NODES": [{"URL": "redis://a", "OPTIONS": 5}]}},
         "redlock.E003",
         r"\[0\]\['OPTIONS'\] must be a dict",
+    ),
+    (
+        {"default": {"NODES": [{"URL": "cache:sessions", "OPTIONS": {"ssl_ca_certs": "/a.pem"}}]}},
+        "redlock.E003",
+        r"\[0\] names a cache, which takes no OPTIONS",
     ),
     (
         {"default": {"NODES": [{"SENTINELS": ["redis://a"], "SERVICE_NAME": "b", "OPTIONS": [("db", 1)]}]}},
@@ -297,9 +302,11 @@ def test_cache_with_replicas_is_a_warning():
         assert [message.id for message in check_settings()] == ["redlock.W005", "redlock.W003"]
 
 
-def test_nodes_in_memory_are_an_error_outside_debug():
-    """Nodes in memory protect one process from itself and nothing else."""
+def test_nodes_in_memory_are_an_error_outside_debug_and_tests(monkeypatch):
+    """Nodes in memory protect one process from itself and nothing else; Django's test runner switches DEBUG off."""
     with override_settings(REDLOCK={"default": {"NODES": "memory://a,memory://b,memory://c"}}, DEBUG=False):
+        assert check_settings() == []
+        monkeypatch.delattr(mail, "outbox")
         assert [message.id for message in check_settings()] == ["redlock.E008"]
         with override_settings(DEBUG=True):
             assert check_settings() == []

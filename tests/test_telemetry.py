@@ -15,6 +15,7 @@ from django.conf import settings
 from django.test import AsyncRequestFactory, override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks, signals
+from django_redlock.exceptions import EXPLANATIONS
 from django_redlock.inventory import find_lock, force_release
 from django_redlock.telemetry import template
 from django_redlock.testing import Servers
@@ -131,6 +132,19 @@ def registry() -> Iterator[Any]:
     prometheus.install(registry)
     yield registry
     prometheus.uninstall()
+
+
+def test_every_way_to_lose_a_lock_is_counted(three, registry):
+    """
+    A lock that a database took away is a lost one, and so is one of every other reason that a lease may end for.
+    """
+    lease = lock("stock:7").acquire()
+
+    lease.fenced_out(lease.fencing_token + 1)
+
+    labels = {"alias": "default", "lock": "stock:*", "outcome": "fenced"}
+    assert registry.get_sample_value("redlock_lost_total", labels) == 1
+    assert {*prometheus.LOSSES} == {*EXPLANATIONS, "taken"} - {"forked", "margin", "released"}
 
 
 def test_a_prometheus_scrape(three, registry):

@@ -20,7 +20,7 @@ class override_singleton(ContextDecorator):
     Send and run singleton tasks as ordinary ones while a ``with`` block, a decorated function or a coroutine runs.
 
     It holds for the whole process, as a message that is sent inside says that it is to run without a slot. For tests
-    of singletons as such use nodes in memory, ``REDLOCK = {"default": {"NODES": "memory://"}}``.
+    of singletons as such use nodes in memory, ``REDLOCK = {"default": {"NODES": "memory://a"}}``.
 
     Args:
         enabled: Whether singletons are on; inside a block that has switched them off, True does not put them on again.

@@ -1,7 +1,9 @@
 """
 A panel for django-debug-toolbar: the locks that a request tried.
 
-    DEBUG_TOOLBAR_PANELS = [*debug_toolbar.settings.PANELS_DEFAULTS, "django_redlock.contrib.debug_toolbar.LocksPanel"]
+    from debug_toolbar.settings import PANELS_DEFAULTS
+
+    DEBUG_TOOLBAR_PANELS = [*PANELS_DEFAULTS, "django_redlock.contrib.debug_toolbar.LocksPanel"]
 """
 
 from contextvars import ContextVar

@@ -87,9 +87,9 @@ class Simulation:
                     stack.enter_context(patch.object(module, "steady", self.clock))
             stack.enter_context(patch("django_redlock.locks.time", WallClock(self.clock)))
             watchdog = VirtualWatchdog(self._process_of)
-            for path in ("django_redlock.locks", "django_redlock.leases"):
-                stack.enter_context(patch(f"{path}.watchdog", watchdog))
-                stack.enter_context(patch(f"{path}.loop_watchdog", lambda: watchdog))
+            for user in ("django_redlock.locks", "django_redlock.leases"):
+                stack.enter_context(patch(f"{user}.watchdog", watchdog))
+                stack.enter_context(patch(f"{user}.loop_watchdog", lambda: watchdog))
             self._main = Process(self, "this process")
             stack.enter_context(patch.dict(locks._managers, {self._using: self._main.manager}))
             self._stack = stack.pop_all()

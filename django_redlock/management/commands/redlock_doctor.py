@@ -127,7 +127,7 @@ def summary(node: Any) -> str:
 
 
 def document(found: list[Diagnosis]) -> str:
-    """Return what was found as JSON; its keys are described in docs/commands.md."""
+    """Return what was found as JSON; its keys are described in docs/doctor.md."""
     return json.dumps(
         {
             "version": VERSION,

@@ -39,7 +39,7 @@ class Command(BaseCommand):
             "--wait", type=waiting, default=0.0, metavar="SECONDS", help="how long to try, or 'forever'; 0"
         )
         parser.add_argument(
-            "--max-hold", type=seconds, metavar="SECONDS", help='end it after so long; OPTIONS["max_hold"], an hour'
+            "--max-hold", type=seconds, metavar="SECONDS", help='how long to renew it; OPTIONS["max_hold"], an hour'
         )
         parser.add_argument(
             "--grace", type=duration, default=GRACE, metavar="SECONDS", help=f"from SIGTERM to SIGKILL; {GRACE:g}"
