@@ -8,6 +8,7 @@ forked child if it is asked to, and a look at that costs nothing.
 import mmap
 import os
 import sys
+import threading
 from collections.abc import Callable
 
 WIPE_ON_FORK = 18  # MADV_WIPEONFORK, since Linux 4.14
@@ -21,19 +22,24 @@ class Process:
         self.name = _new_name()
         self.starts: list[Callable[[], object]] = []
         """What is called in a forked child, before it uses a lock or a lease."""
+        self.mutex = threading.Lock()
+        """Has one thread of a forked child put away what belongs to the parent, while the others wait."""
         self._mark = ForkMark()
 
     def begin(self) -> None:
         """Begin anew, in a forked child."""
-        self._mark.note()
+        self.mutex = threading.Lock()  # another thread of the parent may have been holding it
         self.pid, self.name = os.getpid(), _new_name()
         for start in self.starts:
             start()
+        self._mark.note()  # last: other threads may go on now
 
     def notice_fork(self) -> None:
         """Begin anew if this is a forked child that has not done so: uWSGI forks without telling Python."""
         if self._mark.is_gone():
-            self.begin()
+            with self.mutex:
+                if self._mark.is_gone():  # still: no other thread was quicker
+                    self.begin()
 
 
 class ForkMark:

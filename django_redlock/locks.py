@@ -687,13 +687,18 @@ class LockManager:
     def _notice_fork(self) -> None:
         """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""
         if self._pid != process.pid:
-            self._pid = process.pid
-            self.courier = Courier(self.nodes)
-            self._presence = self._new_presence(lambda: watchdog)
-            self._hints.forked()
-            self._hints = Hints(self.nodes, self.rules.needed)
-            self._hang_up()
-            self._loops = PerLoop(self._new_loop_side)
+            with process.mutex:
+                if self._pid != process.pid:  # still: no other thread was quicker
+                    self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.courier = Courier(self.nodes)
+        self._presence = self._new_presence(lambda: watchdog)
+        self._hints.forked()
+        self._hints = Hints(self.nodes, self.rules.needed)
+        self._hang_up()
+        self._loops = PerLoop(self._new_loop_side)
+        self._pid = process.pid  # last: other threads would take links of the parent, and read each other's replies
 
 
 class LoopSide(NamedTuple):

@@ -108,7 +108,9 @@ class Presence:
         """Return whether locks are held; if not, it ends."""
         with self._mutex:
             if not self._dog().tends(self._manager):
-                self._due = NEVER
+                due, self._due = self._due, NEVER
+                if self._dog().tends(self._manager):
+                    self._due = due  # a lock was taken meanwhile, by who saw that this goes on
         return self._due is not NEVER
 
     def extend(self, leases: Any) -> int:

@@ -159,11 +159,19 @@ class Watchdog:
         with self._changed:
             when = self._agenda.add(lease)
             if self._thread is None or not self._thread.is_alive():
-                # A greenlet would not get its turn while a task computes.
-                self._thread = green.thread(self._run, "django_redlock watchdog")
-                self._thread.start()
+                self._start()
             elif when < self._wake_at:
                 self._changed.notify()
+
+    def _start(self) -> None:
+        """Start the thread; without one, leases end by themselves, and the next one tries again."""
+        # A greenlet would not get its turn while a task computes.
+        self._thread = green.thread(self._run, "django_redlock watchdog")
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # there are too many, or the interpreter is about to end
+            self._thread = None
+            log.error("no thread to extend leases, which will end by themselves: %s", error)
 
     def forget(self, lease: Tended) -> None:
         """Stop looking after *lease*, which has ended."""
@@ -192,11 +200,14 @@ class Watchdog:
 
     def _tend(self, leases: list[Tended] | None) -> bool:
         """Look after leases; a function of its own, so that none of them is kept alive while the thread sleeps."""
-        for keeper, some in by_keeper(leases or ()).items():
-            try:
-                keeper.extend(some)
-            except Exception:  # whatever goes wrong with some must not end the watch over the others
-                log.exception("extending %d leases failed", len(some))
+        try:
+            for keeper, some in by_keeper(leases or ()).items():
+                try:
+                    keeper.extend(some)
+                except Exception:  # whatever goes wrong with some must not end the watch over the others
+                    log.exception("extending %d leases failed", len(some))
+        except BaseException:  # a callback that is told of a loss may even call sys.exit(), which ends no process here
+            log.exception("looking after %d leases failed", len(leases or ()))
         with self._changed:
             for lease in leases or ():
                 self._agenda.put_back(lease)

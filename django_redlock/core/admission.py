@@ -89,11 +89,12 @@ class Admission:
 
     def greet(self, node: int, greeting: Greeting) -> None:
         """Take what a node says of itself on a new connection."""
-        self._excluded[node] = self._exclusion(node, greeting)
         if self._rules.guards_restarts and self._names[node] not in self._rules.durable and not greeting.refused:
             self._quarantine(node, greeting)
         if greeting.run_id:
             self._run_ids[node], self._promotions[node] = greeting.run_id, greeting.promoted
+        # Behind that: of two threads that greet one server under two names at once, one sees the other's.
+        self._excluded[node] = self._exclusion(node, greeting)
 
     def judge(self, node: int, reply: Reply, sent: float) -> Reply:
         """Return *reply* to a request of the time *sent*, without its vote if the node may not vote."""

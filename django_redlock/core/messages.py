@@ -111,7 +111,8 @@ class Release(NamedTuple):
     queue; *revoke* has the marker say that somebody asked the holder to stop. Without names it is only the marker. The
     others are as in :class:`Acquire`.
 
-    With ``SHARED`` as nonce it ends the holds of all who share the lock, unless one joined with a later *token*.
+    With ``SHARED`` as nonce it ends the holds of all who share the lock, unless one joined with a later *token*. An
+    exclusive hold with a later *token* it does not end either: it is another one with the same nonce.
     """
 
     slugs: tuple[str, ...]

@@ -43,6 +43,7 @@ class Tenure:
         self.ended: str | None = None
         self.ended_at = 0.0
         self.shared = wanted.shared
+        self._named = bool(wanted.nonce) and not wanted.shared  # so that a later hold may have the same nonce
         self._heartbeat = wanted.heartbeat
         self._max_hold = rules.max_hold if wanted.max_hold is None else wanted.max_hold
         self._beat = granted.start
@@ -192,6 +193,8 @@ class Tenure:
         nodes = set(range(self._rules.nodes)) - self._untouched
         unsure = nodes if self._preparing else unanswered(self._ballots)
         release = Release(self._slugs, self.nonce, 0.0, self._leaving, self.shared, self._queue)
+        if self._named:
+            release = release._replace(token=self.token)  # it may arrive when a later hold has begun
         return farewell(release, nodes, unsure, self.ttl, timeout, self._rules.needed)
 
     def _may_extend(self, when: float) -> bool:

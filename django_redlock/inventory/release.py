@@ -137,8 +137,8 @@ def delete(poll: Poll, slug: str, wanted: str, bury: float) -> Ballot | None:
         return None
     shared = nonce == SHARED
     bury = bury if len(nonce) == NONCE_SIZE else 0.0  # another program has nothing to put back
-    release = Release((slug,), nonce, bury, shared=shared, queue=queue_of(slug), revoke=True, token=last(poll, slug))
-    return _everywhere(poll.manager, release)
+    release = Release((slug,), nonce, bury, shared=shared, queue=queue_of(slug), revoke=True)
+    return _everywhere(poll.manager, release._replace(token=last(poll, slug)) if shared else release)
 
 
 def nonce_with(poll: Poll, slug: str, wanted: str) -> str | None:

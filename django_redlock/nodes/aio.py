@@ -132,7 +132,8 @@ class AsyncGather:
             return None
         silent = line.owed and now - line.silent_since > line.patience
         stale = not line.owed and now - line.silent_since > MAX_IDLE
-        if not line.link.broken and (ballot.farewell or not silent) and not stale:
+        # It has not been silent if only the event loop had no time to hear it.
+        if not line.link.broken and (ballot.farewell or not silent or line.link.readable()) and not stale:
             return line
         if silent:
             self._breakers[node].failed(now)

@@ -143,6 +143,9 @@ class AsyncLink(Protocol):
     def broken(self) -> bool:
         """Whether the connection is gone."""
 
+    def readable(self) -> bool:
+        """Return whether something has come that the event loop has not yet had the time to hand over."""
+
     def close(self) -> None:
         """Drop the connection at once."""
 

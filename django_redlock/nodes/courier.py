@@ -50,10 +50,8 @@ class Courier:
                 parcels = self._parcels.setdefault(node, {})
                 if len(parcels) < MAX_PARCELS:
                     parcels[request] = until
-            if self._thread is None:
-                self._closed = False
-                self._thread = threading.Thread(target=self._run, name="django_redlock courier", daemon=True)
-                self._thread.start()
+            if self._thread is None or not self._thread.is_alive():
+                self._start()
             self._changed.notify()
 
     def close(self) -> None:
@@ -65,6 +63,16 @@ class Courier:
             self._changed.notify()
         if thread and thread is not threading.current_thread():
             thread.join(2 * CONNECT_TIMEOUT)
+
+    def _start(self) -> None:
+        """Start the thread; without one, the next release that is missed tries again."""
+        thread = threading.Thread(target=self._run, name="django_redlock courier", daemon=True)
+        self._closed, self._thread = False, thread
+        try:
+            thread.start()
+        except RuntimeError as error:  # there are too many, or the interpreter is about to end
+            self._thread = None
+            log.warning("no thread to bring missed releases: %s", error)
 
     def _run(self) -> None:
         pauses: dict[int, float] = {}

@@ -277,6 +277,7 @@ class AsyncDatabaseLink:
         self._clerk = clerk
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Callable[[Reply | None], bool]] = deque()
+        self._delivered = self._taken = 0  # by the clerk, and by the event loop
         clerk.attach(self._on_end)
         self._keeper = self._loop.create_task(until_cancelled(), name="django_redlock link")
         self._keeper.add_done_callback(lambda keeper: self.close())
@@ -294,7 +295,11 @@ class AsyncDatabaseLink:
         self._clerk.submit(Job(request, self._deliver))
         self._waiting.append(on_reply)
 
+    def readable(self) -> bool:
+        return self._delivered > self._taken
+
     def _deliver(self, reply: Reply | LinkError) -> None:
+        self._delivered += 1
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._take, reply)
 
@@ -302,6 +307,7 @@ class AsyncDatabaseLink:
         self._deliver(error)
 
     def _take(self, reply: Reply | LinkError) -> None:
+        self._taken += 1
         if isinstance(reply, LinkError):
             self._end(reply.detail)
         elif self._waiting:

@@ -259,7 +259,7 @@ class Gather:
             ballot.close()
         bundle.used = now
         stack.append(bundle)
-        if stack[0].used < now - MAX_IDLE:
+        if (oldest := stack[:1]) and oldest[0].used < now - MAX_IDLE:  # another thread may have taken even this one
             self._trim(stack)
 
     def close(self) -> None:
@@ -308,7 +308,10 @@ class Gather:
             self._see_to(bundle, ballot, unasked, now)
         while ballot.timeout and not ballot.closed:
             left = deadline - self._clock()
-            if left <= 0 or not self._wait(bundle, ballot, packed, left):
+            if left <= 0:
+                self._look_once_more(bundle)
+                break
+            if not self._wait(bundle, ballot, packed, left):
                 break
         if ballot.timeout and not ballot.closed:
             self._time_out(bundle, ballot)
@@ -402,6 +405,11 @@ class Gather:
             self._read(bundle, seat)
         return True
 
+    def _look_once_more(self, bundle: Bundle) -> None:
+        """Take what has come in time to a thread that had no time for it, as where an interpreter is busy."""
+        for seat in bundle.ready(0.0):
+            self._read(bundle, seat)
+
     def _hear_out(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:
         """Take what else the nodes say to a round that was refused, for as long as it has patience."""
         until = self._clock() + ballot.patience
@@ -463,9 +471,13 @@ class Gather:
             self._connect_now(*arguments)
         else:
             bundle.expect(node)  # the waker must be there before the thread is
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._connect_now, args=arguments, name="django_redlock connect", daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError:  # there are too many, or the interpreter is about to end: one after the other, then
+                self._connect_now(*arguments)
 
     def _connect_now(self, bundle: Bundle, node: int, timeout: float) -> None:
         try:

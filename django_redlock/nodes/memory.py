@@ -402,7 +402,7 @@ class MemoryStore:
     def _release(self, request: Release, now: float) -> Reply:
         everybody = request.shared and request.nonce == SHARED
         mine = [slug for slug in request.slugs if self._has(slug, request.nonce, request.shared and not everybody, now)]
-        if everybody:
+        if everybody or not request.shared:
             mine = [slug for slug in mine if self._fence(slug, now) <= request.token]
         others = [slug for slug in request.slugs if slug not in mine and self._holder(slug, now) is not None]
         taken = others and any(
@@ -603,6 +603,9 @@ class AsyncMemoryLink:
             reply = self._link.receive(request)
             if reply is not None:
                 on_reply(reply)
+
+    def readable(self) -> bool:
+        return False
 
     def close(self) -> None:
         self.broken = True

@@ -8,6 +8,7 @@ built with redis-py 8.1's defaults 59 seconds.
 
 import asyncio
 import inspect
+import select
 import socket
 import ssl
 from collections import deque
@@ -40,6 +41,8 @@ if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters:
 else:
     FIXED |= {"lib_name": None, "lib_version": None}
 
+# That there is something to read, and that the connection has ended; where poll() does not tell, it is read.
+SAID, ENDED = select.POLLIN, select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
 # What a socket that does not block raises when it would.
 BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 NOTHING = object()  # stands for a reply that has not come
@@ -469,6 +472,14 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         in_full = self._scripts.is_new(request) or in_full
         self._write(self._wording.pack(request, packed, in_full))
         self._waiting.append((request, on_reply))
+
+    def readable(self) -> bool:
+        sock = self._transport.get_extra_info("socket")
+        if sock is None or sock.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(sock.fileno(), SAID | ENDED)
+        return any(events & SAID and not events & ENDED for _, events in poll.poll(0))
 
     def _write(self, data: bytes) -> None:
         """Send at once; of a crowd of tasks, send together what they have to say in one turn of the loop."""

@@ -277,6 +277,22 @@ def test_node_that_is_no_independent_master_never_votes(greeting: Greeting, why:
     assert watch.judge(0, Reply(Kind.BUSY), 1000.0).kind is Kind.BUSY
 
 
+def test_same_server_twice_has_no_two_votes_though_threads_connect_at_once():
+    """P22: each of two threads learns of one of its names before either of them has noted it."""
+
+    class Watch(Admission):
+        def _exclusion(self, node: int, greeting: Greeting) -> str:
+            said = super()._exclusion(node, greeting)
+            if node == 0:
+                self.greet(1, greeting)  # by the other thread
+            return said
+
+    watch = Watch(Rules(3, restart_guard=False), ("a", "b", "c"), lambda: 1.0, lambda: 1.0)
+    watch.greet(0, Greeting(run_id="one"))
+
+    assert [bool(watch.objection(node)) for node in range(2)] == [False, True]
+
+
 def test_same_server_twice_has_one_vote():
     """P22, L13: the second address of one run id is excluded, and votes again when it is another server."""
     watch, _ = admission()

@@ -2,6 +2,7 @@
 
 import math
 
+from django_redlock.presence import Presence, this_process
 from django_redlock.watchdog import Agenda
 
 
@@ -106,3 +107,29 @@ def test_lease_that_is_due_earlier_than_it_was_is_taken_once():
     assert todo.take(30.0) == [lease]
     todo.put_back(lease)
     assert todo.take(30.0) == [lease]
+
+
+def test_process_that_takes_a_lock_while_it_stops_saying_that_it_lives_goes_on():
+    """L77: otherwise what it holds would count as a dead process's."""
+    watched: list[object] = []
+
+    class Dog:
+        def watch(self, lease: object) -> None:
+            watched.append(lease)
+
+        def tends(self, keeper: object) -> bool:
+            if held:
+                return True
+            held.append("a lock")  # taken by another thread, right after the look that found none
+            presence.join()
+            return False
+
+    held = ["a lock"]
+    presence = Presence(None, this_process("web-1", "abc.123"), Dog)
+    presence.join()
+    due = presence.due()
+    held.clear()
+
+    assert presence.valid()
+    assert presence.due() == due
+    assert watched == [presence]

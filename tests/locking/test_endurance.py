@@ -2,23 +2,27 @@
 
 import asyncio
 import gc
+import select
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from importlib.util import find_spec
 from typing import Any
 
+import pytest
 from asgiref.sync import async_to_sync
 from redis.credentials import CredentialProvider
 
 from django_redlock.core.messages import Ballot, Kind, Survey
+from django_redlock.leases import Lease
 from django_redlock.locks import LockManager
 from django_redlock.nodes import NodeSpec, aio, gather, open_node
-from django_redlock.testing import Servers
+from django_redlock.testing import FaultProxy, Servers
 from tests.conftest import needs
 
-from .conftest import eventually, real_manager, rules
+from .conftest import Manager, eventually, real_manager, rules
 
 GREENLETS = """
 from gevent import monkey
@@ -56,6 +60,20 @@ def test_renewal_goes_on_after_the_watchdog_of_greenlets_has_rested(nodes: Serve
     assert ended.stdout.splitlines() == ["True None"] * 3, ended.stderr
     before, _, after = ended.stderr.split()
     assert before == after
+
+
+async def test_callback_that_exits_ends_no_renewal(memory: Manager, caplog: Any):
+    """L22, L28: ``sys.exit()`` in a callback of a lost lock ends no process, and the other locks are still renewed."""
+    manager = memory(3, node_timeout=0.2)
+    kept, lost = manager.lock("a", ttl=4.0).acquire(), manager.lock("b", ttl=1.0, renew=False).acquire()
+    lost.on_lost(lambda lease: sys.exit(1))
+
+    await eventually(lambda: kept.extensions > 0 or not kept.valid())
+
+    assert (lost.reason, kept.valid()) == ("expired", True)
+    assert "SystemExit" in caplog.text
+    kept.release()
+    manager.close()
 
 
 def test_closed_event_loops_are_forgotten(nodes: Servers):
@@ -219,3 +237,91 @@ async def test_credential_provider_that_fails_is_a_node_that_fails(nodes: Server
     await (await waiting).arelease()
     await manager.aclose()
     manager.close()
+
+
+async def test_loop_that_had_no_time_takes_no_node_for_silent(nodes: Servers):
+    """P39, L80: what has come while a task kept the loop is heard, though the next task asks before it is read."""
+    manager = real_manager(nodes.urls[:3], node_timeout=0.5)
+    await (await manager.lock("a").aacquire()).arelease()
+    lines = manager._loop_side().gather._lines
+    await eventually(lambda: len(lines) == 3 and not any(line.owed for line in lines.values()))
+
+    def compute() -> None:
+        until = time.monotonic() + 0.6
+        while time.monotonic() < until or not all(line.link.readable() for line in lines.values()):
+            time.sleep(0.01)
+
+    async def compute_and_acquire() -> Lease:
+        compute()
+        return await manager.lock("b", wait=0).aacquire()
+
+    first = asyncio.create_task(manager.lock("a", wait=0).aacquire())
+    second = asyncio.create_task(compute_and_acquire())
+
+    assert [lease.valid() for lease in await asyncio.gather(first, second)] == [True, True]
+    await manager.aclose()
+    manager.close()
+
+
+def test_thread_that_had_no_time_hears_what_has_come(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
+    """P39, L80: a thread that comes to read only when the time is over, because others kept it, counts the replies."""
+    manager = real_manager(nodes.urls[:3], node_timeout=0.5)
+    manager.lock("a").acquire().release()
+    send = gather.Seat.send
+
+    def send_and_stand_still(seat: gather.Seat, *args: Any) -> None:
+        send(seat, *args)
+        if seat.node == 2:
+            time.sleep(0.6)
+            assert select.select([seat.fd], [], [], 5)[0]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gather.Seat, "send", send_and_stand_still)
+        lease = manager.lock("a", wait=0).acquire()
+
+    assert lease.release() == "released"
+    manager.close()
+
+
+class StackOfAThreadThatIsSlow(list):  # type: ignore[type-arg]
+    """Between the moment in which a bundle is put on it and the next one, another thread takes the bundle."""
+
+    def append(self, bundle: Any) -> None:
+        """Put it on, and have it taken."""
+        super().append(bundle)
+        self.pop().close()
+
+
+def test_bundle_may_be_taken_at_once_by_another_thread(memory: Manager):
+    """L10, P39: a lock that has been taken is not lost to an error about connections that others use by now."""
+    manager = memory(3)
+    manager._gather._bundles = StackOfAThreadThatIsSlow()
+
+    assert manager.lock("a", wait=0).acquire().release() == "released"
+
+
+async def test_process_that_cannot_start_threads_still_locks(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
+    """L35: at the limit of threads, and at the end of a process, in which Python starts none any more."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("django_redlock"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with FaultProxy(nodes[0].url) as proxy:
+        manager = real_manager([proxy.url], ttl=30.0)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            assert manager.lock("a", wait=0).acquire().release() == "released"
+            lease = manager.lock("a", wait=0).acquire()
+            other = manager.lock("b", wait=0).acquire()
+            proxy.black_hole("requests")
+            assert lease.release() == "unknown"  # nobody can bring it now
+        assert len(manager.courier) == 1
+        assert other.release() == "unknown"  # but when there are threads again
+        proxy.reset()
+        proxy.heal()
+        with nodes[0].client() as client:
+            await eventually(lambda: not client.exists("t:{a}:h", "t:{b}:h"))
+        manager.close()

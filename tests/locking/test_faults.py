@@ -752,3 +752,30 @@ async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour
     await flavour.release(last)
     await flavour.close(manager)
     manager.close()
+
+
+async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers, flavour: Flavour):
+    """P16, L37: nodes are told later of a release that they missed, and by then the same token has the lock again."""
+    with FaultProxy(nodes[1].url) as first, FaultProxy(nodes[2].url) as second:
+        manager = real_manager([nodes[0].url, first.url, second.url], ttl=30.0, node_timeout=0.5)
+        lock = manager.lock("a", token="ab" * 16, renew=False)
+        before = await flavour.acquire(lock)
+        visit, held_again = manager.courier._visit, threading.Event()
+        manager.courier._visit = lambda node: held_again.wait(30) and visit(node)
+        for proxy in (first, second):
+            proxy.black_hole("requests")
+        assert await flavour.release(before) == "unknown"
+        for proxy in (first, second):
+            proxy.reset()
+            proxy.heal()
+
+        again = await flavour.acquire(lock)
+        held_again.set()
+        await eventually(lambda: not manager.courier)
+
+        assert again.fencing_token > before.fencing_token
+        assert sum(has_key(node, "t:{a}:h") for node in nodes[:3]) >= 2  # all that granted it again
+        assert await flavour.release(again) == "released"
+        assert held_by(manager, "{a}")
+        await flavour.close(manager)
+        manager.close()

@@ -17,6 +17,7 @@ import pytest
 from django_redlock import LockTakenError
 from django_redlock.core.messages import Kind
 from django_redlock.locks import LockManager
+from django_redlock.nodes.redis import RedisLink
 from django_redlock.testing import Servers
 
 from .conftest import Manager, held_by, holders, real_manager
@@ -175,6 +176,40 @@ def test_forked_child_uses_connections_of_its_own(real: Manager):
 
     assert (code, pid_code) == (0, [0])
     assert held_by(manager, "{shared}")
+
+
+def test_threads_of_a_forked_child_wait_until_the_parents_connections_are_put_away(real: Manager):
+    """P30, C87: two threads that a child begins with at once take no connection of the parent between them."""
+    manager = real(3)
+    manager.lock("warm up", detached=True).acquire().release()
+    ports = {seat.link._sock.getsockname()[1] for bundle in manager._gather._bundles for seat in bundle.seats.values()}
+    hang_up, send = manager._hang_up, RedisLink.send
+    hanging_up, sent = threading.Event(), threading.Event()
+    used = set()
+
+    def hang_up_slowly() -> None:
+        hanging_up.set()
+        sent.wait(0.5)  # in vain, as a rule: nobody sends anything meanwhile
+        hang_up()
+
+    def note(link: RedisLink, *args: Any, **options: Any) -> None:
+        used.add(link._sock.getsockname()[1])
+        sent.set()
+        send(link, *args, **options)
+
+    def child() -> int:
+        manager._hang_up = hang_up_slowly
+        RedisLink.send = note
+        first, second = (threading.Thread(target=manager.survey, kwargs={"count": 1}) for _ in range(2))
+        first.start()
+        hanging_up.wait()
+        second.start()
+        first.join()
+        second.join()
+        return 1 if used & ports or not used else 0
+
+    assert ports
+    assert fork(child) == 0
 
 
 def test_fork_that_python_is_not_told_of_is_noticed_by_the_next_acquisition(nodes: Servers):

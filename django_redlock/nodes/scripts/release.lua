@@ -1,13 +1,15 @@
 -- Give a lock up, if it is ours; let a waiter leave the queue; wake who is first in it.
 -- KEYS: index, cancel marker; of all names the holders, the queues, the enrolments; if shared, the holders of each name
 -- Shared holders have a nonce each; the word that stands for all of them in the holder's key ends all their holds,
--- unless one of them joined later than somebody looked.
--- ARGV: nonce, bury ms, prefix, waiter that leaves ('' is none), shared, revoke ('1' or ''), token of the last that joined
+-- unless one of them joined later than somebody looked. Nor does it end a later hold with the same nonce.
+-- ARGV: nonce, bury ms, prefix, waiter that leaves ('' is none), shared, revoke ('1' or ''), token of the hold, or of the
+--       last that joined (2^53 - 1 is any)
 local call, sub = redis.call, string.sub
 local index, marker = KEYS[1], KEYS[2]
 local nonce, bury, prefix, leaving, shared = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5] == '1'
 local SHARED = 'shared--------------------------'
 local size = #nonce > 32 and 16384 or 32 -- of a value that is not ours, an operator's request has as much as a survey says
+local any = ARGV[7] == '9007199254740991'
 local all, last, word = shared and nonce == SHARED, tonumber(ARGV[7]), ARGV[6] == '1' and 'stop' or '1'
 local clock = call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
@@ -36,9 +38,10 @@ for i = 1, names do
   end
   local owner = current and sub(current, 1, size)
   local ours = owner == (shared and SHARED or nonce)
-  if ours and all then
+  if ours and not any and (all or not shared) then
     ours = (tonumber(call('GET', prefix .. sub(KEYS[h + i], #prefix + 1, -3) .. ':f') or 0) or 0) <= last
-  elseif ours and shared then
+  end
+  if ours and shared and not all then
     ours = call('ZSCORE', KEYS[r + i], nonce)
   end
   if ours then
