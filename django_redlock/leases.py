@@ -386,9 +386,9 @@ class AsyncLease(Lease):
 
 def end_of_hold_before(takeover: Ballot) -> Ballot | None:
     """Return what ends the hold before on nodes that have not answered the take-over, and may get both later."""
-    if takeover.remedy is None or not (nodes := takeover.unanswered()):
+    if not takeover.remedy or not (nodes := takeover.unanswered()):
         return None
-    requests = dict.fromkeys(nodes, takeover.remedy)
+    requests = {node: takeover.remedy[node] for node in nodes}
     return Ballot(requests, lambda replies: False, 0.0, farewell=True, lasting=LASTING)
 
 

@@ -464,7 +464,7 @@ class LockManager:
     def _bring(self, ballot: Ballot, nodes: set[int]) -> None:
         """Have the courier bring nodes what they missed."""
         if not self._hanging_up:
-            parcels = {node: ballot.remedy or ballot.requests[node] for node in nodes}
+            parcels = {node: ballot.remedy.get(node, ballot.requests[node]) for node in nodes}
             self.courier.take(parcels, steady() + ballot.lasting)
 
     def _outcome(self, wanted: Wanted, outcome: Granted | GaveUp) -> Granted | GaveUp:
@@ -480,7 +480,8 @@ class LockManager:
         told of its end, and refuse it from then on, in case that it was still on its way to them itself.
         """
         takeover = granted.ballots[0]
-        takeover.remedy, takeover.lasting = Release(granted.slugs, wanted.adopt, self.rules.guard), LASTING
+        end = Release(granted.slugs, wanted.adopt, self.rules.guard)
+        takeover.remedy, takeover.lasting = dict.fromkeys(takeover.requests, end), LASTING
         self._follow_up(takeover)
 
     def _tell_of_nodes(self) -> None:

@@ -305,7 +305,7 @@ class Ballot:
         patience: For how many seconds a round that was refused waits for the replies that are still on their way: a
             node that refused as well has nothing to give back, which otherwise it would be asked to.
         lasting: For how many seconds it is worth to bring a node what it missed; 0.0 is not at all.
-        remedy: What to bring it; None is the request that it missed.
+        remedy: What to bring which node instead of the request that it missed, for those that differ.
         mending: Whether, though decided, it waits within its timeout for links that are being made: it gives nodes back
             what they have lost, and those have just been away.
 
@@ -321,7 +321,7 @@ class Ballot:
     farewell: bool = False
     lasting: float = 0.0
     patience: float = 0.0
-    remedy: Request | None = None
+    remedy: Mapping[int, Request] = field(default_factory=dict)
     mending: bool = False
     replies: dict[int, Reply] = field(default_factory=dict)
     late: dict[int, Reply] = field(default_factory=dict)

@@ -10,6 +10,7 @@ Extending the lock").
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import cast
 
 from .acquisition import Floor, Granted, Wanted, farewell, silent, unanswered
 from .messages import REFUSALS, Ballot, Extend, Kind, Release, Reply, Term, count
@@ -43,7 +44,6 @@ class Tenure:
         self.ended: str | None = None
         self.ended_at = 0.0
         self.shared = wanted.shared
-        self._named = bool(wanted.nonce) and not wanted.shared  # so that a later hold may have the same nonce
         self._heartbeat = wanted.heartbeat
         self._max_hold = rules.max_hold if wanted.max_hold is None else wanted.max_hold
         self._beat = granted.start
@@ -55,6 +55,8 @@ class Tenure:
         self._queue = granted.queue
         self._renew_at = granted.start + self.ttl / 3
         self._ballots: list[Ballot] = list(granted.ballots)
+        # Of a nonce that a later hold may have as well, to tell the two from each other.
+        self._granting = granted.ballots if wanted.nonce and not wanted.shared else ()
         self._untouched = granted.untouched
         self._numbers = itertools.count()
         self._preparing: set[int] = set()  # extensions that are about to be sent
@@ -193,9 +195,27 @@ class Tenure:
         nodes = set(range(self._rules.nodes)) - self._untouched
         unsure = nodes if self._preparing else unanswered(self._ballots)
         release = Release(self._slugs, self.nonce, 0.0, self._leaving, self.shared, self._queue)
-        if self._named:
-            release = release._replace(token=self.token)  # it may arrive when a later hold has begun
-        return farewell(release, nodes, unsure, self.ttl, timeout, self._rules.needed)
+        ballot = farewell(release, nodes, unsure, self.ttl, timeout, self._rules.needed)
+        if self._granting:
+            self._limit(ballot, cast("Mapping[int, Release]", ballot.requests))
+        return ballot
+
+    def _limit(self, ballot: Ballot, releases: Mapping[int, Release]) -> None:
+        """
+        Have releases end no later hold with the same nonce, which may have begun when one of them arrives.
+
+        A node that granted the hold in spite of a higher fence has said so. Of one that has not answered yet nobody
+        knows; there the release comes behind what it ends, and only one that is brought later is limited.
+        """
+        fences = {node: self._fence_on(node) for node in releases}
+        limited = {node: release._replace(token=max(self.token, fences[node])) for node, release in releases.items()}
+        ballot.requests = {node: limited[node] if fences[node] else release for node, release in releases.items()}
+        ballot.remedy = limited
+
+    def _fence_on(self, node: int) -> int:
+        """Return the fence that a node had when it granted the hold; 0 if it has not answered."""
+        said = [ballot.late.get(node) or ballot.replies.get(node) for ballot in self._granting]
+        return max([reply.fence for reply in said if reply], default=0)
 
     def _may_extend(self, when: float) -> bool:
         return not self._used_up() and when - self.since < self._max_hold

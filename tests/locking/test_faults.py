@@ -754,6 +754,21 @@ async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour
     manager.close()
 
 
+async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nodes: Servers, flavour: Flavour):
+    """P2, L37: a node that granted the lock though it knew a higher fence gives it up like the others."""
+    manager = real_manager(nodes.urls[:3], ttl=60.0)
+    with nodes[2].client() as client:
+        client.set("t:{a}:f", str(time.time_ns() // 1000 + 500_000), px=60_000)
+    lease = await flavour.acquire(manager.lock("a", token="ab" * 16, renew=False))
+    assert all(has_key(node, "t:{a}:h") for node in nodes[:3])
+
+    assert await flavour.release(lease) == "released"
+
+    await eventually(lambda: not any(has_key(node, "t:{a}:h") for node in nodes[:3]))
+    await flavour.close(manager)
+    manager.close()
+
+
 async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers, flavour: Flavour):
     """P16, L37: nodes are told later of a release that they missed, and by then the same token has the lock again."""
     with FaultProxy(nodes[1].url) as first, FaultProxy(nodes[2].url) as second:
