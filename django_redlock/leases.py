@@ -192,7 +192,8 @@ class Lease:
         ``released``: it was ours until now. ``expired``: it had ended. ``taken``: somebody else has it.
         ``unknown``: too few nodes answered within the node timeout; it ends with its ttl at the latest. ``held``: it
         was entered more than once, and is still held. Never raises for a lock that is gone, and may be called twice.
-        A node that misses the release is told again in the background until the lease would have ended.
+        A node that misses the release is told again in the background until the lease would have ended; that its
+        connection ended with the release on its way, blocking code notices when it uses the nodes again.
 
         Args:
             wait: Whether to wait for the nodes' answers; if not, the release is sent, and the outcome is ``unknown``.

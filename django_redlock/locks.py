@@ -456,8 +456,7 @@ class LockManager:
             self._tell_of_nodes()
         if not ballot.lasting:
             return
-        if ballot.lasting == LASTING:  # a shorter one has ended by itself when a silent link is given up
-            ballot.on_missed = self._bring
+        ballot.on_missed = self._bring  # from now on
         if missed := ballot.missed().union(unsure):
             self._bring(ballot, missed)
 

@@ -209,6 +209,13 @@ class Bundle:
         if self._waker:
             self._waker.hush()
 
+    def retire(self) -> None:
+        """Drop all links, after long disuse: what they owe has come, or never will."""
+        for seat in self.seats.values():
+            with suppress(LinkError):
+                seat.read()
+        self.close()
+
     def close(self) -> None:
         """Drop all links without reading what they owe."""
         self.closed = True
@@ -276,16 +283,16 @@ class Gather:
             return Bundle()
         if bundle.used > now - MAX_IDLE:
             return bundle
-        bundle.close()
+        bundle.retire()
         with suppress(IndexError):
             while True:  # all others have been idle for longer
-                stack.pop().close()
+                stack.pop().retire()
         return Bundle()
 
     def _trim(self, stack: list[Bundle]) -> None:
         """Close the bundle that has been idle longest: it is from a time when more threads asked at once."""
         with suppress(IndexError):  # others take bundles at the same time
-            stack.pop(0).close()
+            stack.pop(0).retire()
 
     def _stack(self) -> list[Bundle]:
         """Return the idle bundles that may be used here: under gevent, those of this thread of the system's."""

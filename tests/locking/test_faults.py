@@ -754,6 +754,24 @@ async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour
     manager.close()
 
 
+async def test_link_that_ends_with_a_release_on_its_way(nodes: Servers, flavour: Flavour):
+    """L35, L37: a node that misses a release is told again, also if the outcome was certain before its link ended."""
+    with FaultProxy(nodes[2].url) as proxy:
+        manager = real_manager([*nodes.urls[:2], proxy.url], ttl=60.0, node_timeout=0.5)
+        lease = await flavour.acquire(manager.lock("a", renew=False))
+        await eventually(lambda: has_key(nodes[2], "t:{a}:h"))
+        proxy.black_hole("requests")
+        assert await flavour.release(lease) == "released"
+        proxy.reset()
+        proxy.heal()
+
+        await flavour.release(await flavour.acquire(manager.lock("b")))  # now it notices
+
+        await eventually(lambda: not has_key(nodes[2], "t:{a}:h"))
+        await flavour.close(manager)
+        manager.close()
+
+
 async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nodes: Servers, flavour: Flavour):
     """P2, L37: a node that granted the lock though it knew a higher fence gives it up like the others."""
     manager = real_manager(nodes.urls[:3], ttl=60.0)
