@@ -786,9 +786,9 @@ async def test_link_that_ends_with_a_release_on_its_way(nodes: Servers, flavour:
 async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nodes: Servers, flavour: Flavour):
     """P2, L37: a node that granted the lock though it knew a higher fence gives it up like the others."""
     manager = real_manager(nodes.urls[:3], ttl=60.0)
-    with nodes[2].client() as client:
-        client.set("t:{a}:f", str(time.time_ns() // 1000 + 500_000), px=60_000)
     await flavour.release(await on_all(manager.lock("b"), flavour, nodes[:3]))
+    with nodes[2].client() as client:
+        client.set("t:{a}:f", str(time.time_ns() // 1000 + 5_000_000), px=60_000)
     lease = await flavour.acquire(manager.lock("a", token="ab" * 16, renew=False))
     await eventually(lambda: all(has_key(node, "t:{a}:h") for node in nodes[:3]))
 
