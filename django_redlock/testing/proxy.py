@@ -24,6 +24,7 @@ from .servers import reserve_port
 Direction = Literal["requests", "replies", "both"]
 
 PATIENCE = 60.0  # seconds until the proxy's own thread is given up; on a busy machine it takes some
+TURNS = 10  # of the event loop, after which every connection that was accepted is known
 CHUNK = 65536  # bytes read at once
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: close() sends RST, not FIN
 
@@ -127,7 +128,8 @@ class FaultProxy:
 
     async def _hang_up(self) -> None:
         self._server.close()
-        await self._reset()
+        for _ in range(TURNS):
+            await self._reset()
 
     async def _reset(self) -> None:
         for connection in self._connections:

@@ -212,14 +212,20 @@ def test_threads_of_a_forked_child_wait_until_the_parents_connections_are_put_aw
     assert fork(child) == 0
 
 
+# Threads that connect may still be at it. A child that Python knows nothing of would wait for one of them to take the
+# interpreter, in vain.
+ALONE = "for thread in threading.enumerate()[1:]: thread.join()\n"
+
+
 def test_fork_that_python_is_not_told_of_is_noticed_by_the_next_acquisition(nodes: Servers):
     """P30, C87: uWSGI forks in C and calls none of Python's hooks; parent and child must not share connections."""
     script = (
-        "import ctypes, os, sys\n"
+        "import ctypes, os, sys, threading\n"
         "from tests.locking.conftest import real_manager\n"
         f"manager = real_manager({nodes.urls!r})\n"
         "def take(): manager.lock('a', detached=True).acquire().release()\n"  # detached: no thread while it forks
         "take()\n"
+        f"{ALONE}"
         "(inherited,) = manager._gather._bundles\n"
         "child = ctypes.PyDLL(None).fork()\n"
         "if not child:\n"
@@ -237,10 +243,11 @@ def test_fork_that_python_is_not_told_of_is_noticed_by_the_next_acquisition(node
 def test_fork_that_python_is_not_told_of_leaves_the_parents_lease_alone(nodes: Servers):
     """P30, L41: before it has taken any lock of its own, such a child neither has, sends nor releases anything."""
     script = (
-        "import ctypes, os\n"
+        "import ctypes, os, threading\n"
         "from tests.locking.conftest import held_by, real_manager\n"
         f"manager = real_manager({nodes.urls!r})\n"
         "lease = manager.lock('a', detached=True).acquire()\n"  # detached: no thread while it forks
+        f"{ALONE}"
         "(inherited,) = manager._gather._bundles\n"
         "def child():\n"
         "    said = (lease.valid(), lease.reason, lease.release(), lease.extend())\n"
