@@ -414,8 +414,8 @@ def test_listing_of_ten_thousand_is_bounded(five):
         snapshot = held_locks(seconds=60)
         asked = client.info("commandstats")["cmdstat_evalsha"]["calls"]
 
-    # Processes are in the index as well. Of two hundreds that end in the same moment each node has its own order, and what
-    # not all of them have listed is asked for by name.
+    # Processes are in the index as well. Of two hundreds that end in the same moment each node has its own order, and
+    # what not all of them have listed is asked for by name.
     assert MAX_NAMES - 5 <= len(snapshot.locks) <= MAX_NAMES + 100
     assert (snapshot.complete, snapshot.total >= 10_000) == (False, True)
     assert asked <= (MAX_NAMES + 200) // PAGE + 2
