@@ -213,8 +213,19 @@ def test_everything_behind_the_dashes_is_the_programs(runs):
 OTHERS = [pytest.param(name, marks=pytest.mark.once) for name in ("SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")]
 
 
+@pytest.fixture
+def heeded(name):
+    """The signal of this name is not ignored, as under ``nohup`` it would be, by the processes that a test starts."""
+    before = signal.getsignal(getattr(signal, name))
+    if before is signal.SIG_IGN:
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    yield
+    if before is signal.SIG_IGN:
+        signal.signal(getattr(signal, name), before)
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", *OTHERS])
-def test_signals_are_passed_on(runs, manager, name):
+def test_signals_are_passed_on(heeded, runs, manager, name):
     """
     The program gets the signal and decides; its exit code counts, and the lock is free.
     """
