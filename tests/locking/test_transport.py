@@ -172,14 +172,15 @@ async def test_ipv6(flavour: Flavour):
         assert open_node(NodeSpec(url), "t:").name == f"[::1]:{server.port}"
 
 
-async def test_database_number(nodes: Servers, flavour: Flavour):
+async def test_database_number(flavour: Flavour):
     """L69: locks live in the database of the URL; one that the server does not have is a configuration error."""
-    url = nodes[0].url.removesuffix("/0")
-    await works(flavour, f"{url}/5")
-    with nodes[0].client() as client:
-        assert list(client.info("keyspace")) == ["db5"]
+    with Server() as server:
+        url = server.url.removesuffix("/0")
+        await works(flavour, f"{url}/5")
+        with server.client() as client:
+            assert list(client.info("keyspace")) == ["db5"]
 
-    assert await complaint(flavour, f"{url}/99", at_once=True) == "no such database"
+        assert await complaint(flavour, f"{url}/99", at_once=True) == "no such database"
 
 
 @pytest.mark.parametrize(
