@@ -24,7 +24,6 @@ from .servers import reserve_port
 Direction = Literal["requests", "replies", "both"]
 
 PATIENCE = 60.0  # seconds until the proxy's own thread is given up; on a busy machine it takes some
-TURNS = 10  # of the event loop, after which every connection that was accepted is known
 CHUNK = 65536  # bytes read at once
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: close() sends RST, not FIN
 
@@ -128,8 +127,18 @@ class FaultProxy:
 
     async def _hang_up(self) -> None:
         self._server.close()
-        for _ in range(TURNS):
-            await self._reset()
+        # Not the known connections alone: one may have been accepted just now. The loop has no tasks but the proxy's.
+        while tasks := await self._others():
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    @staticmethod
+    async def _others() -> set[asyncio.Task[Any]]:
+        """Return the other tasks, of which all have begun, or they would not close what they were made for."""
+        for _ in range(3):  # also for aborted transports, which close their sockets in the loop's next round
+            await asyncio.sleep(0)
+        return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
 
     async def _reset(self) -> None:
         for connection in self._connections:
