@@ -1068,18 +1068,20 @@ async def test_async_block_leaves_no_connection_behind(async_connections, monkey
     The thread that an asynchronous block has for its transaction ends with it, and closes what it opened.
     """
     order = await Order.objects.using("warehouse").acreate(total=1)
-    opened = []  # also by threads that have nothing to do with it
-    connection_created.connect(
-        remember := lambda connection, **about: opened.append((threading.get_ident(), connection))
-    )
+    opened = []
+
+    def remember(connection, **about):
+        if threading.current_thread().name != "django_redlock history":  # which other tests may have left at work
+            opened.append(connection)
+
+    connection_created.connect(remember)
     try:
         async with lock_for_update(order):
-            inside = await sync_to_async(threading.get_ident)()
-            assert any(each.connection for thread, each in opened if thread == inside)
+            assert any(each.connection for each in opened)
     finally:
         connection_created.disconnect(remember)
 
-    assert not any(each.connection for thread, each in opened if thread == inside)
+    assert [each.connection for each in opened] == [None] * len(opened)
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
