@@ -1,9 +1,12 @@
 """The bad network: every fault does what it says, and no more."""
 
+import gc
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import redis
@@ -244,3 +247,31 @@ def wait_for(condition) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)
     return bool(condition())
+
+
+def test_connections_accepted_just_before_the_end_are_closed(proxy):
+    """
+    A proxy that stops in the middle of a storm of new connections leaves none open.
+    """
+    over = threading.Event()
+
+    def connect() -> None:
+        while not over.is_set():
+            with suppress(OSError):
+                socket.create_connection(("127.0.0.1", proxy.port), 1).close()
+
+    with warnings.catch_warnings(record=True) as left_open:
+        warnings.simplefilter("always", ResourceWarning)
+        storm = [threading.Thread(target=connect) for _ in range(4)]
+        for thread in storm:
+            thread.start()
+        for _ in range(50):
+            proxy.stop()
+            proxy.start()
+        over.set()
+        for thread in storm:
+            thread.join()
+        proxy.stop()
+        gc.collect()
+
+    assert [str(each.message) for each in left_open if "unclosed" in str(each.message)] == []

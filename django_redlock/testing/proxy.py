@@ -11,9 +11,10 @@ what a test sees with it can happen.
 """
 
 import asyncio
+import socket
 import struct
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from socket import SO_LINGER, SOL_SOCKET
 from threading import Thread
 from typing import Any, Literal, Self
@@ -24,6 +25,7 @@ from .servers import reserve_port
 Direction = Literal["requests", "replies", "both"]
 
 PATIENCE = 60.0  # seconds until the proxy's own thread is given up; on a busy machine it takes some
+BACKLOG = 100  # connections that wait to be accepted
 CHUNK = 65536  # bytes read at once
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: close() sends RST, not FIN
 
@@ -123,47 +125,46 @@ class FaultProxy:
         return lines.get(direction, [self._requests, self._replies])
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self._listener = socket.create_server(("127.0.0.1", self.port), backlog=BACKLOG)
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     async def _hang_up(self) -> None:
-        self._server.close()
-        # Not the known connections alone: one may have been accepted just now. The loop has no tasks but the proxy's.
-        while tasks := await self._others():
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    @staticmethod
-    async def _others() -> set[asyncio.Task[Any]]:
-        """Return the other tasks, of which all have begun, or they would not close what they were made for."""
-        for _ in range(3):  # also for aborted transports, which close their sockets in the loop's next round
-            await asyncio.sleep(0)
-        return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
+        await self._reset()
 
     async def _reset(self) -> None:
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-        await asyncio.sleep(0)  # an aborted transport closes its socket in the loop's next round
+        while self._connections:  # more may be accepted while these end
+            for connection in self._connections:
+                connection.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.sleep(0)  # what was being opened is closed in the loop's next round
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = asyncio.current_task()
-        assert connection is not None
-        self._connections.add(connection)
-        try:
-            with suppress(asyncio.CancelledError):  # by a reset; asyncio of Python 3.11 would print it
-                await self._relay(reader, writer)
-        except* (_BrokenError, OSError):
-            pass  # both ends are closed; there is nobody to tell
-        finally:
-            self._connections.discard(connection)
+    def _accept(self) -> None:
+        # Not asyncio's server: what it has accepted is nobody's until the connection's task begins, and stays open if
+        # the proxy stops before that.
+        with suppress(OSError):  # gone again
+            client, _ = self._listener.accept()
+            client.setblocking(False)
+            connection = asyncio.get_running_loop().create_task(self._serve(client))
+            self._connections.add(connection)
+            connection.add_done_callback(self._connections.discard)
+            connection.add_done_callback(lambda _: client.close())  # of one that was cancelled before it began
+
+    async def _serve(self, client: socket.socket) -> None:
+        with suppress(asyncio.CancelledError):  # by a reset
+            try:
+                await self._relay(*await asyncio.open_connection(sock=client))
+            except* (_BrokenError, OSError):
+                pass  # both ends are closed; there is nobody to tell
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry bytes both ways until both sides have ended, or break the connection."""
-        with _reset_on_error(writer):
+        async with _reset_on_error(writer):
             target = urlsplit(self.target)
             node_reader, node_writer = await asyncio.open_connection(target.hostname, target.port or 6379)
-            with _reset_on_error(node_writer):
+            async with _reset_on_error(node_writer):
                 async with asyncio.TaskGroup() as both:
                     both.create_task(self._requests.carry(reader, node_writer))
                     both.create_task(self._replies.carry(node_reader, writer))
@@ -262,13 +263,17 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-@contextmanager
-def _reset_on_error(writer: asyncio.StreamWriter) -> Iterator[None]:
-    """Close the connection: in good order after a good end, with RST otherwise."""
+@asynccontextmanager
+async def _reset_on_error(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    """Close the connection, and return when it is: in good order after a good end, with RST otherwise."""
     try:
         yield
+        writer.close()
+        await writer.wait_closed()
     except BaseException:
-        writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, RESET_ON_CLOSE)
+        with suppress(OSError):  # closed already
+            writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, RESET_ON_CLOSE)
         writer.transport.abort()
+        with suppress(OSError):  # what broke it
+            await writer.wait_closed()
         raise
-    writer.close()
