@@ -45,10 +45,16 @@ steady: Clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time
 
 @dataclass(slots=True)
 class Breaker:
-    """Leaves a node alone for a while after it failed, twice as long each time it fails again."""
+    """
+    Leaves a node alone for a while after it failed, twice as long each time it fails again.
+
+    When too few others are left, it is tried all the same, by one thread of a process at a time: connections by all
+    of them at once would keep a server down that has more to do than it can.
+    """
 
     rest: float = 0.0
     until: float = 0.0
+    tried: float = 0.0  # until when somebody tries to connect to it
     tell: Callable[[bool], object] = bool  # called with whether it is down now, when that changes
 
     def failed(self, now: float) -> None:
@@ -58,6 +64,18 @@ class Breaker:
         if now >= self.until:
             self.rest = min(LONGEST_REST, self.rest * 2 or FIRST_REST)
             self.until = now + self.rest
+
+    def admits(self, now: float, seconds: float) -> bool:
+        """Return whether to try to connect to the node, for so long at most."""
+        if self.rest and now < self.tried:
+            return False
+        self.tried = now + seconds
+        return True
+
+    def refused(self, now: float) -> None:
+        """Note that a try to connect has failed; the next may follow."""
+        self.failed(now)
+        self.tried = 0.0
 
     def answered(self) -> None:
         """Note an answer; the node is asked again."""
@@ -380,7 +398,11 @@ class Gather:
             elif not ballot.timeout:
                 ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))
             elif node not in bundle.connecting:
-                self._connect(bundle, node, ballot.timeout)
+                timeout = max(ballot.timeout, CONNECT_TIMEOUT)
+                if self.breakers[node].admits(now, timeout):
+                    self._connect(bundle, node, timeout)
+                else:
+                    ballot.receive(node, Reply(Kind.FAILED, detail="failed lately"))
 
     def _catch_up(self, bundle: Bundle, seat: Seat) -> bool:
         """Read what has come; returns whether the link still works."""
@@ -472,7 +494,7 @@ class Gather:
         return seen
 
     def _connect(self, bundle: Bundle, node: int, timeout: float) -> None:
-        arguments = (bundle, node, max(timeout, CONNECT_TIMEOUT))
+        arguments = (bundle, node, timeout)
         if self._nodes[node].instant:
             bundle.connecting.add(node)
             self._connect_now(*arguments)
@@ -496,7 +518,7 @@ class Gather:
             log.exception("connecting to %s failed", self._nodes[node].name)
             failure = LinkError("unreachable")
         # Noted now: the bundle may not be used again for long, and the node has then been left alone long enough.
-        self.breakers[node].failed(self._clock())
+        self.breakers[node].refused(self._clock())
         bundle.deliver(node, failure)
 
     def _time_out(self, bundle: Bundle, ballot: Ballot) -> None:

@@ -234,6 +234,7 @@ class _LoopThread:
 
     def start(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_debug(False)  # Python's development mode would make the network ten times slower
         self._thread = Thread(target=self._loop.run_forever, name="redlock-proxy", daemon=True)
         self._thread.start()
         self.running = True

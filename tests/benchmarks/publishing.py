@@ -14,6 +14,7 @@ from django_redlock.celery import singleton_task
 from django_redlock.testing import Server
 
 from .bench import Bench, ours
+from .floors import Tap, check, connect
 from .free import figure
 from .measure import Contender, interleave
 from .report import Section, Target
@@ -21,6 +22,10 @@ from .report import Section, Target
 PLAIN, SET = "plain publish", "plain publish after a SET NX PX"
 SINGLETON, ONCE = "celery-singleton", "celery-once"
 OURS_ONE, OURS_FIVE = "@singleton_task, N = 1", "@singleton_task, N = 5"
+FLOOR_ONE, FLOOR_FIVE = (f"plain publish after the same request on raw sockets, N = {nodes}" for nodes in (1, 5))
+NO_LOCK = (PLAIN, SET, FLOOR_ONE, FLOOR_FIVE)  # these know no duplicates
+
+FIRST = 700_000_000  # an argument of as many digits as those that follow it
 
 Send = Callable[[int], object]
 """Publishes a task with this argument."""
@@ -40,7 +45,7 @@ def run(bench: Bench) -> Iterator[Section]:
             first.targets.append(Target("N = 1, added to a plain publish", mine - plain, 110, "µs"))
         yield first
         again = Section("duplicates", "answering a duplicate of a task that waits")
-        known = {name: send for name, send in senders.items() if name not in (PLAIN, SET)}
+        known = {name: send for name, send in senders.items() if name not in NO_LOCK}
         times = interleave([_duplicate(name, send) for name, send in known.items()], bench.rounds(100, 20))
         again.figures = [figure(name, each) for name, each in times.items()]
         again.compare("N = 5, against celery-singleton", SINGLETON, 1.5, ours=OURS_FIVE)
@@ -76,6 +81,9 @@ def _senders(section: Section, bench: Bench, broker: str) -> dict[str, Send]:
     for name, options in _others(section).items():
         senders[name] = app.task(name=name, ignore_result=True, **options)(_body).delay
     app.finalize()
+    request = _request(bench.urls(1)[0])
+    senders[FLOOR_ONE] = _after_the_same_request(plain, request, bench.urls(1))
+    senders[FLOOR_FIVE] = _after_the_same_request(plain, request, bench.urls(5))
     return senders
 
 
@@ -88,6 +96,33 @@ def _after_a_set(plain: Any, url: str) -> Send:
 
     def send(number: int) -> None:
         client.set(f"publishing:{number}", "token", nx=True, px=3_600_000)
+        plain.delay(number)
+
+    return send
+
+
+def _request(url: str) -> bytes:
+    """Return what ``@singleton_task`` sends to a node when it publishes, for the argument ``FIRST``."""
+    with Tap(url) as tap:
+        manager = ours("tapped", [tap.url])
+        task = singleton_task(name="tapped", using="tapped", ignore_result=True)(_body)
+        task.delay(FIRST - 1)  # now the node knows the script
+        tap.taken()
+        task.delay(FIRST)
+        manager.close()
+        return tap.taken()
+
+
+def _after_the_same_request(plain: Any, request: bytes, urls: list[str]) -> Send:
+    """Return the floor of what asks the nodes with this script before it publishes: bytes packed in advance."""
+    sockets = [connect(url) for url in urls]
+
+    def send(number: int) -> None:
+        free = request.replace(b"%d" % FIRST, b"%d" % (FIRST + 1 + number))
+        for sock in sockets:
+            sock.send(free)
+        for sock in sockets:
+            check(sock.recv(4096))
         plain.delay(number)
 
     return send

@@ -4,7 +4,10 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import combinations
+from typing import NoReturn
+from unittest.mock import patch
 
 import pytest
 
@@ -14,6 +17,8 @@ from django_redlock.core.messages import Kind
 from django_redlock.leases import Lease
 from django_redlock.locks import Lock, LockManager, instant
 from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.gather import CONNECT_TIMEOUT
 from django_redlock.nodes.redis import AsyncRedisLink, RedisNode
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.proxy import FaultProxy
@@ -824,3 +829,42 @@ async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers
         assert held_by(manager, "{a}")
         await flavour.close(manager)
         manager.close()
+
+
+def test_nodes_that_are_down_are_connected_to_by_one_thread_at_a_time(nodes: Servers):
+    """
+    Without a quorum all nodes are asked, but not by all threads at once: that would keep an overloaded server down.
+    """
+    manager = real_manager(nodes.urls, node_timeout=0.1)
+    manager.lock("a").acquire().release()
+    for node in nodes[2:]:
+        node.freeze()
+    with pytest.raises(QuorumUnavailableError):
+        manager.lock("a", wait=0).acquire()
+    tried, over = [], threading.Event()
+
+    def connect(timeout: float) -> NoReturn:
+        tried.append(timeout)
+        over.wait(30)
+        raise LinkError("unreachable")
+
+    with patch.object(manager.nodes[4], "connect", connect):
+        started = time.monotonic()
+        threads = [threading.Thread(target=try_for_a_moment, args=(manager,)) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        allowed = 1 + (time.monotonic() - started) / CONNECT_TIMEOUT
+        over.set()
+
+    assert 1 <= len(tried) <= allowed
+    for node in nodes[2:]:
+        node.thaw()
+    manager.lock("a", wait=30).acquire().release()
+    manager.close()
+
+
+def try_for_a_moment(manager: LockManager) -> None:
+    with suppress(QuorumUnavailableError):
+        manager.lock("a", wait=0.3).acquire().release()
