@@ -23,6 +23,7 @@ PLAIN, SET = "plain publish", "plain publish after a SET NX PX"
 SINGLETON, ONCE = "celery-singleton", "celery-once"
 OURS_ONE, OURS_FIVE = "@singleton_task, N = 1", "@singleton_task, N = 5"
 FLOOR_ONE, FLOOR_FIVE = (f"plain publish after the same request on raw sockets, N = {nodes}" for nodes in (1, 5))
+REFUSED = {nodes: f"the same request on raw sockets, N = {nodes}" for nodes in (1, 5)}
 NO_LOCK = (PLAIN, SET, FLOOR_ONE, FLOOR_FIVE)  # these know no duplicates
 
 FIRST = 700_000_000  # an argument of as many digits as those that follow it
@@ -46,6 +47,8 @@ def run(bench: Bench) -> Iterator[Section]:
         yield first
         again = Section("duplicates", "answering a duplicate of a task that waits")
         known = {name: send for name, send in senders.items() if name not in NO_LOCK}
+        request = _request(bench.urls(1)[0])
+        known |= {name: _the_same_request(request, bench.urls(nodes)) for nodes, name in REFUSED.items()}
         times = interleave([_duplicate(name, send) for name, send in known.items()], bench.rounds(100, 20))
         again.figures = [figure(name, each) for name, each in times.items()]
         again.compare("N = 5, against celery-singleton", SINGLETON, 1.5, ours=OURS_FIVE)
@@ -104,8 +107,9 @@ def _after_a_set(plain: Any, url: str) -> Send:
 def _request(url: str) -> bytes:
     """Return what ``@singleton_task`` sends to a node when it publishes, for the argument ``FIRST``."""
     with Tap(url) as tap:
-        manager = ours("tapped", [tap.url])
-        task = singleton_task(name="tapped", using="tapped", ignore_result=True)(_body)
+        alias = f"tapped-{tap.url.rpartition(':')[2]}"
+        manager = ours(alias, [tap.url])
+        task = singleton_task(name=alias, using=alias, ignore_result=True)(_body)
         task.delay(FIRST - 1)  # now the node knows the script
         tap.taken()
         task.delay(FIRST)
@@ -115,15 +119,25 @@ def _request(url: str) -> bytes:
 
 def _after_the_same_request(plain: Any, request: bytes, urls: list[str]) -> Send:
     """Return the floor of what asks the nodes with this script before it publishes: bytes packed in advance."""
-    sockets = [connect(url) for url in urls]
+    ask = _the_same_request(request, urls)
 
     def send(number: int) -> None:
-        free = request.replace(b"%d" % FIRST, b"%d" % (FIRST + 1 + number))
-        for sock in sockets:
-            sock.send(free)
-        for sock in sockets:
-            check(sock.recv(4096))
+        for reply in ask(number):
+            check(reply)
         plain.delay(number)
+
+    return send
+
+
+def _the_same_request(request: bytes, urls: list[str]) -> Callable[[int], list[bytes]]:
+    """Return what writes a request to all nodes, and reads what they say."""
+    sockets = [connect(url) for url in urls]
+
+    def send(number: int) -> list[bytes]:
+        packed = request.replace(b"%d" % FIRST, b"%d" % (FIRST + 1 + number))
+        for sock in sockets:
+            sock.send(packed)
+        return [sock.recv(4096) for sock in sockets]
 
     return send
 
