@@ -72,9 +72,8 @@ class Breaker:
         self.tried = now + seconds
         return True
 
-    def refused(self, now: float) -> None:
-        """Note that a try to connect has failed; the next may follow."""
-        self.failed(now)
+    def was_tried(self) -> None:
+        """Note that a try to connect is over, whatever came of it; the next may follow."""
         self.tried = 0.0
 
     def answered(self) -> None:
@@ -509,17 +508,19 @@ class Gather:
                 self._connect_now(*arguments)
 
     def _connect_now(self, bundle: Bundle, node: int, timeout: float) -> None:
+        link: Link | LinkError
         try:
-            bundle.deliver(node, self._nodes[node].connect(timeout))
-            return
+            link = self._nodes[node].connect(timeout)
         except LinkError as error:
-            failure = error
+            link = error
         except Exception:  # whatever it was, the node must not stay "connecting" for ever
             log.exception("connecting to %s failed", self._nodes[node].name)
-            failure = LinkError("unreachable")
-        # Noted now: the bundle may not be used again for long, and the node has then been left alone long enough.
-        self.breakers[node].refused(self._clock())
-        bundle.deliver(node, failure)
+            link = LinkError("unreachable")
+        self.breakers[node].was_tried()
+        if isinstance(link, LinkError):
+            # Noted now: the bundle may not be used again for long, and the node has then been left alone long enough.
+            self.breakers[node].failed(self._clock())
+        bundle.deliver(node, link)
 
     def _time_out(self, bundle: Bundle, ballot: Ballot) -> None:
         """Note the nodes that did not answer in time; their links stay, so that a release follows in order."""
