@@ -22,8 +22,8 @@ from .report import Section, Target
 PLAIN, SET = "plain publish", "plain publish after a SET NX PX"
 SINGLETON, ONCE = "celery-singleton", "celery-once"
 OURS_ONE, OURS_FIVE = "@singleton_task, N = 1", "@singleton_task, N = 5"
-FLOOR_ONE, FLOOR_FIVE = (f"plain publish after the same request on raw sockets, N = {nodes}" for nodes in (1, 5))
-REFUSED = {nodes: f"the same request on raw sockets, N = {nodes}" for nodes in (1, 5)}
+FLOOR_ONE, FLOOR_FIVE = (f"plain publish after raw sockets, N = {nodes}" for nodes in (1, 5))
+REFUSED = {nodes: f"raw sockets, the same request, N = {nodes}" for nodes in (1, 5)}
 NO_LOCK = (PLAIN, SET, FLOOR_ONE, FLOOR_FIVE)  # these know no duplicates
 
 FIRST = 700_000_000  # an argument of as many digits as those that follow it
