@@ -391,17 +391,18 @@ class Gather:
     def _see_to(self, bundle: Bundle, ballot: Ballot, nodes: list[int], now: float) -> None:
         """See to links for nodes that have none, or note why not."""
         resting = self.breakers.resting(ballot, now)
+        timeout = max(ballot.timeout, CONNECT_TIMEOUT)
         for node in nodes:
             if node in resting:
                 ballot.receive(node, Reply(Kind.FAILED, detail="failed lately"))
             elif not ballot.timeout:
                 ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))
-            elif node not in bundle.connecting:
-                timeout = max(ballot.timeout, CONNECT_TIMEOUT)
-                if self.breakers[node].admits(now, timeout):
-                    self._connect(bundle, node, timeout)
-                else:
-                    ballot.receive(node, Reply(Kind.FAILED, detail="failed lately"))
+            elif node in bundle.connecting:
+                continue
+            elif self.breakers[node].admits(now, timeout):
+                self._connect(bundle, node, timeout)
+            else:
+                ballot.receive(node, Reply(Kind.FAILED, detail="failed lately"))
 
     def _catch_up(self, bundle: Bundle, seat: Seat) -> bool:
         """Read what has come; returns whether the link still works."""

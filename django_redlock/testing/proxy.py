@@ -135,10 +135,9 @@ class FaultProxy:
         await self._reset()
 
     async def _reset(self) -> None:
-        while self._connections:  # more may be accepted while these end
-            for connection in self._connections:
-                connection.cancel()
-            await asyncio.gather(*self._connections, return_exceptions=True)
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
         await asyncio.sleep(0)  # what was being opened is closed in the loop's next round
 
     def _accept(self) -> None:

@@ -14,7 +14,7 @@ from django_redlock.celery import singleton_task
 from django_redlock.testing import Server
 
 from .bench import Bench, ours
-from .floors import Tap, check, connect
+from .floors import Tap, connect
 from .free import figure
 from .measure import Contender, interleave
 from .report import Section, Target
@@ -22,10 +22,10 @@ from .report import Section, Target
 PLAIN, SET = "plain publish", "plain publish after a SET NX PX"
 SINGLETON, ONCE = "celery-singleton", "celery-once"
 OURS_ONE, OURS_FIVE = "@singleton_task, N = 1", "@singleton_task, N = 5"
-FLOOR_ONE, FLOOR_FIVE = (f"plain publish after raw sockets, N = {nodes}" for nodes in (1, 5))
+FLOORS = {nodes: f"plain publish after raw sockets, N = {nodes}" for nodes in (1, 5)}
 REFUSED = {nodes: f"raw sockets, the same request, N = {nodes}" for nodes in (1, 5)}
-NO_LOCK = (PLAIN, SET, FLOOR_ONE, FLOOR_FIVE)  # these know no duplicates
 
+DUPLICATE = -1  # the argument of which every call but the first is a duplicate
 FIRST = 700_000_000  # an argument of as many digits as those that follow it
 
 Send = Callable[[int], object]
@@ -37,8 +37,11 @@ def run(bench: Bench) -> Iterator[Section]:
     with Server() as broker:
         first = Section("publishing", "publishing a task whose lock is free, to a Redis broker")
         senders = _senders(first, bench, broker.url)
+        taking, refused = _requests(bench.urls(1)[0])
+        floors = {nodes: _ask(taking, bench.urls(nodes), b"ACCEPTED") for nodes in FLOORS}
+        firsts = senders | {FLOORS[nodes]: _after(ask, senders[PLAIN]) for nodes, ask in floors.items()}
         numbers = count()
-        times = interleave([_first(name, send, numbers) for name, send in senders.items()], bench.rounds(100, 20))
+        times = interleave([_first(name, send, numbers) for name, send in firsts.items()], bench.rounds(100, 20))
         first.figures = [figure(name, each) for name, each in times.items()]
         first.compare("N = 1, against celery-singleton", SINGLETON, 1.0, ours=OURS_ONE)
         first.compare("N = 5, against celery-singleton", SINGLETON, 1.3, ours=OURS_FIVE)
@@ -46,9 +49,9 @@ def run(bench: Bench) -> Iterator[Section]:
             first.targets.append(Target("N = 1, added to a plain publish", mine - plain, 110, "µs"))
         yield first
         again = Section("duplicates", "answering a duplicate of a task that waits")
-        known = {name: send for name, send in senders.items() if name not in NO_LOCK}
-        request = _request(bench.urls(1)[0])
-        known |= {name: _the_same_request(request, bench.urls(nodes)) for nodes, name in REFUSED.items()}
+        known = {name: send for name, send in senders.items() if name not in (PLAIN, SET)}
+        floors[5](DUPLICATE)
+        known |= {name: _ask(refused, bench.urls(nodes), b"BUSY") for nodes, name in REFUSED.items()}
         times = interleave([_duplicate(name, send) for name, send in known.items()], bench.rounds(100, 20))
         again.figures = [figure(name, each) for name, each in times.items()]
         again.compare("N = 5, against celery-singleton", SINGLETON, 1.5, ours=OURS_FIVE)
@@ -60,7 +63,7 @@ def _first(name: str, send: Send, numbers: Iterator[int]) -> Contender:
 
 
 def _duplicate(name: str, send: Send) -> Contender:
-    return Contender(name, lambda: send(-1))
+    return Contender(name, lambda: send(DUPLICATE))
 
 
 def _senders(section: Section, bench: Bench, broker: str) -> dict[str, Send]:
@@ -84,9 +87,6 @@ def _senders(section: Section, bench: Bench, broker: str) -> dict[str, Send]:
     for name, options in _others(section).items():
         senders[name] = app.task(name=name, ignore_result=True, **options)(_body).delay
     app.finalize()
-    request = _request(bench.urls(1)[0])
-    senders[FLOOR_ONE] = _after_the_same_request(plain, request, bench.urls(1))
-    senders[FLOOR_FIVE] = _after_the_same_request(plain, request, bench.urls(5))
     return senders
 
 
@@ -104,40 +104,39 @@ def _after_a_set(plain: Any, url: str) -> Send:
     return send
 
 
-def _request(url: str) -> bytes:
-    """Return what ``@singleton_task`` sends to a node when it publishes, for the argument ``FIRST``."""
+def _requests(url: str) -> tuple[bytes, bytes]:
+    """Return what ``@singleton_task`` sends to a node for the argument ``FIRST``, and then for a duplicate of that."""
     with Tap(url) as tap:
-        alias = f"tapped-{tap.url.rpartition(':')[2]}"
-        manager = ours(alias, [tap.url])
-        task = singleton_task(name=alias, using=alias, ignore_result=True)(_body)
+        manager = ours("tapped", [tap.url])
+        task = singleton_task(name="tapped", using="tapped", ignore_result=True)(_body)
         task.delay(FIRST - 1)  # now the node knows the script
         tap.taken()
         task.delay(FIRST)
+        taking = tap.taken()
+        task.delay(FIRST)
         manager.close()
-        return tap.taken()
+        return taking, tap.taken()
 
 
-def _after_the_same_request(plain: Any, request: bytes, urls: list[str]) -> Send:
-    """Return the floor of what asks the nodes with this script before it publishes: bytes packed in advance."""
-    ask = _the_same_request(request, urls)
+def _ask(request: bytes, urls: list[str], wanted: bytes) -> Send:
+    """Return the floor of what asks nodes with this request: written to all, read from all, packed in advance."""
+    sockets = [connect(url) for url in urls]
 
     def send(number: int) -> None:
-        for reply in ask(number):
-            check(reply)
-        plain.delay(number)
+        packed = request.replace(b"%d" % FIRST, b"%d" % (FIRST + 2 + number))
+        for sock in sockets:
+            sock.send(packed)
+        for sock in sockets:
+            if wanted not in (reply := sock.recv(4096)):
+                raise RuntimeError(f"the server replied {reply!r}: the times would mean nothing")
 
     return send
 
 
-def _the_same_request(request: bytes, urls: list[str]) -> Callable[[int], list[bytes]]:
-    """Return what writes a request to all nodes, and reads what they say."""
-    sockets = [connect(url) for url in urls]
-
-    def send(number: int) -> list[bytes]:
-        packed = request.replace(b"%d" % FIRST, b"%d" % (FIRST + 1 + number))
-        for sock in sockets:
-            sock.send(packed)
-        return [sock.recv(4096) for sock in sockets]
+def _after(ask: Send, publish: Send) -> Send:
+    def send(number: int) -> None:
+        ask(number)
+        publish(number)
 
     return send
 
