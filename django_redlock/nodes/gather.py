@@ -65,16 +65,17 @@ class Breaker:
             self.rest = min(LONGEST_REST, self.rest * 2 or FIRST_REST)
             self.until = now + self.rest
 
-    def admits(self, now: float, seconds: float) -> bool:
-        """Return whether to try to connect to the node, for so long at most."""
+    def admits(self, now: float, seconds: float) -> float:
+        """Return until when to try to connect to the node, for so long at most; 0.0 while somebody else does."""
         if self.rest and now < self.tried:
-            return False
+            return 0.0
         self.tried = now + seconds
-        return True
+        return self.tried
 
-    def was_tried(self) -> None:
-        """Note that a try to connect is over, whatever came of it; the next may follow."""
-        self.tried = 0.0
+    def was_tried(self, until: float) -> None:
+        """Note that this try to connect is over, whatever came of it; the next may follow, unless it has begun."""
+        if self.tried == until:
+            self.tried = 0.0
 
     def answered(self) -> None:
         """Note an answer; the node is asked again."""
@@ -399,8 +400,8 @@ class Gather:
                 ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))
             elif node in bundle.connecting:
                 continue
-            elif self.breakers[node].admits(now, timeout):
-                self._connect(bundle, node, timeout)
+            elif until := self.breakers[node].admits(now, timeout):
+                self._connect(bundle, node, timeout, until)
             else:
                 ballot.receive(node, Reply(Kind.FAILED, detail="failed lately"))
 
@@ -493,8 +494,8 @@ class Gather:
                 seen.append((node, ""))
         return seen
 
-    def _connect(self, bundle: Bundle, node: int, timeout: float) -> None:
-        arguments = (bundle, node, timeout)
+    def _connect(self, bundle: Bundle, node: int, timeout: float, until: float) -> None:
+        arguments = (bundle, node, timeout, until)
         if self._nodes[node].instant:
             bundle.connecting.add(node)
             self._connect_now(*arguments)
@@ -508,7 +509,7 @@ class Gather:
             except RuntimeError:  # there are too many, or the interpreter is about to end: one after the other, then
                 self._connect_now(*arguments)
 
-    def _connect_now(self, bundle: Bundle, node: int, timeout: float) -> None:
+    def _connect_now(self, bundle: Bundle, node: int, timeout: float, until: float) -> None:
         link: Link | LinkError
         try:
             link = self._nodes[node].connect(timeout)
@@ -517,7 +518,7 @@ class Gather:
         except Exception:  # whatever it was, the node must not stay "connecting" for ever
             log.exception("connecting to %s failed", self._nodes[node].name)
             link = LinkError("unreachable")
-        self.breakers[node].was_tried()
+        self.breakers[node].was_tried(until)
         if isinstance(link, LinkError):
             # Noted now: the bundle may not be used again for long, and the node has then been left alone long enough.
             self.breakers[node].failed(self._clock())

@@ -18,7 +18,7 @@ from django_redlock.leases import Lease
 from django_redlock.locks import Lock, LockManager, instant
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.gather import CONNECT_TIMEOUT
+from django_redlock.nodes.gather import CONNECT_TIMEOUT, Breaker
 from django_redlock.nodes.redis import AsyncRedisLink, RedisNode
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.proxy import FaultProxy
@@ -863,6 +863,21 @@ def test_nodes_that_are_down_are_connected_to_by_one_thread_at_a_time(nodes: Ser
         node.thaw()
     manager.lock("a", wait=30).acquire().release()
     manager.close()
+
+
+def test_late_end_of_a_try_to_connect_lets_nobody_in_beside_the_next():
+    """The next one may begin when the time of the one before is over, and has its own time then."""
+    breaker = Breaker()
+    breaker.failed(0.0)
+    first = breaker.admits(0.0, 0.25)
+    assert not breaker.admits(0.2, 0.25)
+    second = breaker.admits(0.3, 0.25)
+
+    breaker.was_tried(first)
+
+    assert not breaker.admits(0.4, 0.25)
+    breaker.was_tried(second)
+    assert breaker.admits(0.4, 0.25)
 
 
 def try_for_a_moment(manager: LockManager) -> None:
