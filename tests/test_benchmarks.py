@@ -76,9 +76,9 @@ async def test_asyncio_floor_completes(nodes: Servers):
 
 def test_overtaking_is_counted():
     """
-    Whoever is served before somebody who asked noticeably earlier has gone past them.
+    Whoever is served before somebody who was in line before them has gone past them.
     """
-    turns = [Turn(0.0, 3.0, 3.1), Turn(1.0, 2.0, 2.1), Turn(1.001, 1.5, 1.6)]
+    turns = [Turn(0.0, 0.1, 3.0, 3.1), Turn(1.0, 1.1, 2.0, 2.1), Turn(1.001, 1.1, 1.5, 1.6)]
 
     assert overtaking(turns) == (2 / 3, 1)
     assert jain([turns, turns]) == 1.0
