@@ -55,7 +55,7 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: floa
     from .leftovers import Loss, Slot, left
 
     fleet.end_beat()
-    start, loss = time.monotonic(), Loss(book)
+    start, loss, rest = time.monotonic(), Loss(book), max(project.LEASE, project.VISIBILITY) + 2
     revoked: set[str] = set()
     while open_calls := [task for task in book.unfinished() if task not in revoked]:
         waited = time.monotonic() - start
@@ -64,7 +64,9 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: floa
         fleet.revive()
         revoked |= {task for task in open_calls if project.work.AsyncResult(task).state == states.REVOKED}
         time.sleep(1)
-    time.sleep(project.LEASE + 2)
+    # What beat sent counts as well: its body may still be at work, and comes back if its worker was killed.
+    while time.monotonic() < min(book.last_seen() + rest, start + 2 * PATIENCE):
+        time.sleep(0.5)
     slots: list[Slot] = left(nodes)
     proofs = {task: loss.proof(task, slots, nodes) for task in {*open_calls, *(slot.task for slot in slots)}}
     lost = {task: proof for task, proof in proofs.items() if proof}

@@ -66,6 +66,10 @@ class Records:
         )
         return [task for (task,) in rows]
 
+    def last_seen(self) -> float:
+        """Return when a body was last at work, on the machine's monotonic clock."""
+        return float(self._database.execute("SELECT COALESCE(MAX(seen), 0) FROM run").fetchone()[0])
+
     def overlaps(self) -> list[str]:
         """Return, in words, every two bodies of one key that ran at the same time."""
         rows = self._database.execute(
