@@ -146,7 +146,8 @@ class Service:
         """Stop it and its children in their tracks (SIGSTOP): it takes connections and bytes, and answers nothing."""
         assert self.ours, f"{self.variable} names a server that is not ours to freeze"
         for pid in self.family():
-            os.kill(pid, signal.SIGSTOP)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Let it go on (SIGCONT)."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from glob import glob
 from pathlib import Path
 
@@ -57,7 +58,8 @@ class Fleet:
             return False
         child = random.choice(alive)
         self.killed.add(child)
-        os.kill(child, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
         return True
 
     def revive(self) -> None:
