@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from django_redlock.testing import Server, ServerStartError
-
-from .conftest import needs
+from tests.conftest import needs
 
 NAMES = "DNS:localhost,IP:127.0.0.1,IP:::1"
 USAGE = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")  # Python 3.13 wants to know what a key is for

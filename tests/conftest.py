@@ -17,14 +17,12 @@ import pytest
 
 from django_redlock.nodes import aio, gather
 from django_redlock.testing import ServerNotFoundError, Servers, find_server, start_servers
+from tests.services import MariaDB, PostgreSQL, RabbitMQ, Service, ServiceMissingError, SQLite
 
-from .services import MariaDB, PostgreSQL, RabbitMQ, Service, ServiceMissingError, SQLite
-
-pytest_plugins = ["tests.stalls", "tests.certificates", "tests.shop.fixtures"]
+pytest_plugins = ["tests.tiers", "tests.managers", "tests.certificates", "tests.shop.fixtures"]
 
 Report = pytest.TestReport | pytest.CollectReport
 
-SERVICES = ["postgresql", "mariadb", "rabbitmq"]
 NAMED_IN_HEADER = ["Django", "redis", "celery", "kombu", "django-redis", "psycopg", "PyMySQL"]
 
 
@@ -110,21 +108,10 @@ def rabbitmq(rabbitmq_server: RabbitMQ) -> RabbitMQ:
     return rabbitmq_server.start()
 
 
-@pytest.fixture(params=["sqlite", *SERVICES[:2]])
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> SQLite | PostgreSQL | MariaDB:
     """Every kind of database in turn: a file, and two servers that run."""
     return SQLite(tmp_path) if request.param == "sqlite" else request.getfixturevalue(request.param)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run all tests of one service in one process of pytest-xdist, so that each service is started once."""
-    for item in items:
-        wanted = [*getattr(item, "fixturenames", ())]
-        if callspec := getattr(item, "callspec", None):
-            wanted += [value for value in callspec.params.values() if isinstance(value, str)]
-        for service in SERVICES:
-            if service in wanted and not item.get_closest_marker("xdist_group"):
-                item.add_marker(pytest.mark.xdist_group(service))
 
 
 def pytest_configure() -> None:

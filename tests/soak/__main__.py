@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from django_redlock.testing import Server, Servers, start_servers
+from tests.services import RabbitMQ
 
-from ..services import RabbitMQ
 from .nemesis import Fleet, Nemesis
 
 NODES = 3

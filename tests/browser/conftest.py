@@ -1,0 +1,112 @@
+"""A real browser before a real server; left out, with a reason, where there is none."""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import django
+import pytest
+from django.test import override_settings
+from pytest_django.live_server_helper import LiveServer
+
+from django_redlock.testing import Servers
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+SCREENSHOTS = os.environ.get("REDLOCK_SCREENSHOTS")  # a folder; unset writes none
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium: the one that ``CHROMIUM`` names, one on the path, or Playwright's own."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+        pytest.skip("needs DJANGO_ALLOW_ASYNC_UNSAFE=1: run `tox run -e newest`")
+    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, PROGRAMS)), None)
+    with api.sync_playwright() as playwright:
+        if not found and not Path(playwright.chromium.executable_path).exists():
+            pytest.skip("needs a browser: install chromium, or run `playwright install chromium`")
+        chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def site(transactional_db, nodes: Servers) -> Iterator[str]:
+    """The admin over five real servers; where Django can, with a policy that runs nothing without a nonce."""
+    with override_settings(
+        ALLOWED_HOSTS=["localhost"],
+        REDLOCK={"default": {"NODES": named(nodes), "OPTIONS": {"restart_guard": False, "node_timeout": 2.0}}},
+        **strict_policy(),
+    ):
+        server = LiveServer("localhost")
+        yield server.url
+        # The browser has closed its connections. Their threads share the database until the server stops.
+        for thread in threading.enumerate():
+            if "process_request_thread" in thread.name:
+                thread.join(5)
+        server.stop()
+
+
+def named(nodes: Servers) -> list[dict[str, str]]:
+    """Return the nodes as in settings, with names that one can say."""
+    return [{"URL": url, "NAME": f"lock-{place}"} for place, url in enumerate(nodes.urls, 1)]
+
+
+def strict_policy() -> dict[str, object]:
+    """Return the settings of a nonce-only Content Security Policy, which the admin supports since Django 6.1."""
+    if django.VERSION < (6, 1):
+        return {}
+    from django.conf import settings
+
+    nonce = ["<CSP_NONCE_SENTINEL>"]
+    policy = {"default-src": ["'self'"], "script-src": nonce, "style-src": nonce, "img-src": ["'self'", "data:"]}
+    [templates] = settings.TEMPLATES
+    processors = [*templates["OPTIONS"]["context_processors"], "django.template.context_processors.csp"]
+    return {
+        "SECURE_CSP": policy,
+        "MIDDLEWARE": [*settings.MIDDLEWARE, "django.middleware.csp.ContentSecurityPolicyMiddleware"],
+        "TEMPLATES": [{**templates, "OPTIONS": {**templates["OPTIONS"], "context_processors": processors}}],
+    }
+
+
+def noteworthy(message) -> bool:
+    """Return whether a message of the console is an error of the page; browsers ask for an icon by themselves."""
+    return message.type == "error" and not message.location["url"].endswith("/favicon.ico")
+
+
+@pytest.fixture
+def open_page(browser, site, admin_user):
+    """Return a function that opens a page as the administrator; at the end the console must be empty."""
+    contexts, errors = [], []
+
+    def open_with(**options):
+        context = browser.new_context(base_url=site, **options)
+        contexts.append(context)
+        context.set_default_timeout(10_000)
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if noteworthy(message) else None)
+        page.goto("/admin/")
+        page.fill("#id_username", "admin")
+        page.fill("#id_password", "password")
+        page.click("input[type=submit]")
+        page.goto("/admin/redlock/heldlock/")
+        return page
+
+    yield open_with
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+@pytest.fixture
+def shoot():
+    """Return a function that takes a picture if somebody wants to see it."""
+
+    def take(page, name: str) -> None:
+        if SCREENSHOTS:
+            page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=True)
+
+    return take

@@ -1,0 +1,403 @@
+"""The page *Held locks* in a real browser, over five real servers."""
+
+import re
+
+import pytest
+
+from django_redlock import lock, locks
+from django_redlock.inventory import find_lock
+
+expect = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright").expect
+
+
+@pytest.fixture
+def held(site):
+    """A held lock that nobody renews, so that its time falls; on all nodes, also where a busy machine was late."""
+    name = "shop.tasks.import_catalogue"
+    lease = locks["default"].lock(name, ttl=60, renew=False, kind="task", label=name, ref="7f3a").acquire()
+    while find_lock(name).votes < 5:
+        lease.extend()
+    return lease
+
+
+def cell(page, column: str):
+    """Return a cell of the first row."""
+    return page.locator(f"#result_list tbody tr >> nth=0 >> .field-{column}")
+
+
+def left(page) -> int:
+    """Return the remaining time on the page, in seconds."""
+    minutes, seconds = cell(page, "time_left").locator("time").inner_text().split(":")
+    return int(minutes) * 60 + int(seconds)
+
+
+def test_the_day_of_an_operator(held, open_page, nodes, shoot):
+    """
+    L71 to L75: logged in, one sees the lock with 5/5 votes and a falling time, then 4/5 when a node is killed, and
+    releases it on the confirmation page.
+    """
+    page = open_page()
+    expect(page.locator("h1").last).to_have_text("Held locks")
+    expect(cell(page, "votes_shown")).to_contain_text("5/5")
+    before = left(page)
+    shoot(page, "held-locks")
+
+    page.wait_for_timeout(2500)
+    assert before - 4 <= left(page) <= before - 2
+
+    nodes[3].kill()
+    expect(cell(page, "votes_shown")).to_contain_text("4/5", timeout=10_000)
+    expect(cell(page, "lock_state")).to_have_text("degraded")
+    expect(page.locator(".redlock-alias")).to_contain_text("4 of 5 nodes answer")
+    expect(page.locator(".redlock-alias li.redlock-no")).to_contain_text("lock-4")
+    expect(page.locator("#redlock-live [aria-live]")).to_contain_text("degraded")
+    shoot(page, "held-locks-node-down")
+
+    page.locator("input.action-select").check()
+    page.select_option("select[name=action]", "release")
+    page.locator("button[name=index]").first.click()
+    expect(page.locator(".redlock-choices .redlock-name")).to_have_text("shop.tasks.import_catalogue")
+    page.fill("#redlock-reason", "worker was killed")
+    shoot(page, "release")
+    page.click("input[type=submit][value='Release it']")
+
+    expect(page.locator(".messagelist")).to_contain_text("was released")
+    assert find_lock(held.name) is None
+    assert held.extend() is False
+    expect(page.locator("#redlock-live")).to_contain_text("No lock is held.")
+
+
+def test_a_lock_that_changes_hands_is_not_released(held, open_page):
+    """
+    L74: what was ticked for one holder is not released from the next.
+    """
+    page = open_page()
+    page.locator("input.action-select").check()
+    page.select_option("select[name=action]", "release")
+    page.locator("button[name=index]").first.click()
+    held.release()
+
+    with lock(held.name, ttl=30):
+        page.click("input[type=submit][value='Release it']")
+
+        expect(page.locator(".messagelist")).to_contain_text("changed hands")
+        assert find_lock(held.name) is not None
+
+
+def test_rows_come_and_go(held, open_page):
+    """
+    The page follows the locks by itself; a row that is ticked stays in its place until it is no longer.
+    """
+    page = open_page()
+    rows = page.locator("#result_list tbody tr")
+    expect(rows).to_have_count(1)
+
+    with lock("second", ttl=30):
+        expect(rows).to_have_count(2, timeout=10_000)
+        page.locator("input.action-select").first.check()
+    expect(rows.filter(has_text="second")).to_have_class(re.compile("redlock-gone"), timeout=10_000)
+    page.locator("input.action-select:checked").uncheck()
+    page.locator("h1").last.click()
+    page.evaluate("document.activeElement.blur()")
+    expect(rows).to_have_count(1, timeout=10_000)
+
+
+def test_pause(held, open_page):
+    """
+    Paused, the page asks nothing; resumed, it does again.
+    """
+    page = open_page()
+    asked = []
+    page.on("request", lambda request: "/live/" in request.url and asked.append(request.url))
+
+    page.get_by_role("button", name="Pause").click()
+    page.wait_for_timeout(6000)
+    assert asked == []
+    page.get_by_role("button", name="Resume").click()
+    page.wait_for_timeout(6000)
+    assert asked != []
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("wide", {"viewport": {"width": 1440, "height": 700}}),
+        ("dark", {"color_scheme": "dark"}),
+        ("narrow", {"viewport": {"width": 400, "height": 800}}),
+        ("still", {"reduced_motion": "reduce"}),
+        ("no-script", {"java_script_enabled": False}),
+    ],
+)
+def test_the_page_can_be_read(held, open_page, shoot, name, options):
+    """
+    In the dark, at 400 pixels, without motion and without JavaScript the list can be read.
+    """
+    page = open_page(**options)
+
+    expect(cell(page, "lock_name")).to_contain_text("shop.tasks.import_catalogue")
+    expect(cell(page, "votes_shown")).to_contain_text("5/5")
+    assert 20 <= left(page) <= 60
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+    shoot(page, f"held-locks-{name}")
+
+
+def taken(name: str, **how):
+    """Hold a lock that nobody renews."""
+    return locks["default"].lock(name, **{"ttl": 60, "renew": False, "kind": "task", **how}).acquire()
+
+
+def names(page) -> list[str]:
+    """Return the names in the list."""
+    return page.locator("#result_list .redlock-name").all_inner_texts()
+
+
+def test_find_a_lock_and_look_closer(site, open_page, shoot):
+    """
+    L71: an operator searches, filters, sorts, opens a lock, sees each node's view, and comes back.
+    """
+    leases = [taken(f"orders:{number}", ttl=30 + number, label=f"shop.import {number}") for number in range(3)]
+    leases.append(taken("reports:1", kind="view", ttl=50))
+    page = open_page()
+    assert names(page) == ["orders:0", "orders:1", "orders:2", "reports:1"]
+
+    page.locator("th.column-lock_name .text a").click()
+    expect(page.locator("th.column-lock_name.sorted.ascending")).to_be_visible()
+    page.locator("th.column-lock_name .text a").click()
+    expect(page.locator("th.column-lock_name.sorted.descending")).to_be_visible()
+    assert names(page) == ["reports:1", "orders:2", "orders:1", "orders:0"]
+    page.fill("#searchbar", "orders:2 IMPORT")
+    page.keyboard.press("Enter")
+    expect(page.locator("#result_list tbody tr")).to_have_count(1)
+    page.goto("/admin/redlock/heldlock/?kind=view")
+    expect(page.locator("#result_list tbody tr")).to_have_count(1)
+    page.locator("#result_list .redlock-name").click()
+    expect(page.locator("h1").last).to_have_text("reports:1")
+    expect(page.locator(".redlock-wide tbody tr")).to_have_count(5)
+    expect(page.get_by_text("this holder")).to_have_count(5)
+    expect(page.get_by_text("Nobody waits.")).to_be_visible()
+    shoot(page, "held-lock")
+    page.get_by_role("link", name="All held locks").click()
+    expect(page.locator("#result_list tbody tr")).to_have_count(4)
+    del leases
+
+
+def test_ask_a_holder_to_stop_from_the_page_of_the_lock(held, open_page, shoot):
+    """
+    L74: on the page of a lock the holder is asked to stop, with a confirmation; then its lease is lost with the reason.
+    """
+    page = open_page()
+    page.locator("#result_list .redlock-name").click()
+    page.get_by_role("button", name="Ask the holder to stop").click()
+    expect(page.locator(".redlock-choices .redlock-name")).to_have_text(held.name)
+    shoot(page, "ask-to-stop")
+    page.fill("#redlock-reason", "deploy")
+    page.click("input[type=submit][value='Ask it to stop']")
+
+    expect(page.locator(".messagelist")).to_contain_text("was asked to stop")
+    assert find_lock(held.name) is not None
+    assert held.extend() is False
+    assert held.reason == "revoked"
+
+
+def test_give_more_time(held, open_page):
+    """
+    L74: a lock is kept for longer, by the seconds that were typed.
+    """
+    held.extend(ttl=20)
+    page = open_page()
+    page.locator("input.action-select").check()
+    page.select_option("select[name=action]", "extend")
+    page.locator("button[name=index]").first.click()
+    page.fill("#redlock-seconds", "55")
+    page.click("input[type=submit][value='Give more time']")
+
+    expect(page.locator(".messagelist")).to_contain_text("for longer")
+    assert find_lock(held.name).remaining > 40
+
+
+def test_release_several(site, open_page):
+    """
+    L75: several are ticked, listed on the confirmation, and released, those and no others.
+    """
+    leases = [taken(f"orders:{number}", ttl=30 + number) for number in range(4)]
+    page = open_page()
+    for number in range(3):
+        page.locator("input.action-select").nth(number).check()
+    page.select_option("select[name=action]", "release")
+    page.locator("button[name=index]").first.click()
+    expect(page.locator(".redlock-choices > li")).to_have_count(3)
+    page.click("input[type=submit][value='Release them']")
+
+    expect(page.locator(".messagelist li")).to_have_count(3)
+    assert [find_lock(lease.name) is None for lease in leases] == [True, True, True, False]
+
+
+def test_node_down_and_back(held, open_page, nodes, shoot):
+    """
+    L73: a node that dies and comes back is seen to, on the list without a reload and on the panel of nodes.
+    """
+    page = open_page()
+    nodes[1].kill()
+    expect(page.locator(".redlock-alias li.redlock-no")).to_contain_text("lock-2", timeout=15_000)
+    page.goto("/admin/redlock/heldlock/nodes/")
+    expect(page.locator(".redlock-panel tr.redlock-no")).to_contain_text("lock-2")
+    expect(page.locator(".redlock-panel tr.redlock-yes")).to_have_count(4)
+    shoot(page, "nodes")
+    page.goto("/admin/redlock/heldlock/")
+
+    nodes[1].start()
+
+    expect(page.locator(".redlock-alias li.redlock-no")).to_have_count(0, timeout=15_000)
+    expect(page.locator(".redlock-alias")).to_contain_text("5 of 5 nodes answer")
+
+
+def test_who_may_only_look(held, browser, site, django_user_model, transactional_db):
+    """
+    L75: a user with the view permission sees the list and the lock, and nothing to press; one without sees a 403.
+    """
+    from django.contrib.auth.models import Permission
+
+    viewer = django_user_model.objects.create_user("viewer", password="password", is_staff=True)
+    viewer.user_permissions.set(Permission.objects.filter(codename="view_heldlock"))
+    django_user_model.objects.create_user("nobody", password="password", is_staff=True)
+
+    for name, sees in (("viewer", True), ("nobody", False)):
+        page = browser.new_page(base_url=site)
+        page.goto("/admin/")
+        page.fill("#id_username", name)
+        page.fill("#id_password", "password")
+        page.click("input[type=submit]")
+        status = page.goto("/admin/redlock/heldlock/").status
+        assert status == (200 if sees else 403)
+        if sees:
+            assert page.locator("input.action-select, select[name=action]").count() == 0
+            page.locator("#result_list .redlock-name").click()
+            expect(page.get_by_text("What each node has").first).to_be_visible()
+            assert page.get_by_role("button", name="Release").count() == 0
+        page.context.close()
+
+
+def test_by_keyboard(held, open_page):
+    """
+    The lock can be reached, ticked and released, and the page paused, without a mouse.
+    """
+    page = open_page()
+    page.locator("#searchbar").focus()
+    reached = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("(document.activeElement.className + ' ' + document.activeElement.name).trim()"))
+    assert any("redlock-pause" in each for each in reached)
+    assert any("redlock-name" in each for each in reached)
+    assert any("action-select" in each for each in reached)
+    page.locator("input.action-select").focus()
+    page.keyboard.press("Space")
+    page.select_option("select[name=action]", "release")
+    page.locator("button[name=index]").first.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Release it").focus()
+    page.keyboard.press("Enter")
+
+    expect(page.locator(".messagelist")).to_contain_text("was released")
+
+
+def test_what_a_screen_reader_hears(held, open_page, nodes):
+    """
+    Votes are said in words, tables have headers, regions have names, and what changes is announced politely.
+    """
+    page = open_page()
+    expect(page.locator(".redlock-votes .visually-hidden").first).to_have_text("5 of 5 nodes")
+    expect(page.get_by_role("region", name="Nodes of default")).to_be_visible()
+    expect(page.locator("#redlock-live [aria-live=polite]")).to_have_count(1)
+    page.goto("/admin/redlock/heldlock/nodes/")
+    panel = page.locator(".redlock-panel")
+    assert panel.get_by_role("columnheader").count() == 10
+    assert panel.get_by_role("rowheader").count() == 5
+    unnamed = "els => els.filter(e => !(e.labels && e.labels.length) && !e.ariaLabel && !e.title).length"
+    assert page.locator("#content input:not([type=hidden]):not([type=submit])").evaluate_all(unnamed) == 0
+
+
+@pytest.mark.parametrize("path", ["lock", "nodes/", "confirm"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("dark", {"color_scheme": "dark"}),
+        ("narrow", {"viewport": {"width": 400, "height": 800}}),
+        ("no-script", {"java_script_enabled": False}),
+    ],
+)
+def test_other_pages_can_be_read(held, open_page, shoot, path, name, options):
+    """
+    In the dark, at 400 pixels and without JavaScript the page of a lock, the nodes and the confirmation can be read.
+    """
+    page = open_page(**options)
+    if path == "nodes/":
+        page.goto("/admin/redlock/heldlock/nodes/")
+        expect(page.get_by_text("lock-1").first).to_be_visible()
+    else:
+        page.locator("#result_list .redlock-name").click()
+        expect(page.get_by_text("What each node has").first).to_be_visible()
+    if path == "confirm":
+        page.get_by_role("button", name="Release").click()
+        expect(page.locator(".redlock-choices .redlock-name")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+    shoot(page, f"{path.strip('/')}-{name}")
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_the_page_of_a_lock_fits(site, open_page, shoot, width):
+    """
+    L71: however long the name of the holder's work, the table of nodes does not run out of a window of 1200 pixels,
+    and at 400 it is moved within its own frame.
+    """
+    task = "warehouse.inventory.tasks.synchronise_stock_levels_with_suppliers"
+    lease = taken("orders:7", label=task, ref="7f3a9c52-0d1e-4b8a-9f66-3f2f8f1f0c11")
+    page = open_page(viewport={"width": width, "height": 800})
+    page.locator("#result_list .redlock-name").click()
+    expect(page.locator(".redlock-wide tbody tr")).to_have_count(5)
+    shoot(page, f"held-lock-{width}")
+
+    frame = page.locator(".redlock-wide")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert width < 1200 or frame.evaluate("frame => frame.scrollWidth <= frame.clientWidth")
+    assert lease.valid()
+
+
+def test_filter_by_node_and_by_who_waits(site, open_page):
+    """
+    L71: the filters that an operator clicks: what one node has, and what somebody waits for.
+    """
+    leases = [taken("orders:1"), taken("orders:2")]
+    page = open_page()
+    page.locator("#changelist-filter").get_by_role("link", name="lock-3").click()
+    expect(page.locator("#result_list tbody tr")).to_have_count(2)
+
+    page.locator("#changelist-filter").get_by_role("link", name="somebody waits").click()
+    expect(page.locator("#redlock-live")).to_contain_text("No lock matches.")
+    del leases
+
+
+def test_without_a_quorum_nothing_is_said_to_be_free(held, open_page, nodes):
+    """
+    L73: when too few nodes answer the rows stay as they were last known, and the page says that it does not know.
+    """
+    page = open_page()
+    rows = page.locator("#result_list tbody tr")
+    expect(rows).to_have_count(1)
+    for server in nodes[:3]:
+        server.kill()
+
+    expect(page.locator(".redlock-asof")).to_contain_text("too few nodes answer", timeout=20_000)
+    expect(rows).to_have_count(1)
+    expect(page.locator("#redlock-live [aria-live]")).not_to_contain_text("orders")
+    expect(page.locator("#redlock-live")).not_to_contain_text("No lock is held.")
+
+
+def test_who_is_logged_out_is_told(held, open_page):
+    """
+    L75: a page that is left open after logging out says so, and not that the server is away.
+    """
+    page = open_page()
+    page.context.clear_cookies()
+
+    expect(page.locator(".redlock-asof")).to_contain_text("log in again", timeout=20_000)

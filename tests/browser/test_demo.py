@@ -1,0 +1,275 @@
+"""
+The demo, as a newcomer meets it: one command, a real browser, a node killed, a lock released, and nothing left.
+
+``REDLOCK_SCREENSHOT=docs/images/held-locks.png`` makes the browser take the README's picture on the way.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from threading import Thread
+
+import pytest
+
+expect = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright").expect
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc: run it on Linux"),
+]
+
+MANAGE = Path(__file__).resolve().parents[2] / "example_project" / "manage.py"
+START = 90.0  # seconds, for slow machines; 10 are usual
+
+
+class Demo:
+    """
+    The demo in a process of its own.
+
+    Args:
+        arguments: For ``manage.py demo``.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        self.output = ""
+        self._process = subprocess.Popen(
+            [sys.executable, str(MANAGE), "demo", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            bufsize=1,
+            env=environment(),
+        )
+        self._reader = Thread(target=self._read)
+        self._reader.start()
+
+    @property
+    def url(self) -> str:
+        """Where the shop is, with a slash at the end."""
+        return self._said(r"The shop +(\S+)")
+
+    @property
+    def password(self) -> str:
+        """The admin's."""
+        return self._said(r"password (\S+)")
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+        return Path(self._said(r"Files and logs +(\S+)"))
+
+    @property
+    def node_pids(self) -> list[int]:
+        """The process ids of the nodes, in order."""
+        return [int(pid) for pid in re.findall(r"lock-\d .*pid (\d+)", self.output)]
+
+    def wait_until_open(self) -> "Demo":
+        """Return when it says what to try."""
+        wait_until(lambda: "Ctrl-C" in self.output or not self.running, START)
+        assert self.running, self.output
+        return self
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def family(self) -> set[tuple[int, str]]:
+        """Return the demo's process and all that descend from it, each with its time of birth."""
+        parents = {pid: parent for pid, parent, _ in processes()}
+        family = {self._process.pid}
+        while more := {pid for pid, parent in parents.items() if parent in family} - family:
+            family |= more
+        return {(pid, born) for pid, _, born in processes() if pid in family}
+
+    def end(self, signal: int) -> int:
+        """Send a signal, and return the exit status."""
+        if self.running:
+            self._process.send_signal(signal)
+        status = self._process.wait(30)
+        self._reader.join()
+        return status
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self.output += line
+
+    def _said(self, pattern: str) -> str:
+        found = re.search(pattern, self.output)
+        assert found, self.output
+        return found[1]
+
+
+@pytest.fixture
+def demo() -> Iterator[Demo]:
+    demo = Demo()
+    try:
+        yield demo.wait_until_open()
+    finally:
+        demo.end(SIGTERM)
+
+
+@pytest.fixture
+def page(browser, demo):
+    """The page *Held locks* of the demo, after the login; at the end the console must be empty."""
+    errors: list[str] = []
+    context = browser.new_context(device_scale_factor=1.5)
+    context.on("weberror", lambda error: errors.append(str(error.error)))
+    context.on("console", lambda message: message.type == "error" and errors.append(message.text))
+    page = context.new_page()
+    page.goto(f"{demo.url}admin/redlock/heldlock/")
+    page.get_by_label("Username:").fill("admin")
+    page.get_by_label("Password:").fill(demo.password)
+    page.get_by_role("button", name="Log in").click()
+    yield page
+    context.close()
+    assert [error for error in errors if "409 (Conflict)" not in error] == []
+
+
+def test_an_operator_watches_and_releases_the_lock_of_an_import(demo, page):
+    """
+    The admin shows 5 of 5 votes and a falling time, 4 of 5 after a node was killed, and releases the lock for good.
+    """
+    row = page.locator("#result_list tbody tr", has_text="import_catalogue")
+    hit = wait_until(lambda: early_import(page, demo), 60)
+    page.reload()
+    expect(row).to_contain_text("5/5")
+    assert falls(row.locator("time").first)
+    take_picture(page, demo)
+
+    os.kill(demo.node_pids[1], SIGKILL)
+
+    expect(row).to_contain_text("4/5", timeout=20_000)
+    rows = import_of(page, demo, hit)["rows"]
+    wait_until(lambda: import_of(page, demo, hit)["rows"] > rows + 1, 10)
+
+    row.locator("input.action-select").check()
+    page.get_by_label("Action:").select_option("release")
+    page.locator("button[name=index]").first.click()  # Go, or Run since Django 6.1
+    page.get_by_role("button", name="Release it").click()
+
+    expect(page.locator(".messagelist .success")).to_contain_text("was released")
+    wait_until(lambda: imports(page, demo)[0]["task_id"] != hit, 60)
+    assert import_of(page, demo, hit)["finished"] is None
+
+
+def test_a_second_click_on_buy_is_answered_409(demo, page):
+    """
+    Of two clicks on Buy at once one buys, and the other gets a page that says why not.
+    """
+    page.goto(demo.url)
+    other = page.context.new_page()
+    other.goto(demo.url)
+    buy(page)
+
+    with other.expect_navigation() as refused:
+        buy(other)
+
+    assert refused.value.status == 409
+    assert int(refused.value.headers["retry-after"]) > 0
+    expect(page.get_by_role("status")).to_contain_text("Thank you")
+
+
+def test_sigterm_leaves_nothing(demo):
+    """
+    SIGTERM ends the demo with status 0, and no process and no file stays.
+    """
+    family, folder = demo.family(), demo.folder
+
+    status = demo.end(SIGTERM)
+
+    assert (status, alive(family), folder.exists()) == (0, set(), False)
+    assert "Traceback" not in demo.output
+
+
+def test_sigkill_leaves_no_process(demo):
+    """
+    On Linux no server and no worker outlives a demo that was killed.
+    """
+    family = demo.family()
+    folder = demo.folder
+
+    demo.end(SIGKILL)
+
+    wait_until(lambda: not alive(family), 5)
+    shutil.rmtree(folder)
+
+
+def imports(page, demo):
+    """Return the last imports, newest first, as the shop tells programs."""
+    return page.request.get(demo.url, headers={"Accept": "application/json"}).json()["imports"]
+
+
+def import_of(page, demo, task_id):
+    return next(run for run in imports(page, demo) if run["task_id"] == task_id)
+
+
+def early_import(page, demo):
+    """Return the id of a running import that will run for 20 seconds more."""
+    newest = imports(page, demo)[0]
+    return newest["task_id"] if newest["finished"] is None and newest["rows"] < 20 else None
+
+
+def falls(clock):
+    """Return whether the time that a page shows gets less within two seconds."""
+    seen = []
+    for _ in range(10):
+        seen.append(clock.inner_text())
+        time.sleep(0.2)
+    return any(later < earlier for earlier, later in pairwise(seen))
+
+
+def buy(page):
+    """Press the first button, without waiting for the answer."""
+    page.get_by_role("button", name="Buy").first.click(no_wait_after=True)
+
+
+def take_picture(page, demo):
+    """Take a picture of the page while a customer buys something, if somebody wants one."""
+    if wanted := os.environ.get("REDLOCK_SCREENSHOT"):
+        customer = page.context.new_page()
+        customer.goto(demo.url)
+        page.set_viewport_size({"width": 1440, "height": 560})
+        page.locator("#toggle-nav-sidebar").click()
+        buy(customer)
+        page.wait_for_timeout(300)
+        page.reload()
+        page.evaluate("scrollTo(0, 0)")
+        page.screenshot(path=wanted)
+        customer.close()
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a newcomer: the settings of these tests are not the shop's."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("DJANGO_")}
+
+
+def processes():
+    """Yield the process id, the parent's and the time of birth of every process."""
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended meanwhile
+        if fields[0] != "Z":
+            yield int(entry.parent.name), int(fields[1]), fields[19]
+
+
+def alive(family):
+    return family & {(pid, born) for pid, _, born in processes()}
+
+
+def wait_until(look: Callable[[], object], seconds: float):
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+    return found

@@ -1,0 +1,52 @@
+"""Every schedule of the token core for three nodes and two clients."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.simulation.exhaustive import CONFIGURATIONS, Naive, Production, Search
+from tests.simulation.mutants import MUTANTS
+
+
+@pytest.mark.parametrize(("walls", "numbers"), CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+def test_every_schedule_keeps_the_order_of_tokens(walls: tuple[int, int], numbers: tuple[int, int, int]):
+    """P1, P2: whatever is lost, late or expired in whatever order, tokens are unique and in order."""
+    search = Search(Production(walls=walls), numbers=numbers)
+
+    assert search.run() == []
+    assert search.states > 5_000
+    assert search.won > 1_000
+
+
+@pytest.mark.parametrize("name", ["highest", "sum", "lowest", "written back"])
+def test_naive_designs_fail(name: str):
+    """P1: counters on the nodes, combined in any simple way, give one token to two clients."""
+    designs: dict[str, Callable[[], Naive]] = {
+        "highest": lambda: Naive(max),
+        "sum": lambda: Naive(sum),
+        "lowest": lambda: Naive(min),
+        "written back": lambda: Naive(max, write_back=True),
+    }
+
+    way = Search(designs[name](), attempts=(2, 1) if name == "lowest" else (1, 1)).run()
+
+    assert way[-1].startswith("P1"), "\n".join(way)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a node accepts a number that it has accepted before",
+        "one vote less than a majority is enough",
+        "votes for the lock count as votes for its token",
+        "accepts of the first number count for the second",
+    ],
+)
+def test_wrong_protocols_fail(name: str):
+    """P40: the search finds the shortest way to what is wrong with a wrong protocol."""
+    (mutant,) = [mutant for mutant in MUTANTS if mutant.name == name]
+
+    with mutant.change():
+        way = Search(Production()).run()
+
+    assert way[-1].startswith(("P1", "P2")), "\n".join(way)

@@ -1,0 +1,15 @@
+"""The oracles find what is wrong with wrong protocols."""
+
+import pytest
+
+from tests.simulation.mutants import MUTANTS, hunt, score
+
+
+def test_all_mutants_are_killed(capsys: pytest.CaptureFixture[str]):
+    """P40: an oracle objects to every wrong protocol within a bounded number of schedules; the score is printed."""
+    kills = [hunt(mutant) for mutant in MUTANTS]
+
+    with capsys.disabled():
+        print("\n" + score(kills))
+    assert len(kills) >= 12
+    assert all(kill.oracle is not None for kill in kills), score(kills)

@@ -1,0 +1,146 @@
+"""
+The benchmark runs and reports what it measured. What it measures is no test: times depend on the machine.
+"""
+
+import pytest
+
+from django_redlock.testing import Servers
+from tests.benchmarks import floors, pages, plots
+from tests.benchmarks.measure import AsyncContender, Contender, ainterleave, interleave
+from tests.benchmarks.report import Figure, Section, Target, dump, lines, load
+from tests.benchmarks.waiting import Turn, jain, overtaking
+
+
+@pytest.fixture
+def section() -> Section:
+    """A lock that is faster than the floor it is compared with, and slower than was asked."""
+    section = Section("free", "a <free> lock", [Figure("floor", 100.0, "µs", {"p95": 120.0})])
+    section.figures.append(Figure("django_redlock", 150.0, "µs"))
+    section.compare("against the floor", "floor", 1.2)
+    section.left_out.append("pottery: it is not installed")
+    return section
+
+
+def test_contenders_take_turns():
+    """
+    What is compared is called in turn, so that whatever else the machine does hits all alike.
+    """
+    called: list[str] = []
+    contenders = [Contender(name, lambda name=name: called.append(name)) for name in "AB"]
+
+    times = interleave(contenders, 2, batch=2, warm_up=1)
+
+    assert "".join(called) == "AB" + "AABB" + "AABB"
+    assert [len(times[name].walls) for name in "AB"] == [4, 4]
+
+
+async def test_contenders_take_turns_in_an_event_loop():
+    """
+    The same with asyncio; one that is very slow sits out most rounds.
+    """
+    called: list[str] = []
+
+    async def once(name: str) -> None:
+        called.append(name)
+
+    contenders = [AsyncContender("A", lambda: once("A")), AsyncContender("B", lambda: once("B"), share=0.5)]
+    await ainterleave(contenders, 4, batch=1)
+
+    assert "".join(called[10:]) == "AB" + "A" + "AB" + "A"
+
+
+def test_floor_sends_what_the_library_sends(nodes: Servers):
+    """
+    The floor's requests are granted by real servers, each time anew, and leave nothing behind.
+    """
+    with floors.blocking("floor", nodes.urls, floors.same(nodes.urls)) as contender:
+        contender.once()
+        contender.once()
+
+    with nodes[0].client() as client:
+        assert not list(client.scan_iter("*:h"))
+        assert list(client.scan_iter("floor*:f"))
+
+
+async def test_asyncio_floor_completes(nodes: Servers):
+    """
+    The floor of an event loop counts the replies of all nodes.
+    """
+
+    async with floors.without_blocking("floor", nodes.urls, floors.plain("floor")) as contender:
+        await contender.once()
+        await contender.once()
+
+
+def test_overtaking_is_counted():
+    """
+    Whoever is served before somebody who was in line before them has gone past them.
+    """
+    turns = [Turn(0.0, 0.1, 3.0, 3.1), Turn(1.0, 1.1, 2.0, 2.1), Turn(1.001, 1.1, 1.5, 1.6)]
+
+    assert overtaking(turns) == (2 / 3, 1)
+    assert jain([turns, turns]) == 1.0
+    assert jain([turns, []]) == 0.5
+
+
+def test_targets_tell_what_fell_short(section):
+    """
+    The table says what was asked, what came out, and what could not be measured.
+    """
+    printed = "\n".join(lines(section))
+
+    assert "short against the floor" in printed
+    assert "asked ≤ 1.20 ×" in printed
+    assert "left out: pottery: it is not installed" in printed
+    assert Target("", 5.0, 3.5, least=True).kept
+
+
+def test_figures_survive_their_file(section, tmp_path):
+    """
+    What is read back is what was measured.
+    """
+    dump([section], "bench", tmp_path / "run.json")
+    sections, run = load(tmp_path / "run.json")
+
+    assert sections == [section]
+    assert run["command"] == "bench"
+    assert run["environment"]["redis"]
+
+
+def test_plot_escapes_and_marks_ours(section):
+    """
+    A chart is well-formed whatever the names are, and shows which bar is ours.
+    """
+    drawn = plots.draw(section)
+
+    assert "a &lt;free&gt; lock" in drawn
+    assert drawn.count('class="ours"') == 1
+
+
+def test_page_takes_the_figures(section):
+    """
+    The tables of the page are replaced, and nothing else is.
+    """
+    page = "before\n<!-- figures: free -->\nold\n<!-- end -->\nafter\n<!-- figures: gone -->\n<!-- end -->\n"
+
+    rendered = pages.render(page, [section], {})
+
+    assert rendered.startswith("before\n")
+    assert "\nafter\n" in rendered
+    assert "old" not in rendered
+    assert "| django_redlock | 150 µs | 1.50 |" in rendered
+    assert "(not measured in this run)" in rendered
+    assert pages.render(rendered, [section], {}) == rendered
+
+
+def test_page_shows_the_committed_run():
+    """
+    The figures in the documentation are those of the JSON beside it, and every section has its place.
+    """
+    if not pages.STORED.exists():
+        pytest.skip("needs docs/benchmarks.json: tox run -e bench -- --json docs/benchmarks.json --write-docs")
+    page = pages.PAGE.read_text("utf-8")
+    sections, run = load(pages.STORED)
+
+    assert pages.render(page, sections, run) == page
+    assert [section.key for section in sections if f"<!-- figures: {section.key} -->" not in page] == []

@@ -1,0 +1,115 @@
+"""A short run of each profile, and a look at whether the judge would notice."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.__main__ import one
+from tests.chaos.arena import HEADS, Arena, Result
+from tests.chaos.clock import compiler
+from tests.chaos.history import History, Hold
+from tests.chaos.nemesis import PROFILES, Profile
+from tests.conftest import needs
+from tests.services import PostgreSQL, SQLite
+
+pytestmark = pytest.mark.django_db(databases=[])
+
+SECONDS = 10.0
+
+
+@pytest.fixture(autouse=True)
+def any_database(django_db_blocker: Any):
+    """The counters are in a database of their own, which is no test database of Django's."""
+    with django_db_blocker.unblock():
+        yield
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_nothing_behind_the_fence_is_lost(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+):
+    """P1, P2, P9, P14, P16, P20, P21, P31: a short run; ``tox -e chaos`` has long ones."""
+    profile = ready(PROFILES[name])
+
+    result = one(SQLite(tmp_path), profile, SECONDS)
+
+    with capsys.disabled():
+        print(f"\n{HEADS}\n{result.line()}")
+    judge(result, request)
+    assert result.history.holds
+    assert result.faults or not profile.faults
+
+
+def test_five_servers_and_postgresql(postgresql: PostgreSQL, request: pytest.FixtureRequest):
+    """P9, P13, P16: the same with five servers, and with a database that lets a holder wait inside its transaction."""
+    result = one(postgresql, ready(PROFILES["everything"]), SECONDS, nodes=5)
+
+    judge(result, request)
+    assert result.counted["fenced"][1]
+
+
+def test_clock_of_a_server_can_be_set(tmp_path: Path):
+    """P21: what the profile of jumping clocks does reaches the server, and a server without it keeps its time."""
+    with Arena(tmp_path, ready(Profile("clocks", clocks=True)), {}, nodes=2) as arena:
+        stepped, other = (server.client() for server in arena.servers)
+        arena.clocks[0].set(-3600.0)
+
+        assert 3500 < other.time()[0] - stepped.time()[0] < 3700
+        arena.clocks[0].set(0.0)
+        until = time.monotonic() + 30
+        while abs(other.time()[0] - stepped.time()[0]) >= 60:  # a server may keep the time for a moment
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+        stepped.close()
+        other.close()
+
+
+def judge(result: Result, request: pytest.FixtureRequest) -> None:
+    """Fail if something happened that must never happen."""
+    assert not result.failures
+
+
+def ready(profile: Profile) -> Profile:
+    if profile.clocks:
+        needs("a C compiler", compiler(), "apt-get install gcc libc6-dev")
+    return profile
+
+
+def hold(token: int, since: float, until: float) -> Hold:
+    return Hold(worker=token, token=token, began=since - 0.1, since=since, deadline=until)
+
+
+@pytest.mark.parametrize(
+    ("holds", "overlaps", "wrong"),
+    [
+        ([hold(1, 1.0, 2.0), hold(2, 2.1, 3.0)], 0, 0),
+        ([hold(1, 1.0, 2.0), hold(2, 1.9, 3.0)], 1, 0),
+        ([hold(1, 1.0, 9.0), hold(2, 2.0, 3.0), hold(3, 4.0, 5.0)], 2, 0),
+        ([hold(2, 1.0, 2.0), hold(1, 2.2, 3.0)], 0, 1),
+        ([hold(1, 1.0, 2.0), hold(1, 2.2, 3.0)], 0, 2),
+    ],
+    ids=["in order", "overlap", "one over two", "older token later", "same token twice"],
+)
+def test_history_is_judged(holds: list[Hold], overlaps: int, wrong: int):
+    """P1, P2, P16: intervals that overlap, tokens that are not unique or out of order."""
+    history = History(holds)
+
+    assert len(history.overlaps()) == overlaps
+    assert len(history.wrong_tokens()) == wrong
+
+
+def test_diary_of_a_worker_that_was_killed_is_read(tmp_path: Path):
+    """P16: what it believed ended with it, and not with a deadline that it did not live to see."""
+    diary = tmp_path / "diary"
+    events = [["held", 7, 1.0, 1.1, 3.0], ["done", "fenced"], ["longer", 5.0]]
+    diary.write_text("".join(json.dumps(event) + "\n" for event in events))
+    history = History()
+
+    history.read(0, diary, killed=4.0)
+
+    assert [each.end for each in history.holds] == [4.0]
+    assert history.done["fenced"] == 1

@@ -1,0 +1,115 @@
+"""Many contenders of every kind: nothing is lost, and nobody is passed by who came later."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_redlock.testing import Servers
+from tests.conftest import needs
+
+OPTIONS = {"ttl": 30.0, "restart_guard": False}
+
+
+class Turn(tuple[float, float, float, int]):
+    """When one contender began, stood in line and was served, and its fencing token."""
+
+    began = property(lambda self: self[0])
+    in_line = property(lambda self: self[1])
+    served = property(lambda self: self[2])
+    token = property(lambda self: self[3])
+
+
+def run(folder: Path, nodes: Servers, kind: str, processes: int, contenders: int, times: int) -> list[Turn]:
+    """Let contenders loose on the counter; returns their turns in the order of service."""
+    if kind == "greenlets":
+        needs("gevent", find_spec("gevent"), "pip install gevent")
+    (folder / "counter").write_text("0")
+    (folder / "turns").touch()
+    order: dict[str, Any] = {
+        "folder": str(folder),
+        "urls": nodes.urls,
+        "kind": kind,
+        "contenders": contenders,
+        "times": times,
+        "options": OPTIONS,
+    }
+    command = [sys.executable, "-m", "tests.endurance.contenders", json.dumps(order)]
+    children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(processes)]
+    try:
+        for child in children:
+            errors = child.communicate(timeout=150)[1]
+            assert child.returncode == 0, errors
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+    return [Turn(json.loads(line)) for line in (folder / "turns").read_text().splitlines()]
+
+
+def overtaken(turns: list[Turn]) -> int:
+    """Return by how many, at most, one that stood in line was passed who began after that."""
+    return max(sum(earlier.began > turn.in_line for earlier in turns[:place]) for place, turn in enumerate(turns))
+
+
+def check(folder: Path, turns: list[Turn], expected: int) -> None:
+    assert (folder / "counter").read_text() == str(expected)
+    assert len(turns) == expected
+    tokens = [turn.token for turn in turns]
+    assert tokens == sorted(set(tokens))
+    assert overtaken(turns) <= 1
+
+
+KINDS = [("threads", 1, 20, 10), ("threads", 20, 1, 10), ("greenlets", 1, 20, 10), ("tasks", 1, 200, 2)]
+NAMES = ["20 threads", "20 processes", "20 greenlets", "200 tasks"]
+
+
+@pytest.mark.parametrize(("kind", "processes", "contenders", "times"), KINDS, ids=NAMES)
+def test_nothing_is_lost_and_nobody_is_passed(
+    nodes: Servers, tmp_path: Path, kind: str, processes: int, contenders: int, times: int
+):
+    """P1, P2, P16, P27, L16, L33, L48: a counter guarded by the lock alone, and the order of those in line."""
+    turns = run(tmp_path, nodes, kind, processes, contenders, times)
+
+    check(tmp_path, turns, processes * contenders * times)
+
+
+@contextmanager
+def killing_hints(nodes: Servers) -> Iterator[None]:
+    """Close every connection that waits for hints, again and again."""
+    over = threading.Event()
+
+    def kill() -> None:
+        clients = [node.client() for node in nodes]
+        while not over.wait(0.005):
+            for client in clients:
+                client.client_kill_filter(_type="pubsub")
+        for client in clients:
+            client.close()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(("kind", "processes", "contenders", "times"), KINDS, ids=NAMES)
+def test_line_drains_in_order_while_all_hint_connections_are_killed(
+    nodes: Servers, tmp_path: Path, kind: str, processes: int, contenders: int, times: int
+):
+    """P27, L45: hints only make it quicker."""
+    contenders = min(contenders, 40)
+    with killing_hints(nodes):
+        turns = run(tmp_path, nodes, kind, processes, contenders, 2)
+
+    check(tmp_path, turns, processes * contenders * 2)

@@ -1,0 +1,310 @@
+"""Managers over real servers and over memory, in both flavours."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connections
+
+from django_redlock.core.rules import Rules
+from django_redlock.leases import Lease
+from django_redlock.locks import Lock, LockManager
+from django_redlock.nodes import NodeSpec, ledger, open_node
+from django_redlock.nodes.memory import MemoryNode
+from django_redlock.testing import Servers
+from tests.services import Database, SQLite, django_database
+
+Manager = Callable[..., LockManager]
+
+
+def rules(nodes: int = 5, **options: Any) -> Rules:
+    """Rules for tests: short leases, and servers that may vote though they have just started."""
+    return Rules(nodes, **{"ttl": 10.0, "restart_guard": False, "node_timeout": 2.0, **options})
+
+
+def real_manager(urls: list[str], prefix: str = "t:", **options: Any) -> LockManager:
+    notify = options.pop("notify", None)
+    manager = LockManager([open_node(NodeSpec(url), prefix) for url in urls], rules(len(urls), **options))
+    if notify:
+        manager.notify = notify
+    return manager
+
+
+@pytest.fixture
+def real(nodes: Servers) -> Iterator[Manager]:
+    """Make managers over five real servers."""
+    managers: list[LockManager] = []
+
+    def make(count: int = 5, **options: Any) -> LockManager:
+        managers.append(real_manager(nodes.urls[:count], **options))
+        return managers[-1]
+
+    yield make
+    for manager in managers:
+        manager.close()
+
+
+@pytest.fixture
+def memory() -> Manager:
+    """Make managers over five nodes in memory; those of one test share the nodes."""
+    nodes = [MemoryNode(f"m{place}") for place in range(5)]
+
+    def make(count: int = 5, **options: Any) -> LockManager:
+        notify = options.pop("notify", None)
+        manager = LockManager(nodes[:count], rules(count, **options))
+        if notify:
+            manager.notify = notify
+        return manager
+
+    return make
+
+
+CARELESS = "PRAGMA synchronous = OFF"  # as the servers of the tests: no power is cut here
+
+
+class Tables:
+    """Five databases of one kind that are nodes, each under an alias of its own."""
+
+    def __init__(self, server: SQLite | Database, blocker: Any) -> None:
+        self.scheme = server.scheme
+        self.aliases = [f"{server.scheme}{place}" for place in range(5)]
+        self.urls = [f"database://{alias}" for alias in self.aliases]
+        self._server = server
+        self._blocker = blocker
+        self._open = ExitStack()
+
+    def __enter__(self) -> "Tables":
+        with self._blocker.unblock():
+            for alias in self.aliases:
+                name = self._open.enter_context(self._server.database())
+                entry = self._server.settings(name)
+                if self.scheme == "sqlite":
+                    entry["OPTIONS"] |= {"init_command": CARELESS}
+                self._open.enter_context(django_database(alias, entry))
+                call_command("migrate", "redlock", database=alias, verbosity=0, skip_checks=True)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._blocker.unblock():
+            self._open.close()
+
+    def entry(self) -> dict[str, Any]:
+        """Return what ``DATABASES`` of another process is to say of the first of them."""
+        entry = connections.settings[self.aliases[0]]
+        return {key: entry[key] for key in ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")}
+
+    def query(self, statement: str, place: int = 0) -> list[Any]:
+        """Carry out a statement in one of the databases."""
+        with self._blocker.unblock(), connections[self.aliases[place]].cursor() as cursor:
+            cursor.execute(statement)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def empty(self) -> None:
+        """Forget all locks."""
+        for place in range(5):
+            with self._blocker.unblock():
+                connections[self.aliases[place]].close()  # its server may have been killed
+            self.query(f"DELETE FROM {ledger.TABLE}", place)
+
+
+@pytest.fixture(scope="session")
+def sqlite_tables(tmp_path_factory: pytest.TempPathFactory, django_db_blocker: Any) -> Iterator[Tables]:
+    with Tables(SQLite(tmp_path_factory.mktemp("nodes")), django_db_blocker) as tables:
+        yield tables
+
+
+@pytest.fixture(scope="session")
+def postgresql_tables(postgresql_server: Database, django_db_blocker: Any) -> Iterator[Tables]:
+    with Tables(postgresql_server, django_db_blocker) as tables:
+        yield tables
+
+
+@pytest.fixture(scope="session")
+def mariadb_tables(mariadb_server: Database, django_db_blocker: Any) -> Iterator[Tables]:
+    with Tables(mariadb_server, django_db_blocker) as tables:
+        yield tables
+
+
+DATABASES = ["sqlite", "postgresql", "mariadb"]
+# The servers' tests take their time, and depend on no version.
+EACH_DATABASE = ["sqlite", *(pytest.param(kind) for kind in DATABASES[1:])]
+
+
+def connect(manager: LockManager) -> None:
+    """Connect to all nodes: a database takes its time for that, more than short leases have."""
+    until = time.monotonic() + 20
+    while len({node for node, reply in manager.survey(count=1).items() if reply.time}) < len(manager.nodes):
+        assert time.monotonic() < until
+
+
+@pytest.fixture
+def unblocked(django_db_blocker: Any) -> Iterator[None]:
+    """Let threads of ours use databases: pytest-django forbids it."""
+    with django_db_blocker.unblock():
+        yield
+
+
+def empty_tables(request: pytest.FixtureRequest, kind: str) -> Tables:
+    """Return five empty databases of a kind, which count as five servers."""
+    if kind != "sqlite":
+        request.getfixturevalue(kind)  # it runs, whatever the last test did to it
+    vendor = {"mariadb": "mysql"}.get(kind, kind)
+    patch = request.getfixturevalue("monkeypatch")
+    if kind == "sqlite":
+        prepare = ledger.PREPARE["sqlite"]
+
+        def prepare_carelessly(query: Any, *args: Any) -> None:
+            prepare(query, *args)
+            query(CARELESS)
+
+        patch.setitem(ledger.PREPARE, "sqlite", prepare_carelessly)
+    greet = ledger.GREET[vendor]
+
+    def greet_as_itself(query: Any, connection: Any) -> Any:
+        greeting = greet(query, connection)
+        return dataclasses.replace(greeting, run_id=f"{greeting.run_id} {connection.alias}")
+
+    request.getfixturevalue("unblocked")
+    patch.setitem(ledger.GREET, vendor, greet_as_itself)
+    found: Tables = request.getfixturevalue(f"{kind}_tables")
+    found.empty()
+    return found
+
+
+@pytest.fixture(params=EACH_DATABASE)
+def tables(request: pytest.FixtureRequest) -> Tables:
+    """Five empty databases of each kind in turn."""
+    return empty_tables(request, request.param)
+
+
+@pytest.fixture(params=["memory", "real", *EACH_DATABASE])
+def manager(request: pytest.FixtureRequest) -> Iterator[Manager]:
+    """Make managers over nodes of each kind."""
+    if request.param not in DATABASES:
+        yield request.getfixturevalue(request.param)
+        return
+    tables = empty_tables(request, request.param)
+    managers: list[LockManager] = []
+
+    def make(count: int = 5, **options: Any) -> LockManager:
+        managers.append(real_manager(tables.urls[:count], **options))
+        connect(managers[-1])
+        return managers[-1]
+
+    yield make
+    for one in managers:
+        one.close()
+
+
+class Blocking:
+    """The blocking flavour, callable from a test that is a coroutine."""
+
+    async def acquire(self, lock: Lock) -> Lease:
+        return lock.acquire()
+
+    async def release(self, lease: Lease) -> str:
+        return lease.release()
+
+    async def extend(self, lease: Lease) -> bool:
+        return lease.extend()
+
+    @asynccontextmanager
+    async def entered(self, lock: Lock) -> AsyncIterator[Lease]:
+        with lock as lease:
+            yield lease
+
+    async def lost(self, lease: Lease) -> bool:
+        return await asyncio.to_thread(lease.lost.wait, 10)
+
+    async def at_once(self, times: int, work: Callable[["Blocking"], Awaitable[None]]) -> None:
+        """Run *work* in as many threads."""
+        await asyncio.gather(*(asyncio.to_thread(lambda: asyncio.run(work(self))) for _ in range(times)))
+
+    async def close(self, manager: LockManager) -> None:
+        manager.close()
+
+
+class Asyncio:
+    """The asyncio flavour."""
+
+    async def acquire(self, lock: Lock) -> Lease:
+        return await lock.aacquire()
+
+    async def release(self, lease: Lease) -> str:
+        return await lease.arelease()
+
+    async def extend(self, lease: Lease) -> bool:
+        return await lease.aextend()
+
+    @asynccontextmanager
+    async def entered(self, lock: Lock) -> AsyncIterator[Lease]:
+        async with lock as lease:
+            yield lease
+
+    async def lost(self, lease: Lease) -> bool:
+        return await asyncio.wait_for(lease.lost.wait(), 10)
+
+    async def at_once(self, times: int, work: Callable[["Asyncio"], Awaitable[None]]) -> None:
+        """Run *work* in as many tasks."""
+        await asyncio.gather(*(work(self) for _ in range(times)))
+
+    async def close(self, manager: LockManager) -> None:
+        await manager.aclose()
+
+
+Flavour = Blocking | Asyncio
+
+
+@pytest.fixture(params=[Blocking, Asyncio], ids=["blocking", "asyncio"])
+def flavour(request: pytest.FixtureRequest) -> Flavour:
+    return request.param()
+
+
+@pytest.fixture
+async def make(manager: Manager, flavour: Flavour) -> AsyncIterator[Manager]:
+    """Make managers of each kind, and close them in the flavour of the test."""
+    managers: list[LockManager] = []
+
+    def made(*args: Any, **options: Any) -> LockManager:
+        managers.append(manager(*args, **options))
+        return managers[-1]
+
+    yield made
+    for one in managers:
+        await flavour.close(one)
+        one.close()  # what the test looked up itself, blocking
+
+
+def holders(manager: LockManager, slug: str) -> list[str]:
+    """Return the nonces that hold *slug*, one per node that has it."""
+    replies = manager.survey(slugs=(slug,))
+    values = [reply.rows[0].value for reply in replies.values() if reply.rows]
+    return [value[:32] for value in values if value]
+
+
+def held_by(manager: LockManager, slug: str, *tokens: str) -> bool:
+    """
+    Tell whether exactly *tokens* come to hold *slug*.
+
+    A release is over when its outcome is certain, or at once after an attempt that failed; the last nodes may execute
+    it a moment later than they answer another connection.
+    """
+    until = time.monotonic() + 30
+    while set(holders(manager, slug)) != set(tokens):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until what another process or thread does has happened."""
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.005)

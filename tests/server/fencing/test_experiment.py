@@ -1,0 +1,98 @@
+"""The experiment on every database and isolation level: what is lost without the fence, and behind it."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fencing.counting import Ledger
+from tests.fencing.experiment import Experiment
+from tests.services import django_database
+
+from .conftest import Prepared
+
+LEVELS = [
+    *(("postgresql", level) for level in ("read uncommitted", "read committed", "repeatable read", "serializable")),
+    *(("mariadb", level) for level in ("read uncommitted", "read committed", "repeatable read", "serializable")),
+    *(("sqlite", mode) for mode in ("DEFERRED", "IMMEDIATE", "EXCLUSIVE")),
+]
+
+
+def options(engine: str, level: str) -> dict:
+    """Return the OPTIONS of a database at an isolation level."""
+    match engine:
+        case "postgresql":
+            import psycopg
+
+            return {"isolation_level": psycopg.IsolationLevel[level.upper().replace(" ", "_")]}
+        case "mariadb":
+            return {"isolation_level": level}
+        case _:
+            return {"timeout": 60, "transaction_mode": level}
+
+
+@pytest.fixture
+def at_level(engine, level, prepared: Prepared, django_db_blocker) -> Iterator[str]:
+    """The alias of a database whose connections have an isolation level."""
+    with django_db_blocker.unblock():
+        settings = engine.settings(prepared.database(engine), OPTIONS=options(engine.scheme, level))
+        with django_database("ledger", settings):
+            Ledger("ledger").clear()
+            yield "ledger"
+
+
+@pytest.mark.parametrize(("engine", "level"), LEVELS, indirect=["engine"])
+def test_no_increment_is_lost_behind_the_fence(at_level, engine, level):
+    """
+    P9, P10, P11, P13: with no lock and tokens from a broken source, every committed increment is in the counter, and
+    those of one holder follow each other, on every database and isolation level.
+    """
+    experiment = Experiment(at_level, f"counter {level}")
+
+    experiment.run()
+
+    history = experiment.counter.history()
+    assert experiment.seen["committed"] > 0
+    assert experiment.seen["stale"] > 0
+    assert experiment.lost == 0
+    assert [value for value, _, _ in history] == list(range(1, len(history) + 1))
+    blocks = [holder for holder, _ in itertools.groupby((token, owner) for _, token, owner in history)]
+    assert len(blocks) == len(set(blocks)), "a holder's increments are not together"
+    tokens = [token for token, _ in blocks]
+    assert sorted(set(tokens)) == tokens, "an earlier token follows a later one, or one token had two owners"
+
+
+@pytest.mark.parametrize(
+    ("engine", "level"), [("postgresql", "read committed"), ("mariadb", "repeatable read")], indirect=["engine"]
+)
+def test_increments_are_lost_without_the_fence(at_level, engine, level):
+    """
+    The experiment can fail: without the fence, increments are lost.
+    """
+    experiment = Experiment(at_level, "counter", fence=False)
+
+    experiment.run()
+
+    assert experiment.lost > 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "level"),
+    [
+        ("postgresql", "repeatable read"),
+        ("postgresql", "serializable"),
+        ("mariadb", "serializable"),
+        ("sqlite", "DEFERRED"),
+    ],
+    indirect=["engine"],
+)
+def test_conflicts_are_retried_when_asked(at_level, engine, level):
+    """
+    P13: run() repeats a section that ran into another one, so that only overtaken holders give up.
+    """
+    experiment = Experiment(at_level, f"retried {level}", retries=50)
+
+    experiment.run()
+
+    assert experiment.seen["conflicts"] == 0
+    assert experiment.lost == 0

@@ -1,0 +1,334 @@
+"""fenced(): the outermost transaction, claimed first, committed by the latest holder only."""
+
+import threading
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
+
+from django_redlock import LockLostError, StaleTokenError, fenced
+from django_redlock.models import Fence
+from tests.fencing.counting import Ledger, prepare
+from tests.fencing.sources import lease_of
+from tests.services import django_database
+
+
+class Statements(list):
+    """Notes the statements that a connection is given."""
+
+    def __call__(self, execute, sql, params, many, context):
+        self.append(sql)
+        return execute(sql, params, many, context)
+
+
+def test_holder_reads_writes_and_commits(ledger):
+    """
+    A holder's transaction commits, again and again, and leaves its pair in the fence.
+    """
+    counter, lease = Ledger(ledger), lease_of("counter", token=33)
+
+    for _ in range(3):
+        with fenced(lease, using=ledger):
+            counter.write(counter.read() + 1)
+
+    fence = Fence.objects.using(ledger).get()
+    assert counter.read() == 3
+    assert (fence.token, fence.owner, fence.name) == (33, lease.owner(), "counter")
+    assert lease.token not in (fence.key, fence.owner)
+
+
+def test_overtaken_holder_is_refused_and_told(ledger):
+    """
+    P14: after a later holder committed, the earlier one is refused before it reads, and its lease is lost.
+    """
+    counter, earlier, later = Ledger(ledger), lease_of("counter", token=33), lease_of("counter", token=34)
+    told = []
+    earlier.on_lost(told.append)
+    with fenced(later, using=ledger):
+        counter.write(1)
+
+    with pytest.raises(StaleTokenError, match="fencing token 33 has been overtaken") as caught:
+        with fenced(earlier, using=ledger):
+            pytest.fail("the body ran")
+
+    assert (caught.value.name, caught.value.token) == ("counter", 33)
+    assert earlier.lost.is_set()
+    assert (earlier.valid(), earlier.reason, told) == (False, "fenced", [earlier])
+    with pytest.raises(LockLostError, match="a database has seen a later holder"):
+        earlier.ensure()
+    assert counter.read() == 1
+
+
+def test_equal_token_of_another_owner_is_refused(ledger):
+    """
+    P11: of two holders with one token, the first to commit goes on and the other is refused.
+    """
+    one, other = lease_of("counter", token=33), lease_of("counter", token=33)
+
+    with fenced(one, using=ledger):
+        pass
+
+    with pytest.raises(StaleTokenError), fenced(other, using=ledger):
+        pytest.fail("the body ran")
+    with fenced(one, using=ledger):
+        pass
+
+
+def test_claim_is_the_first_statement_of_the_transaction(ledger):
+    """
+    P12: nothing is asked of the database between BEGIN and the claim, and with an existing fence nothing else but it.
+    """
+    lease, seen = lease_of("counter"), Statements()
+    with fenced(lease, using=ledger):
+        pass
+
+    with connections[ledger].execute_wrapper(seen), fenced(lease, using=ledger):
+        pass
+
+    assert [sql.split()[0] for sql in seen if not sql.startswith("BEGIN")] == ["UPDATE"]
+    assert "redlock_fence" in seen[-1]
+
+
+def test_open_transaction_is_refused(ledger):
+    """
+    P12: inside another transaction, fenced() raises before it touches the database.
+    """
+    lease, seen = lease_of("counter"), Statements()
+
+    with transaction.atomic(using=ledger), connections[ledger].execute_wrapper(seen):
+        with pytest.raises(RuntimeError, match=r"inside a transaction of database 'ledger_.*nested=True"):
+            with fenced(lease, using=ledger):
+                pytest.fail("the body ran")
+
+    assert seen == []
+
+
+def test_connection_without_autocommit_is_refused(ledger):
+    """
+    P12: with autocommit off a transaction may be open that Django does not know, so fenced() raises.
+    """
+    connections[ledger].set_autocommit(False)
+    try:
+        with pytest.raises(RuntimeError, match="autocommit is off for database 'ledger_"):
+            with fenced(lease_of("counter"), using=ledger):
+                pytest.fail("the body ran")
+    finally:
+        connections[ledger].set_autocommit(True)
+
+
+def test_body_that_raises_commits_nothing(ledger):
+    """
+    The body's exception comes out unchanged, and neither its writes nor its claim are kept.
+    """
+    counter, lease = Ledger(ledger), lease_of("counter", token=33)
+
+    def fail() -> None:
+        counter.write(1)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fenced(lease, using=ledger).run(fail)
+
+    assert counter.read() == 0
+    assert Fence.objects.using(ledger).get().token == 0
+
+
+def test_lease_that_ends_in_the_body_rolls_back(ledger):
+    """
+    L53: a lease that ended by the time of the commit commits nothing.
+    """
+    counter, lease = Ledger(ledger), lease_of("counter")
+
+    def write_and_release() -> None:
+        counter.write(1)
+        lease.release()
+
+    with pytest.raises(LockLostError, match="already released"):
+        fenced(lease, using=ledger).run(write_and_release)
+
+    assert counter.read() == 0
+
+
+def test_too_little_time_at_the_commit_rolls_back(ledger):
+    """
+    L53: with less than the margin left at the commit, nothing is committed, though the lock is still held.
+    """
+    counter, lease = Ledger(ledger), lease_of("counter", ttl=30)
+
+    def write_for_fifteen_seconds() -> None:
+        counter.write(1)
+        lease._tenure.deadline -= 15
+
+    with pytest.raises(LockLostError, match="less of its time was left") as caught:
+        fenced(lease, using=ledger, margin=20).run(write_for_fifteen_seconds)
+
+    assert caught.value.reason == "margin"
+    assert counter.read() == 0
+    assert lease.valid()
+
+
+def test_too_little_time_at_the_start_begins_nothing(ledger):
+    """
+    L53: with less than the margin left, no transaction is begun; it is a twentieth of the ttl unless one says more.
+    """
+    lease = lease_of("counter", ttl=30)
+    lease._tenure.deadline -= 28.7
+
+    with pytest.raises(LockLostError, match="less of its time was left"), fenced(lease, using=ledger):
+        pytest.fail("the body ran")
+
+
+def test_names_that_look_alike_have_different_fences(ledger):
+    """
+    P15: names that differ in case, a trailing space, an accent or normalisation only do not overtake each other.
+    """
+    names = ["Job", "job", "job ", "jób", "jo\u0301b", "job\0", " job"]
+    leases = [lease_of(name, token=50 - number) for number, name in enumerate(names)]
+
+    for lease in leases:
+        with fenced(lease, using=ledger):
+            pass
+
+    assert Fence.objects.using(ledger).count() == len(names)
+
+
+def test_lock_over_several_names_claims_all(ledger):
+    """
+    A lease over a thousand names claims the fence of each in the one transaction; one that is overtaken refuses it.
+    """
+    many = lease_of([f"row:{number}" for number in range(1001)], token=33)
+    with fenced(many, using=ledger):
+        pass
+    with fenced(lease_of("row:7", token=34), using=ledger):
+        pass
+
+    with pytest.raises(StaleTokenError), fenced(many, using=ledger):
+        pytest.fail("the body ran")
+
+    assert Fence.objects.using(ledger).filter(token=33).count() == 1000
+
+
+def test_places_of_a_lock_have_fences_of_their_own(ledger):
+    """
+    With limit=3, three holders do not overtake each other, and none overtakes a lock that is named like a place.
+    """
+    manager = lease_of("pool", limit=3)._manager
+    leases = [manager.lock("pool", limit=3, wait=0, renew=False).acquire() for _ in range(2)]
+    leases.append(lease_of("pool #2", token=1))
+
+    for lease in [*leases, *leases]:
+        with fenced(lease, using=ledger):
+            pass
+
+    assert Fence.objects.using(ledger).count() == 3
+
+
+def test_several_leases_are_claimed_in_one_transaction(ledger):
+    """
+    Several leases, such as those of rows that were locked one by one, guard one transaction together.
+    """
+    leases = [lease_of(f"row:{number}", token=33) for number in range(3)]
+    with fenced(lease_of("row:1", token=34), using=ledger):
+        pass
+
+    with pytest.raises(StaleTokenError, match="row:1"), fenced(leases, using=ledger):
+        pytest.fail("the body ran")
+
+    assert [lease.reason for lease in leases] == [None, "fenced", None]
+    assert Fence.objects.using(ledger).filter(token=33).count() == 0
+
+
+def test_next_acquisition_goes_above_what_the_database_has_seen(ledger):
+    """
+    P7: a holder whose nodes lost their records is refused once; its process then asks for a greater token.
+    """
+    ahead = 4_000_000_000_000_000
+    with fenced(lease_of("counter", token=ahead), using=ledger):
+        pass
+    behind = lease_of("counter")
+
+    with pytest.raises(StaleTokenError), fenced(behind, using=ledger):
+        pytest.fail("the body ran")
+    behind.release()
+    again = behind._manager.lock("counter", wait=0, renew=False).acquire()
+
+    assert again.fencing_token > ahead
+    with fenced(again, using=ledger):
+        pass
+
+
+def test_shared_lease_is_refused(ledger):
+    """
+    A shared lease says nothing about who may write.
+    """
+    with pytest.raises(ValueError, match="Take it exclusively to write"):
+        fenced(lease_of("counter", shared=True), using=ledger)
+
+
+def test_something_else_than_a_lease_is_refused():
+    """
+    What is no lease is named in the error.
+    """
+    with pytest.raises(TypeError, match=r"needs a lease.*not str"):
+        fenced(["report:7"])  # type: ignore[list-item]
+
+
+def test_several_databases_are_claimed_before_the_body(engine, django_db_blocker):
+    """
+    Each database has its own fence; all are claimed before the body, and an overtaken one refuses all.
+    """
+    with django_db_blocker.unblock(), engine.database() as one, engine.database() as other:
+        with django_database("b", engine.settings(one)), django_database("a", engine.settings(other)):
+            prepare("a")
+            prepare("b")
+            lease = lease_of("counter", token=33)
+            with fenced(lease, using=["b", "a"]):
+                Ledger("a").write(1)
+                Ledger("b").write(1)
+                assert [Fence.objects.using(alias).get().token for alias in "ab"] == [33, 33]
+            with fenced(lease_of("counter", token=34), using="b"):
+                pass
+
+            with pytest.raises(StaleTokenError), fenced(lease, using=["a", "b"]):
+                pytest.fail("the body ran")
+
+            assert [Ledger(alias).read() for alias in "ab"] == [1, 1]
+
+
+def test_missing_table_says_what_to_type(engine, django_db_blocker):
+    """
+    A database without the table of fences is named, with the command that creates it.
+    """
+    with django_db_blocker.unblock(), engine.database() as name, django_database("bare", engine.settings(name)):
+        with pytest.raises(ImproperlyConfigured, match=r"manage\.py migrate redlock --database bare"):
+            with fenced(lease_of("counter"), using="bare"):
+                pytest.fail("the body ran")
+
+
+def test_holder_inside_its_transaction_keeps_its_successor_waiting(ledger):
+    """
+    P14: while a holder is inside its transaction, its successor waits at the claim, and then reads what it wrote.
+    """
+    counter, earlier, later = Ledger(ledger), lease_of("counter", token=33), lease_of("counter", token=34)
+    inside, read = threading.Event(), []
+
+    def succeed() -> None:
+        inside.wait(30)
+        try:
+            with fenced(later, using=ledger):
+                read.append(counter.read())
+        finally:
+            connections.close_all()
+
+    with fenced(earlier, using=ledger):
+        pass  # so that the successor finds a fence
+    successor = threading.Thread(target=succeed)
+    successor.start()
+    with fenced(earlier, using=ledger):
+        inside.set()
+        successor.join(0.3)
+        assert read == []
+        counter.write(1)
+    successor.join(30)
+
+    assert read == [1]

@@ -1,0 +1,309 @@
+"""PostgreSQL refuses by itself what does not come through the fence; rows know their latest writer; old fences go."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from django.apps import apps
+from django.core.management import CommandError, call_command
+from django.db import IntegrityError, connections, transaction
+from django.db.migrations.operations.base import Operation
+from django.db.migrations.state import ProjectState
+from django.db.models import F
+from django.utils import timezone
+
+from django_redlock import LockLostError, StaleTokenError, fenced
+from django_redlock.fence_checks import check_databases, check_fence_tables
+from django_redlock.models import Fence
+from django_redlock.operations import RequireFence
+from tests.fencing.sources import lease_of
+from tests.services import django_database
+from tests.shop.models import Order, Pallet, Parcel, Voucher
+
+
+@pytest.fixture
+def shop(ledger) -> Iterator[str]:
+    """The alias of a database with tables of the shop."""
+    models = [Order, Voucher, Parcel, Pallet]
+    with connections[ledger].schema_editor() as editor:
+        for model in models:
+            editor.create_model(model)
+    yield ledger
+    with connections[ledger].schema_editor() as editor:
+        for model in models:
+            editor.delete_model(model)
+
+
+def migrate(alias: str, operation: Operation, forwards: bool = True) -> None:
+    """Carry out an operation of a migration of the shop."""
+    state = ProjectState.from_apps(apps)
+    with connections[alias].schema_editor() as editor:
+        if forwards:
+            operation.database_forwards("shop", editor, state, state)
+        else:
+            operation.database_backwards("shop", editor, state, state)
+
+
+postgresql_only = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+others_only = pytest.mark.parametrize("engine", ["sqlite", "mariadb"], indirect=True)
+
+
+@postgresql_only
+@pytest.mark.parametrize("lock", ["", "orders"])
+def test_protected_table_takes_fenced_writes_only(shop, lock):
+    """
+    A protected table refuses writes of a transaction without a claim, every kind of them, and takes those of one with.
+    """
+    migrate(shop, RequireFence("Order", lock))
+    orders = Order.objects.using(shop)
+
+    with fenced(lease_of("orders"), using=shop):
+        orders.create(number="1")
+        orders.update(number="2")
+    for write in (
+        lambda: orders.create(number="3"),
+        lambda: orders.update(number="3"),
+        lambda: orders.all()._raw_delete(shop),
+        lambda: connections[shop].cursor().execute("TRUNCATE shop_order"),
+    ):
+        with pytest.raises(IntegrityError, match=r"shop_order takes writes only .* with fenced\(lease\)"):
+            write()
+
+    assert orders.get().number == "2"
+
+
+@postgresql_only
+def test_protected_table_wants_the_fence_of_its_lock(shop):
+    """
+    With a lock's name, the claim of another lock does not do; and a claim ends with its transaction.
+    """
+    migrate(shop, RequireFence("Order", "orders"))
+
+    with fenced(lease_of("orders"), using=shop):
+        pass
+
+    with pytest.raises(IntegrityError), fenced(lease_of("parcels"), using=shop):
+        Order.objects.using(shop).create()
+    with fenced(lease_of(["orders", "parcels"]), using=shop):
+        Order.objects.using(shop).create()
+
+
+@postgresql_only
+@pytest.mark.parametrize(("model", "lock"), [(Order, "model:shop.order:{id}"), (Parcel, "parcel:{code}:{{x}}")])
+def test_protected_row_wants_the_fence_of_its_own_lock(shop, model, lock):
+    """
+    With a column in the lock's name, each row needs the fence of its own, before the change and after it.
+    """
+    migrate(shop, RequireFence(model.__name__, lock))
+    rows, ours, theirs = (
+        model.objects.using(shop),
+        lease_of(lock.format(id=7, code=7)),
+        lease_of(lock.format(id=8, code=8)),
+    )
+
+    with fenced(ours, using=shop):
+        rows.create(pk=7)
+    with pytest.raises(IntegrityError, match="to this row only"), fenced(ours, using=shop):
+        rows.create(pk=8)
+    with pytest.raises(IntegrityError), fenced(theirs, using=shop):
+        rows.filter(pk=7)._raw_delete(shop)
+    with pytest.raises(IntegrityError), fenced(ours, using=shop):
+        rows.filter(pk=7).update(**{model._meta.pk.name: 8})
+    with pytest.raises(IntegrityError):
+        connections[shop].cursor().execute(f"TRUNCATE {model._meta.db_table}")
+
+    with fenced([ours, theirs], using=shop):
+        rows.filter(pk=7).update(**{model._meta.pk.name: 8})
+    assert [str(pk) for pk in rows.values_list("pk", flat=True)] == ["8"]
+
+
+@postgresql_only
+def test_row_of_a_uuid_is_protected_by_the_lock_of_its_row(shop):
+    """
+    A UUID in a lock's name is written as Python writes it.
+    """
+    migrate(shop, RequireFence("Voucher", "model:shop.voucher:{id}"))
+    voucher = Voucher()
+
+    with fenced(lease_of(f"model:shop.voucher:{voucher.pk}"), using=shop):
+        voucher.save(using=shop, force_insert=True)
+
+    assert Voucher.objects.using(shop).count() == 1
+
+
+@postgresql_only
+def test_claim_of_a_rolled_back_savepoint_does_not_count(shop):
+    """
+    A nested claim that was rolled back opens the table no more.
+    """
+    migrate(shop, RequireFence("Order"))
+    lease = lease_of("orders")
+    with fenced(lease, using=shop):
+        pass
+
+    def fail_inside() -> None:
+        with fenced(lease, using=shop, nested=True):
+            raise ZeroDivisionError
+
+    with transaction.atomic(using=shop):
+        with pytest.raises(ZeroDivisionError):
+            fail_inside()
+        with pytest.raises(IntegrityError), transaction.atomic(using=shop):
+            Order.objects.using(shop).create()
+
+
+@postgresql_only
+def test_protection_is_removed_backwards(shop):
+    """
+    The operation can be carried out again, and undone.
+    """
+    operation = RequireFence("Order", "order:{id}")
+    migrate(shop, operation)
+    migrate(shop, operation)
+    migrate(shop, operation, forwards=False)
+
+    Order.objects.using(shop).create()
+
+    assert operation.describe() == "Require a fence for writes to Order"
+    assert operation.migration_name_fragment == "order_require_fence"
+    assert operation.deconstruct() == ("RequireFence", ("Order", "order:{id}"), {})
+
+
+@others_only
+def test_other_databases_are_left_as_they_are(shop):
+    """
+    On databases other than PostgreSQL the operation does nothing.
+    """
+    migrate(shop, RequireFence("Order"))
+    Order.objects.using(shop).create()
+    migrate(shop, RequireFence("Order"), forwards=False)
+
+    assert Order.objects.using(shop).count() == 1
+
+
+def test_rows_know_their_latest_writer(shop):
+    """
+    P11: a bulk update touches no row of a later holder, or of another one with the same token: all or nothing.
+    """
+    pallets = Pallet.objects.using(shop)
+    for _ in range(3):
+        pallets.create()
+    early, late, twin = (lease_of("pallets", token=token) for token in (33, 34, 34))
+    first = pallets.order_by("pk").first()
+
+    assert pallets.fenced_update(early, weight=F("weight") + 1) == 3
+    assert pallets.filter(pk=first.pk).fenced_update(late, weight=10) == 1
+    for overtaken in (early, twin):
+        with pytest.raises(StaleTokenError):
+            pallets.fenced_update(overtaken, weight=0)
+
+    assert sorted(pallets.values_list("weight", flat=True)) == [1, 1, 10]
+    assert (early.reason, twin.reason, late.reason) == ("fenced", "fenced", None)
+    assert pallets.fenced_update(late, weight=2) == 3
+
+
+def test_rows_take_no_update_without_an_exclusive_lease(shop):
+    """
+    A bulk update needs a lease that is held, by one.
+    """
+    lease = lease_of("pallets")
+    lease.release()
+
+    with pytest.raises(LockLostError):
+        Pallet.objects.using(shop).fenced_update(lease, weight=1)
+    with pytest.raises(ValueError, match="take it exclusively"):
+        Pallet.objects.using(shop).fenced_update(lease_of("pallets", shared=True), weight=1)
+
+
+async def test_rows_are_updated_from_a_coroutine(shop):
+    """
+    afenced_update() does the same without blocking.
+    """
+    assert await Pallet.objects.using(shop).afenced_update(lease_of("pallets"), weight=1) == 0
+    from asgiref.sync import sync_to_async
+
+    await sync_to_async(connections.close_all)()
+
+
+def test_old_fences_are_pruned(ledger):
+    """
+    redlock_prune_fences deletes what nobody claimed for so many days, and nothing else; a pruned lock works as before.
+    """
+    old, young = lease_of("old"), lease_of("young")
+    for lease in (old, young):
+        with fenced(lease, using=ledger):
+            pass
+    fences = Fence.objects.using(ledger)
+    fences.filter(name="old").update(updated=timezone.now() - timedelta(days=91))
+
+    assert prune(ledger, "--dry-run") == "Dry run: 1 fence would be deleted."
+    assert prune(ledger, "--older-than", "92") == "Deleted 0 fences."
+    assert prune(ledger) == "Deleted 1 fence."
+
+    assert [fence.name for fence in fences.all()] == ["young"]
+    with fenced(old, using=ledger):
+        pass
+    fences.all().delete()
+    assert prune(ledger) == "Deleted 0 fences."
+
+
+@pytest.mark.parametrize("options", [("--older-than=1000000",), ("--database=nope",)])
+def test_pruning_what_cannot_be(options):
+    """
+    A time that no clock can count, and a database that is none, are said in a line.
+    """
+    with pytest.raises(CommandError, match=r"at most 36500 days|DATABASES has no 'nope'"):
+        call_command("redlock_prune_fences", *options, skip_checks=True)
+
+
+def prune(alias: str, *options: str) -> str:
+    """Return what the command says."""
+    out = StringIO()
+    call_command("redlock_prune_fences", *options, database=alias, stdout=out, skip_checks=True)
+    return out.getvalue().strip()
+
+
+@pytest.mark.parametrize("options", [{"client_flag": 0}, {"client_flag": 4 | 8}])
+def test_database_that_does_not_count_matches_is_an_error(options):
+    """
+    redlock.E031: without FOUND_ROWS, a claim does not know what it matched.
+    """
+    assert checked("mysql", options) == ["redlock.E031"]
+    assert checked("mysql", {"client_flag": 2 | 4}) == []
+
+
+def test_isolation_level_that_conflicts_is_a_warning():
+    """
+    redlock.W031: at other levels than READ COMMITTED, transactions run into each other.
+    """
+    import psycopg
+
+    assert checked("mysql", {"isolation_level": "repeatable read"}) == ["redlock.W031"]
+    assert checked("mysql", {"isolation_level": None}) == ["redlock.W031"]
+    assert checked("postgresql", {"isolation_level": psycopg.IsolationLevel.SERIALIZABLE}) == ["redlock.W031"]
+    assert checked("postgresql", {"isolation_level": psycopg.IsolationLevel.READ_COMMITTED}) == []
+    assert checked("postgresql", {}) == checked("mysql", {}) == checked("sqlite3", {"isolation_level": "x"}) == []
+
+
+def checked(engine: str, options: dict) -> list[str]:
+    """Return the ids of what is found in a database's settings."""
+    connections.settings["checked"] = {"ENGINE": f"django.db.backends.{engine}", "OPTIONS": options}
+    try:
+        return [message.id for message in check_databases()]
+    finally:
+        del connections.settings["checked"]
+
+
+@pytest.mark.parametrize("engine", ["mariadb"], indirect=True)
+def test_table_without_transactions_is_an_error(engine, django_db_blocker):
+    """
+    redlock.E032: a storage engine that cannot roll back makes the fence worthless.
+    """
+    with django_db_blocker.unblock(), engine.database() as name, django_database("myisam", engine.settings(name)):
+        assert check_fence_tables(databases=["myisam"]) == []
+        call_command("migrate", "redlock", database="myisam", verbosity=0)
+        assert check_fence_tables(databases=["myisam"]) == []
+        connections["myisam"].cursor().execute("ALTER TABLE redlock_fence ENGINE = MyISAM")
+
+        assert [message.id for message in check_fence_tables(databases=["myisam"])] == ["redlock.E032"]

@@ -1,0 +1,150 @@
+"""The stories of docs/fencing.md, on every database, and holders that are stopped inside their transactions."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from tests.fencing import scenarios
+from tests.fencing.counting import Ledger, prepare
+from tests.fencing.holder import FAILED, Process
+from tests.fencing.scenarios import Stage
+from tests.services import django_database
+
+
+@pytest.fixture
+def stage(ledger, engine, prepared, nodes) -> Iterator[Stage]:
+    """Two databases of each kind in turn, and three real nodes."""
+    entry = engine.settings(prepared.database(engine))
+    with engine.database() as name, django_database("archive", engine.settings(name)):
+        prepare("archive")
+        yield Stage(ledger, "archive", entry, nodes.urls[:3], lambda line: None)
+
+
+def test_paused_holder_overwrites_without_a_fence(stage):
+    """
+    The figure, as it goes wrong: a holder stopped past its lease overwrites what its successor wrote.
+    """
+    assert scenarios.paused_without_a_fence(stage) == 1
+
+
+def test_paused_holder_is_refused_with_a_fence(stage):
+    """
+    P14: stopped (SIGSTOP) between its look at the clock and its claim for longer than its lease, a holder is refused
+    by the database when it wakes, and its lease is lost; its successor's increment stays.
+    """
+    refusal, reason, counter = scenarios.paused_before_its_claim(stage)
+
+    assert refusal.startswith(f"{FAILED}StaleTokenError: Lock 'story': fencing token")
+    assert reason in ("fenced", "expired")  # its watchdog woke, too
+    assert counter == 1
+
+
+def test_fence_is_one_statement_more(stage):
+    """
+    Doubt 1, is it realistic to change the resource: once the row is there, the fence is one statement more.
+    """
+    assert scenarios.is_it_realistic(stage) == 1
+
+
+def test_lock_spares_the_work_that_the_fence_would_throw_away(stage):
+    """
+    Doubt 2, is the lock pointless then: without it the fence cuts sections short, with it none.
+    """
+    without, with_lock = scenarios.is_the_lock_pointless(stage)
+
+    assert without > 0
+    assert with_lock == 0
+
+
+def test_holder_overtaken_in_one_database_writes_to_none(stage):
+    """
+    Doubt 3, several databases: the claims of all come before the body.
+    """
+    assert scenarios.is_the_resource_distributed(stage) == (1, 1)
+
+
+def test_two_delayed_writers_in_order(stage):
+    """
+    Doubt 4: tokens that are only compared when writing lose an increment though they arrive in order; claimed before
+    reading they lose none.
+    """
+    assert scenarios.two_delayed_writers(stage) == (1, 2)
+
+
+def test_nothing_is_lost_behind_the_fence(stage):
+    """
+    Doubt 5, P9: without a fence increments are lost, with it none, whatever the lock does.
+    """
+    naked, behind = scenarios.is_it_correct(stage)
+
+    assert naked > 0
+    assert behind == 0
+
+
+def test_wrong_ttl_costs_work_and_no_data(stage):
+    """
+    L53: sections that last longer than their lease are rolled back, and nothing else happens.
+    """
+    assert scenarios.wrong_ttl(stage) == (3, 0)
+
+
+IMPATIENT: dict[str, dict[str, Any]] = {
+    "sqlite": {"timeout": 1},
+    "postgresql": {"options": "-c lock_timeout=700ms"},
+    "mysql": {"init_command": "SET innodb_lock_wait_timeout=1"},
+}
+
+
+def test_holder_stopped_inside_its_transaction_holds_up_its_successor(stage):
+    """
+    P14: a holder stopped (SIGSTOP) inside its transaction keeps the fence; its successor's claim times out as the
+    database is told to. Awake again, it may not commit, because its lease is over, and the successor goes on.
+    """
+    vendor = connections[stage.database].vendor
+    entry = stage.entry | {"OPTIONS": IMPATIENT[vendor]}
+    with stage.holder() as one, Process({"default": entry}, stage.nodes) as two:
+        one.ask("acquire", "inside", scenarios.TTL, 0)
+        one.ask("begin")
+        one.ask("write", 1)
+        one.stop()
+        two.ask("acquire", "inside", 30, 60)
+        two.tell("begin")
+        held_up = two.answer()
+        one.wake()
+        one.tell("commit")
+        refused = one.answer()
+        two.ask("begin")
+        seen = two.ask("read")
+        two.ask("commit")
+        two.ask("release")
+
+    assert held_up.startswith(f"{FAILED}OperationalError")
+    assert refused.startswith(f"{FAILED}LockLostError")
+    assert seen == "0"
+
+
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+def test_database_ends_a_transaction_that_stands_still(stage):
+    """
+    P14: with idle_in_transaction_session_timeout, PostgreSQL ends a stopped holder; its successor goes on at once.
+    """
+    entry = stage.entry | {"OPTIONS": {"options": "-c idle_in_transaction_session_timeout=2000"}}
+    with Process({"default": entry}, stage.nodes) as one, stage.holder() as two:
+        one.ask("acquire", "idle", scenarios.TTL, 0)
+        one.ask("begin")
+        one.ask("write", 1)
+        one.stop()
+        two.ask("acquire", "idle", 30, 60)
+        two.ask("begin")
+        seen = two.ask("read")
+        two.ask("commit")
+        two.ask("release")
+        one.wake()
+        one.tell("commit")
+        refused = one.answer()
+
+    assert seen == "0"
+    assert refused.startswith(FAILED)
+    assert Ledger(stage.database).read() == 0

@@ -1,0 +1,305 @@
+"""The other ways into a fenced transaction: functions, retries, asyncio, and inside other transactions."""
+
+import asyncio
+import threading
+from contextlib import suppress
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import OperationalError, connections, transaction
+
+from django_redlock import LockLostError, StaleTokenError, fenced
+from django_redlock.core.rules import Rules
+from django_redlock.locks import LockManager
+from django_redlock.models import Fence
+from django_redlock.nodes import NodeSpec, open_node
+from tests.fencing.counting import Ledger
+from tests.fencing.sources import lease_of
+from tests.services import django_database
+
+from .test_experiment import options
+
+
+def increment(alias: str, by: int = 1) -> int:
+    counter = Ledger(alias)
+    counter.write(counter.read() + by)
+    return counter.read()
+
+
+def test_function_runs_in_a_transaction(ledger):
+    """
+    run() passes arguments on and returns what the function returns.
+    """
+    assert fenced(lease_of("counter"), using=ledger).run(increment, ledger, by=3) == 3
+
+
+def test_function_is_not_repeated_unless_asked(ledger):
+    """
+    P13: without retries, what the database says of a conflict comes out.
+    """
+    calls = []
+
+    def run_into_another() -> None:
+        calls.append(1)
+        raise deadlock(ledger)
+
+    with pytest.raises(OperationalError):
+        fenced(lease_of("counter"), using=ledger).run(run_into_another)
+    with pytest.raises(OperationalError):
+        fenced(lease_of("counter"), using=ledger, retries=2).run(run_into_another)
+
+    assert len(calls) == 1 + 3
+
+
+def test_only_conflicts_are_repeated(ledger):
+    """
+    An error that would come again is raised at once.
+    """
+    calls = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise OperationalError("the disk is full")
+
+    with pytest.raises(OperationalError, match="the disk is full"):
+        fenced(lease_of("counter"), using=ledger, retries=2).run(fail)
+
+    assert len(calls) == 1
+
+
+def test_lease_that_ended_stops_the_retries(ledger):
+    """
+    A function is not run again without a valid lease.
+    """
+    lease = lease_of("counter")
+
+    def run_into_another() -> None:
+        lease.release()
+        raise deadlock(ledger)
+
+    with pytest.raises(LockLostError):
+        fenced(lease, using=ledger, retries=5).run(run_into_another)
+
+
+def deadlock(alias: str) -> OperationalError:
+    """Return the error by which each database says that a transaction ran into another one."""
+    import sqlite3
+
+    import psycopg
+    import pymysql
+
+    error = OperationalError("deadlock")
+    match connections[alias].vendor:
+        case "postgresql":
+            error.__cause__ = psycopg.errors.DeadlockDetected()
+        case "mysql":
+            error.__cause__ = pymysql.err.OperationalError(1213, "Deadlock found")
+        case _:
+            error.__cause__ = sqlite3.OperationalError("database is locked")
+            error.__cause__.sqlite_errorcode = sqlite3.SQLITE_BUSY_SNAPSHOT
+    return error
+
+
+def test_block_cannot_be_repeated(ledger):
+    """
+    A with block that asks for retries is told how to have them; so is one inside another transaction.
+    """
+    with pytest.raises(ValueError, match=r"fenced\(lease, retries=\.\.\.\)\.run\(function\)"):
+        with fenced(lease_of("counter"), using=ledger, retries=1):
+            pytest.fail("the body ran")
+    with pytest.raises(ValueError, match="only the outermost transaction"):
+        fenced(lease_of("counter"), using=ledger, retries=1, nested=True)
+
+
+def test_entering_twice_is_refused(ledger):
+    """
+    One object is one block at a time; afterwards it can be used again.
+    """
+    block = fenced(lease_of("counter"), using=ledger)
+
+    with block:
+        with pytest.raises(RuntimeError, match="already entered"):
+            block.__enter__()
+    with block:
+        pass
+
+
+def test_nested_transaction_claims_and_commits_with_the_outer_one(ledger):
+    """
+    P12: with nested=True, the claim is a part of the transaction around it, and so is what the block writes.
+    """
+    counter, lease = Ledger(ledger), lease_of("counter", token=33)
+
+    with transaction.atomic(using=ledger):
+        with fenced(lease, using=ledger, nested=True):
+            counter.write(1)
+        transaction.set_rollback(True, using=ledger)
+
+    assert counter.read() == 0
+    assert not Fence.objects.using(ledger).filter(token=33).exists()
+
+
+def test_nested_refusal_leaves_the_outer_transaction_usable(ledger):
+    """
+    A holder who is overtaken inside another transaction loses the block, and the rest can commit.
+    """
+    counter, early, late = Ledger(ledger), lease_of("counter", token=33), lease_of("counter", token=34)
+    with fenced(late, using=ledger):
+        pass
+
+    with transaction.atomic(using=ledger):
+        with pytest.raises(StaleTokenError), fenced(early, using=ledger, nested=True):
+            pytest.fail("the body ran")
+        counter.write(7)
+
+    assert counter.read() == 7
+
+
+@pytest.mark.parametrize(
+    ("engine", "level"),
+    [
+        ("postgresql", "repeatable read"),
+        ("postgresql", "serializable"),
+        ("mariadb", "repeatable read"),
+        ("mariadb", "serializable"),
+    ],
+    indirect=["engine"],
+)
+def test_nested_transaction_needs_read_committed(engine, level, prepared, django_db_blocker):
+    """
+    P12, P13: where an earlier statement fixes what is read after the claim, nested=True is refused.
+    """
+    with django_db_blocker.unblock():
+        entry = engine.settings(prepared.database(engine), OPTIONS=options(engine.scheme, level))
+        with django_database("strict", entry), transaction.atomic(using="strict"):
+            with pytest.raises(RuntimeError, match=f"needs READ COMMITTED.*is at {level.upper()}"):
+                with fenced(lease_of("counter"), using="strict", nested=True):
+                    pytest.fail("the body ran")
+
+
+async def test_block_of_a_coroutine_is_one_transaction(ledger):
+    """
+    ``async with`` commits what its body wrote, and nothing when the body raises.
+    """
+    lease = lease_of("counter")
+
+    async with fenced(lease, using=ledger):
+        await sync_to_async(increment)(ledger)
+    with suppress(ZeroDivisionError):
+        async with fenced(lease, using=ledger):
+            await sync_to_async(increment)(ledger)
+            raise ZeroDivisionError
+
+    assert await sync_to_async(Ledger(ledger).read)() == 1
+    await sync_to_async(connections.close_all)()
+
+
+async def test_other_tasks_stay_out_of_the_transaction(ledger):
+    """
+    What another task writes meanwhile is no part of the block's transaction, and stays when that is rolled back.
+    """
+    lease, inside, written = lease_of("counter"), asyncio.Event(), asyncio.Event()
+    threads = []
+
+    async def other() -> None:
+        await inside.wait()
+        threads.append(await sync_to_async(threading.get_ident)())
+        written.set()
+
+    async def block() -> None:
+        async with fenced(lease, using=ledger):
+            inside.set()
+            await written.wait()
+            threads.append(await sync_to_async(threading.get_ident)())
+            in_atomic = await sync_to_async(lambda: connections[ledger].in_atomic_block)()
+            assert in_atomic
+
+    await asyncio.gather(other(), block())
+
+    assert len(set(threads)) == 2
+    await sync_to_async(connections.close_all)()
+
+
+async def test_cancelled_coroutine_leaves_no_transaction(ledger):
+    """
+    A task that is cancelled while it waits with its claim has no transaction and no claim when it is over.
+    """
+    claimed, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        try:
+            with fenced(lease_of("counter", token=33), using=ledger):
+                claimed.set()
+                leave.wait(30)
+        finally:
+            connections.close_all()
+
+    async def wait_with_the_claim() -> None:
+        async with fenced(lease_of("counter", token=34), using=ledger):
+            pytest.fail("the body ran")
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    await sync_to_async(claimed.wait, thread_sensitive=False)(30)
+    task = asyncio.ensure_future(wait_with_the_claim())
+    await asyncio.sleep(0.3)  # it waits now, or will; either way it must leave nothing
+    task.cancel()
+    leave.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    holder.join(30)
+    assert await Fence.objects.using(ledger).values_list("token", flat=True).aget() == 33
+    async with fenced(lease_of("counter", token=35), using=ledger):
+        pass
+    await sync_to_async(connections.close_all)()
+
+
+async def test_overtaken_coroutine_is_refused(ledger):
+    """
+    P14: the asynchronous block is refused as the other is, and its lease is lost.
+    """
+    early, late = lease_of("counter", token=33), lease_of("counter", token=34)
+    async with fenced(late, using=ledger):
+        pass
+
+    with pytest.raises(StaleTokenError):
+        async with fenced(early, using=ledger):
+            pytest.fail("the body ran")
+
+    assert early.reason == "fenced"
+
+
+async def test_function_runs_from_a_coroutine(ledger):
+    """
+    arun() runs a plain function in the transaction, and refuses a coroutine function with a hint.
+    """
+
+    async def increment_later() -> None:
+        pytest.fail("it ran")
+
+    assert await fenced(lease_of("counter"), using=ledger).arun(increment, ledger, by=2) == 2
+    with pytest.raises(TypeError, match="use 'async with'"):
+        await fenced(lease_of("counter"), using=ledger).arun(increment_later)
+    await sync_to_async(connections.close_all)()
+
+
+async def test_lease_of_a_coroutine_is_told_of_its_loss_in_its_loop(ledger):
+    """
+    A task that waits for the loss of its lease wakes when the database refuses it, in another thread.
+    """
+    manager = LockManager([open_node(NodeSpec("memory://coroutine"), "t:")], Rules(nodes=1, restart_guard=False))
+    lease = await manager.lock("counter", renew=False).aacquire()
+    waiting = asyncio.ensure_future(lease.lost.wait())
+    late = lease_of("counter", token=2**52)
+    async with fenced(late, using=ledger):
+        pass
+
+    with pytest.raises(StaleTokenError):
+        await fenced(lease, using=ledger).arun(increment, ledger)
+
+    assert await asyncio.wait_for(waiting, 30)
+    await lease.arelease()
+    await manager.aclose()
+    manager.close()
+    await sync_to_async(connections.close_all)()

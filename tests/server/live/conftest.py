@@ -1,0 +1,99 @@
+"""A migrated database of its own for the processes of a test, and the processes."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from subprocess import PIPE, Popen, run
+from typing import Any
+
+import pytest
+
+from django_redlock.models import Fence
+from django_redlock.testing import Servers
+from django_redlock.testing.processes import spawn
+from tests.services import django_database
+from tests.shop.models import Order
+
+CHECKOUT = Path(__file__).parents[3]
+TTL = 5.0  # seconds
+PATIENCE = 60.0  # seconds
+
+
+class Live(list["Popen[bytes]"]):
+    """Processes of the project in this folder, over the same three servers."""
+
+    def __init__(self, nodes: Servers) -> None:
+        super().__init__()
+        self.env = {
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "tests.server.live.settings",
+            "LIVE_NODES": ",".join(nodes.urls[:3]),
+            "LIVE_TTL": str(TTL),
+        }
+
+    def python(self, *args: str, **options: Any) -> "Popen[bytes]":
+        """Start Python with the project's settings."""
+        pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, **options}
+        self.append(spawn([sys.executable, *args], cwd=CHECKOUT, env=self.env, **pipes))
+        return self[-1]
+
+    def manage(self, *args: str, **options: Any) -> "Popen[bytes]":
+        """Start a management command."""
+        return self.python("-m", "django", *args, **options)
+
+    def use(self, entry: dict[str, Any]) -> None:
+        """Have the processes use a database."""
+        self.env["LIVE_DATABASE"] = json.dumps({key: value for key, value in entry.items() if value is not None})
+
+    def migrate(self) -> None:
+        """Create the tables of the database."""
+        command = [sys.executable, "-m", "django", "migrate", "--run-syncdb", "--verbosity", "0"]
+        done = run(command, cwd=CHECKOUT, env=self.env, capture_output=True, text=True, check=False)
+        assert not done.returncode, done.stderr
+
+
+@pytest.fixture
+def live(nodes: Servers) -> Iterator[Live]:
+    """The processes of a test; they are gone at its end."""
+    started = Live(nodes)
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="session")
+def prepared() -> Iterator[tuple[ExitStack, dict[str, Any]]]:
+    """The databases that the tests of this process share, by kind; each has its tables already."""
+    with ExitStack() as stack:
+        yield stack, {}
+
+
+@pytest.fixture
+def database(engine: Any, live: Live, prepared: Any, django_db_blocker: Any) -> Iterator[str]:
+    """The alias, in this process, of the processes' database; of each kind in turn, and without rows."""
+    stack, entries = prepared
+    known = entries.get(engine.scheme)
+    entry = known or entries.setdefault(engine.scheme, engine.settings(stack.enter_context(engine.database())))
+    live.use(entry)
+    if not known:
+        live.migrate()
+    with django_db_blocker.unblock(), django_database("live", entry):
+        Order.objects.using("live").all().delete()
+        Fence.objects.using("live").all().delete()
+        yield "live"
+
+
+def said(process: "Popen[bytes]") -> str:
+    """Wait for the next line that a process writes."""
+    assert process.stdout is not None
+    return process.stdout.readline().decode().strip()
+
+
+def outcome(process: "Popen[bytes]", patience: float = PATIENCE) -> tuple[str, str, int]:
+    """Wait for the end of a process; returns what it wrote and its exit code."""
+    out, err = process.communicate(timeout=patience)
+    return out.decode().strip(), err.decode().strip(), process.returncode

@@ -1,0 +1,25 @@
+"""The project of the tests for processes of their own: its nodes and its database come from the environment."""
+
+import json
+import os
+
+from tests import drivers
+from tests.settings import *  # noqa: F403
+
+ROOT_URLCONF = "tests.server.live.urls"
+ALLOWED_HOSTS = ["127.0.0.1"]
+INSTALLED_APPS = ["django_redlock", "tests.shop"]
+MIDDLEWARE: list[str] = []
+
+IN_MEMORY = '{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}'
+DATABASES = {"default": {**json.loads(os.environ.get("LIVE_DATABASE", IN_MEMORY)), "ATOMIC_REQUESTS": True}}
+if DATABASES["default"]["ENGINE"].endswith("mysql"):
+    drivers.install_mysql()
+
+REDLOCK = {
+    "default": {
+        "NODES": os.environ.get("LIVE_NODES", "memory://a,memory://b,memory://c"),
+        "KEY_PREFIX": "live",
+        "OPTIONS": {"ttl": float(os.environ.get("LIVE_TTL", "10")), "node_timeout": 1.0, "restart_guard": False},
+    }
+}

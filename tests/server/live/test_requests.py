@@ -1,0 +1,102 @@
+"""
+Fifty requests at once to a locked view of a real server, under ATOMIC_REQUESTS, over real nodes and a real database.
+"""
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from signal import SIGTERM
+from subprocess import DEVNULL
+
+import pytest
+
+pytest.importorskip("gunicorn", reason="needs gunicorn: pip install gunicorn")
+pytest.importorskip("uvicorn", reason="needs uvicorn: pip install uvicorn")
+
+from django_redlock.testing.servers import reserve_port
+from tests.shop.models import Order
+
+from .conftest import PATIENCE, Live
+
+REQUESTS = 50
+GUNICORN = [
+    "gunicorn",
+    "tests.server.live.wsgi",
+    "--workers=2",
+    "--threads=25",
+    "--log-level=warning",
+    "--no-control-socket",
+]
+UVICORN = ["uvicorn", "tests.server.live.asgi:application", "--log-level=warning", "--lifespan=off"]
+
+
+class Site:
+    """A server of the project in this folder, which a test has for itself."""
+
+    def __init__(self, live: Live, command: list[str]) -> None:
+        self.port = reserve_port(self)
+        where = [f"--bind=127.0.0.1:{self.port}"] if command is GUNICORN else [f"--port={self.port}"]
+        self.process = live.python("-m", *command, *where, stdin=DEVNULL, stdout=DEVNULL)
+        self._wait()
+
+    def post(self, path: str) -> tuple[int, dict[str, object]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=4 * PATIENCE)
+        try:
+            connection.request("POST", path)
+            response = connection.getresponse()
+            body = response.read()
+            return response.status, json.loads(body) if response.status == 200 else {"body": body}
+        finally:
+            connection.close()
+
+    def _wait(self) -> None:
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            except OSError:
+                if self.process.poll() is not None or time.monotonic() > until:
+                    self.process.kill()
+                    pytest.fail(self.process.communicate()[1].decode())
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        self.process.send_signal(SIGTERM)
+        self.process.communicate(timeout=PATIENCE)
+
+
+@pytest.fixture
+def site(live: Live, database: str, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """A running server of the kind that the test names."""
+    started = Site(live, request.param)
+    yield started
+    started.stop()
+
+
+@pytest.mark.parametrize("engine", ["postgresql", pytest.param("sqlite", marks=pytest.mark.endurance)], indirect=True)
+@pytest.mark.parametrize(
+    ("site", "path"),
+    [
+        pytest.param(GUNICORN, "/count/7/", id="gunicorn, a function"),
+        pytest.param(GUNICORN, "/count-class/7/", id="gunicorn, a class", marks=pytest.mark.endurance),
+        pytest.param(UVICORN, "/count/7/", id="uvicorn, a function"),
+        pytest.param(UVICORN, "/acount/7/", id="uvicorn, a coroutine function"),
+    ],
+    indirect=["site"],
+)
+def test_requests_at_once_see_what_the_one_before_committed(site: Site, database: str, path: str):
+    """
+    Each of 50 requests at once reads what the one before it has committed, and nothing else: none is lost (L52).
+    """
+    Order.objects.using(database).create(pk=7)
+
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        answers = list(pool.map(lambda _: site.post(path), range(REQUESTS)))
+
+    assert [status for status, _ in answers] == [200] * REQUESTS, answers
+    assert sorted(answer["seen"] for _, answer in answers) == list(range(REQUESTS))
+    assert all(answer["atomic"] for _, answer in answers)
+    assert Order.objects.using(database).get(pk=7).total == REQUESTS

@@ -1,0 +1,366 @@
+"""
+``redlock_run`` and ``locked_command`` in processes of their own, over real servers, with real signals and kills.
+"""
+
+import os
+import pty
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import PIPE, Popen
+
+import pytest
+
+from django_redlock import LockTakenError
+from django_redlock.locks import LockManager
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.testing import Servers
+from django_redlock.testing.processes import spawn
+from tests.managers import rules
+
+from .conftest import CHECKOUT, PATIENCE, Live, outcome, said
+
+WORK = """
+import os, signal, subprocess, sys, time
+def say(text): os.write(1, f"{text}\\n".encode())  # a handler of signals may interrupt another one
+"""
+STUBBORN = f"{WORK}signal.signal(signal.SIGTERM, signal.SIG_IGN); say(os.getpid()); time.sleep({PATIENCE})"
+FAMILY = f"{WORK}subprocess.Popen([sys.executable, '-c', sys.argv[1]]); say(os.getpid()); time.sleep({PATIENCE})"
+LISTENING = f"""{WORK}
+def stop(number, frame):
+    say(signal.Signals(number).name)
+    sys.exit(9)
+for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
+    signal.signal(getattr(signal, name), stop)
+say("ready")
+time.sleep({PATIENCE})
+"""
+
+# What a shell does with a terminal: the program that it runs is in the foreground, also when it goes on after Ctrl-Z.
+SHELL = """
+import fcntl, os, signal, subprocess, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+def foreground():
+    os.tcsetpgrp(0, os.getpid())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+runner = subprocess.Popen(sys.argv[1:], process_group=0, preexec_fn=foreground)
+while os.WIFSTOPPED(status := os.waitpid(runner.pid, os.WUNTRACED)[1]):
+    print("stopped", flush=True)
+    os.tcsetpgrp(0, runner.pid)
+    os.killpg(runner.pid, signal.SIGCONT)
+print("ended", os.waitstatus_to_exitcode(status), flush=True)
+"""
+
+
+class Runs:
+    """Runs of Python code under a lock."""
+
+    def __init__(self, live: Live) -> None:
+        self.start = live.manage
+        self.env = live.env
+        self.append = live.append
+
+    def run(self, name: str, code: str, *args: str, options: tuple[str, ...] = ()) -> "Popen[bytes]":
+        """Start Python code under a lock."""
+        return self.start("redlock_run", name, *options, "--", sys.executable, "-c", code, *args)
+
+
+@pytest.fixture
+def runs(live: Live) -> Runs:
+    return Runs(live)
+
+
+@pytest.fixture
+def manager(nodes: Servers) -> Iterator[LockManager]:
+    """The locks of the processes, here."""
+    ours = LockManager([open_node(NodeSpec(url), "live:") for url in nodes.urls[:3]], rules(3))
+    yield ours
+    ours.close()
+
+
+def is_free(manager: LockManager, name: str) -> bool:
+    try:
+        manager.lock(name, wait=0).acquire().release()
+    except LockTakenError:
+        return False
+    return True
+
+
+def wait_until_gone(pid: int) -> None:
+    """Wait for the end of a process that is nobody's here; its parent, or init, may leave it as a zombie."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+            os.kill(pid, 0)
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        time.sleep(0.02)
+    pytest.fail(f"process {pid} is still there")
+
+
+def test_program_runs_under_the_lock(runs, manager):
+    """
+    The program has the lock, its name and its token, and ends the command with its own exit code; then it is free.
+    """
+    code = f"{WORK}say(os.environ['REDLOCK_NAME'] + ' ' + os.environ['REDLOCK_FENCING_TOKEN']); input(); sys.exit(7)"
+    process = runs.run("nightly", code)
+    name, token = said(process).split()
+
+    with pytest.raises(LockTakenError) as taken:
+        manager.lock("nightly", wait=0).acquire()
+    process.stdin.write(b"\n")
+    _, err, exit_code = outcome(process)
+
+    assert (name, err, exit_code) == ("nightly", "", 7)
+    assert int(token) > 0
+    assert (taken.value.holder["kind"], taken.value.holder["label"]) == ("command", Path(sys.executable).name)
+    assert is_free(manager, "nightly")
+
+
+def test_one_of_many_servers_does_the_work(runs):
+    """
+    Of four runs at once one runs the program, and the others are skipped with exit code 75.
+    """
+    four = [runs.run("nightly", f"{WORK}say('working'); input()") for _ in range(4)]
+    pending = list(four)
+    skipped = []
+    while len(skipped) < 3:
+        for process in [each for each in pending if each.poll() is not None]:
+            pending.remove(process)
+            skipped.append(outcome(process))
+        time.sleep(0.02)
+    out, _, code = finish(pending[0])
+
+    assert (out, code) == ("working", 0)
+    assert [(out, code) for out, _, code in skipped] == [("", 75)] * 3
+    assert all("Skipped: Lock 'nightly' is held by command" in err for _, err, _ in skipped)
+
+
+def finish(process):
+    process.stdin.write(b"\n")
+    return outcome(process)
+
+
+@pytest.mark.endurance
+def test_skipping_may_be_silent(runs, manager):
+    """
+    With ``--skip-exit-code 0`` a skipped run says nothing, so that cron sends no mail.
+    """
+    with manager.lock("nightly"):
+        assert outcome(runs.run("nightly", "raise SystemExit(1)", options=("--skip-exit-code", "0"))) == ("", "", 0)
+
+
+@pytest.mark.endurance
+def test_run_may_wait_for_its_turn(runs, manager, nodes):
+    """
+    With ``--wait`` a run is not skipped while the time lasts.
+    """
+    lease = manager.lock("nightly").acquire()
+    process = runs.run("nightly", f"{WORK}say('my turn')", options=("--wait", "forever"))
+    with nodes[0].client() as client:
+        while not client.exists("live:{nightly}:q"):  # nobody is in line yet
+            time.sleep(0.01)
+    lease.release()
+
+    assert outcome(process) == ("my turn", "", 0)
+
+
+@pytest.mark.endurance
+def test_missing_quorum_has_an_exit_code_of_its_own(runs, nodes):
+    """
+    Nobody can tell whether the lock is free: exit code 69, and the program does not run.
+    """
+    nodes[0].kill()
+    nodes[1].kill()
+
+    out, err, code = outcome(runs.run("nightly", f"{WORK}say('ran')"))
+
+    assert (out, code) == ("", 69)
+    assert "2 of 3 nodes must answer in time" in err
+
+
+@pytest.mark.endurance
+@pytest.mark.parametrize(
+    ("program", "message", "exit_code"),
+    [("no-such-program", "No such file", 127), ("/etc/passwd", "Permission denied", 126)],
+)
+def test_program_that_cannot_be_started_frees_the_lock(runs, manager, program, message, exit_code):
+    """
+    The exit codes are those of shells.
+    """
+    _, err, code = outcome(runs.start("redlock_run", "nightly", "--", program))
+
+    assert (message in err, code) == (True, exit_code)
+    assert is_free(manager, "nightly")
+
+
+@pytest.mark.endurance
+def test_everything_behind_the_dashes_is_the_programs(runs):
+    """
+    Options and further dashes are the program's own.
+    """
+    code = f"{WORK}say(sys.argv[1:])"
+    process = runs.run("nightly", code, "--settings", "x", "--", "-v", options=("--ttl", "5"))
+
+    assert outcome(process) == ("['--settings', 'x', '--', '-v']", "", 0)
+
+
+OTHERS = [
+    pytest.param(name, marks=pytest.mark.endurance) for name in ("SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+]
+
+
+@pytest.fixture
+def heeded(name):
+    """The signal of this name is not ignored, as under ``nohup`` it would be, by the processes that a test starts."""
+    before = signal.getsignal(getattr(signal, name))
+    if before is signal.SIG_IGN:
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    yield
+    if before is signal.SIG_IGN:
+        signal.signal(getattr(signal, name), before)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", *OTHERS])
+def test_signals_are_passed_on(heeded, runs, manager, name):
+    """
+    The program gets the signal and decides; its exit code counts, and the lock is free.
+    """
+    process = runs.run("nightly", LISTENING)
+    assert said(process) == "ready"
+
+    process.send_signal(getattr(signal, name))
+
+    assert outcome(process) == (name, "", 9)
+    assert is_free(manager, "nightly")
+
+
+@pytest.mark.endurance
+def test_end_by_a_signal_is_told_as_shells_do(runs):
+    """
+    A program that SIGTERM ended gives 143.
+    """
+    process = runs.run("nightly", f"{WORK}say('ready'); time.sleep({PATIENCE})")
+    assert said(process) == "ready"
+
+    process.terminate()
+
+    assert outcome(process) == ("", "", 143)
+
+
+def test_lost_lock_ends_the_program_and_its_children(runs, nodes):
+    """
+    When the nodes are gone for longer than the lease, the group gets SIGTERM, then SIGKILL, with exit code 76.
+    """
+    process = runs.run("nightly", FAMILY, STUBBORN, options=("--grace", "1"))
+    pids = {int(said(process)), int(said(process))}
+
+    for node in nodes[:3]:
+        node.kill()
+    _, err, code = outcome(process)
+
+    assert code == 76
+    assert "the lock 'nightly' was lost: the lease ran out before it could be extended" in err
+    for pid in pids:
+        wait_until_gone(pid)
+
+
+@pytest.mark.endurance
+def test_frozen_program_is_ended_when_the_lock_is_taken_over(runs, manager):
+    """
+    A program that was stopped (SIGSTOP) ends all the same when somebody else has its lock.
+    """
+    process = runs.run("nightly", f"{WORK}say(os.getpid()); time.sleep({PATIENCE})")
+    pid = int(said(process))
+    os.kill(pid, signal.SIGSTOP)
+    for reply in manager.survey(slugs=("{nightly}",)).values():
+        token = reply.rows[0].value[:32]
+
+    assert manager.release("nightly", token) == "released"
+    with manager.lock("nightly", wait=PATIENCE):
+        _, err, code = outcome(process)
+
+    assert code == 76
+    assert "the lock 'nightly' was lost: a majority of the nodes no longer knows this holder" in err
+    wait_until_gone(pid)
+
+
+@pytest.mark.endurance
+def test_program_ends_at_max_hold(runs):
+    """
+    ``--max-hold`` bounds a run that hangs (L27).
+    """
+    process = runs.run("nightly", f"{WORK}say('ready'); time.sleep({PATIENCE})", options=("--max-hold", "1"))
+
+    out, err, code = outcome(process)
+
+    assert (out, code) == ("ready", 76)
+    assert "it reached max_hold" in err
+
+
+def test_killed_runner_takes_the_program_with_it(runs):
+    """
+    Nobody renews the lock of a run that got SIGKILL, so its program and their children end too (L58).
+    """
+    process = runs.run("nightly", FAMILY, STUBBORN, options=("--grace", "1"))
+    pids = {int(said(process)), int(said(process))}
+
+    process.kill()
+
+    for pid in pids:
+        wait_until_gone(pid)
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """Both ends of a terminal: ours, and that of the programs."""
+    ours, theirs = pty.openpty()
+    yield ours, theirs
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.mark.endurance
+def test_program_may_be_used_at_a_terminal(runs, terminal, manager):
+    """
+    What somebody types goes to the program, and so do Ctrl-C and Ctrl-Z; the runner stops with it and goes on.
+    """
+    ours, theirs = terminal
+    code = f"{WORK}say('got ' + input()); say('again ' + input()); time.sleep({PATIENCE})"
+    command = [sys.executable, "-m", "django", "redlock_run", "nightly", "--", sys.executable, "-c", code]
+    process = spawn(
+        [sys.executable, "-c", SHELL, *command], cwd=CHECKOUT, env=runs.env, stdin=theirs, stdout=PIPE, stderr=PIPE
+    )
+    runs.append(process)
+    os.write(ours, b"hello\n")
+    assert said(process) == "got hello"
+
+    os.write(ours, b"\x1a")  # Ctrl-Z
+    assert said(process) == "stopped"
+    os.write(ours, b"world\n")
+    assert said(process) == "again world"
+    os.write(ours, b"\x03")  # Ctrl-C
+
+    assert said(process) == "ended 130"
+    assert is_free(manager, "nightly")
+
+
+def test_command_of_a_project_runs_once(runs):
+    """
+    ``@locked_command``: a second run for the same supplier is skipped, one for another supplier is not.
+    """
+    first = runs.start("restock", "7")
+    assert said(first) == "restocking 7"
+
+    _, err, code = outcome(runs.start("restock", "7"))
+    other = finish(runs.start("restock", "8"))
+
+    assert code == 75
+    assert "Skipped: Lock 'command:restock:7' is held by command restock on" in err
+    assert other == ("restocking 8", "", 0)
+    assert finish(first) == ("", "", 0)

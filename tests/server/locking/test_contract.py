@@ -1,0 +1,511 @@
+"""What a lock promises: the same over blocking and asyncio, over nodes in memory and real servers."""
+
+import asyncio
+import math
+import pickle
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, leases
+from django_redlock.leases import Lease
+from django_redlock.locks import LockManager
+from tests.managers import Flavour, Manager, eventually, held_by, holders
+
+
+async def test_free_lock_is_granted_for_its_ttl_less_the_drift(make: Manager, flavour: Flavour):
+    """L21, L80, P17, P39: validity is the ttl, counted from before the first byte, less the allowance for drift."""
+    manager = make(ttl=10.0)
+
+    lease = await flavour.acquire(manager.lock("order:1"))
+
+    assert lease.valid()
+    assert 9.0 < lease.remaining() <= 10.0 - manager.rules.drift(10.0)
+    assert (lease.name, lease.names) == ("order:1", ("order:1",))
+    assert len(set(holders(manager, "{order:1}"))) == 1
+    assert await flavour.release(lease) == "released"
+
+
+async def test_held_lock_is_refused_with_who_holds_it(make: Manager, flavour: Flavour):
+    """L3, L81: a held lock is *taken*, and the error names lock, attempts, time, nodes, holder and time left."""
+    manager = make()
+    lease = await flavour.acquire(manager.lock("order:1", label="invoice run"))
+
+    with pytest.raises(LockTakenError) as caught:
+        await flavour.acquire(manager.lock("order:1", wait=0))
+
+    error = caught.value
+    assert (error.name, error.attempts) == ("order:1", 1)
+    assert error.holder["label"] == "invoice run"
+    assert "taken" in error.nodes.values()
+    assert error.retry_after is not None
+    assert 0 < error.retry_after <= 10
+    assert "'order:1' is held by manual invoice run on" in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    await flavour.release(lease)
+
+
+async def test_failed_attempt_leaves_nothing_behind(make: Manager, flavour: Flavour):
+    """L8, L79: an attempt that did not win frees the nodes that it got, and the holder's stay."""
+    manager = make()
+    lease = await flavour.acquire(manager.lock("order:1"))
+
+    with pytest.raises(LockTakenError):
+        async with flavour.entered(manager.lock("order:1", wait=0)):
+            pytest.fail("the body ran without the lock")
+
+    assert held_by(manager, "{order:1}", lease.token)
+    await flavour.release(lease)
+    assert held_by(manager, "{order:1}")
+
+
+async def test_fencing_tokens_increase_from_hold_to_hold(make: Manager, flavour: Flavour):
+    """P1, P2: every later holder has a greater token, also from another manager and for several names."""
+    first, second = make(), make()
+    tokens = []
+
+    for turn in range(20):
+        lease = await flavour.acquire((first, second)[turn % 2].lock(["a", "b"] if turn % 3 else "a"))
+        tokens.append(lease.fencing_token)
+        await flavour.release(lease)
+
+    assert tokens == sorted(set(tokens))
+
+
+async def test_clock_that_went_back_still_gives_a_greater_token(make: Manager, flavour: Flavour, monkeypatch: Any):
+    """P2, L6: the wall clock only makes the first proposal likely; a client an hour behind takes a second round."""
+    ahead, behind = make(), make()
+    lease = await flavour.acquire(ahead.lock("a"))
+    await flavour.release(lease)
+    real = time.time_ns
+    monkeypatch.setattr("time.time_ns", lambda: real() - 3_600_000_000_000)
+
+    late = await flavour.acquire(behind.lock("a"))
+
+    assert late.fencing_token > lease.fencing_token
+    await flavour.release(late)
+
+
+async def test_release_says_what_it_found(make: Manager, flavour: Flavour):
+    """L35, L37: released, then expired; calling it twice does no harm to a later holder."""
+    manager = make()
+    lease = await flavour.acquire(manager.lock("a"))
+
+    assert await flavour.release(lease) == "released"
+    later = await flavour.acquire(manager.lock("a", wait=0))
+    assert await flavour.release(lease) == "expired"
+
+    assert later.valid()
+    assert held_by(manager, "{a}", later.token)
+    assert await flavour.release(later) == "released"
+
+
+async def test_lock_that_was_freed_by_hand_is_reported_when_the_block_ends(make: Manager, flavour: Flavour):
+    """L36: leaving the block raises the loss, for the work may not have been exclusive."""
+    manager = make()
+
+    with pytest.raises(LockLostError, match="'a' was lost after"):
+        async with flavour.entered(manager.lock("a")) as lease:
+            manager.release("a", lease.token)
+
+
+async def test_error_of_the_body_is_not_masked_by_a_loss(make: Manager, flavour: Flavour):
+    """L36: the exception of the body counts, whatever became of the lock."""
+    manager = make()
+
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        async with flavour.entered(manager.lock("a")) as lease:
+            manager.release("a", lease.token)
+            raise ZeroDivisionError
+
+
+async def test_extension_gives_a_whole_ttl_from_now(make: Manager, flavour: Flavour):
+    """P18: a lease that is extended in time has a whole ttl again."""
+    manager = make()
+    lease = await flavour.acquire(manager.lock("a", ttl=10.0, renew=False))
+    lease._tenure.deadline -= 5
+
+    assert await flavour.extend(lease)
+
+    assert lease.remaining() > 9
+    assert lease.extensions == 1
+    await flavour.release(lease)
+
+
+async def test_lapsed_lease_is_never_revived(make: Manager, flavour: Flavour):
+    """P18, L26, L34: once its time is over a lease is lost, though all its keys are still there."""
+    manager = make()
+    lease = await flavour.acquire(manager.lock("a", renew=False))
+    lease._tenure.deadline = 0.0
+
+    assert not await flavour.extend(lease)
+
+    assert not lease.valid()
+    assert (lease.reason, lease.remaining(), lease.lost.is_set()) == ("expired", 0.0, True)
+    with pytest.raises(LockLostError):
+        lease.ensure()
+    lease._tenure.deadline = math.inf
+    assert not lease.valid()
+    assert await flavour.release(lease) == "expired"
+
+
+async def test_superseded_holder_is_told_by_its_next_extension(make: Manager, flavour: Flavour):
+    """P19, L24: a majority that knows a newer holder ends the lease at once."""
+    manager = make()
+    lease = await flavour.acquire(manager.lock("a", renew=False))
+    manager.release("a", lease.token)
+    newer = await flavour.acquire(manager.lock("a"))
+
+    assert not await flavour.extend(lease)
+
+    assert lease.reason == "superseded"
+    assert newer.valid()
+    await flavour.release(newer)
+
+
+async def test_renewal_keeps_a_lock_longer_than_its_lease(make: Manager, flavour: Flavour):
+    """L22: a lease is extended every third of its ttl while it is held."""
+    extended = threading.Semaphore(0)
+    manager = make(
+        ttl=1.5, node_timeout=0.3, notify=lambda event, **about: event == "lock_extended" and extended.release()
+    )
+
+    async with flavour.entered(manager.lock("a")) as lease:
+        for _ in range(4):
+            assert await asyncio.to_thread(extended.acquire, timeout=10)
+        assert lease.extensions >= 4
+        assert lease.valid()
+
+
+async def test_holder_is_told_when_its_lock_is_gone(make: Manager, flavour: Flavour):
+    """L23, L24: event and callback say it, at the latest when the lease ends by the local clock."""
+    manager = make(ttl=1.5, node_timeout=0.3)
+    told: list[Lease] = []
+    lease = await flavour.acquire(manager.lock("a"))
+    lease.on_lost(told.append)
+    manager.release("a", lease.token)
+    thief = await flavour.acquire(manager.lock("a", ttl=10.0, renew=False))
+
+    assert await flavour.lost(lease)
+
+    assert lease.reason == "superseded"
+    await eventually(lambda: told == [lease])
+    await flavour.release(thief)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"), [({"max_hold": 0.2}, "max_hold"), ({"max_extensions": 1}, "max_extensions")]
+)
+async def test_renewal_stops_at_its_bounds(make: Manager, flavour: Flavour, options: Any, reason: str):
+    """P34, L27: a holder that never ends loses the lock, and the loss says why."""
+    manager = make(ttl=2.0, node_timeout=0.4, **options)
+    lease = await flavour.acquire(manager.lock("a"))
+
+    assert await flavour.lost(lease)
+
+    assert lease.reason == reason
+
+
+async def test_one_lock_may_have_a_bound_of_its_own(make: Manager, flavour: Flavour):
+    """P34, L27: ``max_hold`` of a lock goes before that of the settings, and must be a time."""
+    manager = make(ttl=1.0, node_timeout=0.2)
+    lease = await flavour.acquire(manager.lock("a", max_hold=0.2))
+
+    assert await flavour.lost(lease)
+
+    assert lease.reason == "max_hold"
+    with pytest.raises(ValueError, match="max_hold must be more than 0"):
+        manager.lock("a", max_hold=0)
+
+
+async def test_loss_is_told_whoever_notices_it(make: Manager, flavour: Flavour, monkeypatch: Any):
+    """L23, L26: a lease that ends between two looks at the clock, in the middle of an extension, is told like any."""
+    manager = make()
+    told: list[Lease] = []
+    lease = await flavour.acquire(manager.lock("a", renew=False))
+    lease.on_lost(told.append)
+    times = [lease._tenure.deadline - 1e-6]  # when it is looked at, and from then on it is over
+    # The package's attribute `locks` is the handler, not this module.
+    for module in (sys.modules["django_redlock.locks"], leases):
+        monkeypatch.setattr(module, "steady", lambda: times.pop() if times else lease._tenure.deadline)
+
+    assert not await flavour.extend(lease)
+    assert not lease.valid()
+
+    assert (lease.lost.is_set(), told, lease.reason) == (True, [lease], "expired")
+
+
+async def test_lease_that_is_not_renewed_tells_its_end(make: Manager, flavour: Flavour):
+    """L23: the loss is told from the local clock, without asking any node."""
+    manager = make(ttl=1.0, node_timeout=0.2)
+    lease = await flavour.acquire(manager.lock("a", renew=False))
+
+    assert await flavour.lost(lease)
+
+    assert (lease.reason, lease.extensions) == ("expired", 0)
+
+
+async def test_several_names_are_locked_all_or_none(make: Manager, flavour: Flavour):
+    """L56: one lease and one token for all names; who wants one of them is refused, and leaves the others free."""
+    manager = make()
+    lease = await flavour.acquire(manager.lock(["b", "a"]))
+
+    with pytest.raises(LockTakenError, match="'b, c'"):
+        await flavour.acquire(manager.lock(["c", "b"], wait=0))
+
+    assert lease.names == ("a", "b")
+    assert held_by(manager, "{c}")
+    assert await flavour.release(lease) == "released"
+    assert held_by(manager, "{a}")
+    assert held_by(manager, "{b}")
+
+
+async def test_lock_is_taken_over_from_the_holder_that_is_named(make: Manager, flavour: Flavour):
+    """A lock left to itself passes to the process that knows its token, and to no other."""
+    manager = make()
+    queued = await flavour.acquire(manager.lock("slot", ttl=600.0, token="1" * 32, detached=True))
+
+    with pytest.raises(LockTakenError):
+        await flavour.acquire(manager.lock("slot", wait=0, adopt="2" * 32))
+    running = await flavour.acquire(manager.lock("slot", wait=0, adopt="1" * 32))
+
+    assert running.fencing_token > queued.fencing_token
+    assert held_by(manager, "{slot}", running.token)
+    assert manager.release("slot", "1" * 32) == "taken"
+    assert await flavour.release(running) == "released"
+
+
+async def test_waiter_gets_the_lock_when_it_is_free(make: Manager, flavour: Flavour):
+    """A waiter polls until the holder is gone, and leaves nothing on the way."""
+    manager = make()
+    first = await flavour.acquire(manager.lock("a"))
+    attempted = threading.Event()
+
+    async def wait_for_it(mine: Flavour) -> None:
+        lease = await mine.acquire(manager.lock("a", wait=20))
+        assert lease.fencing_token > first.fencing_token
+        await mine.release(lease)
+
+    async def release_later() -> None:
+        await asyncio.to_thread(attempted.wait, 0.3)
+        await asyncio.to_thread(first.release) if flavour.__class__.__name__ == "Blocking" else await first.arelease()
+
+    await asyncio.gather(flavour.at_once(1, wait_for_it), release_later())
+
+    assert held_by(manager, "{a}")
+
+
+async def test_contended_lock_lets_one_in_at_a_time(make: Manager, flavour: Flavour):
+    """P16, L16: many contenders all get their turn, one at a time, in the order of their tokens."""
+    manager = make(retry_delay=0.002)
+    inside: list[int] = []
+    tokens: list[int] = []
+
+    async def enter(mine: Flavour) -> None:
+        async with mine.entered(manager.lock("a")) as lease:
+            inside.append(1)
+            await asyncio.sleep(0)
+            assert len(inside) == 1
+            tokens.append(lease.fencing_token)
+            inside.pop()
+
+    await flavour.at_once(12, enter)
+
+    assert len(tokens) == 12
+    assert tokens == sorted(set(tokens))
+
+
+async def test_one_lock_object_is_not_entered_twice(make: Manager, flavour: Flavour):
+    """L43: entering what is already entered raises instead of waiting for itself or losing the first lease."""
+    manager = make()
+    lock = manager.lock("a")
+
+    async with flavour.entered(lock) as lease:
+        with pytest.raises(RuntimeError, match="already entered"):
+            async with flavour.entered(lock):
+                pytest.fail("entered twice")
+        assert lease.valid()
+
+
+async def test_body_may_release_early(make: Manager, flavour: Flavour):
+    """L37: giving the lock up inside the block is no loss, and leaving the block releases nobody else's."""
+    manager = make()
+
+    async with flavour.entered(manager.lock("a")) as lease:
+        assert await flavour.release(lease) == "released"
+        later = await flavour.acquire(manager.lock("a", wait=0))
+
+    assert later.valid()
+    assert held_by(manager, "{a}", later.token)
+    await flavour.release(later)
+
+
+async def test_decorated_function_does_not_wait_for_itself(make: Manager, flavour: Flavour):
+    """L43: a call of itself inside the lock raises; it would wait for ever."""
+    manager = make()
+
+    @manager.lock("a")
+    def recurse() -> None:
+        recurse()
+
+    with pytest.raises(RuntimeError, match="already entered"):
+        recurse()
+    assert held_by(manager, "{a}")
+
+
+async def test_shared_lock_object_gives_each_its_own_lease(make: Manager, flavour: Flavour):
+    """L42: threads or tasks that share one lock object cannot release each other's hold."""
+    manager = make(retry_delay=0.002)
+    lock = manager.lock("a")
+    seen: list[str] = []
+
+    async def enter(mine: Flavour) -> None:
+        async with mine.entered(lock) as lease:
+            await asyncio.sleep(0.01)
+            assert lease.valid()
+            seen.append(lease.token)
+
+    await flavour.at_once(5, enter)
+
+    assert len(set(seen)) == 5
+
+
+async def test_decorated_function_runs_under_the_lock(make: Manager, flavour: Flavour):
+    """A lock decorates functions and coroutine functions, which stay real functions with their names."""
+    manager = make()
+
+    @manager.lock("a", wait=0)
+    def report(number: int) -> int:
+        assert holders(manager, "{a}")
+        return number
+
+    @manager.lock("a", wait=0)
+    async def areport(number: int) -> int:
+        assert holders(manager, "{a}")
+        return number
+
+    assert (report(1), await areport(2)) == (1, 2)
+    assert (report.__name__, areport.__name__) == ("report", "areport")
+    assert held_by(manager, "{a}")
+    await manager.aclose()
+
+
+async def test_no_key_is_without_expiry(make: Manager, flavour: Flavour):
+    """L15, P29: holder and index expire by themselves, whoever dies."""
+    manager = make(fence_keep=60.0)
+    await flavour.acquire(manager.lock(["a", "b"]))
+
+    replies = manager.survey(count=10)
+
+    assert len(replies) == 5
+    assert all(row.left is not None and 0 < row.left <= 10 for reply in replies.values() for row in reply.rows)
+
+
+HOSTILE = [
+    "a{b}c",
+    "}",
+    "{",
+    "a\nb\r\n$3\r\n",
+    "*?[]\\",
+    "schloß-äöü-锁",
+    "a:h",
+    "a~" + "0" * 32,
+    " ",
+    "\0",
+    "x" * 200,
+    "é" * 150,
+]
+
+
+async def test_hostile_names_are_names_like_any_other(make: Manager, flavour: Flavour):
+    """P37, L19, L20: braces, newlines, globs and any script are one lock each, and can be listed."""
+    manager = make()
+
+    leases = [await flavour.acquire(manager.lock(name, wait=0)) for name in HOSTILE]
+
+    # Any one node may have been too slow to get the first requests.
+    listed = {row.slug for reply in manager.survey(count=50).values() for row in reply.rows}
+    assert len(listed) == len(HOSTILE)
+    for lease in leases:
+        assert await flavour.release(lease) == "released"
+
+
+async def test_long_names_with_one_beginning_are_different_locks(make: Manager, flavour: Flavour):
+    """P37: a name beyond 200 bytes is cut to a readable beginning and a digest."""
+    manager = make()
+
+    one = await flavour.acquire(manager.lock("x" * 300 + "1", wait=0))
+    two = await flavour.acquire(manager.lock("x" * 300 + "2", wait=0))
+
+    await flavour.release(one)
+    await flavour.release(two)
+
+
+async def test_secrets_are_not_shown(make: Manager, flavour: Flavour, caplog: pytest.LogCaptureFixture):
+    """P36: the token is in no repr, no log and no error."""
+    manager = make()
+    lease = await flavour.acquire(manager.lock("a"))
+
+    with pytest.raises(LockTakenError) as caught:
+        await flavour.acquire(manager.lock("a", wait=0))
+    manager.release("a", lease.token)
+    await flavour.release(lease)
+
+    shown = repr(lease) + repr(manager) + repr(manager.lock("a")) + str(caught.value) + repr(caught.value) + caplog.text
+    assert lease.token not in shown
+
+
+async def test_lease_is_not_copied(make: Manager, flavour: Flavour):
+    """L44: a copied or pickled lease would have two holders, so it is refused."""
+    manager = make()
+    lease = await flavour.acquire(manager.lock("a"))
+
+    with pytest.raises(TypeError, match="cannot be pickled or copied"):
+        pickle.dumps(lease)
+
+    await flavour.release(lease)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+async def test_any_number_of_nodes_makes_a_lock(make: Manager, flavour: Flavour, count: int):
+    """L12: the quorum is the majority, for even numbers too."""
+    manager = make(count)
+
+    lease = await flavour.acquire(manager.lock("a"))
+
+    assert manager.rules.needed == count // 2 + 1
+    with pytest.raises(LockTakenError):
+        await flavour.acquire(manager.lock("a", wait=0))
+    assert await flavour.release(lease) == "released"
+
+
+async def test_waiting_ends_at_its_time(make: Manager, flavour: Flavour):
+    """L49: a waiter gives up after ``wait``, says how long it tried, and leaves nothing."""
+    manager = make()
+    lease = await flavour.acquire(manager.lock("a"))
+
+    with pytest.raises(LockTakenError) as caught:
+        await flavour.acquire(manager.lock("a", wait=0.3))
+
+    assert caught.value.attempts > 1
+    assert caught.value.waited >= 0.3
+    assert held_by(manager, "{a}", lease.token)
+    await flavour.release(lease)
+
+
+async def test_silence_is_not_taken_for_a_held_lock(make: Manager, flavour: Flavour):
+    """L3: nodes that do not vote make the lock unavailable, which is another error than taken."""
+    manager: LockManager = make(restart_guard=True, allow_evicting=())
+    for node in range(3):
+        manager.admission._quarantined[node] = (math.inf, "restarted", "restart_guard")
+    greet = manager.admission.greet
+    manager.admission.greet = lambda node, greeting: None
+
+    with pytest.raises(QuorumUnavailableError, match="3 of 5 nodes must answer"):
+        await flavour.acquire(manager.lock("a", wait=0))
+
+    manager.admission.greet = greet
+    assert held_by(manager, "{a}")

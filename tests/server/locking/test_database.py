@@ -1,0 +1,189 @@
+"""A database as a node: what its server decides, and what is not left behind."""
+
+import io
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.test import override_settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_redlock import inventory, lock, locks
+from django_redlock.core.messages import Acquire, Kind, Release, Request, Survey
+from django_redlock.nodes.ledger import TABLE, Ledger
+from django_redlock.nodes.memory import MemoryStore
+from tests.managers import Tables, connect
+
+from .test_differential import BASE, comparable, requests
+from .test_waiting import queue_in
+
+NONCE = "a" * 32
+
+
+def acquire(name: str = "x", nonce: str = NONCE, **changed: Any) -> Acquire:
+    request = Acquire(("{" + name + "}",), nonce, nonce + '{"host":"h"}', 60.0, BASE, 3600.0, 1e9)
+    return request._replace(**changed)
+
+
+@pytest.fixture
+def ledger(tables: Tables) -> Iterator[Ledger]:
+    """The table of one database, empty."""
+    with closing(Ledger(tables.aliases[0], "t:", 5.0)) as found:
+        found.open()
+        yield found
+
+
+@pytest.fixture
+def other(tables: Tables) -> Iterator[Ledger]:
+    """The same table over another connection, as another process has it."""
+    with closing(Ledger(tables.aliases[0], "t:", 5.0)) as found:
+        found.open()
+        yield found
+
+
+# The same answers
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sequence=st.lists(requests, min_size=1, max_size=25), together=st.booleans())
+def test_database_answers_as_the_node_in_memory(
+    tables: Tables, ledger: Ledger, sequence: list[Request], together: bool
+):
+    """P5, P8, P28, P39: whatever is asked in whatever order, at once or one by one, replies and queues are the same."""
+    ledger.query(f"DELETE FROM {TABLE}")
+    store = MemoryStore()
+    if together:
+        sequence = [request for request in sequence if not isinstance(request, Survey)]
+
+    expected = [comparable(store.execute(request)) for request in sequence]
+    batches = [sequence] if together and sequence else [[request] for request in sequence]
+    answers = [comparable(reply) for batch in batches for reply in ledger.execute(batch)]
+
+    assert [forget_total(one) for one in answers] == [forget_total(one) for one in expected]
+    for slug in ("{x}", "{y}", "{z}", "{queue}"):
+        assert queue_in(ledger.alias, slug) == store.waiters(slug)
+
+
+def forget_total(answer: Any) -> Any:
+    """How many are listed, a survey of names that are given does not count here."""
+    return answer[:-1]
+
+
+def test_survey_lists_page_by_page_what_is_held(ledger: Ledger):
+    """L70: in the order of their ends, without those that are over."""
+    ledger.execute([acquire(f"n{number}", f"{number:032}", ttl=60.0 + number) for number in range(5)])
+    ledger.execute([acquire("over", ttl=0.001)])
+    time.sleep(0.05)
+
+    (first,) = ledger.execute([Survey(size=3)])
+    (second,) = ledger.execute([Survey(after=first.cursor, size=3)])
+
+    assert [row.slug for row in first.rows] == ["{n0}", "{n1}", "{n2}"]
+    assert [row.slug for row in second.rows] == ["{n3}", "{n4}"]
+    assert first.total == second.total == 5
+    assert (bool(first.cursor), second.cursor) == (True, "")
+    assert 59 < (first.rows[0].left or 0) <= 60
+
+
+def test_operators_see_and_end_what_a_database_holds(tables: Tables):
+    """L70, L74: the inventory and the commands ask it like any node."""
+    output = io.StringIO()
+    entry = {"NODES": tables.urls[:1], "KEY_PREFIX": "t", "OPTIONS": {"restart_guard": False, "node_timeout": 1.4}}
+    with override_settings(REDLOCK={"default": entry}):
+        connect(locks["default"])
+        lease = lock("order:7", label="invoice run").acquire()
+        (held,) = inventory.held_locks().locks
+        call_command("redlock_list", stdout=output)
+        call_command("redlock_clear", "--noinput", stdout=output)
+        assert inventory.force_release(held.name, held.fingerprint) == "released"
+
+        assert not lease.extend()
+        locks.reset()
+
+    assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
+    assert "order:7" in output.getvalue()
+    assert "Nothing is stale." in output.getvalue()
+
+
+# Compare and set
+
+
+@pytest.fixture
+def overtaken(ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch) -> Callable[[Request], None]:
+    """Have another connection carry out a request between the first one's look and its write."""
+    decide, between = ledger._decide, list[Request]()
+
+    def decide_slowly(asked: Sequence[Request]) -> Any:
+        decided = decide(asked)
+        if between:
+            other.execute([between.pop()])
+        return decided
+
+    monkeypatch.setattr(ledger, "_decide", decide_slowly)
+    return between.append
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_slower_of_two_decides_again(ledger: Ledger, overtaken: Any, known: bool):
+    """P1, P16: what somebody else wrote between our look and our write is not overwritten, be the row new or not."""
+    if known:
+        ledger.execute([acquire()])
+        ledger.execute([Release(("{x}",), NONCE)])
+    overtaken(acquire(nonce="b" * 32))
+
+    (reply,) = ledger.execute([acquire()])
+
+    assert reply.kind is Kind.BUSY
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_many_names_are_written_all_or_none(ledger: Ledger, overtaken: Any, known: bool):
+    """L56: when one of the rows is not as it was, the others are left as they were."""
+    slugs = tuple(sorted(("{a}", "{b}", "{c}"), key=lambda slug: ledger._digest("h", slug)))
+    if known:
+        ledger.execute([acquire(slugs=slugs)])
+        ledger.execute([Release(slugs, NONCE)])
+    overtaken(acquire(slugs[-1][1:-1], "b" * 32))  # the last to be written
+
+    (reply,) = ledger.execute([acquire(slugs=slugs)])
+
+    assert reply.kind is Kind.BUSY
+    rows = ledger.execute([Survey(slugs)])[0].rows
+    assert [bool(row.value) for row in rows] == [False, False, True]
+
+
+def test_request_of_before_its_release_is_not_granted_after_it(ledger: Ledger, other: Ledger, overtaken: Any):
+    """L9, P24: also when it had been decided before the release, and is written after it."""
+    overtaken(Release(("{x}",), NONCE, 30.0))
+
+    (reply,) = ledger.execute([acquire()])
+
+    assert reply.kind is Kind.CANCELLED
+    assert other.execute([Survey(("{x}",))])[0].rows[0].value == ""
+
+
+def test_two_writers_of_overlapping_names_never_deadlock(ledger: Ledger, other: Ledger):
+    """L56: rows are written in one order, whatever order the names came in; nobody is ever left without an answer."""
+    kinds: list[Kind] = []
+
+    def contend(mine: Ledger, slugs: tuple[str, ...], nonce: str) -> None:
+        for _ in range(30):
+            kinds.append(mine.execute([acquire(slugs=slugs, nonce=nonce)])[0].kind)
+            mine.execute([Release(slugs, nonce)])
+
+    threads = [
+        threading.Thread(target=contend, args=(ledger, ("{a}", "{b}", "{c}"), "a" * 32)),
+        threading.Thread(target=contend, args=(other, ("{c}", "{b}", "{a}"), "b" * 32)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert len(kinds) == 60
+    assert Kind.FAILED not in kinds

@@ -1,0 +1,503 @@
+"""A database as a node, when it is slow, gone, locked, too new or not the one it was; and what a process leaves."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connections, transaction
+from django.test import override_settings
+
+from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock.core.messages import Kind, Release
+from django_redlock.locks import LockManager
+from django_redlock.nodes import LinkError, NodeSpec, open_node
+from django_redlock.nodes.database import DatabaseNode
+from django_redlock.nodes.ledger import TABLE, Ledger, UntouchedError
+from tests.managers import Flavour, Tables, connect, eventually, held_by, real_manager
+from tests.services import Database, MariaDB, PostgreSQL, SQLite, django_database
+
+from .test_database import NONCE, acquire
+from .test_waiting import Line
+
+pytestmark = pytest.mark.usefixtures("unblocked")
+
+
+@pytest.fixture
+def one(tables: Tables) -> Iterator[LockManager]:
+    """A manager whose only node is a database."""
+    with closing(real_manager(tables.urls[:1])) as manager:
+        connect(manager)
+        yield manager
+
+
+@contextmanager
+def migrated(server: Database | SQLite, alias: str = "ledger") -> Iterator[str]:
+    """Have a new database with the table under an alias."""
+    with server.database() as name, django_database(alias, server.settings(name)):
+        call_command("migrate", "redlock", database=alias, verbosity=0, skip_checks=True)
+        yield alias
+
+
+def threads_of_ours() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("django_redlock database")}
+
+
+# A working lock on one database: what a unique row alone does not give
+
+
+HOLD = """
+import json, sys
+from django.conf import settings
+settings.configure(DATABASES=json.loads(sys.argv[1]))
+from tests.drivers import install_mysql
+install_mysql()
+from tests.managers import real_manager
+lease = real_manager(["database://held"], ttl=4.0, node_timeout=0.9).lock("a", wait=20).acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_lock_of_a_killed_process_ends_with_its_lease(tables: Tables):
+    """L58, P24: no row stays behind as a lock for ever."""
+    entries = json.dumps({"default": {}, "held": tables.entry()})
+    with closing(real_manager(tables.urls[:1])) as manager:
+        command = [sys.executable, "-c", HOLD, entries]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            with pytest.raises(LockTakenError):
+                manager.lock("a", wait=0).acquire()
+            process.send_signal(signal.SIGKILL)
+        assert manager.lock("a", wait=30).acquire().release() == "released"
+
+
+async def test_lock_is_waited_for_in_line(one: LockManager, flavour: Flavour):
+    """P27, L45: who finds it taken gets it in its turn, without being told."""
+    holder = await flavour.acquire(one.lock("a"))
+    line = Line(flavour, one)
+    tasks = [await line.join(number) for number in range(3)]
+
+    await flavour.release(holder)
+    await asyncio.gather(*tasks)
+
+    assert line.served == [0, 1, 2]
+
+
+async def test_lock_is_entered_again_by_its_holder(one: LockManager, flavour: Flavour):
+    """L43: a thread or task does not wait for itself."""
+    lock = one.lock("a", reentrant=True, wait=0)
+
+    async with flavour.entered(lock) as outer:
+        async with flavour.entered(lock) as inner:
+            assert inner is outer
+        assert outer.valid()
+
+    assert held_by(one, "{a}")
+
+
+def test_lock_does_not_take_part_in_a_transaction(one: LockManager, tables: Tables):
+    """L52: others see it before the commit, and a rollback does not give it back."""
+    with suppress(ZeroDivisionError), transaction.atomic(using=tables.aliases[0]):
+        tables.query("SELECT 1")
+        lease = one.lock("a").acquire()
+        with closing(real_manager(tables.urls[:1])) as other, pytest.raises(LockTakenError):
+            other.lock("a", wait=0).acquire()
+        raise ZeroDivisionError
+
+    assert held_by(one, "{a}", lease.token)
+    assert lease.release() == "released"
+
+
+def test_hold_ends_by_the_clock_of_the_server(one: LockManager, tables: Tables, monkeypatch: pytest.MonkeyPatch):
+    """L6: a client whose clock is an hour off holds for as long as any other, and the node tells its own time."""
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    monkeypatch.setattr("time.time_ns", lambda: 0)
+
+    with one.lock("a", wait=0):
+        reply = one.survey(slugs=("{a}",))[0]
+
+    assert 9 < (reply.rows[0].left or 0) <= 10
+    assert reply.time > 1_700_000_000_000_000
+
+
+def test_database_whose_clock_ran_forward_gives_no_vote(sqlite_tables: Tables, monkeypatch: pytest.MonkeyPatch):
+    """P21: as with any node, what it has forgotten since nobody knows."""
+    sqlite_tables.empty()
+    ahead = [0]
+    monkeypatch.setattr("django_redlock.nodes.engines.time_ns", lambda: time.time_ns() + ahead[0])
+    with closing(real_manager(sqlite_tables.urls[:1])) as manager:
+        manager.lock("a", renew=False).acquire()
+        ahead[0] = 3_600_000_000_000
+
+        with pytest.raises(QuorumUnavailableError, match=r"its clock ran 3\d\d\d\.\d+ s forward"):
+            manager.lock("a", wait=0).acquire()
+
+
+def test_nothing_that_is_asked_is_logged(tables: Tables, caplog: pytest.LogCaptureFixture):
+    """P36: Django logs statements with their values while DEBUG is on; a lock's token is in none."""
+    caplog.set_level(logging.DEBUG, logger="django.db.backends")
+    with override_settings(DEBUG=True), closing(real_manager(tables.urls[:1])) as manager:
+        with manager.lock("a") as lease:
+            pass
+
+    assert lease.token not in caplog.text
+
+
+# Rows
+
+
+def test_rows_of_no_use_are_deleted_after_a_while(tables: Tables, monkeypatch: pytest.MonkeyPatch):
+    """P29: what has expired is as good as gone, and does not stay for ever; what lasts for ever stays."""
+    with closing(Ledger(tables.aliases[0], "t:", 5.0)) as ledger:
+        ledger.execute([acquire("short", ttl=0.01, keep=0.01), acquire("long"), acquire("ever", ttl=0.01, keep=None)])
+        ledger.execute([Release((), "c" * 32, 0.01), Release(("{short}",), "d" * 32, 0.01)])
+        time.sleep(0.1)
+        ledger.execute([acquire("next")])
+        monkeypatch.setattr("django_redlock.nodes.ledger.CLEANING", 0.0)
+        ledger._clean_at = 0.0
+
+        ledger.clean()
+
+    slugs = [json.loads(state).get("slug") for (state,) in tables.query(f"SELECT state FROM {TABLE}")]
+    assert sorted(slugs) == ["{ever}", "{long}", "{next}"]
+
+
+def test_locks_of_another_prefix_are_other_locks(tables: Tables):
+    """L19: two projects may share a table."""
+    with closing(real_manager(tables.urls[:1])) as one, closing(real_manager(tables.urls[:1], "u:")) as two:
+        first, second = (manager.lock("a", wait=0, renew=False).acquire() for manager in (one, two))
+
+        assert [row.value[:32] for row in one.survey(count=5)[0].rows] == [first.token]
+        assert [row.value[:32] for row in two.survey(count=5)[0].rows] == [second.token]
+
+
+# What is not carried out, and what nobody knows
+
+
+def test_row_that_somebody_keeps_locked_is_no_answer(one: LockManager, tables: Tables):
+    """P23: the statement is given up in time, certainly not carried out, and the next one is."""
+    with closing(Ledger(tables.aliases[0], "t:", 0.5)) as ledger:
+        ledger.execute([acquire()])
+        with transaction.atomic(using=tables.aliases[0]):
+            tables.query(f"UPDATE {TABLE} SET kept = kept + 1")
+            start = time.monotonic()
+            (reply,) = ledger.execute([Release(("{x}",), NONCE)])
+            assert time.monotonic() - start < 10
+        assert (reply.kind, reply.detail) == (Kind.FAILED, "locked" if tables.scheme == "sqlite" else "timeout")
+        assert ledger.execute([Release(("{x}",), NONCE)])[0].kind is Kind.RELEASED
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def server(request: pytest.FixtureRequest) -> Database:
+    """A database server that can be killed and frozen."""
+    found: Database = request.getfixturevalue(request.param)
+    if not found.ours:
+        pytest.skip(f"{found.variable} names a server that is not ours to kill")
+    return found
+
+
+def test_unclear_commit_is_no_answer(server: Database, monkeypatch: pytest.MonkeyPatch):
+    """P24, L4: a server that dies while it writes may have written; one that dies while it reads has not."""
+    with migrated(server) as alias, closing(Ledger(alias, "t:", 2.0)) as ledger:
+        ledger.execute([acquire()])
+        put, decide = ledger._put, ledger._decide
+
+        def killed(do: Any, asked: Any) -> Any:
+            server.kill()
+            return do(asked)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ledger, "_put", lambda changes: killed(put, changes))
+            with pytest.raises(LinkError) as unclear:
+                ledger.execute([Release(("{x}",), NONCE)])
+        assert not isinstance(unclear.value, UntouchedError)
+        server.start()
+        with closing(Ledger(alias, "t:", 2.0)) as ledger:
+            ledger.execute([acquire("y")])
+            decide = ledger._decide
+            monkeypatch.setattr(ledger, "_decide", lambda asked: killed(decide, asked))
+            with pytest.raises(UntouchedError):
+                ledger.execute([acquire("z")])
+        server.start()
+
+
+async def test_dead_database_is_no_quorum_and_comes_back(server: Database, flavour: Flavour):
+    """L3, P25: without an answer nothing is known, and that is said in time; afterwards all goes on."""
+    with migrated_in_thread(server) as alias:
+        manager = real_manager([f"database://{alias}"], node_timeout=1.0)
+        connect(manager)
+        server.kill()
+
+        with pytest.raises(QuorumUnavailableError):
+            await flavour.acquire(manager.lock("a", wait=0))
+        await asyncio.to_thread(server.start)
+        lease = await flavour.acquire(manager.lock("a", wait=30))
+
+        assert lease.valid()
+        await flavour.release(lease)
+        await flavour.close(manager)
+        manager.close()
+
+
+async def test_frozen_database_keeps_nobody_longer_than_the_node_timeout(server: Database, flavour: Flavour):
+    """L2, L40, P25: each attempt ends in time, and closing leaves neither thread nor connection."""
+    with migrated_in_thread(server) as alias:
+        before = threads_of_ours()
+        manager = real_manager([f"database://{alias}"], node_timeout=0.5)
+        connect(manager)
+        server.freeze()
+        start = time.monotonic()
+
+        for _ in range(3):
+            with pytest.raises(QuorumUnavailableError):
+                await flavour.acquire(manager.lock("a", wait=0))
+        assert time.monotonic() - start < 15
+        await flavour.close(manager)
+        manager.close()
+        await eventually(lambda: threads_of_ours() <= before)
+        server.thaw()
+        lease = await flavour.acquire(manager.lock("a", wait=30))
+
+        await flavour.release(lease)
+        await flavour.close(manager)
+        manager.close()
+
+
+@contextmanager
+def migrated_in_thread(server: Database) -> Iterator[str]:
+    """Do what :func:`migrated` does for a test that is a coroutine: Django wants a thread without an event loop."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def keep() -> None:
+        with migrated(server):
+            connections["ledger"].close()
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    assert entered.wait(60)
+    try:
+        yield "ledger"
+    finally:
+        leave.set()
+        thread.join(60)
+
+
+async def test_no_thread_is_left_behind(tables: Tables, flavour: Flavour):
+    """L40: the thread of a database ends with the last manager that uses it."""
+    before = threads_of_ours()
+    manager = real_manager(tables.urls[:1])
+    connect(manager)
+    lease = await flavour.acquire(manager.lock("a"))
+    await flavour.release(
+        lease,
+    )
+
+    await flavour.close(manager)
+    manager.close()
+
+    await eventually(lambda: threads_of_ours() <= before)
+
+
+async def test_end_of_an_event_loop_ends_its_link(one: LockManager, tables: Tables):
+    """L40: asyncio.run() ends, nobody closes anything, and nothing is left of it."""
+    node = one.nodes[0]
+    assert isinstance(node, DatabaseNode)
+
+    async def once() -> None:
+        async with one.lock("a"):
+            pass
+
+    await asyncio.to_thread(lambda: asyncio.run(once()))
+
+    assert node._clerk is not None
+    clerk = node._clerk
+    await eventually(lambda: len(clerk._links) == 1)
+
+
+# Forks
+
+
+def test_child_has_a_connection_of_its_own(tables: Tables):
+    """P30, L41: after a fork both go on; the child neither uses nor ends what is its parent's."""
+    with closing(real_manager(tables.urls[:1])) as manager:
+        lease = manager.lock("a").acquire()
+        reader, writer = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: there are threads
+            child = os.fork()
+        if not child:
+            with suppress(BaseException):
+                taken = ""
+                try:
+                    manager.lock("a", wait=0).acquire()
+                except LockTakenError:
+                    taken = "taken"
+                mine = manager.lock("b", wait=0).acquire()
+                os.write(writer, f"{taken} {mine.release()}".encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writer)
+        said = os.read(reader, 100).decode()
+        os.close(reader)
+
+        assert said == "taken released"
+        assert lease.extend()
+        assert manager.lock("b", wait=0).acquire().release() == "released"
+        assert lease.release() == "released"
+
+
+# Who may vote
+
+
+def test_table_that_is_missing_is_named_with_what_to_type(tables: Tables, tmp_path: Path):
+    """P23: nobody waits for a quorum that a command has to make, and the lock works as soon as that has run."""
+    server = SQLite(tmp_path)
+    with server.database() as name, django_database("empty", server.settings(name)):
+        with closing(real_manager(["database://empty"])) as manager:
+            with pytest.raises(
+                QuorumUnavailableError, match=r"lacks its table: run manage\.py migrate redlock"
+            ) as caught:
+                manager.lock("a", wait=60).acquire()
+            assert caught.value.misconfigured
+            call_command("migrate", "redlock", database="empty", verbosity=0, skip_checks=True)
+            assert manager.lock("a", wait=10).acquire().release() == "released"
+
+
+def test_database_in_memory_is_refused(tmp_path: Path):
+    """P23: no other process would find the locks, nor would another connection."""
+    with django_database("fleeting", {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}):
+        with closing(real_manager(["database://fleeting"])) as manager, pytest.raises(QuorumUnavailableError) as caught:
+            manager.lock("a", wait=60).acquire()
+    assert "is in memory" in str(caught.value)
+
+
+def test_one_server_under_two_aliases_has_one_vote(sqlite_tables: Tables, tmp_path: Path):
+    """P22, L13: a link to the same file is the same node."""
+    entry = connections.settings[sqlite_tables.aliases[0]]
+    link = tmp_path / "link.sqlite3"
+    os.link(entry["NAME"], link)
+    with django_database("again", {**entry, "NAME": str(link)}):
+        with closing(real_manager([sqlite_tables.urls[0], "database://again"])) as manager:
+            with pytest.raises(QuorumUnavailableError, match=r"is the same server as database:"):
+                manager.lock("a", wait=0).acquire()
+
+
+def test_restarted_server_that_may_forget_gives_no_vote_for_a_while(server: Database):
+    """P20, L62: the servers of the tests run without fsync, and are guarded like a Redis."""
+    with migrated(server) as alias:
+        options = {"restart_guard": True, "ttl": 4.0, "max_ttl": 4.0, "node_timeout": 0.9}
+        with closing(real_manager([f"database://{alias}"], **options)) as manager:
+            manager.lock("a", wait=30).acquire().release()
+            server.kill()
+            server.start()
+
+            with pytest.raises(QuorumUnavailableError, match=r"restarted, votes again in \d s|reset|restarted"):
+                manager.lock("a", wait=0).acquire()
+            assert manager.lock("a", wait=30).acquire().release() == "released"
+
+
+def test_server_that_forgets_nothing_needs_no_guard(mariadb: MariaDB):
+    """P20: what is on disk before it is answered survives a restart, so it votes at once."""
+    with migrated(mariadb) as alias, closing(Ledger(alias, "t:", 5.0)) as ledger:
+        (before,) = mariadb.execute("SELECT @@innodb_flush_log_at_trx_commit")
+        mariadb.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+        try:
+            assert ledger.open().uptime == float("inf")
+        finally:
+            mariadb.execute(f"SET GLOBAL innodb_flush_log_at_trx_commit = {before[0]}")
+
+
+def test_file_survives_a_power_cut_and_needs_no_guard(tmp_path: Path):
+    """P20: SQLite waits for the disk on this connection, whatever the project thinks of its own."""
+    server = SQLite(tmp_path)
+    careless = {"init_command": "PRAGMA synchronous = OFF"}
+    with server.database() as name, django_database("file", server.settings(name, OPTIONS=careless)):
+        call_command("migrate", "redlock", database="file", verbosity=0, skip_checks=True)
+        with closing(Ledger("file", "t:", 5.0)) as ledger:
+            assert ledger.open().uptime == float("inf")
+            assert ledger.query("PRAGMA synchronous") == [(3,)]  # EXTRA
+
+
+@pytest.mark.service
+def test_standby_does_not_vote_and_is_another_server_when_promoted():
+    """P22, L63: a failover is noticed by whoever knew the server of before."""
+    with PostgreSQL() as server, migrated(server) as alias:
+        with closing(Ledger(alias, "t:", 5.0)) as ledger:
+            before = ledger.open()
+            server.stop()
+            (server.folder / "data/standby.signal").touch()
+            server.start()
+            with pytest.raises(LinkError, match="is a replica"):
+                ledger.open()
+            server.execute("SELECT pg_promote()")
+            with pytest.raises(LinkError, match="restarted"):
+                ledger.open()
+        with closing(Ledger(alias, "t:", 5.0)) as ledger:
+            after = ledger.open()
+    assert before.run_id != after.run_id
+
+
+def test_wrong_password_is_said_without_showing_it(postgresql: PostgreSQL, tables: Tables):
+    """P36, L68: the word, and neither user, host nor password."""
+    entry = postgresql.settings("nowhere_at_all", PASSWORD="sesame")
+    with django_database("shut", entry), closing(real_manager(["database://shut"])) as manager:
+        with pytest.raises(QuorumUnavailableError, match="no such database") as caught:
+            manager.lock("a", wait=60).acquire()
+    assert caught.value.misconfigured
+    assert "sesame" not in str(caught.value) + repr(manager) + repr(manager.nodes)
+
+
+def test_rights_that_are_documented_suffice(server: Database):
+    """P35: a user who may read and write the table, and nothing else, takes, lists and clears locks."""
+    rights = "SELECT, INSERT, UPDATE, DELETE"
+    with migrated(server) as alias:
+        entry = connections.settings[alias]
+        if server.scheme == "postgresql":
+            with connections[alias].cursor() as cursor:
+                cursor.execute("DROP ROLE IF EXISTS locker")
+                cursor.execute("CREATE ROLE locker LOGIN PASSWORD 'sesame'")
+                cursor.execute(f"GRANT {rights} ON {TABLE} TO locker")
+        else:
+            server.execute("CREATE OR REPLACE USER locker@'%' IDENTIFIED BY 'sesame'")
+            server.execute(f"GRANT {rights} ON {entry['NAME']}.{TABLE} TO locker@'%'")
+        with django_database("mine", {**entry, "USER": "locker", "PASSWORD": "sesame"}):
+            with closing(real_manager(["database://mine"])) as manager:
+                lease = manager.lock(["a", "b"], wait=10).acquire()
+                assert lease.extend()
+                assert manager.survey(count=5)[0].total == 2
+                assert lease.release() == "released"
+            with closing(Ledger("mine", "t:", 5.0)) as ledger:
+                assert ledger.open().run_id
+                ledger._clean_at = 0.0
+                ledger.clean()
+        if server.scheme == "postgresql":
+            with connections[alias].cursor() as cursor:
+                cursor.execute("DROP OWNED BY locker")
+                cursor.execute("DROP ROLE locker")
+
+
+def test_entry_that_cannot_be_a_node_is_refused():
+    """L14: with the aliases that there are."""
+    with pytest.raises(ValueError, match="DATABASES has no alias 'nowhere', it has 'default'"):
+        open_node(NodeSpec("database://nowhere"), "t:")
+    with pytest.raises(ValueError, match="takes no OPTIONS"):
+        open_node(NodeSpec("database://default", options={"timeout": 1}), "t:")
+    with django_database("nothing", {"ENGINE": "django.db.backends.dummy"}):
+        with pytest.raises(ValueError, match="is not SQLite, PostgreSQL, MySQL or MariaDB"):
+            open_node(NodeSpec("database://nothing"), "t:")

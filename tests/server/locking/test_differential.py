@@ -1,0 +1,218 @@
+"""The node in memory and the scripts on a real server give the same answers."""
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_redlock.core.messages import SHARED, Acquire, Extend, Kind, Raise, Release, Reply, Request, Survey, Term
+from django_redlock.locks import LockManager
+from django_redlock.nodes.memory import MemoryStore
+from django_redlock.testing import Servers
+from tests.managers import real_manager
+
+NONCES = ["a" * 32, "b" * 32, "c" * 32]
+SLUGS = [("{x}",), ("{y}",), ("{x}", "{y}"), ("{y}", "{z}"), ("{x}", "{y}", "{z}")]
+BASE = 1_795_000_000_000_000  # microseconds: tokens as clocks give them, so that Lua's own text would lose digits
+
+
+def one_queue(request: Any) -> Any:
+    """A lock with several places has one name."""
+    return request if len(request.slugs) == 1 else request._replace(queue="")
+
+
+WAITERS = ["p|1", "p|2", "q|1"]
+
+nonces, slugs = st.sampled_from(NONCES), st.sampled_from(SLUGS)
+numbers = st.integers(0, 5).map(lambda step: BASE + step) | st.just(2**53 - 1)
+keeps = st.sampled_from([600.0, None])
+shared = st.booleans()
+queues = st.sampled_from(["", "", "{queue}"])
+terms = st.builds(Term, slugs, nonces, nonces, st.sampled_from([60.0, 90.0]), numbers, shared, st.booleans()).map(
+    lambda term: term._replace(value=f'{term.nonce}{{"host":"h"}}')
+)
+requests = st.one_of(
+    st.builds(
+        Acquire,
+        slugs,
+        nonces,
+        nonces,
+        st.just(60.0),
+        numbers,
+        keeps,
+        st.just(1e9),
+        st.sampled_from(["", *NONCES]),
+        st.sampled_from(["", *WAITERS]),
+        st.integers(BASE, BASE + 3),
+        st.booleans(),
+        shared,
+        queues,
+        st.sampled_from([False, False, True]),
+    ).map(lambda request: one_queue(request._replace(value=f'{request.nonce}{{"host":"h"}}'))),
+    st.builds(Raise, slugs, nonces, numbers, keeps, shared),
+    st.builds(Extend, st.lists(terms, min_size=1, max_size=3).map(tuple), keeps),
+    st.builds(
+        Release,
+        slugs,
+        nonces | st.just(SHARED),
+        st.sampled_from([0.0, 60.0]),
+        st.sampled_from(["", *WAITERS]),
+        shared,
+        queues,
+        st.booleans(),
+        numbers | st.just(0),
+    ).map(one_queue),
+    st.builds(Release, st.just(()), nonces, st.just(60.0), revoke=st.booleans()),
+    slugs.map(Survey),
+    slugs.map(lambda some: Survey((f"{some[0]}#1",), waiters=100)),
+    st.builds(lambda some, waiters: Survey(some, waiters=waiters), slugs, st.sampled_from([0, 1, 100])),
+)
+
+
+def comparable(reply: Reply) -> Any:
+    """Return what must be equal: all but the clock, and times left to the nearest second."""
+    rows = [row._replace(left=row.left is None or round(row.left)) for row in reply.rows]
+    left = round(reply.left) if reply.left is not None else None
+    # Which of several busy names is described is the first for both.
+    return reply.kind, reply.fence, left, reply.detail, reply.place, reply.terms, rows, reply.total
+
+
+def run(manager: LockManager, request: Request) -> Reply:
+    ballot = manager._survey(count=1)
+    ballot.requests = {0: request}
+    manager.ask(ballot)
+    return ballot.replies[0]
+
+
+@pytest.fixture
+def real_node(nodes: Servers):
+    manager = real_manager(nodes.urls[:1])
+    yield manager, nodes[0]
+    manager.close()
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sequence=st.lists(requests, min_size=1, max_size=25))
+def test_memory_node_answers_as_the_real_one(real_node: Any, sequence: list[Request]):
+    """P5, P8, P28, P39: whatever is asked in whatever order, replies, queues and hints are the same."""
+    agree(real_node, sequence)
+
+
+def agree(real_node: Any, sequence: list[Request]) -> tuple[MemoryStore, list[str]]:
+    """Ask both, compare what they say, keep and tell; returns the node in memory, and whom it has told."""
+    manager, server = real_node
+    store, told = MemoryStore(), []
+    store.listeners = dict.fromkeys("pq", told.append)
+
+    with server.client() as client, client.pubsub(ignore_subscribe_messages=True) as hints:
+        client.flushall()
+        hints.subscribe("t:w:p", "t:w:q")
+        while len(client.pubsub_channels("t:w:*")) < 2:
+            pass
+        for request in sequence:
+            expected = store.execute(request)
+            assert comparable(run(manager, request)) == comparable(expected), request
+        for slug in ("{x}", "{y}", "{z}", "{queue}"):
+            assert client.zrange(f"t:{slug}:q", 0, -1) == store.waiters(slug)
+        client.publish("t:w:p", "the last")
+        heard = list(iter(lambda: next_hint(hints), "the last"))
+        assert heard == told
+    return store, told
+
+
+def take(names: str, nonce: str = "a", waiter: str = "", stamp: int = BASE, **options: Any) -> Acquire:
+    """Return what asks for the names of one letter each."""
+    nonce *= 32
+    request = Acquire(tuple(f"{{{name}}}" for name in names), nonce, nonce, 60.0, BASE, None, 1e9)
+    return request._replace(waiter=waiter, stamp=stamp, **options)
+
+
+def test_who_shared_means_nothing_without_the_key(real_node: Any):
+    """P39: a node that lost the key is given it back, for as long as is asked now and not as long as before."""
+    term = Term(("{y}",), "c" * 32, "c" * 32, 90.0, BASE, shared=True)
+    by_force = Release(("{y}",), SHARED)
+
+    agree(real_node, [Extend((term,), None), by_force, Extend((term._replace(ttl=60.0),), None), take("y")])
+
+
+@pytest.mark.parametrize("revoke", [False, True])
+def test_all_who_share_are_asked_to_stop(real_node: Any, revoke: bool):
+    """P39: who ends all holds at once says to each of the holders what it would say to one."""
+    by_force = Release(("{x}",), SHARED, 60.0, shared=True, revoke=revoke)
+    term = Term(("{x}",), "a" * 32, "a" * 32, 60.0, BASE, shared=True)
+
+    agree(real_node, [take("x", shared=True), take("x", "b", shared=True), by_force, Extend((term,), None)])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_waiter_stands_in_line_up_to_the_first_name_in_the_way(real_node: Any, shared: bool):
+    """P27, P39, L56: a claim to what comes behind it would keep that from who has the first and wants it, too."""
+    held = [take("y"), take("xyz", "b", "p|1", shared=shared)]
+
+    store, _ = agree(real_node, held)
+
+    assert [store.waiters(f"{{{name}}}") for name in "xyz"] == [["p|1"], ["p|1"], []]
+    assert agree(real_node, [*held, take("z", "c")])[1] == []
+
+
+def test_waiter_leaves_the_lines_behind_what_is_in_its_way_again(real_node: Any):
+    """P27, P28, P39: and the next there is told, if it was first."""
+    behind = [
+        take("z"),
+        take("yz", "b", "p|1", BASE),
+        take("z", "c", "q|1", BASE + 1),
+        take("y", "c", barge=True),
+        take("yz", "b", "p|1", BASE),
+    ]
+
+    store, told = agree(real_node, behind)
+
+    assert [store.waiters(f"{{{name}}}") for name in "yz"] == [["p|1"], ["q|1"]]
+    assert told == ["q|1"]
+
+
+def next_hint(hints: Any) -> str:
+    while (message := hints.get_message(timeout=5)) is None:
+        pass
+    return message["data"]
+
+
+def test_index_forgets_locks_that_expired(real_node: Any):
+    """L47: names whose holder died leave the index with later acquisitions; a key without expiry stays listed."""
+    manager, server = real_node
+    with server.client() as client:
+        client.zadd("t:index", {"{dead}": 1, "{forever}": 2})
+        client.set("t:{forever}:h", "x" * 40)
+
+        manager.lock("a").acquire()
+
+        assert client.zscore("t:index", "{dead}") is None
+        assert client.zscore("t:index", "{forever}") == float("inf")
+
+
+def test_key_without_expiry_is_listed_when_it_is_in_the_way(real_node: Any):
+    """L77: something else wrote it and it would block the name for ever, so a refusal makes it known."""
+    manager, server = real_node
+    store = MemoryStore()
+    store.put("{x}", "foreign", None)
+    store._index.clear()
+    with server.client() as client:
+        client.set("t:{x}:h", "foreign")
+    request = Acquire(("{x}",), "a" * 32, "a" * 32, 60.0, BASE, None, 1e9)
+
+    assert comparable(run(manager, request)) == comparable(store.execute(request))
+
+    listed = run(manager, Survey(size=5))
+    assert comparable(listed) == comparable(store.execute(Survey(size=5)))
+    assert [row.slug for row in listed.rows] == ["{x}"]
+
+
+def test_tokens_near_the_limit_of_lua_numbers_keep_every_digit(real_node: Any):
+    """P8: 2**53 - 1 comes back as it went."""
+    manager, _ = real_node
+    request = Acquire(("{x}",), "a" * 32, "a" * 32, 60.0, 2**53 - 1, None, 1e10)
+
+    reply = run(manager, request)
+
+    assert (reply.kind, reply.fence) == (Kind.ACCEPTED, 2**53 - 1)

@@ -1,0 +1,326 @@
+"""What must go on for days: renewal under gevent, beside other aliases, after cancellation; and what is let go of."""
+
+import asyncio
+import gc
+import select
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from redis.credentials import CredentialProvider
+
+from django_redlock.core.messages import Ballot, Kind, Survey
+from django_redlock.leases import Lease
+from django_redlock.locks import LockManager
+from django_redlock.nodes import NodeSpec, aio, gather, open_node
+from django_redlock.testing import FaultProxy, Servers
+from tests.conftest import needs
+from tests.managers import Manager, eventually, real_manager, rules
+
+GREENLETS = """
+from gevent import monkey
+monkey.patch_all()
+import os, sys, time
+import gevent
+from django_redlock import watchdog
+from tests.managers import real_manager
+
+watchdog.LINGER = 0.3
+manager = real_manager(sys.argv[1:], ttl=6.0, node_timeout=0.8)
+for _ in range(3):
+    lease = manager.lock("a", wait=0, ttl=4.5).acquire()
+    until = time.monotonic() + 20
+    while not lease.extensions and lease.valid() and time.monotonic() < until:
+        gevent.sleep(0.02)
+    print(lease.extensions > 0, lease.reason)
+    lease.release()
+    while watchdog.watchdog._thread is not None and time.monotonic() < until:
+        gevent.sleep(0.02)
+    gevent.sleep(0.1)
+    print(len(os.listdir("/proc/self/fd")), file=sys.stderr)
+manager.close()
+"""
+
+
+def test_renewal_goes_on_after_the_watchdog_of_greenlets_has_rested(nodes: Servers):
+    """P33, L45: the thread that renews ends when idle; the next one opens its own connections, and nothing piles up."""
+    needs("gevent", find_spec("gevent"), "pip install gevent")
+
+    ended = subprocess.run(
+        [sys.executable, "-c", GREENLETS, *nodes.urls[:3]], capture_output=True, text=True, timeout=120, check=False
+    )
+
+    assert ended.stdout.splitlines() == ["True None"] * 3, ended.stderr
+    before, _, after = ended.stderr.split()
+    assert before == after
+
+
+async def test_callback_that_exits_ends_no_renewal(memory: Manager, caplog: Any):
+    """L22, L28: ``sys.exit()`` in a callback of a lost lock ends no process, and the other locks are still renewed."""
+    manager = memory(3, node_timeout=0.2)
+    kept, lost = manager.lock("a", ttl=4.0).acquire(), manager.lock("b", ttl=1.0, renew=False).acquire()
+    lost.on_lost(lambda lease: sys.exit(1))
+
+    await eventually(lambda: kept.extensions > 0 or not kept.valid())
+
+    assert (lost.reason, kept.valid()) == ("expired", True)
+    assert "SystemExit" in caplog.text
+    kept.release()
+    manager.close()
+
+
+def test_closed_event_loops_are_forgotten(nodes: Servers):
+    """L40: a process that makes an event loop per call, as ``async_to_sync`` does, does not keep them all."""
+    manager = real_manager(nodes.urls)
+    loops = []
+
+    async def call() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        async with manager.lock("a", wait=5):
+            pass
+
+    for _ in range(10):
+        async_to_sync(call)()
+    gc.collect()
+
+    assert sum(loop() is not None for loop in loops) <= 1
+    manager.close()
+
+
+async def test_nodes_that_do_not_answer_do_not_delay_other_aliases(nodes: Servers):
+    """P35, L27: the leases of one alias go to waste, those of another are extended all the while."""
+    ill = real_manager(nodes.urls[:3], ttl=20.0, node_timeout=1.0)
+    well = real_manager(nodes.urls[3:], prefix="w:", ttl=6.0, node_timeout=1.0)
+    wasted = [ill.lock(f"a{number}").acquire() for number in range(600)]
+    lease = well.lock("b").acquire()
+    for node in nodes[:3]:
+        node.freeze()
+    try:
+        # Six hundred leases are six rounds of one node timeout each, again and again.
+        assert await asyncio.to_thread(wasted[0].lost.wait, 60)
+        assert lease.valid()
+        assert lease.extensions >= 2
+    finally:
+        for node in nodes[:3]:
+            node.thaw()
+    for one in wasted:
+        one.release(wait=False)
+    lease.release()
+    ill.close()
+    well.close()
+
+
+async def test_renewal_goes_on_after_all_tasks_were_cancelled(nodes: Servers):
+    """P34, L44: work that goes on after its event loop's tasks were cancelled keeps its lock."""
+    manager = real_manager(nodes.urls[:3], ttl=9.0, node_timeout=2.0)
+    lease = await manager.lock("a").aacquire()
+    for node in nodes[:3]:
+        node.freeze()
+
+    def renewing() -> list[asyncio.Task[Any]]:
+        return [task for task in asyncio.all_tasks() if task.get_name() == "django_redlock watchdog"]
+
+    await eventually(lambda: bool(renewing()))
+    renewing()[0].cancel()
+    for node in nodes[:3]:
+        node.thaw()
+
+    await eventually(lambda: lease.extensions > 0)
+
+    assert await lease.arelease() == "released"
+    await manager.aclose()
+    manager.close()
+
+
+def test_connections_of_a_burst_are_closed(nodes: Servers, monkeypatch: Any):
+    """L40: connections that many threads needed for a moment are not kept for ever."""
+    manager = real_manager(nodes.urls)
+    together = threading.Barrier(20)
+
+    def work(number: int) -> None:
+        together.wait()
+        manager.lock(f"a{number}").acquire().release()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    idle = list(manager._gather._bundles)
+    manager.lock("a").acquire().release()
+    monkeypatch.setattr(gather, "MAX_IDLE", 0.0)
+
+    for _ in range(len(idle)):
+        manager.lock("a").acquire().release()
+
+    assert len(manager._gather._bundles) == 1
+    assert manager._gather._bundles[0] not in idle
+    assert all(bundle.closed for bundle in idle)
+    manager.close()
+
+
+async def test_connections_that_were_long_idle_are_not_used(nodes: Servers, monkeypatch: Any):
+    """L5: a firewall may have forgotten them, and the first call after a quiet night must not fail."""
+    manager = real_manager(nodes.urls)
+    await (await manager.lock("a").aacquire()).arelease()
+    lines = manager._loop_side().gather._lines
+    await eventually(lambda: len(lines) == 5 and not any(line.owed for line in lines.values()))
+    before = {node: line.link for node, line in lines.items()}
+    monkeypatch.setattr(aio, "MAX_IDLE", 0.0)
+
+    await (await manager.lock("a").aacquire()).arelease()
+
+    assert all(before[node].broken for node in before)
+    await manager.aclose()
+    manager.close()
+
+
+async def test_round_in_a_hurry_does_not_close_the_link_of_another(nodes: Servers):
+    """L4: how long a node may be silent is said by the request that waits for it, not by the next one."""
+    manager = real_manager(nodes.urls[:1])
+    await (await manager.lock("a").aacquire()).arelease()
+    asking = manager._loop_side().gather
+
+    def survey(timeout: float) -> Ballot:
+        return Ballot({0: Survey(size=1)}, lambda replies: False, timeout, 1)
+
+    patient, hurried = survey(30.0), survey(0.05)
+    nodes[0].freeze()
+    waiting = asyncio.create_task(asking.ask(patient))
+    await asyncio.sleep(0.1)  # longer than the second round would wait
+    await asking.ask(hurried)
+    nodes[0].thaw()
+    await waiting
+
+    assert hurried.replies[0].kind is Kind.UNKNOWN
+    assert patient.replies[0].kind not in (Kind.UNKNOWN, Kind.FAILED)
+    await manager.aclose()
+    manager.close()
+
+
+class Away(Exception):
+    """What a cloud's credential provider may raise."""
+
+
+class Provider(CredentialProvider):
+    away = True
+
+    def get_credentials(self) -> tuple[str, str]:
+        if self.away:
+            raise Away("the token service is away")
+        return "default", ""
+
+
+async def test_credential_provider_that_fails_is_a_node_that_fails(nodes: Servers, caplog: Any):
+    """L3, L45: whatever a node's connection raises, the round is told, and listening for hints begins again later."""
+    provider = Provider()
+    odd = open_node(NodeSpec(nodes[0].url, options={"credential_provider": provider}), "t:")
+    manager = LockManager([odd, *(open_node(NodeSpec(url), "t:") for url in nodes.urls[1:3])], rules(3))
+
+    holder = await manager.lock("a", wait=0).aacquire()
+    waiting = asyncio.create_task(manager.lock("a", wait=None).aacquire())
+    listening = manager._loop_side().hints.waiters.listening
+    await eventually(lambda: "listening to" in caplog.text)
+    provider.away = False
+    with nodes[0].client() as client:
+        client.acl_setuser("default", enabled=True, nopass=True, categories=["+@all"], keys=["*"], channels=["*"])
+    await eventually(lambda: listening == {0, 1, 2})
+    await holder.arelease()
+
+    await (await waiting).arelease()
+    await manager.aclose()
+    manager.close()
+
+
+async def test_loop_that_had_no_time_takes_no_node_for_silent(nodes: Servers):
+    """P39, L80: what has come while a task kept the loop is heard, though the next task asks before it is read."""
+    manager = real_manager(nodes.urls[:3], node_timeout=0.5)
+    await (await manager.lock("a").aacquire()).arelease()
+    lines = manager._loop_side().gather._lines
+    await eventually(lambda: len(lines) == 3 and not any(line.owed for line in lines.values()))
+
+    def compute() -> None:
+        until = time.monotonic() + 0.6
+        while time.monotonic() < until or not all(line.link.readable() for line in lines.values()):
+            time.sleep(0.01)
+
+    async def compute_and_acquire() -> Lease:
+        compute()
+        return await manager.lock("b", wait=0).aacquire()
+
+    first = asyncio.create_task(manager.lock("a", wait=0).aacquire())
+    second = asyncio.create_task(compute_and_acquire())
+
+    assert [lease.valid() for lease in await asyncio.gather(first, second)] == [True, True]
+    await manager.aclose()
+    manager.close()
+
+
+def test_thread_that_had_no_time_hears_what_has_come(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
+    """P39, L80: a thread that comes to read only when the time is over, because others kept it, counts the replies."""
+    manager = real_manager(nodes.urls[:3], node_timeout=0.5)
+    manager.lock("a").acquire().release()
+    send = gather.Seat.send
+
+    def send_and_stand_still(seat: gather.Seat, *args: Any) -> None:
+        send(seat, *args)
+        if seat.node == 2:
+            time.sleep(0.6)
+            assert select.select([seat.fd], [], [], 5)[0]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gather.Seat, "send", send_and_stand_still)
+        lease = manager.lock("a", wait=0).acquire()
+
+    assert lease.release() == "released"
+    manager.close()
+
+
+class StackOfAThreadThatIsSlow(list):  # type: ignore[type-arg]
+    """Between the moment in which a bundle is put on it and the next one, another thread takes the bundle."""
+
+    def append(self, bundle: Any) -> None:
+        """Put it on, and have it taken."""
+        super().append(bundle)
+        self.pop().close()
+
+
+def test_bundle_may_be_taken_at_once_by_another_thread(memory: Manager):
+    """L10, P39: a lock that has been taken is not lost to an error about connections that others use by now."""
+    manager = memory(3)
+    manager._gather._bundles = StackOfAThreadThatIsSlow()
+
+    assert manager.lock("a", wait=0).acquire().release() == "released"
+
+
+async def test_process_that_cannot_start_threads_still_locks(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
+    """L35: at the limit of threads, and at the end of a process, in which Python starts none any more."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("django_redlock"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with FaultProxy(nodes[0].url) as proxy:
+        manager = real_manager([proxy.url], ttl=30.0)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            assert manager.lock("a", wait=0).acquire().release() == "released"
+            lease = manager.lock("a", wait=0).acquire()
+            other = manager.lock("b", wait=0).acquire()
+            proxy.black_hole("requests")
+            assert lease.release() == "unknown"  # nobody can bring it now
+        assert len(manager.courier) == 1
+        assert other.release() == "unknown"  # but when there are threads again
+        proxy.reset()
+        proxy.heal()
+        with nodes[0].client() as client:
+            await eventually(lambda: not client.exists("t:{a}:h", "t:{b}:h"))
+        manager.close()

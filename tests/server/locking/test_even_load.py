@@ -1,0 +1,61 @@
+"""
+No node is asked before the others.
+
+Clients that ask one node after the other make the first one hot, unless each attempt takes them in another order. Here
+an attempt asks all of them at once, so there is no order to shuffle.
+"""
+
+import time
+
+import pytest
+
+from django_redlock import LockTakenError
+from django_redlock.testing import Server, Servers
+from tests.managers import Flavour, Manager
+
+PATIENCE = 10.0  # seconds after which something that should have happened has not
+
+
+def scripts_run(server: Server) -> int:
+    """Return how many requests for a lock a server has carried out."""
+    with server.client() as client:
+        about = client.info("commandstats")
+    return sum(about.get(f"cmdstat_{command}", {}).get("calls", 0) for command in ("eval", "evalsha"))
+
+
+async def test_every_node_gets_every_request(real: Manager, nodes: Servers, flavour: Flavour):
+    """L17: every node gets each request of twenty holds, and of an attempt in vain during each."""
+    manager = real(ttl=30.0, node_timeout=3.0)
+    await flavour.release(await flavour.acquire(manager.lock("warm up")))
+    for server in nodes:
+        with server.client() as client:
+            client.config_resetstat()
+
+    for _ in range(20):
+        lease = await flavour.acquire(manager.lock("a"))
+        with pytest.raises(LockTakenError):
+            await flavour.acquire(manager.lock("a", wait=0))
+        await flavour.release(lease)
+
+    until = time.monotonic() + PATIENCE
+    while min(map(scripts_run, nodes)) < 3 * 20:  # the last requests are on their way: nobody waits for their replies
+        assert time.monotonic() < until, f"the nodes were asked {list(map(scripts_run, nodes))} times"
+    await flavour.close(manager)
+
+
+@pytest.mark.parametrize("first", range(5))
+async def test_no_node_is_waited_for_before_the_next_is_asked(
+    real: Manager, nodes: Servers, flavour: Flavour, first: int
+):
+    """L17: whichever node does not answer, the others are asked all the same, long before its time is over."""
+    manager = real(ttl=60.0, node_timeout=PATIENCE)
+    await flavour.release(await flavour.acquire(manager.lock("warm up")))
+    nodes[first].freeze()
+    started = time.monotonic()
+
+    lease = await flavour.acquire(manager.lock("a"))
+    assert await flavour.release(lease) == "released"
+
+    assert time.monotonic() - started < PATIENCE
+    nodes[first].thaw()
+    await flavour.close(manager)

@@ -1,0 +1,884 @@
+"""Nodes that are down, frozen, restarted or full: real servers and what the lock makes of them."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import combinations
+from typing import NoReturn
+from unittest.mock import patch
+
+import pytest
+
+from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock.core.acquisition import Granted
+from django_redlock.core.messages import Kind
+from django_redlock.leases import Lease
+from django_redlock.locks import Lock, LockManager, instant
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.gather import CONNECT_TIMEOUT, Breaker
+from django_redlock.nodes.redis import AsyncRedisLink, RedisNode
+from django_redlock.testing import Server, Servers, start_servers
+from django_redlock.testing.proxy import FaultProxy
+from django_redlock.watchdog import loop_watchdog, watchdog
+from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, held_by, real_manager
+
+NODE_TIMEOUT = 0.5  # seconds: machines that run tests stall for a fifth of a second
+SUBSETS = [subset for size in range(6) for subset in combinations(range(5), size)]
+FAULTS = {"refused": Server.kill, "frozen": Server.freeze, "missing at start": Server.kill}
+
+
+async def timed(work: Callable[[], object]) -> float:
+    start = time.monotonic()
+    result = work()
+    if asyncio.iscoroutine(result):
+        await result
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("subset", SUBSETS, ids=lambda subset: "".join(map(str, subset)) or "none")
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_every_subset_of_failing_nodes(nodes: Servers, flavour: Flavour, fault: str, subset: tuple[int, ...]):
+    """
+    L1, L2, L3, P25: any two of five may fail in any way; with three gone it is *no quorum*, never *taken*.
+
+    The time is the best of some tries: one node timeout bounds it, whatever else the machine is doing.
+    """
+    manager = real_manager(nodes.urls, node_timeout=NODE_TIMEOUT)
+    if fault != "missing at start":
+        await flavour.release(await flavour.acquire(manager.lock("warm up")))
+    for node in subset:
+        FAULTS[fault](nodes[node])
+    try:
+        check = works if len(subset) <= 2 else no_quorum
+        for _ in range(10):
+            took = await check(manager, flavour)
+            if took <= NODE_TIMEOUT + 0.05:
+                break
+        assert took <= NODE_TIMEOUT + 0.05
+    finally:
+        await flavour.close(manager)
+        for node in subset:
+            if fault == "frozen":
+                nodes[node].thaw()
+            else:
+                nodes[node].start()
+
+
+def has_key(node: Server, key: str) -> bool:
+    with node.client() as client:
+        return bool(client.exists(key))
+
+
+async def on_all(lock: Lock, flavour: Flavour, nodes: Sequence[Server]) -> Lease:
+    """Acquire *lock* on all nodes; on a busy machine, links to some may come too late for a first lock."""
+    until = time.monotonic() + 30
+    while True:
+        lease = await flavour.acquire(lock)
+        if all(has_key(node, f"t:{{{lock.name}}}:h") for node in nodes):
+            return lease
+        await flavour.release(lease)
+        assert time.monotonic() < until
+
+
+async def works(manager: LockManager, flavour: Flavour) -> float:
+    """Use every operation of a lock once; returns the longest time that one of them took."""
+    start = time.monotonic()
+    lease = await flavour.acquire(manager.lock("a", wait=0))
+    took = [time.monotonic() - start, await timed(lambda: flavour.extend(lease))]
+    with pytest.raises(LockTakenError):
+        await flavour.acquire(manager.lock("a", wait=0))
+    took.append(await timed(lambda: flavour.release(lease)))
+    assert lease.extensions == 1
+    again = await flavour.acquire(manager.lock("a", wait=0))
+    assert again.fencing_token > lease.fencing_token
+    assert await flavour.release(again) == "released"
+    return max(took)
+
+
+async def no_quorum(manager: LockManager, flavour: Flavour) -> float:
+    """Fail to take a lock; returns how long that took."""
+    start = time.monotonic()
+    with pytest.raises(QuorumUnavailableError, match="3 of 5 nodes must answer"):
+        await flavour.acquire(manager.lock("a", wait=0))
+    return time.monotonic() - start
+
+
+async def test_request_that_a_frozen_node_runs_later_leaves_no_key(nodes: Servers, flavour: Flavour):
+    """L4, L9, P24, C30: a node that thaws finds the release behind the request, or its cancel marker before it."""
+    manager = real_manager(nodes.urls)
+    await flavour.release(await flavour.acquire(manager.lock("warm up")))
+    nodes[0].freeze()
+    for _ in range(20):
+        lease = await flavour.acquire(manager.lock("a"))
+        assert await flavour.release(lease) == "released"
+
+    nodes[0].thaw()
+
+    with nodes[0].client() as client:
+        assert client.get("t:{a}:h") is None
+    await flavour.close(manager)
+
+
+async def test_attempt_without_quorum_leaves_no_key_on_nodes_that_thaw(nodes: Servers, flavour: Flavour):
+    """L4, L8, P24: what timed out is released too, in order, over the same connection."""
+    manager = real_manager(nodes.urls)
+    await flavour.release(await flavour.acquire(manager.lock("warm up")))
+    for node in range(3):
+        nodes[node].freeze()
+
+    with pytest.raises(QuorumUnavailableError, match="timeout"):
+        await flavour.acquire(manager.lock("a", wait=0))
+    for node in range(3):
+        nodes[node].thaw()
+
+    for node in nodes:
+        with node.client() as client:
+            assert client.get("t:{a}:h") is None
+    await flavour.close(manager)
+
+
+async def test_reply_lost_after_the_server_executed_leaves_no_key(nodes: Servers, flavour: Flavour):
+    """L4, P24: the server took the lock, the reply was dropped, and the failed attempt releases it all the same."""
+    with FaultProxy(nodes[0].url) as proxy:
+        manager = real_manager([proxy.url, nodes[1].url])
+        await flavour.release(await flavour.acquire(manager.lock("warm up")))
+        proxy.drop_next_reply()
+
+        with pytest.raises(QuorumUnavailableError):
+            await flavour.acquire(manager.lock("a", wait=0))
+
+        for node in nodes[:2]:
+            await eventually(lambda node=node: not has_key(node, "t:{a}:h"))
+        await flavour.close(manager)
+
+
+async def test_request_behind_its_own_release_is_refused(nodes: Servers):
+    """L9, P24, P33: a request that arrives after its release finds the cancel marker."""
+    manager = real_manager(nodes.urls[:1])
+    manager.lock("warm up").acquire().release()
+    acquisition = manager.acquisition(manager.lock("a")._wanted)
+    ballot = next(acquisition.steps(instant()))
+    manager.ask(acquisition.undo())  # while the request is on its way somewhere
+
+    manager.ask(ballot)  # and arrives now
+
+    assert ballot.replies[0].kind is Kind.CANCELLED
+    assert held_by(manager, "{a}")
+    manager.close()
+
+
+async def test_restarted_node_gives_no_vote_until_the_longest_lease_has_passed(nodes: Servers, flavour: Flavour):
+    """P20, L32, L62: what it may have forgotten could still be held; the error says how long and which option."""
+    for node in nodes:
+        node.restart()
+    manager = real_manager(nodes.urls, restart_guard=True)
+
+    with pytest.raises(QuorumUnavailableError, match=r"votes again in \d+ s \(OPTIONS\['restart_guard'\]\)"):
+        await flavour.acquire(manager.lock("a", wait=0))
+
+    assert held_by(manager, "{a}")
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_node_that_restarts_empty_does_not_let_a_second_holder_in(nodes: Servers, flavour: Flavour):
+    """L62, L63, P16, C89: three nodes hold, one of them restarts without data, and two free ones are no majority."""
+    holder = real_manager(nodes.urls, restart_guard=False)
+    await flavour.release(await flavour.acquire(holder.lock("warm up")))
+    nodes[3].kill()
+    nodes[4].kill()
+    lease = await flavour.acquire(holder.lock("a", renew=False))
+    for node in nodes[2:]:
+        node.restart()
+    never_restarted = tuple(node.name for node in holder.nodes[:2])
+    guarded = real_manager(nodes.urls, restart_guard=True, durable=never_restarted)
+    careless = real_manager(nodes.urls, restart_guard=False)
+
+    with pytest.raises(QuorumUnavailableError, match=r"votes again in"):
+        await flavour.acquire(guarded.lock("a", wait=0))
+
+    assert lease.valid()
+    second = await flavour.acquire(careless.lock("a", wait=0))  # what the guard is there for
+    await flavour.release(second)
+    await flavour.release(lease)
+    for manager in (holder, guarded, careless):
+        await flavour.close(manager)
+
+
+async def test_node_that_lost_its_data_gets_the_lock_back_with_the_next_extension(nodes: Servers, flavour: Flavour):
+    """L32, P19: a holder heals a node that forgot it, unless that node has seen a later token."""
+    manager = real_manager(nodes.urls)
+    lease = await flavour.acquire(manager.lock("a", renew=False))
+    with nodes[0].client() as client:
+        client.flushall()
+    with nodes[1].client() as client:
+        client.delete("t:{a}:h")
+        client.set("t:{a}:f", lease.fencing_token + 1)
+
+    assert await flavour.extend(lease)
+    assert await flavour.extend(lease)  # its own round has ended on every node when this one has
+
+    with nodes[0].client() as client:
+        assert client.get("t:{a}:h").startswith(lease.token)
+        assert int(client.get("t:{a}:f")) == lease.fencing_token
+    with nodes[1].client() as client:
+        assert client.get("t:{a}:h") is None
+    await flavour.release(lease)
+    await flavour.close(manager)
+
+
+async def test_scripts_that_a_server_forgot_are_sent_again(nodes: Servers, flavour: Flavour):
+    """L64: SCRIPT FLUSH costs one more message to each node, within the same attempt."""
+    manager = real_manager(nodes.urls)
+    await flavour.release(await flavour.acquire(manager.lock("a")))
+    for node in nodes:
+        with node.client() as client:
+            client.script_flush()
+
+    lease = await flavour.acquire(manager.lock("a", wait=0))
+
+    assert await flavour.release(lease) == "released"
+    await flavour.close(manager)
+
+
+@pytest.mark.parametrize(("kind", "put"), [("h", "rpush"), ("f", "rpush"), ("q", "set")])
+async def test_foreign_key_under_the_name_is_an_error_not_a_holder(
+    nodes: Servers, flavour: Flavour, kind: str, put: str
+):
+    """L18, P23: a key of another type gives no vote, and nothing is half written."""
+    manager = real_manager(nodes.urls)
+    for node in nodes:
+        with node.client() as client:
+            getattr(client, put)(f"t:{{a}}:{kind}", "not a lock")
+
+    with pytest.raises(QuorumUnavailableError, match="WRONGTYPE"):
+        await flavour.acquire(manager.lock("a", wait=0))
+    with pytest.raises(QuorumUnavailableError, match="WRONGTYPE"):
+        await flavour.acquire(manager.lock(["0", "a"], wait=0))
+
+    with nodes[0].client() as client:
+        # A node that is heard too late is told to forget what it is asked: that leaves a marker for a while.
+        assert [key for key in client.keys("t:*") if not key.startswith("t:x:")] == [f"t:{{a}}:{kind}"]
+    await flavour.close(manager)
+
+
+async def test_foreign_key_of_the_line_leaves_nothing_without_expiry(nodes: Servers, flavour: Flavour):
+    """P29, L68: a waiter that cannot stand in line for that leaves no half of a line behind."""
+    manager = real_manager(nodes.urls[:1])
+    holder = await flavour.acquire(manager.lock("a"))
+    with nodes[0].client() as client:
+        client.set("t:{a}:s", "foreign")
+
+        with pytest.raises(QuorumUnavailableError, match="WRONGTYPE"):
+            await flavour.acquire(manager.lock("a", wait=0.1))
+
+        assert not client.exists("t:{a}:q")
+    await flavour.release(holder)
+    await flavour.close(manager)
+    manager.close()
+
+
+def test_node_that_was_a_replica_meanwhile_says_so():
+    """P20, L63: its run id is that of before, but its data is not, and each time that happens is another."""
+    with start_servers(2) as servers, servers[0].client() as client:
+        node = open_node(NodeSpec(servers.urls[0]), "t:")
+        assert isinstance(node, RedisNode)
+        said = []
+        for _ in range(3):
+            link = node.connect(10.0)
+            link.close()
+            said.append(link.greeting)
+            client.replicaof("127.0.0.1", servers[1].port)
+            until = time.monotonic() + 20
+            while client.info("replication")["master_link_status"] != "up":
+                assert time.monotonic() < until
+            client.replicaof("NO", "ONE")
+
+    assert len({greeting.run_id for greeting in said}) == 1
+    assert len({greeting.promoted for greeting in said}) == 3
+    assert [bool(greeting.promoted) for greeting in said] == [False, True, True]
+
+
+async def test_evicting_node_gives_no_vote_unless_allowed_by_name(nodes: Servers, flavour: Flavour):
+    """P22, L66: a node that may drop keys with a ttl would drop locks."""
+    with nodes[0].client() as client:
+        client.config_set("maxmemory", "100mb")
+        client.config_set("maxmemory-policy", "volatile-lru")
+    name = f"127.0.0.1:{nodes[0].port}"
+    strict = real_manager(nodes.urls[:1])
+    lenient = real_manager(nodes.urls[:1], allow_evicting=(name,))
+    try:
+        with pytest.raises(QuorumUnavailableError, match=r"may evict keys \(OPTIONS\['allow_evicting'\]\)"):
+            await flavour.acquire(strict.lock("a", wait=0))
+        await flavour.release(await flavour.acquire(lenient.lock("a", wait=0)))
+    finally:
+        with nodes[0].client() as client:
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", "0")
+        await flavour.close(strict)
+        await flavour.close(lenient)
+
+
+async def test_one_server_under_two_addresses_has_one_vote(nodes: Servers, flavour: Flavour):
+    """P22, L13: two addresses of one server have one run id."""
+    with FaultProxy(nodes[0].url) as proxy:
+        manager = real_manager([nodes[0].url, proxy.url])
+        with pytest.raises(QuorumUnavailableError, match="is the same server as"):
+            await flavour.acquire(manager.lock("a", wait=0))
+        await flavour.close(manager)
+
+
+async def test_node_that_wants_a_password_says_so_without_showing_any(flavour: Flavour):
+    """L65, L68, P36: wrong and missing credentials are named; no password is in the error."""
+    with start_servers(1, password="sesame-right") as guarded:
+        port = guarded[0].port
+        for login, word in (("", "NOAUTH"), (":sesame-wrong@", "WRONGPASS")):
+            manager = real_manager([f"redis://{login}127.0.0.1:{port}"])
+            with pytest.raises(QuorumUnavailableError, match=word) as caught:
+                await flavour.acquire(manager.lock("a", wait=0))
+            assert "sesame" not in str(caught.value) + repr(caught.value) + repr(manager) + repr(manager.nodes)
+            await flavour.close(manager)
+        manager = real_manager(guarded.urls)
+        await flavour.release(await flavour.acquire(manager.lock("a", wait=0)))
+        await flavour.close(manager)
+
+
+async def test_servers_that_come_back_are_used_again(nodes: Servers, flavour: Flavour):
+    """P25: after all nodes were gone, the lock works as soon as they are back, without a new manager."""
+    manager = real_manager(nodes.urls)
+    await flavour.release(await flavour.acquire(manager.lock("a")))
+    for node in nodes:
+        node.kill()
+    with pytest.raises(QuorumUnavailableError):
+        await flavour.acquire(manager.lock("a", wait=0))
+    for node in nodes:
+        node.start()
+
+    lease = await flavour.acquire(manager.lock("a", wait=10))
+
+    assert await flavour.release(lease) == "released"
+    await flavour.close(manager)
+
+
+async def test_link_that_is_closed_at_once_leaves_no_open_connection(nodes: Servers):
+    """A link whose task had no time to start is closed like any other, so nothing warns when it is collected."""
+    link = await open_node(NodeSpec(nodes[0].url), "t:").aconnect(1.0)
+
+    link.close()
+
+    assert isinstance(link, AsyncRedisLink)
+    assert link._transport.is_closing()
+    await asyncio.sleep(0)
+
+
+async def test_idle_connection_that_the_server_closed_costs_no_vote(nodes: Servers):
+    """A link that was idle is looked at before it is used, so that a single node does not lose its vote."""
+    manager = real_manager(nodes.urls[:1])
+    manager.lock("a").acquire().release()
+    with nodes[0].client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+    manager._gather._bundles[-1].used -= 10
+
+    lease = manager.lock("a", wait=0).acquire()
+
+    assert lease.release() == "released"
+    manager.close()
+
+
+def test_interrupted_attempt_leaves_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
+    """L10: an exception at any moment of an attempt releases what it took; the token was known before it was sent."""
+    manager = real_manager(nodes.urls)
+    manager.lock("warm up").acquire().release()
+    holder = manager.lock("a").acquire()
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(manager._hints, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        manager.lock("a").acquire()
+
+    assert held_by(manager, "{a}", holder.token)
+    holder.release()
+    manager.close()
+
+
+def test_interrupted_round_leaves_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
+    """L10: the same in the middle of a round, with requests on their way."""
+    manager = real_manager(nodes.urls)
+    manager.lock("warm up").acquire().release()
+
+    def interrupted(*args: object) -> bool:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(manager._gather, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        manager.lock("a").acquire()
+
+    again = manager.lock("a", wait=5).acquire()
+    assert held_by(manager, "{a}", again.token)
+    again.release()
+    manager.close()
+
+
+async def test_cancelled_attempt_leaves_nothing_at_every_await(nodes: Servers):
+    """P33, L11, L39: however far a cancelled acquisition got, no key stays, and the cancellation goes on."""
+    manager = real_manager(nodes.urls)
+    await (await manager.lock("warm up").aacquire()).arelease()
+    for turns in range(12):
+        task = asyncio.ensure_future(manager.lock("a").aacquire())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            lease = await task
+            await lease.arelease()
+        except asyncio.CancelledError:
+            pass
+
+        lease = await manager.lock("a", wait=5).aacquire()
+        found = await manager.asurvey(slugs=("{a}",))
+        assert {reply.rows[0].value[:32] for reply in found.values() if reply.rows} <= {lease.token, ""}
+        await lease.arelease()
+    await manager.aclose()
+
+
+async def test_cancelled_release_is_sent_all_the_same(nodes: Servers):
+    """L38, L39: also where its links have broken, and new ones were being made when it was cancelled."""
+    manager = real_manager(nodes.urls, ttl=60.0, max_ttl=60.0)
+    lease = await manager.lock("a").aacquire()
+    for node in nodes:
+        with node.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+    side = manager._loop_side()
+    await eventually(lambda: all(line.link.broken for line in side.gather._lines.values()))
+
+    task = asyncio.create_task(lease.arelease())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert lease.reason == "released"
+    assert await asyncio.to_thread(held_by, manager, "{a}")
+    await manager.aclose()
+    manager.close()
+
+
+def test_interrupted_release_is_sent_all_the_same(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
+    """L38, L39: an exception out of a signal, such as a soft time limit, strikes before the first byte was sent."""
+    manager = real_manager(nodes.urls, ttl=60.0, max_ttl=60.0)
+    lease = manager.lock("a").acquire()
+
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(manager._gather, "_send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lease.release()
+
+    assert held_by(manager, "{a}")
+    manager.close()
+
+
+def test_release_overtakes_no_extension_on_its_way(nodes: Servers):
+    """L29: released while extensions are under way in another thread, a lock stays released on every node."""
+    manager = real_manager(nodes.urls)
+    for _ in range(100):
+        lease = manager.lock("a", renew=False).acquire()
+        started = threading.Event()
+
+        def extend(lease=lease, started=started) -> None:
+            started.set()
+            lease.extend()
+
+        thread = threading.Thread(target=extend)
+        thread.start()
+        started.wait()
+        lease.release()
+        thread.join()
+        manager.ask(manager._survey(count=1))
+        assert held_by(manager, "{a}")
+    manager.close()
+
+
+@pytest.mark.parametrize("flavour", [Blocking(), Asyncio()], ids=["blocking", "asyncio"])
+async def test_survey_of_nodes_that_are_down_gives_what_is_known(real: Manager, nodes: Servers, flavour: Flavour):
+    """L73: a node that does not answer is missing from the answer, and breaks nothing."""
+    manager = real()
+    lease = await flavour.acquire(manager.lock("a"))
+    nodes[0].kill()
+
+    replies = manager.survey(count=5)
+
+    assert {node for node, reply in replies.items() if reply.kind is Kind.LISTED} == {1, 2, 3, 4}
+    await flavour.release(lease)
+    await flavour.close(manager)
+
+
+def test_waiting_sends_no_command_that_blocks_on_the_server(nodes: Servers):
+    """L50: a waiter asks and sleeps on its own side, so no client timeout can break it."""
+    for node in nodes:
+        with node.client() as client:
+            client.config_resetstat()
+    manager = real_manager(nodes.urls)
+    holder = manager.lock("a").acquire()
+    with pytest.raises(LockTakenError):
+        manager.lock("a", wait=0.3).acquire()
+    holder.release()
+    manager.close()
+
+    with nodes[0].client() as client:
+        used = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
+
+    assert "evalsha" in used
+    assert not {name for name in used if name.startswith(("b", "wait", "xread")) or "keys" in name}
+
+
+async def connected(manager: LockManager, flavour: Flavour) -> None:
+    """Connect to all nodes: the first lock of a process is decided without those that take their time."""
+    until, answers = time.monotonic() + 30, 0
+    while answers < len(manager.nodes):
+        assert time.monotonic() < until
+        replies = manager.survey(count=1) if isinstance(flavour, Blocking) else await manager.asurvey(count=1)
+        answers = sum(bool(reply.time) for reply in replies.values())
+
+
+def owner_on(node: Server, key: str) -> str:
+    """Return the token of who holds a key on one node; empty if nobody does."""
+    with node.client() as client:
+        return (client.get(key) or "")[:32]
+
+
+async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour: Flavour):
+    """L38: its connection broke with the release on the way; the node is told again, in the background."""
+    with FaultProxy(nodes[0].url) as proxy:
+        manager = real_manager([proxy.url], ttl=30.0)
+        lease = await flavour.acquire(manager.lock("a"))
+        proxy.black_hole("requests")
+
+        assert await flavour.release(lease) == "unknown"
+        assert has_key(nodes[0], "t:{a}:h")
+        proxy.reset()
+        proxy.heal()
+
+        await eventually(lambda: not has_key(nodes[0], "t:{a}:h"))
+        await eventually(lambda: not manager.courier)
+        await flavour.close(manager)
+        manager.close()
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads that are started."""
+    names: list[str] = []
+    start = threading.Thread.start
+
+    def note(thread: threading.Thread) -> None:
+        names.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", note)
+    return names
+
+
+def test_dead_nodes_are_not_connected_to_for_each_lock(nodes: Servers, threads: list[str]):
+    """L8, P23: what certainly never got the request needs no release, neither now nor from the courier."""
+    manager = real_manager([*nodes.urls[:3], "redis://127.0.0.1:1", "redis://127.0.0.1:2"])
+
+    for _ in range(200):
+        assert manager.lock("a").acquire().release() == "released"
+
+    assert threads.count("django_redlock connect") < 50  # three, and two after each of ever longer rests
+    assert "django_redlock courier" not in threads
+    manager.close()
+
+
+def test_node_that_was_being_connected_to_is_known_to_have_nothing(nodes: Servers):
+    """L8, P24: the round was over before there was a link to send on, so there is nothing to release or to bury."""
+    with FaultProxy(nodes[2].url) as proxy:
+        manager = real_manager([*nodes.urls[:2], proxy.url])
+        proxy.black_hole()
+
+        granted = manager.run(manager.lock("a")._wanted)
+
+        assert isinstance(granted, Granted)
+        assert granted.untouched == {2}
+        assert granted.ballots[0].unanswered() == set()
+        manager.close()
+
+
+async def test_node_that_dies_under_many_leases_gets_their_releases_later(nodes: Servers, threads: list[str]):
+    """L38: the releases do not each try to connect; the courier brings them when the node is there again."""
+    with FaultProxy(nodes[2].url) as proxy:
+        manager = real_manager([*nodes.urls[:2], proxy.url], ttl=30.0)
+        leases = [manager.lock(f"a{number}", renew=False).acquire() for number in range(200)]
+        await eventually(lambda: has_key(nodes[2], "t:{a199}:h"))
+        proxy.stop()
+        threads.clear()
+
+        assert {lease.release() for lease in leases} == {"released"}
+
+        assert threads.count("django_redlock connect") < 25
+        proxy.start()
+        await eventually(lambda: not any(has_key(nodes[2], f"t:{{a{number}}}:h") for number in range(200)))
+        await eventually(lambda: not manager.courier)
+        manager.close()
+
+
+async def test_release_can_be_sent_without_waiting_for_the_answers(nodes: Servers, flavour: Flavour):
+    """L39: it is on its way behind everything that was sent before, and costs its sender no round trip."""
+    manager = real_manager(nodes.urls)
+    lease = await flavour.acquire(manager.lock("a"))
+
+    outcome = lease.release(wait=False) if isinstance(flavour, Blocking) else await lease.arelease(wait=False)
+
+    assert (outcome, lease.reason) == ("unknown", "released")
+    assert held_by(manager, "{a}")
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_attempt_whose_connection_broke_is_taken_back_all_the_same(nodes: Servers, flavour: Flavour):
+    """L4, P24: the node executed the request, the connection was reset; the key does not stay until its lease ends."""
+    with FaultProxy(nodes[0].url) as proxy:
+        manager = real_manager([proxy.url, nodes[1].url], ttl=30.0)
+        await flavour.release(await flavour.acquire(manager.lock("warm up")))
+        proxy.drop_next_reply(reset=True)
+
+        with pytest.raises(QuorumUnavailableError):
+            await flavour.acquire(manager.lock("a", wait=0))
+
+        for node in nodes[:2]:
+            await eventually(lambda node=node: not has_key(node, "t:{a}:h"))
+        await eventually(lambda: not manager.courier)
+        await flavour.close(manager)
+        manager.close()
+
+
+async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(nodes: Servers, flavour: Flavour):
+    """L38: a node that stays away is not called upon for ever, and no thread is left."""
+    manager = real_manager(nodes.urls[:1], ttl=1.0, node_timeout=0.2)
+    lease = await flavour.acquire(manager.lock("a"))
+    nodes[0].kill()
+
+    assert await flavour.release(lease) == "unknown"
+    await eventually(lambda: len(manager.courier) == 1)
+    await eventually(lambda: not manager.courier)
+
+    await eventually(lambda: not [one for one in threading.enumerate() if "courier" in one.name])
+    await flavour.close(manager)
+    manager.close()
+
+
+@pytest.mark.parametrize("thawed", ["before the release", "after the release"])
+@pytest.mark.parametrize("link", ["a link to it", "no link to it", "a link that broke"])
+async def test_takeover_that_a_node_missed(nodes: Servers, flavour: Flavour, thawed: str, link: str):
+    """L4, L38: it is told that the hold before is over, however long that was to last, when it can be reached again."""
+    with FaultProxy(nodes[2].url) as proxy:
+        urls = [*nodes.urls[:2], proxy.url]
+        before, after = real_manager(urls), real_manager(urls)
+        for manager in [before] if link == "no link to it" else [before, after]:
+            await connected(manager, flavour)
+        left = await flavour.acquire(before.lock("a", ttl=7200, detached=True))
+        await eventually(lambda: has_key(nodes[2], "t:{a}:h"))
+        nodes[2].freeze()
+
+        lease = await flavour.acquire(after.lock("a", ttl=10, adopt=left.token, renew=False))
+        if link == "a link that broke":
+            proxy.reset()
+        if thawed == "before the release":
+            nodes[2].thaw()
+            await eventually(lambda: owner_on(nodes[2], "t:{a}:h") != left.token)
+            await eventually(lambda: not after.courier)
+            await flavour.extend(lease)  # gives it back to a node that lacks it
+            await eventually(lambda: owner_on(nodes[2], "t:{a}:h") == lease.token)
+        assert await flavour.release(lease) == "released"
+        if thawed == "after the release":
+            nodes[2].thaw()
+
+        await eventually(lambda: not after.courier)
+        for node in nodes[:3]:
+            await eventually(lambda node=node: not has_key(node, "t:{a}:h"))
+        for manager in (before, after):
+            await flavour.close(manager)
+            manager.close()
+
+
+async def test_takeover_overtakes_the_request_of_the_hold_before(nodes: Servers, flavour: Flavour):
+    """L9: a node that is frozen from before the first hold on does not get that when it is over, in whatever order."""
+    before, after = real_manager(nodes.urls[:3]), real_manager(nodes.urls[:3])
+    for manager in (after, before):  # the node reads first what came over the older connection
+        await connected(manager, flavour)
+    nodes[2].freeze()
+    left = await flavour.acquire(before.lock("a", ttl=7200, detached=True))
+    lease = await flavour.acquire(after.lock("a", adopt=left.token))
+    await flavour.release(lease)
+
+    nodes[2].thaw()
+
+    await eventually(lambda: has_key(nodes[2], f"t:x:{left.token}"))  # it refuses what may have come too late
+    await eventually(lambda: not has_key(nodes[2], "t:{a}:h"))
+    for manager in (before, after):
+        await flavour.close(manager)
+        manager.close()
+
+
+async def test_release_by_token_reaches_a_node_later(nodes: Servers, flavour: Flavour):
+    """L38: also when it was sent over a link that turned out later to be broken."""
+    with FaultProxy(nodes[2].url) as proxy:
+        manager = real_manager([*nodes.urls[:2], proxy.url])
+        await connected(manager, flavour)
+        lease = await flavour.acquire(manager.lock("a", ttl=7200, detached=True))
+        await eventually(lambda: has_key(nodes[2], "t:{a}:h"))
+        manager.lock("warm up").acquire().release()
+        proxy.black_hole("requests")
+
+        assert manager.release("a", lease.token) == "released"
+        assert has_key(nodes[2], "t:{a}:h")
+        proxy.reset()
+        proxy.heal()
+        manager.lock("the next").acquire().release()
+
+        await eventually(lambda: not has_key(nodes[2], "t:{a}:h"))
+        await eventually(lambda: not manager.courier)
+        await flavour.close(manager)
+        manager.close()
+
+
+async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour: Flavour):
+    """L30: the renewal of a hold that was just given up touches nothing of the next one, not even in passing."""
+    manager = real_manager(nodes.urls, ttl=1.5, node_timeout=0.3)
+    for _ in range(20):
+        lease = await flavour.acquire(manager.lock("a", wait=0))
+        lease._tenure._renew_at = 0.0  # due at once
+        (watchdog if isinstance(flavour, Blocking) else loop_watchdog()).watch(lease)
+        assert await flavour.release(lease) == "released"
+
+    last = await flavour.acquire(manager.lock("a", wait=0))
+    await eventually(lambda: last.extensions >= 2)
+
+    assert last.valid()
+    assert held_by(manager, "{a}", last.token)
+    await flavour.release(last)
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_link_that_ends_with_a_release_on_its_way(nodes: Servers, flavour: Flavour):
+    """L35, L37: a node that misses a release is told again, also if the outcome was certain before its link ended."""
+    with FaultProxy(nodes[2].url) as proxy:
+        manager = real_manager([*nodes.urls[:2], proxy.url], ttl=60.0, node_timeout=0.5)
+        lease = await on_all(manager.lock("a", renew=False), flavour, nodes[:3])
+        proxy.black_hole("requests")
+        assert await flavour.release(lease) == "released"
+        proxy.reset()
+        proxy.heal()
+
+        await flavour.release(await flavour.acquire(manager.lock("b")))  # now it notices
+
+        await eventually(lambda: not has_key(nodes[2], "t:{a}:h"))
+        await flavour.close(manager)
+        manager.close()
+
+
+async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nodes: Servers, flavour: Flavour):
+    """P2, L37: a node that granted the lock though it knew a higher fence gives it up like the others."""
+    manager = real_manager(nodes.urls[:3], ttl=60.0)
+    await flavour.release(await on_all(manager.lock("b"), flavour, nodes[:3]))
+    with nodes[2].client() as client:
+        client.set("t:{a}:f", str(time.time_ns() // 1000 + 5_000_000), px=60_000)
+    lease = await flavour.acquire(manager.lock("a", token="ab" * 16, renew=False))
+    await eventually(lambda: all(has_key(node, "t:{a}:h") for node in nodes[:3]))
+
+    assert await flavour.release(lease) == "released"
+
+    await eventually(lambda: not any(has_key(node, "t:{a}:h") for node in nodes[:3]))
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers, flavour: Flavour):
+    """P16, L37: nodes are told later of a release that they missed, and by then the same token has the lock again."""
+    with FaultProxy(nodes[1].url) as first, FaultProxy(nodes[2].url) as second:
+        manager = real_manager([nodes[0].url, first.url, second.url], ttl=30.0, node_timeout=0.5)
+        lock = manager.lock("a", token="ab" * 16, renew=False)
+        before = await flavour.acquire(lock)
+        visit, held_again = manager.courier._visit, threading.Event()
+        manager.courier._visit = lambda node: held_again.wait(30) and visit(node)
+        for proxy in (first, second):
+            proxy.black_hole("requests")
+        assert await flavour.release(before) == "unknown"
+        for proxy in (first, second):
+            proxy.reset()
+            proxy.heal()
+
+        again = await flavour.acquire(lock)
+        held_again.set()
+        await eventually(lambda: not manager.courier)
+
+        assert again.fencing_token > before.fencing_token
+        assert sum(has_key(node, "t:{a}:h") for node in nodes[:3]) >= 2  # all that granted it again
+        assert await flavour.release(again) == "released"
+        assert held_by(manager, "{a}")
+        await flavour.close(manager)
+        manager.close()
+
+
+def test_nodes_that_are_down_are_connected_to_by_one_thread_at_a_time(nodes: Servers):
+    """
+    Without a quorum all nodes are asked, but not by all threads at once: that would keep an overloaded server down.
+    """
+    manager = real_manager(nodes.urls, node_timeout=0.1)
+    manager.lock("a").acquire().release()
+    for node in nodes[2:]:
+        node.freeze()
+    with pytest.raises(QuorumUnavailableError):
+        manager.lock("a", wait=0).acquire()
+    tried, over = [], threading.Event()
+
+    def connect(timeout: float) -> NoReturn:
+        tried.append(timeout)
+        over.wait(30)
+        raise LinkError("unreachable")
+
+    with patch.object(manager.nodes[4], "connect", connect):
+        started = time.monotonic()
+        threads = [threading.Thread(target=try_for_a_moment, args=(manager,)) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        allowed = 1 + (time.monotonic() - started) / CONNECT_TIMEOUT
+        over.set()
+
+    assert 1 <= len(tried) <= allowed
+    for node in nodes[2:]:
+        node.thaw()
+    manager.lock("a", wait=30).acquire().release()
+    manager.close()
+
+
+def test_late_end_of_a_try_to_connect_lets_nobody_in_beside_the_next():
+    """The next one may begin when the time of the one before is over, and has its own time then."""
+    breaker = Breaker()
+    breaker.failed(0.0)
+    first = breaker.admits(0.0, 0.25)
+    assert not breaker.admits(0.2, 0.25)
+    second = breaker.admits(0.3, 0.25)
+
+    breaker.was_tried(first)
+
+    assert not breaker.admits(0.4, 0.25)
+    breaker.was_tried(second)
+    assert breaker.admits(0.4, 0.25)
+
+
+def try_for_a_moment(manager: LockManager) -> None:
+    with suppress(QuorumUnavailableError):
+        manager.lock("a", wait=0.3).acquire().release()

@@ -1,0 +1,419 @@
+"""Locks that several may hold, that are entered again, that watch over their work, and that have very many names."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
+from django_redlock.core.acquisition import farewell
+from django_redlock.core.messages import SHARED, Kind, Release
+from django_redlock.locks import LockManager
+from django_redlock.testing import Servers
+from tests.managers import Blocking, Flavour, Manager, eventually, held_by, holders, real_manager
+
+from .test_waiting import Line, waiting
+
+
+async def take(flavour: Flavour, manager: LockManager, name: Any, **options: Any) -> Any:
+    return await flavour.acquire(manager.lock(name, **{"wait": 0, **options}))
+
+
+# limit
+
+
+async def test_lock_with_places_has_so_many_holders_and_no_more(make: Manager, flavour: Flavour):
+    """P16: a counting semaphore over a majority is unsound, so each place is an exclusive lock."""
+    manager = make()
+
+    leases = [await take(flavour, manager, "a", limit=3) for _ in range(3)]
+    with pytest.raises(LockTakenError):
+        await take(flavour, manager, "a", limit=3)
+
+    assert await flavour.release(leases.pop()) == "released"
+    leases.append(await take(flavour, manager, "a", limit=3))
+    assert [await flavour.extend(lease) for lease in leases] == [True, True, True]
+    assert len({lease.token for lease in leases}) == 3
+    for lease in leases:
+        assert await flavour.release(lease) == "released"
+
+
+async def test_place_is_waited_for_in_order(make: Manager, flavour: Flavour):
+    """P27: one queue for all places; whichever becomes free goes to the first in line."""
+    manager = make()
+    leases = [await take(flavour, manager, "a", limit=2) for _ in range(2)]
+    line = Line(flavour, manager, manager.lock("a", limit=2, wait=60))
+    tasks = [await line.join(number) for number in range(4)]
+    with pytest.raises(LockTakenError):
+        await take(flavour, manager, "a", limit=2)
+
+    await flavour.release(leases[1])
+    await asyncio.gather(*tasks)
+    await flavour.release(leases[0])
+
+    assert line.served == [0, 1, 2, 3]
+    assert waiting(manager) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"limit": 0}, "limit must be a whole number from 1 to 1000, not 0"),
+        ({"limit": True}, "limit must be"),
+        ({"limit": 2, "shared": True}, "limit=2 and shared=True cannot be combined"),
+        ({"limit": 2, "name": ["a", "b"]}, "limit=2 and several names cannot be combined"),
+        ({"heartbeat": 0}, "heartbeat must be more than 0 seconds"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(memory: Manager, options: Any, says: str):
+    """L14: before anything is sent, with what to write instead."""
+    with pytest.raises(ValueError, match=says):
+        memory().lock(**{"name": "a", **options})
+
+
+# shared
+
+
+async def test_shared_holders_keep_out_an_exclusive_one_and_it_them(make: Manager, flavour: Flavour):
+    """P16: any number of readers or one writer."""
+    manager = make()
+
+    readers = [await take(flavour, manager, "a", shared=True) for _ in range(3)]
+    assert len({lease.fencing_token for lease in readers}) == 3
+    for lease in readers:
+        with pytest.raises(LockTakenError):
+            await take(flavour, manager, "a")
+        assert await flavour.release(lease) == "released"
+    writer = await take(flavour, manager, "a")
+    with pytest.raises(LockTakenError):
+        await take(flavour, manager, "a", shared=True)
+
+    assert writer.fencing_token > max(lease.fencing_token for lease in readers)
+    assert await flavour.release(writer) == "released"
+    assert held_by(manager, "{a}")
+
+
+async def test_shared_holders_end_each_by_itself(make: Manager, flavour: Flavour):
+    """P18, P29: an extension is that of one holder; who lets its lease lapse takes nobody along."""
+    manager = make(node_timeout=0.2)
+    short = await take(flavour, manager, "a", shared=True, ttl=1.0, renew=False)
+    long = await take(flavour, manager, "a", shared=True, ttl=10.0, renew=False)
+
+    assert await flavour.extend(long)
+    assert await flavour.lost(short)
+
+    assert long.valid()
+    assert await flavour.extend(long)
+    assert set(holders(manager, "{a}")) == {SHARED}
+    with pytest.raises(LockTakenError):
+        await take(flavour, manager, "a")
+    assert await flavour.release(short) == "expired"
+    assert await flavour.release(long) == "released"
+    assert held_by(manager, "{a}")
+
+
+async def test_writer_does_not_starve(make: Manager, flavour: Flavour):
+    """P27: readers who come after a waiting writer stand behind it, and all of them follow when it is done."""
+    manager = make()
+    reader = await take(flavour, manager, "a", shared=True)
+    writers = Line(flavour, manager)
+    readers = Line(flavour, manager, manager.lock("a", shared=True, wait=60))
+    readers.served = writers.served
+    tasks = [await writers.join(0), await readers.join(1), await readers.join(2)]
+    with pytest.raises(LockTakenError):
+        await take(flavour, manager, "a", shared=True)
+
+    await flavour.release(reader)
+    await asyncio.gather(*tasks)
+
+    assert writers.served[0] == 0
+    assert sorted(writers.served) == [0, 1, 2]
+
+
+async def test_operator_ends_all_shared_holds(make: Manager, flavour: Flavour):
+    """P19, L74: who was thrown out is told by its next extension, and why, although nobody else has come."""
+    manager = make()
+    readers = [await take(flavour, manager, "a", shared=True, renew=False) for _ in range(2)]
+    early, late = (
+        farewell(Release(("{a}",), SHARED, 10.0, shared=True, revoke=True, token=token), range(5), (), 10.0, 0.2)
+        for token in (readers[0].fencing_token, readers[1].fencing_token)
+    )
+    manager.ask(early)
+    still = [await flavour.extend(lease) for lease in readers]
+    manager.ask(late)
+
+    assert {reply.kind for reply in early.replies.values()} == {Kind.BUSY}
+    assert still == [True, True]
+    assert {reply.kind for reply in late.replies.values()} == {Kind.RELEASED}
+    assert [await flavour.extend(lease) for lease in readers] == [False, False]
+    assert {lease.reason for lease in readers} == {"revoked"}
+
+
+# reentrant
+
+
+async def test_reentrant_lock_is_entered_again_without_asking_anybody(make: Manager, flavour: Flavour):
+    """L43: for the same thread or task; it is free when it has been left as often."""
+    manager = make()
+    acquired = []
+    manager.notify = lambda event, **about: acquired.append(event)
+
+    async with flavour.entered(manager.lock("a", reentrant=True)) as outer:
+        async with flavour.entered(manager.lock("a", reentrant=True, wait=0)) as inner:
+            assert inner is outer
+        assert outer.valid()
+        assert held_by(manager, "{a}", outer.token)
+
+    assert outer.reason == "released"
+    assert held_by(manager, "{a}")
+    assert acquired == ["lock_acquired", "lock_released"]
+
+
+async def test_reentrant_lock_keeps_out_other_threads_and_tasks(make: Manager, flavour: Flavour):
+    """L42, L43: it belongs to who has it, not to the object."""
+    manager = make()
+    lock = manager.lock("a", reentrant=True, wait=0)
+    refused = []
+
+    async def other(mine: Flavour) -> None:
+        with pytest.raises(LockTakenError):
+            await mine.acquire(lock)
+        refused.append(True)
+
+    async with flavour.entered(lock):
+        if isinstance(flavour, Blocking):
+            await asyncio.to_thread(lambda: asyncio.run(other(flavour)))
+        else:
+            await asyncio.create_task(other(flavour))
+
+    assert refused == [True]
+
+
+async def test_reentrant_lock_that_was_lost_is_not_entered_again(make: Manager, flavour: Flavour):
+    """L26, L43: the work that goes on under it is no longer exclusive, and is told so."""
+    manager = make()
+    lease = await take(flavour, manager, "a", reentrant=True)
+    lease._tenure.deadline = 0.0
+
+    with pytest.raises(LockLostError):
+        await take(flavour, manager, "a", reentrant=True)
+
+
+async def test_reentrant_lock_is_not_had_both_ways(make: Manager, flavour: Flavour):
+    """L43: a holder that wants it exclusively beside its own shared hold would wait for itself."""
+    manager = make()
+
+    async with flavour.entered(manager.lock("a", reentrant=True, shared=True)):
+        with pytest.raises(RuntimeError, match="held here, shared; it cannot be had the other way"):
+            await flavour.acquire(manager.lock("a", reentrant=True))
+
+
+# heartbeat, loss
+
+
+async def test_lease_whose_work_gives_no_sign_of_life_is_not_extended(make: Manager, flavour: Flavour):
+    """P34: a hung worker in a living process loses the lock, and the loss says why."""
+    manager = make(ttl=4.0, node_timeout=0.8)
+    lease = await take(flavour, manager, "a", heartbeat=0.1)
+
+    assert await flavour.lost(lease)
+
+    assert lease.reason == "heartbeat"
+
+
+async def test_heartbeat_keeps_a_lease(make: Manager, flavour: Flavour):
+    """P34: work that says that it goes on keeps the lock."""
+    manager = make(ttl=4.0, node_timeout=0.8)
+    lease = await take(flavour, manager, "a", heartbeat=3.0)
+
+    while lease.extensions < 2:
+        assert lease.valid()
+        lease.heartbeat()
+        await asyncio.sleep(0.02)
+
+    assert lease.valid()
+    await flavour.release(lease)
+
+
+async def test_body_is_cancelled_when_the_lock_is_lost(make: Manager):
+    """L23, L24: an asyncio body need not ask; the block raises the loss in place of the cancellation."""
+    manager = make(ttl=4.0, node_timeout=0.8)
+    ended = []
+
+    async def work() -> None:
+        async with manager.lock("a", cancel_on_lost=True) as lease:
+            manager.release("a", lease.token)
+            thieves.append(await manager.lock("a", ttl=10.0, renew=False).aacquire())
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(True)
+
+    thieves: list[Any] = []
+    with pytest.raises(LockLostError, match="no longer knows this holder"):
+        await work()
+
+    assert ended == [True]
+    assert asyncio.current_task().cancelling() == 0
+    await thieves[0].arelease()
+
+
+async def test_cancellation_from_elsewhere_is_not_taken_for_a_loss(make: Manager):
+    """L36: who cancels the task gets a cancelled task."""
+    manager = make()
+    entered = asyncio.Event()
+
+    async def body() -> None:
+        async with manager.lock("a", cancel_on_lost=True):
+            entered.set()
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(body())
+    await entered.wait()
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert held_by(manager, "{a}")
+
+
+def test_blocking_body_cannot_be_cancelled(memory: Manager):
+    """A promise that cannot be kept is refused."""
+    with pytest.raises(RuntimeError, match="works with 'async with' only"):
+        memory().lock("a", cancel_on_lost=True).acquire()
+
+
+# ttl, many names
+
+
+async def test_extension_may_change_the_length_of_the_lease(make: Manager, flavour: Flavour):
+    """P17, P18: a shorter ttl counts as soon as it is sent, a longer one when a quorum agreed."""
+    manager = make(node_timeout=1.0)
+    lease = await take(flavour, manager, "a", ttl=10.0, renew=False)
+    extend = lease.extend if isinstance(flavour, Blocking) else lease.aextend
+
+    assert await _value(extend(ttl=30.0))
+    assert 29 < lease.remaining() < 30
+    assert await _value(extend(ttl=5.0))
+    assert 4 < lease.remaining() < 5
+    with pytest.raises(ValueError, match="ttl must be from"):
+        await _value(extend(ttl=1000.0))
+
+    assert await flavour.release(lease) == "released"
+
+
+async def _value(value: Any) -> Any:
+    return await value if asyncio.iscoroutine(value) else value
+
+
+async def test_very_many_names_are_one_lock(nodes: Servers, flavour: Flavour):
+    """P26, L56: a request for more than 200 names goes in parts, and is still all or nothing."""
+    manager = real_manager(nodes.urls, node_timeout=2.0)
+    names = [f"n{number:04}" for number in range(1001)]
+
+    lease = await take(flavour, manager, names)
+    with pytest.raises(LockTakenError):
+        await take(flavour, manager, [f"m{number}" for number in range(400)] + ["n0999"])
+    assert await flavour.extend(lease)
+    assert len(set(holders(manager, "{n1000}"))) == 1
+    assert await flavour.release(lease) == "released"
+
+    for slug in ("{n0000}", "{n1000}", "{m0}", "{m399}"):
+        assert held_by(manager, slug)
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_parts_that_a_server_has_forgotten_are_sent_again(nodes: Servers, flavour: Flavour):
+    """L64: scripts that were flushed cost one more request, in parts as in whole."""
+    manager = real_manager(nodes.urls, node_timeout=2.0)
+    await flavour.release(await take(flavour, manager, "warm up"))
+    for node in nodes:
+        with node.client() as client:
+            client.script_flush()
+
+    lease = await take(flavour, manager, [f"n{number}" for number in range(500)])
+
+    assert await flavour.release(lease) == "released"
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_minority_of_parts_leaves_nothing(nodes: Servers, flavour: Flavour):
+    """L8: a node that granted some parts and refused others gives back what it granted."""
+    manager = real_manager(nodes.urls[:1], node_timeout=2.0)
+    names = [f"n{number:04}" for number in range(600)]
+    holder = await take(flavour, manager, "n0300")
+
+    with pytest.raises(LockTakenError):
+        await take(flavour, manager, names)
+
+    for slug in ("{n0000}", "{n0199}", "{n0599}"):
+        assert held_by(manager, slug)
+    assert holder.valid()
+    await flavour.release(holder)
+    await flavour.close(manager)
+    manager.close()
+
+
+# renewal in batches
+
+
+async def test_leases_are_extended_together(nodes: Servers, flavour: Flavour):
+    """L31, L22: leases that are due at the same time share a round; each has an outcome of its own."""
+    manager = real_manager(nodes.urls, ttl=30.0, node_timeout=1.0)
+    leases = [await take(flavour, manager, f"n{number}") for number in range(250)]
+    manager.release("n7", leases[7].token)
+    thief = await take(flavour, manager, "n7")
+    for node in nodes:
+        with node.client() as client:
+            client.config_resetstat()
+
+    if isinstance(flavour, Blocking):
+        longer = manager.extend(leases)
+    else:
+        longer = await manager.aextend(leases)
+
+    assert longer == 249
+    assert leases[7].reason == "superseded"
+    assert thief.valid()
+    with nodes[0].client() as client:
+        assert client.info("commandstats")["cmdstat_evalsha"]["calls"] <= 3
+    for lease in [*leases, thief]:
+        await flavour.release(lease)
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_renewal_of_many_leases_survives_a_frozen_node(nodes: Servers, flavour: Flavour):
+    """L22, L25, P25: a node that says nothing delays the others of the batch by no more than a node timeout."""
+    extended: list[Any] = []
+    manager = real_manager(nodes.urls, ttl=4.0, node_timeout=0.8)
+    manager.notify = lambda event, **about: event == "lock_extended" and extended.append(about["lease"])
+    leases = [await take(flavour, manager, f"n{number}") for number in range(50)]
+    nodes[0].freeze()
+    nodes[1].freeze()
+
+    await eventually(lambda: len(extended) >= 150)
+
+    assert all(lease.valid() for lease in leases)
+    nodes[0].thaw()
+    nodes[1].thaw()
+    for lease in leases:
+        await flavour.release(lease)
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_nothing_is_taken_without_a_quorum(nodes: Servers, flavour: Flavour):
+    """L3: shared locks and locks with places need a quorum like any other."""
+    manager = real_manager(nodes.urls)
+    for node in nodes[:3]:
+        node.kill()
+
+    for options in ({"shared": True}, {"limit": 2}):
+        with pytest.raises(QuorumUnavailableError):
+            await take(flavour, manager, "a", **options)
+
+    await flavour.close(manager)
+    manager.close()

@@ -1,0 +1,134 @@
+"""A link of an event loop: many requests of one turn, its end, and what it leaves behind."""
+
+import asyncio
+import time
+
+import pytest
+
+from django_redlock.core.messages import Acquire, Kind, Reply
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.redis import CROWD, AsyncRedisLink
+from django_redlock.testing import Servers
+from tests.managers import eventually, real_manager
+
+CALLS = 3 * CROWD
+
+
+async def link_to(nodes: Servers) -> AsyncRedisLink:
+    link = await open_node(NodeSpec(nodes[0].url), "t:").aconnect(1.0)
+    assert isinstance(link, AsyncRedisLink)
+    return link
+
+
+def acquire(number: int) -> Acquire:
+    """Ask for a name and with a token of its own, so that each reply tells whose it is."""
+    return Acquire((f"{{{number}}}",), f"{number:032}", f"{number:032}", 60.0, time.time_ns() // 1000, 600.0, 600.0)
+
+
+class Told:
+    """Collects what the requests sent together are told."""
+
+    def __init__(self, link: AsyncRedisLink) -> None:
+        self.replies: dict[int, Reply] = {}
+        self.numbers = [acquire(number) for number in range(CALLS)]
+        for number, request in enumerate(self.numbers):
+            link.send(request, {}, lambda reply, number=number: self._take(number, reply))
+
+    def _take(self, number: int, reply: Reply | None) -> bool:
+        if reply is not None:
+            assert number not in self.replies
+            self.replies[number] = reply
+        return True
+
+    @property
+    def all(self) -> bool:
+        return len(self.replies) == CALLS
+
+
+async def test_requests_of_one_turn_are_all_answered_in_order(nodes: Servers):
+    """Written together or not, each reply goes to who asked."""
+    link = await link_to(nodes)
+
+    told = Told(link)
+    await eventually(lambda: told.all)
+
+    assert list(told.replies) == list(range(CALLS))
+    assert {reply.kind for reply in told.replies.values()} == {Kind.ACCEPTED}
+    assert [reply.fence for reply in told.replies.values()] == [request.number for request in told.numbers]
+    link.close()
+
+
+async def test_script_that_is_unknown_is_sent_again_for_each_of_many(nodes: Servers):
+    """L64: a server that forgot its scripts says so to every request that is on its way."""
+    link = await link_to(nodes)
+    first = Told(link)
+    await eventually(lambda: first.all)
+    with nodes[0].client() as client:
+        client.flushall()
+        client.script_flush()
+
+    told = Told(link)
+    await eventually(lambda: told.all)
+
+    assert {reply.kind for reply in told.replies.values()} == {Kind.ACCEPTED}
+    link.close()
+
+
+async def test_link_that_is_dropped_has_sent_what_was_given_to_it(nodes: Servers):
+    """L11, L39: a release that a cancelled task has left with the link reaches the node, though nobody is told."""
+    link = await link_to(nodes)
+
+    told = Told(link)
+    link.close()
+
+    assert {(reply.kind, reply.detail) for reply in told.replies.values()} == {(Kind.UNKNOWN, "closed")}
+    assert told.all
+    with pytest.raises(LinkError):
+        link.send(told.numbers[0], {}, lambda reply: True)
+    with nodes[0].client() as client:
+        await eventually(lambda: len(client.keys("t:*:h")) == CALLS)
+
+
+async def test_connection_that_breaks_tells_all_who_wait(nodes: Servers):
+    """Whether their requests were executed, nobody knows."""
+    link = await link_to(nodes)
+    nodes[0].freeze()
+    told = Told(link)
+    await asyncio.sleep(0)
+    nodes[0].kill()
+    await eventually(lambda: told.all)
+
+    assert link.broken
+    assert {reply.kind for reply in told.replies.values()} == {Kind.UNKNOWN}
+    nodes[0].start()
+
+
+async def test_connection_that_ended_before_it_was_taken_over_is_noticed(nodes: Servers):
+    """redis-py's reader, which heard of the end, is not asked any more; the link would wait for ever."""
+    node = open_node(NodeSpec(nodes[0].url), "t:")
+    connection = node._new_async_connection(1.0)
+    await connection.connect()
+    with nodes[0].client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+    reader = connection._reader
+    await eventually(reader.at_eof)
+
+    with pytest.raises(LinkError, match="closed"):
+        AsyncRedisLink(connection, node._wording, None)
+
+    await connection.disconnect(nowait=True)
+
+
+async def test_lock_that_is_soon_released_costs_no_task(nodes: Servers):
+    """The links have one each; a lock that is held needs one only while it is extended."""
+    manager = real_manager(nodes.urls)
+    async with manager.lock("a"):
+        pass
+    before = asyncio.all_tasks()
+
+    async with manager.lock("a"):
+        during = asyncio.all_tasks()
+
+    assert {task.get_name() for task in during - before} <= {"django_redlock link"}  # of nodes that connected late
+    await manager.aclose()

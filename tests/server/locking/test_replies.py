@@ -1,0 +1,480 @@
+"""Every error reply has one meaning: no vote. Each is given by a real server that is really in that state."""
+
+import asyncio
+import shutil
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+import pytest
+import redis
+
+from django_redlock import QuorumUnavailableError
+from django_redlock.core.acquisition import Granted
+from django_redlock.core.messages import Kind, Raise, Release
+from django_redlock.locks import LockManager, instant
+from django_redlock.testing import Server, Servers
+from tests.managers import Asyncio, Flavour, real_manager
+
+USER = "ACL SETUSER worker on >sesame ~* &* +@all"
+ENDLESS = "while true do end"
+HIGHEST_CLUSTER_PORT = 55_535  # the port of the cluster's bus is 10,000 higher
+
+
+@dataclass
+class Patient:
+    """A server that is about to give errors, and what to connect as."""
+
+    server: Server
+    client: redis.Redis
+    login: str = ""
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.login}127.0.0.1:{self.server.port}/0"
+
+    def command(self, line: str) -> object:
+        return self.client.execute_command(*line.split())
+
+    def until(self, true: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 20
+        while not true():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def says(self, word: str, *command: str) -> bool:
+        """Tell whether the server answers a command with this error."""
+        try:
+            self.client.execute_command(*command)
+        except redis.RedisError as error:
+            return word in f"{type(error).__name__} {error}"
+        return False
+
+
+# Each of these brings a server into a state, and out of it.
+
+
+@contextmanager
+def full(it: Patient) -> Iterator[None]:
+    it.command("CONFIG SET maxmemory 1")
+    yield
+    it.command("CONFIG SET maxmemory 0")
+
+
+@contextmanager
+def snapshots_fail(it: Patient) -> Iterator[None]:
+    shutil.rmtree(it.server._folder)  # even root cannot write there now
+    it.client.config_set("save", "3600 1")
+    it.client.set("changed", "1")
+    with suppress(redis.ResponseError):  # some versions cannot even begin
+        it.client.bgsave()
+    it.until(lambda: it.client.info("persistence")["rdb_last_bgsave_status"] == "err")
+    yield
+    it.client.config_set("save", "")
+
+
+@contextmanager
+def too_few_replicas(it: Patient) -> Iterator[None]:
+    it.command("CONFIG SET min-replicas-to-write 1")
+    yield
+    it.command("CONFIG SET min-replicas-to-write 0")
+
+
+@contextmanager
+def replica(it: Patient) -> Iterator[None]:
+    it.client.replicaof("127.0.0.1", 1)
+    yield
+    it.client.replicaof("NO", "ONE")
+
+
+@contextmanager
+def replica_that_lost_its_master(it: Patient) -> Iterator[None]:
+    it.client.config_set("replica-serve-stale-data", "no")
+    with replica(it):
+        yield
+
+
+@contextmanager
+def long_script(it: Patient) -> Iterator[None]:
+    it.client.config_set("lua-time-limit", "10")
+    busy = it.client.connection_pool.make_connection()
+    busy.connect()
+    busy.send_command("EVAL", ENDLESS, "0")
+    it.until(lambda: it.says("BUSY", "PING"))
+    yield
+    it.client.script_kill()
+    busy.disconnect()
+
+
+@contextmanager
+def no_right(it: Patient, less: str) -> Iterator[None]:
+    it.login = "worker:sesame@"
+    it.command(f"{USER} {less}")
+    yield
+    it.command(f"{USER} resetkeys ~*")
+
+
+@contextmanager
+def password(it: Patient) -> Iterator[None]:
+    it.client.config_set("requirepass", "sesame")
+    yield
+    it.client.config_set("requirepass", "")
+
+
+@contextmanager
+def another_password(it: Patient) -> Iterator[None]:
+    it.login = "worker:sesame@"
+    it.command(f"{USER} resetpass >other")
+    yield
+    it.command(USER)
+
+
+@contextmanager
+def needless_password(it: Patient) -> Iterator[None]:
+    it.login = ":sesame@"
+    yield
+    it.command("CONFIG SET requirepass sesame")
+
+
+@contextmanager
+def crowd(it: Patient) -> Iterator[None]:
+    it.client.config_set("maxclients", "1")
+    yield
+    it.client.config_set("maxclients", "100")
+
+
+@contextmanager
+def loading(it: Patient) -> Iterator[None]:
+    it.client.config_set("rdbcompression", "no")
+    for number in range(60):
+        it.client.set(f"key {number}", "x" * 2_000_000)  # so much is loaded between two looks at the connections
+    with it.server.client(socket_timeout=30) as client:  # a slow disk takes seconds
+        client.shutdown(save=True)
+    it.server._wait_until_gone()
+    it.server.args = ("--key-load-delay", "40000")  # microseconds
+    it.server._launch()
+    it.until(lambda: it.says("BusyLoading", "PING"))
+    yield
+    with suppress(redis.ResponseError):  # Redis 6.2 does not listen; it takes two seconds
+        it.client.config_set("key-load-delay", "0")
+    it.server._wait_until_ready()
+
+
+NOW, LATER = True, False
+
+
+@dataclass(frozen=True)
+class Case:
+    """
+    One state of a server.
+
+    Args:
+        word: What the error of the lock says of the node.
+        state: Brings it about.
+        at_once: Whether nobody waits for such a node.
+        warm: Whether a connection of before gets the error, too.
+        cold_word: What is said of it to a new connection, if that differs.
+    """
+
+    word: str
+    state: Callable[[Patient], object]
+    at_once: bool = LATER
+    warm: bool = True
+    cold_word: str = ""
+
+    def __str__(self) -> str:
+        return self.word
+
+    def said(self, warm: bool) -> str:
+        return self.word if warm else self.cold_word or self.word
+
+
+CASES = [
+    Case("OOM", full),
+    Case("MISCONF", snapshots_fail),
+    Case("NOREPLICAS", too_few_replicas),
+    Case("LOADING", loading, warm=False),
+    Case("BUSY", long_script),
+    Case("max clients", crowd, warm=False),
+    Case("READONLY", replica, NOW, cold_word="is a replica"),
+    Case("MASTERDOWN", replica_that_lost_its_master, NOW, cold_word="is a replica"),
+    Case("NOPERM", lambda it: no_right(it, "-eval -evalsha"), NOW, warm=False),
+    Case("NOPERM", lambda it: no_right(it, "resetkeys ~other"), NOW, warm=False),
+    Case("NOPERM", lambda it: no_right(it, "-set"), NOW, warm=False),
+    Case("NOAUTH", password, NOW, warm=False),
+    Case("WRONGPASS", another_password, NOW, warm=False),
+    Case("has no password", needless_password, NOW, warm=False),
+]
+
+
+@pytest.fixture
+def patient() -> Iterator[Patient]:
+    with Server() as server, server.client() as client:
+        yield Patient(server, client)
+
+
+async def refused(flavour: Flavour, manager: LockManager, wait: float = 0) -> QuorumUnavailableError:
+    """Try to take the lock; returns the error, which is never that it is taken."""
+    with pytest.raises(QuorumUnavailableError) as caught:
+        await flavour.acquire(manager.lock("a", wait=wait))
+    return caught.value
+
+
+WITH_NEW_CONNECTION = [(case, False) for case in CASES]
+WITH_OLD_CONNECTION = [(case, True) for case in CASES if case.warm]
+
+
+@pytest.mark.parametrize(("case", "warm"), WITH_NEW_CONNECTION + WITH_OLD_CONNECTION, ids=str)
+async def test_error_is_no_vote_and_keeps_its_word(
+    nodes: Servers, patient: Patient, flavour: Flavour, case: Case, warm: bool
+):
+    """P23, L65, L3: no vote, nobody's hold, named by its word; others go on, and so does a node that is well again."""
+    with ExitStack() as stack:
+        if warm:
+            alone = real_manager([patient.url], node_timeout=2.0)
+            await flavour.release(await flavour.acquire(alone.lock("a", wait=0)))
+        state = stack.enter_context(ExitStack())
+        state.enter_context(case.state(patient))
+        if not warm:
+            alone = real_manager([patient.url], node_timeout=2.0)
+        pair, three = (real_manager([patient.url, *nodes.urls[:count]], node_timeout=2.0) for count in (1, 2))
+        managers = [alone, pair, three]
+
+        error = await refused(flavour, alone)
+        both = await refused(flavour, pair)
+        lease = await flavour.acquire(three.lock("a", wait=0))
+
+        assert set(error.nodes.values()) == {case.said(warm)}
+        assert both.nodes[pair.nodes[0].name] == case.said(False)
+        assert await flavour.release(lease) == "released"
+        assert error.misconfigured is both.misconfigured is case.at_once
+        if case.at_once:
+            assert (await refused(flavour, alone, wait=60)).attempts == 1
+        state.close()
+        again = await flavour.acquire(alone.lock("a", wait=5))
+        assert await flavour.release(again) == "released"
+        for manager in managers:
+            await flavour.close(manager)
+
+
+async def test_half_a_grant_is_taken_back(patient: Patient, flavour: Flavour):
+    """P23, P24: a script that may not do everything may have done something; the release says cancelled as well."""
+    with no_right(patient, "-zadd"):
+        manager = real_manager([patient.url])
+
+        error = await refused(flavour, manager)
+
+        assert set(error.nodes.values()) == {"NOPERM"}
+        patient.until(lambda: not patient.client.exists("t:{a}:h") and patient.client.keys("t:x:*"))
+        await flavour.close(manager)
+
+
+async def test_full_node_still_lets_go(patient: Patient, flavour: Flavour):
+    """L65: whoever holds a lock can release it although the node has become full."""
+    manager = real_manager([patient.url])
+    lease = await flavour.acquire(manager.lock("a"))
+    with full(patient):
+        outcome = await flavour.release(lease)
+    await flavour.close(manager)
+
+    assert outcome == ("released" if not patient.client.exists("t:{a}:h") else "unknown")
+
+
+async def test_scripts_forgotten_between_the_two_rounds_are_sent_again(nodes: Servers, flavour: Flavour):
+    """L64, P26: SCRIPT FLUSH after the grant and before the token is raised costs a message, not the lock."""
+    manager = real_manager(nodes.urls)
+    await flavour.release(await flavour.acquire(manager.lock("a")))
+    for node in nodes:
+        with node.client() as client:
+            client.set("t:{a}:f", 2**52)
+    ask = manager.aask if isinstance(flavour, Asyncio) else None
+    for flushes in range(2):
+        steps = manager.acquisition(manager.lock("a")._wanted).steps(instant())
+        ballot, outcome = next(steps), None
+        while outcome is None:
+            if isinstance(next(iter(ballot.requests.values())), Raise) and flushes:
+                for node in nodes:
+                    with node.client() as client:
+                        client.script_flush()
+            await ask(ballot) if ask else manager.ask(ballot)
+            try:
+                ballot = steps.send(instant())
+            except StopIteration as stop:
+                outcome = stop.value
+        assert isinstance(outcome, Granted)
+        assert outcome.token > 2**52
+        manager.release("a", outcome.nonce)
+        manager._floor._highest.clear()  # so that the next proposal is too low again
+    await flavour.close(manager)
+    manager.close()
+
+
+# Redis Cluster
+
+
+@contextmanager
+def cluster_nodes(count: int) -> Iterator[list[Server]]:
+    with ExitStack() as stack:
+        servers: list[Server] = []
+        while len(servers) < count:
+            server = Server(args=("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"))
+            if server.port <= HIGHEST_CLUSTER_PORT:
+                servers.append(stack.enter_context(server))
+        yield servers
+
+
+async def test_cluster_is_a_configuration_error(flavour: Flavour):
+    """P22, P23, L65: the keys of a lock are in several slots, and a cluster forgets; nobody waits for one."""
+    with cluster_nodes(1) as (server,), server.client() as client:
+        mute = silenced(client, server)
+        for url, words in ((server.url, {"runs in cluster mode"}), (mute, {"CLUSTERDOWN", "CROSSSLOT"})):
+            manager = real_manager([url])
+
+            error = await refused(flavour, manager, wait=60)
+
+            assert set(error.nodes.values()) <= words
+            assert (error.misconfigured, error.attempts) == (True, 1)
+            await flavour.close(manager)
+
+
+def silenced(client: redis.Redis, server: Server) -> str:
+    """Return the URL of a user to whom the server does not say what it is."""
+    client.execute_command(*f"{USER} -info".split())
+    return server.url.replace("//", "//worker:sesame@")
+
+
+async def test_slot_that_another_node_serves_is_a_configuration_error():
+    """P23, L65: CROSSSLOT where the slots are served, MOVED where the one key of a question is served elsewhere."""
+    with cluster_nodes(2) as servers:
+        empty, owner = servers
+        with owner.client() as client:
+            client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+            client.execute_command("CLUSTER", "MEET", "127.0.0.1", empty.port)
+        managers = []
+        for server in servers:
+            with server.client() as client:
+                managers.append(real_manager([silenced(client, server)]))
+        deadline = time.monotonic() + 20
+
+        def asked(manager: LockManager) -> str:
+            return str(manager.survey(count=1)[0])
+
+        while asked(managers[0]) != "MOVED" or asked(managers[1]) != "listed":
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+
+        for manager in managers:
+            with pytest.raises(QuorumUnavailableError, match="CROSSSLOT") as caught:
+                manager.lock("a", wait=60).acquire()
+            assert caught.value.attempts == 1
+            manager.close()
+
+
+# Replies that are none
+
+
+@dataclass
+class Babbler:
+    """A server that introduces itself as a real one does and then answers every request with the same bytes."""
+
+    greeting: bytes
+    reply: bytes
+    port: int = 0
+    heard: bytes = b""
+
+
+@contextmanager
+def babbler(greeting: bytes, reply: bytes) -> Iterator[Babbler]:
+    it = Babbler(greeting, reply)
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):
+                while data := self.request.recv(65536):
+                    it.heard += data
+                    self.request.sendall(it.greeting if b"INFO" in data else it.reply)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        it.port = server.server_address[1]
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield it
+        server.shutdown()
+        thread.join()
+
+
+WELL_FORMED = [b":1\r\n", b"+OK\r\n", b"$-1\r\n", b"*0\r\n", b"*-1\r\n", b"*2\r\n$8\r\nACCEPTED\r\n$1\r\n1\r\n"]
+WELL_FORMED += [
+    b"*5\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n",
+    b"*5\r\n$3\r\nYES\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n0\r\n$0\r\n\r\n",
+]
+WELL_FORMED += [b"*5\r\n$8\r\nACCEPTED\r\n$1\r\nx\r\n$1\r\n1\r\n$1\r\n0\r\n$0\r\n\r\n", b"*1\r\n*1\r\n$-1\r\n"]
+BROKEN = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$x\r\n", b":x\r\n", b"*x\r\n", b"\x15\x03\x01\x00\x02\x02\x46\r\n"]
+
+
+@pytest.mark.parametrize("reply", [*WELL_FORMED, *BROKEN])
+async def test_malformed_reply_is_no_vote(nodes: Servers, flavour: Flavour, reply: bytes):
+    """P23: whatever a node babbles, it is no grant and no holder, and what it may have done is released and buried."""
+    with nodes[0].client(decode_responses=False) as client:
+        text = b"run_id:%s\r\nuptime_in_seconds:1000\r\nrole:master\r\n" % client.info("server")["run_id"].encode()
+    with babbler(b"$%d\r\n%s\r\n" % (len(text), text), reply) as server:
+        manager = real_manager([f"redis://127.0.0.1:{server.port}"])
+
+        error = await refused(flavour, manager)
+
+        assert set(error.nodes.values()) == {"malformed reply"}
+        assert not error.misconfigured
+        if reply in WELL_FORMED:
+            deadline = time.monotonic() + 5
+            while b"\r\n10000\r\n$2\r\nt:\r\n" not in server.heard:  # the release, with a marker for the whole ttl
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+        await flavour.close(manager)
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"+OK\r\n", b":1\r\n", b"$3\r\nhey\r\n", b"$x\r\n", b"HTTP/1.1 400 Bad Request\r\n"]
+)
+async def test_something_else_than_a_node_is_named(flavour: Flavour, greeting: bytes):
+    """P23: what does not introduce itself as a node gets no request."""
+    with babbler(greeting, b"+OK\r\n") as server:
+        manager = real_manager([f"redis://127.0.0.1:{server.port}"])
+
+        error = await refused(flavour, manager)
+
+        assert set(error.nodes.values()) == {"malformed reply"}
+        assert b"EVAL" not in server.heard
+        await flavour.close(manager)
+
+
+async def test_node_that_says_nothing_of_itself_has_no_vote_while_restarts_are_guarded(
+    patient: Patient, flavour: Flavour
+):
+    """P20, P22, P23: without INFO nobody knows when it started; that is a matter of rights, not of waiting."""
+    with no_right(patient, "-info"):
+        guarded, careless = (real_manager([patient.url], restart_guard=guard) for guard in (True, False))
+
+        error = await refused(flavour, guarded, wait=60)
+
+        assert set(error.nodes.values()) == {"refuses INFO (NOPERM)"}
+        assert (error.misconfigured, error.attempts) == (True, 1)
+        await flavour.release(await flavour.acquire(careless.lock("a", wait=0)))
+        for manager in (guarded, careless):
+            await flavour.close(manager)
+
+
+def test_reply_that_is_known_is_not_buried(patient: Patient):
+    """P23: an error that certainly changed nothing is released without a marker; there is nothing left to come."""
+    with full(patient):
+        manager = real_manager([patient.url])
+        acquisition = manager.acquisition(manager.lock("a")._wanted)
+        ballot = next(acquisition.steps(instant()))
+        manager.ask(ballot)
+        manager.close()
+
+    assert ballot.replies[0].kind is Kind.FAILED
+    assert {request.bury for request in acquisition.undo().requests.values() if isinstance(request, Release)} <= {0.0}

@@ -1,0 +1,207 @@
+"""How a node is reached: TLS, credentials, sockets, addresses, databases; and what is said when it is not."""
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_redlock import QuorumUnavailableError
+from django_redlock.locks import LockManager
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.testing import Server, Servers, start_servers
+from tests.certificates import Certificates, tls_server
+from tests.managers import Flavour, rules
+
+LOGIN = "app:s3same%40:x@"  # the password is s3same@:x
+
+
+def manager_of(*urls: str, **options: Any) -> LockManager:
+    nodes = [open_node(NodeSpec(url, options=options), "t:") for url in urls]
+    return LockManager(nodes, rules(len(urls), node_timeout=2.0))
+
+
+async def works(flavour: Flavour, *urls: str, **options: Any) -> None:
+    """Take, extend and release a lock on the node."""
+    manager = manager_of(*urls, **options)
+    lease = await flavour.acquire(manager.lock("a", wait=0))
+    assert await flavour.extend(lease)
+    assert await flavour.release(lease) == "released"
+    await flavour.close(manager)
+
+
+async def complaint(flavour: Flavour, url: str, *, at_once: bool, attempts: int = 1, **options: Any) -> str:
+    """Fail to take a lock; returns what is said of the node. Nobody waits if only a change of settings can help."""
+    manager = manager_of(url, **options)
+    with pytest.raises(QuorumUnavailableError) as caught:
+        await flavour.acquire(manager.lock("a", wait=60 if at_once else 0))
+    await flavour.close(manager)
+    assert caught.value.attempts <= attempts
+    assert caught.value.misconfigured is at_once
+    assert "s3same" not in str(caught.value) + repr(caught.value) + repr(manager.nodes)
+    (said,) = caught.value.nodes.values()
+    return said
+
+
+# TLS
+
+
+@pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+async def test_tls_with_an_authority_of_ones_own(tls: Certificates, flavour: Flavour, scheme: str, host: str):
+    """L69: the certificate is verified against the authority that the node's OPTIONS name."""
+    with tls_server(tls) as server:
+        await works(flavour, f"{scheme}://{host}:{server.port}/0", ssl_ca_certs=tls["ca.crt"])
+
+
+async def test_tls_settings_can_be_in_the_url(tls: Certificates, flavour: Flavour):
+    """L69: as with redis-py, so that one environment variable can hold everything."""
+    with tls_server(tls) as server:
+        await works(flavour, f"rediss://localhost:{server.port}/0?ssl_ca_certs={tls['ca.crt']}")
+
+
+async def test_verification_can_be_switched_off_by_name(tls: Certificates, flavour: Flavour):
+    """L69: what some managed servers need is possible, but never the default."""
+    with tls_server(tls, "elsewhere") as server:
+        url = f"rediss://localhost:{server.port}/0"
+        for off in ("none", None, ssl.CERT_NONE):
+            await works(flavour, url, ssl_cert_reqs=off)
+        await works(flavour, url, ssl_ca_certs=tls["ca.crt"], ssl_check_hostname=False)
+
+
+async def test_tls_carries_much_in_both_directions(tls: Certificates, flavour: Flavour):
+    """L69: requests that are too large for a socket's buffer, and replies of more than one record of TLS."""
+    names = [f"{number}".rjust(400, "x") for number in range(3000)]
+    with tls_server(tls) as server:
+        manager = manager_of(f"rediss://localhost:{server.port}/0", ssl_ca_certs=tls["ca.crt"])
+        lease = await flavour.acquire(manager.lock(names, wait=0))
+        (listed,) = manager.survey(count=500).values()
+        (alisted,) = (await manager.asurvey(count=500)).values()
+
+        assert (len(listed.rows), len(alisted.rows), listed.total) == (500, 500, 3000)
+        assert await flavour.release(lease) == "released"
+        await flavour.close(manager)
+        await manager.aclose()
+        manager.close()
+
+
+async def test_client_certificate(tls: Certificates, flavour: Flavour):
+    """L65, L69: a server may want to know who connects; whoever has no certificate is told."""
+    with tls_server(tls, clients="yes") as server:
+        url = f"rediss://localhost:{server.port}/0"
+        own = {"ssl_certfile": tls["client.crt"], "ssl_keyfile": tls["client.key"]}
+        await works(flavour, url, ssl_ca_certs=tls["ca.crt"], **own)
+
+        # The server hangs up with an alert, which is read only if it comes before the next byte is written.
+        said = await complaint(flavour, url, ssl_ca_certs=tls["ca.crt"], at_once=True, attempts=100)
+
+    assert said == "wants a client certificate"
+
+
+async def test_certificate_that_is_not_good_enough_is_refused(tls: Certificates, flavour: Flavour):
+    """L65, P36: an unknown authority, another host and an expired certificate are told apart, and are no vote."""
+    authority = {"ssl_ca_certs": tls["ca.crt"]}
+    with tls_server(tls) as server, tls_server(tls, "elsewhere") as elsewhere, tls_server(tls, "expired") as expired:
+        urls = [f"rediss://{LOGIN}localhost:{one.port}/0" for one in (server, elsewhere, expired)]
+
+        unknown = await complaint(flavour, urls[0], at_once=True)
+        stranger = await complaint(flavour, urls[0], ssl_ca_certs=tls["stranger.crt"], at_once=True)
+        named = await complaint(flavour, urls[1], **authority, at_once=True)
+        old = await complaint(flavour, urls[2], **authority, at_once=True)
+
+    assert unknown.startswith("certificate refused, ")
+    assert stranger.startswith("certificate refused, ")
+    assert named == "has a certificate for another host"
+    assert old == "certificate refused, certificate has expired"
+
+
+async def test_file_of_the_authority_that_is_missing_is_named(tls: Certificates, flavour: Flavour):
+    """L65: a typing error in a path is not called an unreachable node."""
+    with tls_server(tls) as server:
+        url = f"rediss://localhost:{server.port}/0"
+        assert await complaint(flavour, url, ssl_ca_certs="/no/such/file", at_once=False) == "no such file"
+
+
+async def test_tls_on_one_side_only(tls: Certificates, nodes: Servers, flavour: Flavour):
+    """L65: a plain server asked for TLS, and the reverse, say that something is wrong with the connection."""
+    plain = f"rediss://127.0.0.1:{nodes[0].port}/0"
+    # Redis waits for the end of a line that does not come.
+    assert await complaint(flavour, plain, ssl_ca_certs=tls["ca.crt"], at_once=False) in ("TLS failed", "timeout")
+    with tls_server(tls) as server:
+        said = await complaint(flavour, f"redis://127.0.0.1:{server.port}/0", at_once=False)
+    assert said in ("closed", "reset", "malformed reply")
+
+
+# Credentials, addresses, databases
+
+
+async def test_user_and_password(flavour: Flavour):
+    """L65, L68, P36: an ACL user works, with any characters in the password; wrong ones are named and not shown."""
+    with start_servers(1) as servers, servers[0].client() as client:
+        client.execute_command("ACL", "SETUSER", "app", "on", ">s3same@:x", "~*", "&*", "+@all")
+        client.execute_command("ACL", "SETUSER", "default", "off")
+        at = f"127.0.0.1:{servers[0].port}/0"
+
+        await works(flavour, f"redis://{LOGIN}{at}")
+        await works(flavour, f"redis://{at}", username="app", password="s3same@:x")
+        wrong = [
+            await complaint(flavour, f"redis://{user}:s3same@{at}", at_once=True) for user in ("app", "nobody", "")
+        ]
+        missing = await complaint(flavour, f"redis://{at}", at_once=True)
+
+    assert (wrong, missing) == (["WRONGPASS", "WRONGPASS", "has no password"], "NOAUTH")
+
+
+async def test_unix_socket(flavour: Flavour, tmp_path: Path):
+    """L69: a server on the same machine can be reached without a port; its path is its name."""
+    path = tmp_path / "lock.sock"
+    with Server(args=("--unixsocket", str(path))) as server:
+        await works(flavour, f"unix://{path}", db=3)
+        with server.client() as client:
+            assert list(client.info("keyspace")) == ["db3"]
+        assert open_node(NodeSpec(f"unix://{path}"), "t:").name == str(path)
+    assert await complaint(flavour, f"unix://{path}", at_once=False) == "no such file"
+
+
+async def test_ipv6(flavour: Flavour):
+    """L69: an address in brackets, in the URL and in the node's name."""
+    with Server(args=("--bind", "127.0.0.1", "::1")) as server:
+        url = f"redis://[::1]:{server.port}/0"
+        await works(flavour, url)
+        assert open_node(NodeSpec(url), "t:").name == f"[::1]:{server.port}"
+
+
+async def test_database_number(flavour: Flavour):
+    """L69: locks live in the database of the URL; one that the server does not have is a configuration error."""
+    with Server() as server:
+        url = server.url.removesuffix("/0")
+        await works(flavour, f"{url}/5")
+        with server.client() as client:
+            assert list(client.info("keyspace")) == ["db5"]
+
+        assert await complaint(flavour, f"{url}/99", at_once=True) == "no such database"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://127.0.0.1:1", "refused"),
+        ("redis://localhost:1", "refused"),
+        ("redis://[::1]:1", "refused"),
+        ("redis://lock-1.invalid:6379", "unknown host"),
+    ],
+)
+async def test_node_that_is_not_there(flavour: Flavour, url: str, said: str):
+    """P25: who refuses and who cannot be found are told apart."""
+    assert await complaint(flavour, url, at_once=False) == said
+
+
+def test_names_and_errors_of_nodes_show_no_password():
+    """L68, P36: the password of a URL or of OPTIONS is in no name, address or repr."""
+    secret = {"password": "s3same", "username": "app"}
+    nodes = [
+        open_node(NodeSpec(f"redis://{LOGIN}lock-1"), "t:"),
+        open_node(NodeSpec("redis://lock-1", "", secret), "t:"),
+    ]
+    shown = [repr(node) + node.name + node.address + repr(NodeSpec(f"redis://{LOGIN}x", "", secret)) for node in nodes]
+    assert not any("s3same" in text for text in shown)

@@ -1,0 +1,482 @@
+"""Who waits gets its turn: in order, told of it, and without asking for ever."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from django_redlock import LockTakenError
+from django_redlock.core import acquisition
+from django_redlock.core.messages import Ballot, Kind
+from django_redlock.locks import Lock, LockManager, instant
+from django_redlock.nodes import Node
+from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.database import DatabaseNode
+from django_redlock.nodes.hints import Waiters
+from django_redlock.nodes.ledger import TABLE, Ledger
+from django_redlock.nodes.memory import MemoryNode
+from django_redlock.nodes.redis import RedisNode
+from django_redlock.testing import FaultProxy, Servers
+from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, held_by, real_manager
+
+
+def waiting(manager: LockManager, name: str = "a") -> int:
+    """Return how many stand in line on most nodes; one that the holder does not have keeps no line."""
+    return sorted(in_line(node, f"{{{name}}}") for node in manager.nodes)[len(manager.nodes) // 2]
+
+
+def in_line(node: Node, slug: str) -> int:
+    if isinstance(node, MemoryNode):
+        return len(node.store.waiters(slug))
+    if isinstance(node, DatabaseNode):
+        return len(queue_in(node.alias, slug))
+    assert isinstance(node, RedisNode)
+    connection = node._new_connection(1.0)
+    connection.send_command("ZCARD", f"t:{slug}:q")
+    count = connection.read_response()
+    connection.disconnect()
+    return int(count)
+
+
+def queue_in(alias: str, slug: str) -> list[str]:
+    """Return who stands in line at a database; Django wants a thread without an event loop for that."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(read_queue, alias, slug).result()
+
+
+def read_queue(alias: str, slug: str) -> list[str]:
+    ledger = Ledger(alias, "t:", 5.0)
+    with closing(ledger):
+        ledger.open()
+        states = [json.loads(state) for (state,) in ledger.query(f"SELECT state FROM {TABLE}")]
+    queue = next((state.get("queue", {}) for state in states if state.get("slug") == slug), {})
+    return [waiter for waiter, (_, until) in queue.items() if until > time.time()]
+
+
+class Line:
+    """Lets contenders join one after the other, and notes in which order they were served."""
+
+    def __init__(self, flavour: Flavour, manager: LockManager, lock: Lock | None = None) -> None:
+        self.flavour, self.manager = flavour, manager
+        self.served: list[int] = []
+        self.lock = lock or manager.lock("a", wait=60)
+        self.threads = ThreadPoolExecutor(50)
+
+    async def serve(self, number: int) -> None:
+        lease = await self.flavour.acquire(self.lock)
+        self.served.append(number)
+        await self.flavour.release(lease)
+
+    async def join(self, number: int) -> "asyncio.Future[None]":
+        """Have one more wait, and return once it stands in line."""
+        before = waiting(self.manager)
+        if isinstance(self.flavour, Blocking):
+            loop = asyncio.get_running_loop()
+            task = loop.run_in_executor(self.threads, lambda: asyncio.run(self.serve(number)))
+        else:
+            task = asyncio.ensure_future(self.serve(number))
+        await eventually(lambda: waiting(self.manager) > before)
+        return task
+
+
+async def test_waiters_are_served_in_the_order_of_their_arrival(make: Manager, flavour: Flavour):
+    """P27, L48: first come, first served, on every kind of node."""
+    manager = make()
+    line = Line(flavour, manager)
+    holder = await flavour.acquire(manager.lock("a"))
+    tasks = [await line.join(number) for number in range(8)]
+
+    await flavour.release(holder)
+    await asyncio.gather(*tasks)
+
+    assert line.served == list(range(8))
+    assert waiting(manager) == 0
+
+
+async def test_order_is_kept_when_no_hint_arrives(make: Manager, flavour: Flavour, monkeypatch: Any):
+    """P27, L45: with all hint connections dead the line still drains in order, within the fallback's pauses."""
+    manager = make()
+    monkeypatch.setattr(Waiters, "reached", lambda self, node: None)
+    monkeypatch.setattr(Waiters, "hint", lambda self, node, name: None)
+    line = Line(flavour, manager)
+    holder = await flavour.acquire(manager.lock("a"))
+    tasks = [await line.join(number) for number in range(5)]
+
+    await flavour.release(holder)
+    await asyncio.gather(*tasks)
+
+    assert line.served == list(range(5))
+
+
+async def test_order_is_kept_when_hint_connections_are_killed(nodes: Servers, flavour: Flavour):
+    """P27, L46: the connections come back by themselves, and what was missed meanwhile is asked for."""
+    manager = real_manager(nodes.urls)
+    line = Line(flavour, manager)
+    holder = await flavour.acquire(manager.lock("a"))
+    tasks = [await line.join(number) for number in range(5)]
+    for node in nodes:
+        with node.client() as client:
+            client.client_kill_filter(_type="pubsub")
+
+    await flavour.release(holder)
+    await asyncio.gather(*tasks)
+
+    assert line.served == list(range(5))
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_free_lock_is_kept_for_the_first_in_line(make: Manager, flavour: Flavour):
+    """P27, L3: who does not wait is refused with "others wait", and may barge in if it says so."""
+    manager = make()
+    holder = await flavour.acquire(manager.lock("a"))
+    steps = manager.acquisition(manager.lock("a")._wanted, "elsewhere|1").steps(instant())
+    ballot = next(steps)
+    await manager.aask(ballot) if isinstance(flavour, Asyncio) else manager.ask(ballot)
+    assert {reply.kind for reply in ballot.replies.values()} == {Kind.BUSY}
+    await flavour.release(holder)
+
+    with pytest.raises(LockTakenError, match="is free, but others wait"):
+        await flavour.acquire(manager.lock("a", wait=0))
+    pushy = await flavour.acquire(manager.lock("a", wait=0, barge=True))
+
+    assert pushy.valid()
+    await flavour.release(pushy)
+
+
+async def test_waiter_that_gives_up_leaves_the_line_at_once(make: Manager, flavour: Flavour):
+    """L47, L49: nobody waits behind who has gone, and waiting ends with its time."""
+    manager = make()
+    holder = await flavour.acquire(manager.lock("a"))
+    start = time.monotonic()
+
+    with pytest.raises(LockTakenError):
+        await flavour.acquire(manager.lock("a", wait=0.3))
+
+    assert time.monotonic() - start >= 0.3
+    await eventually(lambda: waiting(manager) == 0)
+    await flavour.release(holder)
+
+
+async def test_cancelled_waiter_leaves_the_line(make: Manager):
+    """L11, L47, P33: cancellation while waiting takes the place in line back, too."""
+    manager = make()
+    holder = await manager.lock("a").aacquire()
+    waiter = asyncio.ensure_future(manager.lock("a").aacquire())
+    await eventually(lambda: waiting(manager) == 1)
+
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+
+    await eventually(lambda: waiting(manager) == 0)
+    assert await holder.arelease() == "released"
+
+
+async def test_waiter_that_was_killed_is_passed_when_its_place_has_lapsed(nodes: Servers):
+    """P27, L47: a dead first in line delays the next by no more than its enrolment."""
+    manager = real_manager(nodes.urls)
+    holder = manager.lock("a").acquire()
+    script = f"from tests.managers import real_manager\nreal_manager({nodes.urls!r}).lock('a').acquire()\n"
+    process = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", script])
+    await eventually(lambda: waiting(manager) == 1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    line = Line(Blocking(), manager)
+    task = await line.join(1)
+
+    holder.release()
+    await asyncio.wait_for(task, 20)
+
+    assert line.served == [1]
+    manager.close()
+
+
+@pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
+async def test_waiter_wakes_by_a_hint_and_not_by_its_own_clock(make: Manager, flavour: Flavour, monkeypatch: Any):
+    """L45, P28: told of its turn, a waiter needs one more attempt, however long its pause would have been."""
+    manager = make()
+    monkeypatch.setattr(acquisition, "POLL", 30.0)
+    holder = await flavour.acquire(manager.lock("a", ttl=30.0))
+    line = Line(flavour, manager, manager.lock("a", wait=25))
+    task = await line.join(0)
+    hints = manager._hints if isinstance(flavour, Blocking) else manager._loop_side().hints
+    await eventually(lambda: hints.waiters.told)
+    start = time.monotonic()
+
+    await flavour.release(holder)
+    await task
+
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize("contenders", [20])
+async def test_requests_per_turn_do_not_grow_with_those_who_wait(nodes: Servers, flavour: Flavour, contenders: int):
+    """P28, L48: each turn costs its holder a few requests and wakes one other, not all."""
+    manager = real_manager(nodes.urls[:3], ttl=30.0)
+    line = Line(flavour, manager)
+    holder = await flavour.acquire(manager.lock("a"))
+    tasks = [await line.join(number) for number in range(contenders)]
+    hints = manager._hints if isinstance(flavour, Blocking) else manager._loop_side().hints
+    await eventually(lambda: hints.waiters.told)
+    await asyncio.sleep(0)
+    for node in nodes[:3]:
+        with node.client() as client:
+            client.config_resetstat()
+
+    await flavour.release(holder)
+    await asyncio.gather(*tasks)
+
+    calls = 0
+    for node in nodes[:3]:
+        with node.client() as client:
+            stats = client.info("commandstats")
+            calls += sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
+    # Twelve is what a turn costs: asked and refused, asked and granted, released, each on three nodes. Those that ask
+    # again after a second in line come on top, if the machine is that slow.
+    assert calls <= 14 * contenders, calls
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_release_lost_by_a_minority_wakes_the_waiter_all_the_same(nodes: Servers, flavour: Flavour):
+    """P27: hints from a quorum are enough; a node that is away tells nobody."""
+    manager = real_manager(nodes.urls)
+    holder = await flavour.acquire(manager.lock("a"))
+    line = Line(flavour, manager)
+    task = await line.join(0)
+    nodes[0].kill()
+    nodes[1].kill()
+
+    await flavour.release(holder)
+    await asyncio.wait_for(task, 20)
+
+    assert line.served == [0]
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_several_names_are_waited_for_together(make: Manager, flavour: Flavour):
+    """P27, L56: who waits for two names gets both, when the last of them is free."""
+    manager = make()
+    first, second = await flavour.acquire(manager.lock("a")), await flavour.acquire(manager.lock("b"))
+    line = Line(flavour, manager, manager.lock(["a", "b"], wait=30))
+    task = await line.join(0)
+
+    await flavour.release(first)
+    assert line.served == []
+    await flavour.release(second)
+    await task
+
+    assert line.served == [0]
+    assert held_by(manager, "{a}")
+    assert held_by(manager, "{b}")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_who_waits_for_the_first_name_leaves_the_others_alone(make: Manager, flavour: Flavour, shared: bool):
+    """P27, L56: everybody takes names in one order, so who has the first gets the second, whoever waits for both."""
+    manager = make()
+    first = await flavour.acquire(manager.lock("a"))
+    line = Line(flavour, manager, manager.lock(["a", "b"], wait=60, shared=shared))
+    task = await line.join(0)
+
+    second = await flavour.acquire(manager.lock("b", wait=0))
+
+    assert line.served == []
+    await flavour.release(second)
+    await flavour.release(first)
+    await task
+    assert line.served == [0]
+
+
+async def test_who_has_the_first_name_waits_for_the_second_in_line(make: Manager, flavour: Flavour):
+    """P27, L56: names are kept for the first in line up to the one it waits for; others who want that come later."""
+    manager = make()
+    holder = await flavour.acquire(manager.lock("b"))
+    line = Line(flavour, manager, manager.lock(["a", "b"], wait=60))
+    task = await line.join(0)
+
+    for name in ("a", "b"):
+        with pytest.raises(LockTakenError):
+            await flavour.acquire(manager.lock(name, wait=0))
+
+    await flavour.release(holder)
+    await task
+    assert line.served == [0]
+
+
+async def test_who_waits_for_several_names_does_not_starve(make: Manager, flavour: Flavour):
+    """P27: among those who take one of its names again and again, it gets both."""
+    manager = make()
+    served = asyncio.Event()
+
+    async def take(name: str) -> None:
+        while not served.is_set():
+            lease = await flavour.acquire(manager.lock(name, wait=60))
+            await asyncio.sleep(0.01)
+            await flavour.release(lease)
+
+    async def serve() -> None:
+        both = await flavour.acquire(manager.lock(["a", "b"], wait=60))
+        await flavour.release(both)
+
+    if isinstance(flavour, Blocking):
+        threads = ThreadPoolExecutor(5)
+        loop = asyncio.get_running_loop()
+        tasks = [loop.run_in_executor(threads, lambda name=name: asyncio.run(take(name))) for name in "aabb"]
+        await loop.run_in_executor(threads, lambda: asyncio.run(serve()))
+    else:
+        tasks = [asyncio.ensure_future(take(name)) for name in "aabb"]
+        await serve()
+    served.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_slow_node_does_not_hold_up_the_line(nodes: Servers, flavour: Flavour):
+    """P25, P27: hints of the quick nodes are a quorum."""
+    with FaultProxy(nodes[0].url) as proxy:
+        proxy.delay(0.1)
+        manager = real_manager([proxy.url, *nodes.urls[1:]])
+        holder = await flavour.acquire(manager.lock("a"))
+        line = Line(flavour, manager)
+        task = await line.join(0)
+        await flavour.release(holder)
+        await asyncio.wait_for(task, 20)
+        await flavour.close(manager)
+        manager.close()
+
+
+async def test_refusal_of_a_slow_node_is_heard_out(nodes: Servers, flavour: Flavour, monkeypatch: Any):
+    """P28: who waits takes nothing back from a node that has only refused it a little later than the others."""
+    monkeypatch.setattr(acquisition, "PATIENCE", 20.0)
+    with FaultProxy(nodes[0].url) as proxy, nodes[0].client() as client:
+        manager = real_manager([proxy.url, *nodes.urls[1:]], ttl=60.0, max_ttl=60.0, node_timeout=10.0)
+        holder = await flavour.acquire(manager.lock("a"))
+        proxy.delay(0.05)
+        client.config_resetstat()
+        line = Line(flavour, manager)
+        task = await line.join(0)
+        hints = manager._hints if isinstance(flavour, Blocking) else manager._loop_side().hints
+        await eventually(lambda: len(hints.waiters) == 1)
+
+        stats = client.info("commandstats")
+
+        assert "cmdstat_publish" not in stats
+        assert stats.get("cmdstat_del", {"calls": 0})["calls"] == 0
+        assert client.keys("t:x:*") == []  # a release that comes too early leaves a marker
+        proxy.delay(0.0)
+        await flavour.release(holder)
+        await asyncio.wait_for(task, 20)
+        await flavour.close(manager)
+        manager.close()
+
+
+async def test_waiters_of_a_process_take_turns_in_reading_the_hints(nodes: Servers, monkeypatch: Any):
+    """L45, P27: the time of the one who reads for all is over, and another goes on reading, and so on."""
+    monkeypatch.setattr(acquisition, "POLL", 30.0)
+    manager = real_manager(nodes.urls[:3])
+    holder = manager.lock("a", ttl=30.0).acquire()
+    line = Line(Blocking(), manager, manager.lock("a", wait=60))
+    first = await asyncio.to_thread(Waiting, manager, 0.5)
+    await eventually(lambda: manager._hints.waiters.told and waiting(manager) == 1)
+    tasks = [await line.join(number) for number in range(3)]
+
+    assert await asyncio.to_thread(first.outcome) is LockTakenError
+    before = threading.active_count()
+    holder.release()
+    await asyncio.wait_for(asyncio.gather(*tasks), 20)
+
+    assert line.served == [0, 1, 2]
+    assert threading.active_count() <= before
+    manager.close()
+
+
+class Waiting(threading.Thread):
+    """Waits for so long; it is the first, so it reads for all."""
+
+    def __init__(self, manager: LockManager, seconds: float) -> None:
+        super().__init__()
+        self._lock = manager.lock("a", wait=seconds)
+        self._outcome: type[Exception] | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._lock.acquire()
+        except LockTakenError as error:
+            self._outcome = type(error)
+
+    def outcome(self) -> type[Exception] | None:
+        self.join(30)
+        return self._outcome
+
+
+async def test_hints_end_with_the_manager(nodes: Servers):
+    """L40: no thread and no connection is left when the last lease is released and the manager is closed."""
+    before = set(threading.enumerate())
+    manager = real_manager(nodes.urls)
+    holder = manager.lock("a").acquire()
+    with pytest.raises(LockTakenError):
+        manager.lock("a", wait=0.2).acquire()
+    holder.release()
+
+    manager.close()
+
+    assert set(threading.enumerate()) <= before
+    for node in nodes:
+        with node.client() as client:
+            await eventually(lambda client=client: client.pubsub_channels("t:w:*") == [])
+
+
+@pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
+async def test_call_that_comes_before_the_wait_is_heard(manager: Manager, monkeypatch: Any):
+    """L46, P27: the lock is released between a waiter's first refusal and its wait; it asks again at once."""
+    one = manager()
+    line = Line(Blocking(), one)
+    holder = one.lock("a").acquire()
+    first = await line.join(0)
+    await eventually(lambda: one._hints.waiters.told)
+    holder.release()
+    await first
+    monkeypatch.setattr(acquisition, "POLL", 60.0)
+    holder = one.lock("a", ttl=60.0).acquire()
+    ask = one.ask
+
+    def ask_and_be_called(ballot: Ballot) -> None:
+        ask(ballot)
+        monkeypatch.undo()
+        holder.release()  # with their replies, a quorum of nodes has also called the next in line
+        monkeypatch.setattr(acquisition, "POLL", 60.0)
+
+    monkeypatch.setattr(one, "ask", ask_and_be_called)
+    start = time.monotonic()
+
+    lease = one.lock("a", wait=50).acquire()
+
+    assert time.monotonic() - start < 9
+    lease.release()
+    one.close()
+
+
+async def test_hint_connection_that_is_reset_has_ended(nodes: Servers):
+    """L46: redis-py drops the socket of a connection that is reset; that is its end, not an error nobody expects."""
+    with FaultProxy(nodes[0].url) as proxy:
+        manager = real_manager([proxy.url])
+        link = manager.nodes[0].listen("p", 5.0, print)
+        proxy.reset()
+
+        with pytest.raises(LinkError):
+            await eventually(lambda: bool(link.read()))
+
+        link.close()
+        manager.close()

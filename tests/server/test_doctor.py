@@ -1,0 +1,750 @@
+"""Each finding of the doctor, by breaking that one thing on real servers; and what the command says and returns."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from django_redlock import doctor
+from django_redlock.doctor import Finding, diagnose
+from django_redlock.nodes.examine import commands
+from django_redlock.testing import FaultProxy, Server, Servers
+from django_redlock.testing.servers import reserve_port
+from tests.certificates import tls_server
+from tests.conftest import needs
+from tests.service.locking.test_sentinel import watched
+from tests.services import django_database
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "security.md").read_text()
+(LINE,) = re.findall(r"```text\n(ACL SETUSER .*?)```", PAGE, re.DOTALL)
+ACL = LINE.replace("myproject:", "redlock:").replace("PASSWORD", "secret").split()
+RIGHTS = [rule for rule in ACL if rule.startswith(("+", "~", "&"))]
+OPEN = {"restart_guard": False, "node_timeout": 1.0}
+SOURCE = Path(doctor.__file__).read_text()
+IDS = set(re.findall(r'Finding\(\s*"([a-z-]+)"', SOURCE))
+
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+static long ahead(void) { const char *text = getenv("CLOCK_AHEAD"); return text ? atol(text) : 0; }
+int gettimeofday(struct timeval *tv, void *zone) {
+    int (*real)(struct timeval *, void *) = dlsym(RTLD_NEXT, "gettimeofday");
+    int result = real(tv, zone);
+    tv->tv_sec += ahead();
+    return result;
+}
+time_t time(time_t *out) {
+    struct timeval tv;
+    gettimeofday(&tv, 0);
+    if (out) *out = tv.tv_sec;
+    return tv.tv_sec;
+}
+"""
+
+
+def found(urls: list[Any], options: Mapping[str, Any] = OPEN, timeout: float = 2.0) -> list[Finding]:
+    """Return what the doctor finds at these nodes."""
+    with override_settings(REDLOCK={"default": {"NODES": urls, "OPTIONS": {**options}}}):
+        return list(diagnose(timeout=timeout).findings)
+
+
+def ids(findings: list[Finding]) -> dict[str, str]:
+    """Return the names of findings and their levels, without those of servers that store nothing."""
+    return {finding.id: finding.level for finding in findings if finding.id != "forgets"}
+
+
+def only(findings: list[Finding], name: str) -> Finding:
+    """Return the one finding of that name."""
+    (one,) = [finding for finding in findings if finding.id == name]
+    return one
+
+
+@pytest.fixture
+def three(nodes: Servers) -> list[str]:
+    """Three servers that are well."""
+    return nodes.urls[:3]
+
+
+@contextmanager
+def another(*args: str, **env: str) -> Iterator[Server]:
+    """Start one more server, with arguments and variables of its own."""
+    before = dict(os.environ)
+    os.environ.update(env)
+    try:
+        server = Server(args=args).start()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    with server:
+        yield server
+
+
+def test_nothing_is_wrong(three):
+    """
+    L66: three servers that keep what they are told, and restart guard off for a fresh start: nothing is found.
+    """
+    durable = ("--appendonly", "yes", "--appendfsync", "always")
+    with another(*durable) as a, another(*durable) as b, another(*durable) as c:
+        assert found([a.url, b.url, c.url]) == []
+
+
+@pytest.mark.parametrize(
+    ("break_it", "detail"),
+    [("kill", "refused"), ("freeze", "timeout")],
+)
+def test_unreachable(nodes, three, break_it, detail):
+    """
+    A node that is dead or silent is named with the reason and a remedy for it; the others are examined.
+    """
+    getattr(nodes[0], break_it)()
+
+    findings = found(three, timeout=1.0)
+
+    assert ids(findings) == {"unreachable": "warning"}
+    assert f"({detail})" in findings[0].text
+    assert findings[0].remedy == doctor.REMEDIES[detail]
+
+
+def test_unreachable_for_other_reasons(three, tmp_path):
+    """
+    A wrong password, a missing one, one too many, a wrong host, database or socket: each has a remedy of its own.
+    """
+    with Server(password="sesame") as locked:
+        place = f"127.0.0.1:{locked.port}"
+        said = {
+            url: only(found([url, *three[1:]]), "unreachable")
+            for url in (
+                f"redis://:wrong@{place}",
+                f"redis://{place}",
+                three[0].replace("//", "//:sesame@"),
+                "redis://nowhere.invalid:6379",
+                three[0].replace("/0", "/99"),
+                f"unix://{tmp_path}/none.sock",
+                f"rediss://{place}",
+            )
+        }
+
+    words = [re.search(r"\((.*)\)", finding.text)[1] for finding in said.values()]
+    expected = ["WRONGPASS", "NOAUTH", "has no password", "unknown host", "no such database", "no such file"]
+    assert words[:6] == expected
+    assert len({finding.remedy for finding in said.values()}) == 7
+    assert "sesame" not in str(said.values())
+
+
+def unreachable(node: Any, three: list[str], word: str) -> Finding:
+    """Have the doctor say that a node cannot be reached, with the remedy for the reason that begins with *word*."""
+    finding = only(found([node, *three[1:]]), "unreachable")
+    (reason,) = re.findall(r"\((.*)\): it gives no vote", finding.text)
+    assert next((start for start in doctor.REMEDIES if reason.startswith(start)), reason) == word
+    assert finding.remedy == doctor.REMEDIES[word]
+    return finding
+
+
+def tls_node(server: Server, **options: str) -> dict[str, Any]:
+    """Return a node that is reached by TLS."""
+    return {"URL": f"rediss://localhost:{server.port}/0", "OPTIONS": options}
+
+
+def test_certificates(tls, three):
+    """
+    L65: a certificate that expired, is of another host or of an unknown authority: each has a remedy of its own; and
+    with a good one nothing is said of encryption.
+    """
+    authority = {"ssl_ca_certs": tls["ca.crt"]}
+    with tls_server(tls) as good, tls_server(tls, "elsewhere") as elsewhere, tls_server(tls, "expired") as expired:
+        assert ids(found([tls_node(good, **authority), *three[1:]])) == {}
+        unreachable(tls_node(expired, **authority), three, "certificate refused, certificate has expired")
+        unreachable(tls_node(elsewhere, **authority), three, "has a certificate")
+        for unknown in ({}, {"ssl_ca_certs": tls["stranger.crt"]}):
+            unreachable(tls_node(good, **unknown), three, "certificate")
+
+
+def test_client_certificate_that_is_missing(tls, three):
+    """
+    L65: a server that wants to know who connects is answered with the two options that it takes.
+    """
+    authority = {"ssl_ca_certs": tls["ca.crt"]}
+    own = {"ssl_certfile": tls["client.crt"], "ssl_keyfile": tls["client.key"]}
+    with tls_server(tls, clients="yes") as server:
+        assert ids(found([tls_node(server, **authority, **own), *three[1:]])) == {}
+        # The server hangs up with an alert, which is read only if it comes before the next byte is written.
+        while (
+            "wants a client"
+            not in (said := only(found([tls_node(server, **authority), *three[1:]]), "unreachable")).text
+        ):
+            pass
+
+    assert said.remedy == doctor.REMEDIES["wants a client"]
+
+
+def test_tls_where_there_is_none(three):
+    """
+    L65: something that answers in another language than TLS.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer_in_plain, args=(listener,), daemon=True).start()
+        unreachable(f"rediss://127.0.0.1:{listener.getsockname()[1]}", three, "TLS failed")
+
+
+def answer_in_plain(listener: socket.socket) -> None:
+    """Greet whoever connects, as no TLS server does, until the listener is closed."""
+    with suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            connection.sendall(b"-ERR this is no TLS\r\n")
+            connection.close()
+
+
+def test_server_that_is_full(three):
+    """
+    A server with as many clients as it takes.
+    """
+    with another("--maxclients", "1") as server:
+        with server.client() as client:
+            client.ping()
+            unreachable(server.url, three, "max clients")
+
+
+def test_server_that_loads_its_data(three):
+    """
+    A server that has just been started with much data.
+    """
+    with Server(args=("--enable-debug-command", "local")) as server, server.client(socket_timeout=60.0) as client:
+        client.mset({f"key:{number}": "x" * 100 for number in range(1000)})
+        client.config_set("loading-process-events-interval-bytes", 1024)
+        client.config_set("key-load-delay", 20_000)  # microseconds
+        reload = threading.Thread(target=until_killed, args=(client, "DEBUG", "RELOAD"))
+        reload.start()
+        try:
+            with server.client(socket_timeout=60.0) as other:
+                while True:
+                    try:
+                        other.ping()
+                    except redis.BusyLoadingError:
+                        break
+            unreachable(server.url, three, "LOADING")
+        finally:
+            server.kill()
+            reload.join(60)
+
+
+def until_killed(client: redis.Redis, *command: str) -> None:
+    """Give a command to a server that will be killed during it."""
+    with suppress(redis.ConnectionError):
+        client.execute_command(*command)
+
+
+def test_user_without_the_right_to_choose_its_database(three):
+    """
+    P35: of what makes a connection only SELECT needs a right, so its user is not let in.
+    """
+    with _server_with_user(without="+select") as url:
+        unreachable(url, three, "NOPERM")
+
+
+def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
+    """
+    P23: a database without its table, and one that no other process finds.
+    """
+    file = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "empty.sqlite3")}
+    with django_db_blocker.unblock(), django_database("empty", file):
+        unreachable("database://empty", three, "lacks its table")
+    with django_db_blocker.unblock(), django_database("fleeting", {**file, "NAME": ":memory:"}):
+        unreachable("database://fleeting", three, "is in memory")
+
+
+def test_sentinels_that_do_not_run(three):
+    """
+    P22: a service whose sentinels cannot be asked.
+    """
+    node = {"SENTINELS": ["redis://127.0.0.1:1", "redis://127.0.0.1:2"], "SERVICE_NAME": "locks"}
+
+    unreachable(node, three, "sentinel")
+
+
+def test_every_remedy_has_a_test():
+    """
+    For each reason why a node cannot be reached one of these tests brings it about.
+    """
+    tests = Path(__file__).read_text()
+
+    assert [word for word in doctor.REMEDIES if f'"{word}"' not in tests] == []
+
+
+def test_no_quorum(nodes, three):
+    """
+    With two of three nodes down no lock can be taken, and that is the worst of it.
+    """
+    nodes[0].kill()
+    nodes[1].kill()
+
+    findings = found(three)
+
+    assert (findings[0].id, findings[0].level) == ("no-quorum", "error")
+    assert "1 of 3 nodes can be reached, and 2 are needed" in findings[0].text
+
+
+def test_replica(nodes, three):
+    """
+    P22: a replica is an error, also for the lock that is tried on it; its master has replicas.
+    """
+    with another() as replica:
+        with replica.client() as client:
+            client.replicaof("127.0.0.1", nodes[1].port)
+            while client.info("replication")["master_link_status"] != "up":
+                pass
+        findings = found([replica.url, *three[1:]])
+
+    assert ids(findings) == {"replica": "error", "trial": "error", "has-replicas": "note"}
+    assert "REPLICAOF NO ONE" in only(findings, "replica").remedy
+
+
+def test_cluster_mode(three):
+    """
+    P22: a server in cluster mode is an error.
+    """
+    with another("--cluster-enabled", "yes") as cluster:
+        findings = found([cluster.url, *three[1:]])
+
+    assert ids(findings)["mode"] == "error"
+
+
+def test_old_version(three, monkeypatch):
+    """
+    A version that is too old is named. (No such server can be had here, so that of tomorrow is asked for.)
+    """
+    monkeypatch.setattr(doctor, "OLDEST", dict.fromkeys(doctor.OLDEST, (99, 0)))
+
+    findings = found(three)
+
+    assert ids(findings) == {"version": "warning"}
+    assert "the oldest that is supported is 99.0" in findings[0].text
+
+
+@pytest.mark.parametrize(("delay", "level"), [(0.35, "warning"), (0.7, "error")])
+def test_slow(nodes, three, delay, level):
+    """
+    A node whose answers take more than half of the node timeout, or all of it, is slow; the remedy has a number.
+    """
+    with FaultProxy(nodes[0].url) as proxy:
+        proxy.delay(delay, "replies")
+        findings = found([proxy.url, *three[1:]], {**OPEN, "node_timeout": 0.5, "ttl": 20.0}, timeout=5.0)
+
+    assert only(findings, "slow").level == level
+    assert "OPTIONS['node_timeout'] to " in only(findings, "slow").remedy
+
+
+def test_eviction(three):
+    """
+    L66: a node that may evict keys is an error, and a warning where that is allowed; that it did is one of its own.
+    """
+    with another("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru") as small:
+        before = found([small.url, *three[1:]])
+        allowed = found([small.url, *three[1:]], {**OPEN, "allow_evicting": [f"127.0.0.1:{small.port}"]})
+        with small.client() as client:
+            for number in range(3000):
+                client.set(f"filler:{number}", "x" * 1000)
+        after = found([small.url, *three[1:]])
+
+    assert ids(before)["evicts"] == "error"
+    assert only(allowed, "evicts").level == "warning"
+    assert ids(after)["evicted"] == "warning"
+
+
+def test_full_memory(three):
+    """
+    A node whose memory is nearly full is a warning, and what that leads to is tried as well.
+    """
+    with another("--maxmemory", "3mb") as small:
+        with small.client() as client, suppress(redis.OutOfMemoryError):
+            for number in range(10_000):
+                client.set(f"filler:{number}", "x" * 1000)
+        findings = found([small.url, *three[1:]])
+
+    assert ids(findings) == {"memory-full": "warning", "trial": "error"}
+    assert "OOM" in only(findings, "trial").text
+
+
+def test_persistence(three):
+    """
+    A node that is called durable and is not is an error; one that forgets while restarts are not guarded, a warning.
+    """
+    name = three[0].removeprefix("redis://").removesuffix("/0")
+
+    assert only(found(three, {**OPEN, "durable": [name]}), "not-durable").level == "error"
+    assert [finding.level for finding in found(three) if finding.id == "forgets"] == ["warning"] * 3
+
+
+def test_disk_that_cannot_be_written(three):
+    """
+    A node that could not save its data is a warning.
+    """
+    with another() as server:
+        with server.client() as client:
+            (folder,) = client.config_get("dir").values()
+            shutil.rmtree(folder)
+            with suppress(redis.ResponseError):  # some versions notice at once
+                client.bgsave()
+            while client.info("persistence")["rdb_bgsave_in_progress"]:
+                pass
+        findings = found([server.url, *three[1:]])
+
+    assert ids(findings)["cannot-save"] == "warning"
+
+
+def test_restarted(three):
+    """
+    P20: a node that started a moment ago gives no vote yet, and the finding says for how long.
+    """
+    with another() as fresh:
+        findings = found([fresh.url, *three[1:]], {"node_timeout": 1.0, "durable": []})
+
+    about = [finding for finding in findings if finding.id == "restarted" and finding.node.endswith(str(fresh.port))]
+    assert [finding.level for finding in about] == ["warning"]
+    assert re.search(r"no vote for (5\d|6\d) s", about[0].text)
+
+
+@pytest.mark.endurance
+@pytest.mark.parametrize("right", sorted(set(RIGHTS) - {"+info"}))
+def test_each_right(right):
+    """
+    P35: without any one of the documented rights the doctor names exactly that one.
+    """
+    with _server_with_user(without=right) as url:
+        refused = [finding for finding in found([url]) if finding.id == "right"]
+
+    assert [finding.text.split(" right ")[1].split(":")[0] for finding in refused] == [right.partition(":")[0]]
+    assert f"ACL SETUSER locks {right}" in refused[0].remedy
+
+
+@contextmanager
+def _server_with_user(without: str = "") -> Iterator[str]:
+    with Server() as server, server.client() as client:
+        client.execute_command(*(rule for rule in ACL if rule != without))
+        yield f"redis://locks:secret@127.0.0.1:{server.port}/1"
+
+
+@pytest.mark.parametrize("lacking", ["publish", "eval"])
+def test_the_remedy_for_a_right_is_typed(lacking):
+    """
+    P35: typed as it stands, the remedy names the node's own user, whatever that is called, and the finding is gone.
+    """
+    with Server() as server, server.client() as client:
+        client.execute_command(
+            *("ACL", "SETUSER", "monkey-channel", "on", ">pw", "~redlock:*", "&redlock:*", "+@all", f"-{lacking}")
+        )
+        url = f"redis://monkey-channel:pw@127.0.0.1:{server.port}"
+        before = [finding for finding in found([url]) if finding.id == "right"]
+        remedy = before[0].remedy.partition(",")[0]
+        client.execute_command(*remedy.split())
+        after = [finding for finding in found([url]) if finding.id == "right"]
+
+    assert [finding.text.split(" right ")[1].split(":")[0] for finding in before] == [f"+{lacking}"]
+    assert remedy == f"ACL SETUSER monkey-channel +{lacking}"
+    assert after == []
+
+
+def test_a_sentinel_that_is_down(tmp_path):
+    """
+    L65: the next one is asked, as locks do; that one is down is a finding of its own, and no reason for an alarm.
+    """
+    with watched(tmp_path) as sentinel:
+        nowhere = f"redis://127.0.0.1:{reserve_port(sentinel)}"
+        node = {"SENTINELS": [nowhere, f"redis://127.0.0.1:{sentinel.port}"], "SERVICE_NAME": "mymaster"}
+        findings = found([node])
+        neither = found([{**node, "SENTINELS": [nowhere]}])
+
+    assert not {"unreachable", "no-quorum", "trial"} & ids(findings).keys()
+    assert only(findings, "sentinel").level == "warning"
+    assert f"{nowhere.removeprefix('redis://')} (refused)" in only(findings, "sentinel").text
+    assert {"unreachable", "no-quorum"} <= ids(neither).keys()
+
+
+def test_the_doctor_is_as_patient_as_it_is_told(three):
+    """
+    A long timeout is no mistake in the settings: the lock that the doctor takes lasts as long as that needs.
+    """
+    with override_settings(REDLOCK={"default": {"NODES": three, "OPTIONS": {"restart_guard": False}}}):
+        findings = diagnose(timeout=600.0).findings
+
+    assert "trial" not in ids(findings)
+
+
+def test_all_rights_are_tried_and_enough():
+    """
+    P35: the doctor tries the documented rights, all of them and no other, and needs no more itself; nothing is left.
+    """
+    tried = {right for right, _ in commands("t:", 1) if right}
+    with _server_with_user() as url:
+        findings = found([url])
+
+    assert tried == {right for right in RIGHTS if right.startswith("+")}
+    assert not {"right", "trial", "unreachable"} & ids(findings).keys()
+
+
+def test_the_doctor_leaves_nothing_behind(nodes, three):
+    """
+    What the doctor writes to try a node is gone when it has ended, but for what the fence keeps for a minute.
+    """
+    found(three)
+
+    with nodes[0].client() as client:
+        keys = client.keys("*")
+        assert [key for key in keys if client.pttl(key) < 0] == []
+        assert [key for key in keys if not key.endswith((":f", ":line", ":number"))] == []
+
+
+def test_info_that_is_refused(three):
+    """
+    P22: a node that refuses INFO gives no vote while restarts are guarded.
+    """
+    with _server_with_user(without="+info") as url:
+        findings = found([url, *three[1:]], {"node_timeout": 1.0})
+
+    assert only(findings, "no-info").level == "error"
+    assert "right" not in ids(findings)
+
+
+def test_info_that_is_refused_and_not_needed():
+    """
+    P22: without the guard, which is one of the remedies, locks need no INFO, and nothing is wrong.
+    """
+    with _server_with_user(without="+info") as url:
+        findings = found([url])
+
+    assert not {"no-info", "right", "trial"} & ids(findings).keys()
+
+
+def test_same_server_twice(nodes, three):
+    """
+    L13: one server under two addresses is found by what it says of itself.
+    """
+    findings = found([three[0].replace("127.0.0.1", "localhost"), *three])
+
+    assert only(findings, "duplicate").level == "error"
+    assert only(findings, "duplicate").node == f"127.0.0.1:{nodes[0].port}"
+
+
+def test_no_encryption(three):
+    """
+    A connection that leaves the machine without TLS is a warning. (0.0.0.0 is this machine under another name.)
+    """
+    findings = found([three[0].replace("127.0.0.1", "0.0.0.0"), *three[1:]])
+
+    assert ids(findings) == {"no-tls": "warning"}
+
+
+def test_options_that_are_not_used(three):
+    """
+    Retries and timeouts of redis-py's in the URL are noted, because they do nothing here.
+    """
+    findings = found([f"{three[0]}?retry_on_timeout=true&socket_timeout=9", *three[1:]])
+
+    assert ids(findings) == {"ignored-options": "note"}
+    assert "retry_on_timeout, socket_timeout" in only(findings, "ignored-options").text
+
+
+@pytest.fixture(scope="session")
+def clock(tmp_path_factory) -> Path:
+    """A library that has a server's clock run ahead."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    needs("a C compiler", compiler, "apt-get install gcc")
+    folder = tmp_path_factory.mktemp("clock")
+    (folder / "clock.c").write_text(CLOCK)
+    command = [str(compiler), "-shared", "-fPIC", "-o", str(folder / "clock.so"), str(folder / "clock.c"), "-ldl"]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder / "clock.so"
+
+
+def test_clock_of_one_node(three, clock):
+    """
+    P21: a node whose clock is far from the others' is found, with by how much.
+    """
+    with another(LD_PRELOAD=str(clock), CLOCK_AHEAD="5") as fast:
+        findings = found([fast.url, *three[1:]])
+
+    assert ids(findings) == {"clock": "error"}
+    assert re.search(r"is (4\.9|5\.\d) s ahead of the others'", findings[0].text)
+
+
+def test_clock_of_this_machine(clock):
+    """
+    A machine whose own clock is far from that of all nodes is told so.
+    """
+    ahead = {"LD_PRELOAD": str(clock), "CLOCK_AHEAD": "-7"}
+    with another(**ahead) as a, another(**ahead) as b, another(**ahead) as c:
+        findings = found([a.url, b.url, c.url])
+
+    assert ids(findings) == {"own-clock": "warning"}
+    assert "7.0 s ahead of the nodes'" in only(findings, "own-clock").text
+
+
+def test_trial(nodes, three):
+    """
+    A node on which a lock cannot be taken, though all else is well, is found by trying.
+    """
+    with nodes[0].client() as client:
+        client.set("redlock:index", "not an index")
+
+    findings = found(three)
+
+    assert ids(findings) == {"trial": "error"}
+    assert "WRONGTYPE" in findings[0].text
+
+
+def test_settings_are_findings(three):
+    """
+    What the system checks say of the alias is among the findings, under the check's id.
+    """
+    assert ids(found(three[:1])) == {"redlock.W001": "warning"}
+
+
+def test_every_finding_has_a_test_and_is_documented():
+    """
+    The findings in the source, in these tests and in the documentation are the same.
+    """
+    tests = Path(__file__).read_text()
+    documented = set(
+        re.findall(r"^\| `([a-z-]+)` \|", (DOCS / "doctor.md").read_text().partition("## Findings")[2], re.MULTILINE)
+    )
+
+    assert [name for name in IDS if f'"{name}"' not in tests] == []
+    assert documented == IDS
+
+
+# The command
+
+
+def run(*args: str) -> tuple[str, str, int]:
+    """Return what the command wrote, its error, and its exit code."""
+    out = StringIO()
+    try:
+        call_command("redlock_doctor", *args, stdout=out, stderr=StringIO(), no_color=True)
+    except CommandError as error:
+        return out.getvalue(), str(error), error.returncode
+    return out.getvalue(), "", 0
+
+
+@pytest.fixture
+def durable() -> Iterator[list[str]]:
+    args = ("--appendonly", "yes", "--appendfsync", "always")
+    with another(*args) as a, another(*args) as b, another(*args) as c:
+        yield [a.url, b.url, c.url]
+
+
+def test_command_when_all_is_well(durable):
+    """
+    With nothing to find the command says so for each alias and ends with 0.
+    """
+    with override_settings(REDLOCK={"default": {"NODES": durable, "OPTIONS": OPEN}}):
+        out, error, code = run()
+
+    assert "default: 3 nodes" in out
+    assert out.count("master, up ") == 3
+    assert "All is well: a lock was taken, extended and released on each node." in out
+    assert (error, code) == ("", 0)
+
+
+def test_command_with_findings(three):
+    """
+    Warnings end the command with 1 and errors with 2, unless they are below the level asked for.
+    """
+    warning = {"default": {"NODES": three, "OPTIONS": OPEN}}
+    error = {"default": {"NODES": [*three, three[0].replace("127.0.0.1", "localhost")], "OPTIONS": OPEN}}
+    with override_settings(REDLOCK=warning):
+        codes = [run()[2], run("--fail-level=error")[2], run("--fail-level=never")[2]]
+    with override_settings(REDLOCK=error):
+        out, _, code = run()
+        codes += [code, run("--fail-level=error")[2], run("--fail-level=never")[2]]
+
+    assert codes == [1, 0, 0, 2, 2, 0]
+    assert re.search(r"^ERROR duplicate  localhost:\d+: It is the same server as", out, re.MULTILINE)
+    assert "Remedy: List independent servers in NODES." in out
+
+
+def test_command_as_json(nodes, three):
+    """
+    The JSON has a version, the worst level, each node and each finding; nowhere a password.
+    """
+    with override_settings(REDLOCK={"default": {"NODES": [three[0].replace("//", "//:sesame@"), *three[1:]]}}):
+        out, _, code = run("--format=json", "--using=default")
+
+    data = json.loads(out)
+    (alias,) = data["aliases"]
+    assert (data["version"], data["level"], alias["using"], code) == (1, "warning", "default", 1)
+    assert alias["nodes"][1]["role"] == "master"
+    assert {"id", "level", "node", "text", "remedy"} == alias["findings"][0].keys()
+    assert "sesame" not in out
+
+
+def test_command_with_settings_that_cannot_be_used():
+    """
+    A wrong setting is an error with the check's id, and ends the command with 2.
+    """
+    with override_settings(REDLOCK={"default": {"NODES": []}}):
+        _, error, code = run()
+
+    assert "(redlock.E003)" in error
+    assert code == 2
+    assert run("--using=defautl")[2] == 2
+
+
+def test_command_with_nodes_that_are_no_servers():
+    """
+    Nodes of other kinds are only tried.
+    """
+    with override_settings(REDLOCK={"default": {"NODES": ["memory://a", "memory://b", "memory://c"]}}, DEBUG=True):
+        out, _, code = run()
+
+    assert "a: not a server; its lock is tried all the same." in out
+    assert code == 0
+
+
+def test_any_timeout_can_be_asked_for(three):
+    """
+    A long timeout needs a longer lease for the trial, and nothing else.
+    """
+    assert ids(found(three, timeout=20.0)) == {}
+
+
+def test_rights_are_given_to_the_user_who_lacks_them(three):
+    """
+    P35: the remedy names the server's user that the node has, and can be typed as it stands; then nothing is missing.
+    """
+    with Server() as server, server.client() as client:
+        client.execute_command("ACL", "SETUSER", "keychannel", *ACL[3:], "-publish", "-zrank")
+        node = f"redis://keychannel:secret@127.0.0.1:{server.port}"
+        refused = [finding for finding in found([node, *three[1:]]) if finding.id == "right"]
+        assert {finding.text.split(" right ")[1].split(":")[0] for finding in refused} == {"+publish", "+zrank"}
+        for finding in refused:
+            client.execute_command(*finding.remedy.partition(",")[0].split())
+
+        assert ids(found([node, *three[1:]])) == {}
+
+
+def test_what_is_silenced_is_not_said(three):
+    """
+    A project that knows of a finding, or of a check, silences it once for both.
+    """
+    outside = [url.replace("127.0.0.1", "0.0.0.0") for url in three[:2]]
+    assert set(ids(found(outside))) == {"no-tls", "redlock.W001"}
+
+    with override_settings(SILENCED_SYSTEM_CHECKS=["redlock.no-tls", "redlock.W001"]):
+        assert ids(found(outside)) == {}

@@ -1,0 +1,861 @@
+"""Every state, and every kind of stale key, as it comes about on real servers; and what an operator does about it."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from django.core.management import call_command
+from django.test import override_settings
+
+from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
+from django_redlock.core.messages import LONGEST_VALUE, Ballot, Extend
+from django_redlock.core.names import presence, slug
+from django_redlock.inventory import (
+    MAX_NAMES,
+    PAGE,
+    HeldLock,
+    Staleness,
+    State,
+    afind_locks,
+    aheld_locks,
+    ask_to_stop,
+    extend_lock,
+    find_lock,
+    find_locks,
+    force_release,
+    held_locks,
+    release,
+    remove_stale,
+    stale_keys,
+)
+from django_redlock.presence import Presence, this_process
+from django_redlock.testing import Servers
+from tests.holder import holding
+
+OPTIONS = {"restart_guard": False, "node_timeout": 1.0, "ttl": 30.0, "max_ttl": 60.0}
+
+
+@pytest.fixture
+def five(nodes: Servers) -> Iterator[Servers]:
+    """Five real servers under the default alias; they have just started, so the restart guard is off."""
+    with override_settings(REDLOCK={"default": {"NODES": nodes.urls, "OPTIONS": OPTIONS}}):
+        yield nodes
+
+
+def taken(name: str = "orders:7", **how) -> Lease:
+    """Take a lock that nobody renews."""
+    return lock(name, renew=False, **how).acquire()
+
+
+def found(name: str = "orders:7") -> HeldLock:
+    """Return a lock that is there."""
+    held = find_lock(name)
+    assert held is not None
+    return held
+
+
+def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait until a condition holds."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "in vain"
+        time.sleep(0.1)
+
+
+def stale(name: str = "orders:7") -> list[Staleness]:
+    """Return why the keys under a name are stale."""
+    return [key.reason for key in stale_keys(find_locks([slug(name)]))]
+
+
+# States
+
+
+def test_held_and_degraded(five):
+    """
+    L71, L73: a lock on all nodes is held; with a node killed, or one that forgot it, it is degraded.
+    """
+    lease = taken()
+    states = [found().state]
+    five[0].kill()
+    states.append(found().state)
+    five[0].restart()
+    locks.reset()
+    states.append(found().state)
+
+    assert states == [State.HELD, State.DEGRADED, State.DEGRADED]
+    assert found().votes == 4
+    assert lease.valid()
+
+
+def test_partial_then_split(five):
+    """
+    L71: a lock that three of five nodes forgot is partial, with the nodes that have it; with a second holder on two
+    others, it is split.
+    """
+    taken(label="first")
+    for server in five[2:]:
+        server.restart()
+    locks.reset()
+    partial = found()
+    taken(label="second")
+    five[4].restart()
+    locks.reset()
+
+    assert (partial.state, partial.votes, partial.remaining) == (State.PARTIAL, 2, None)
+    assert [bool(view.fingerprint) for view in partial.views] == [True, True, False, False, False]
+    assert found().state == State.SPLIT
+    assert [view.owner.label if view.owner else "" for view in found().views] == ["first"] * 2 + ["second"] * 2 + [""]
+
+
+def test_no_expiry(five):
+    """
+    L72: a lock that somebody persisted on a quorum is shown as one that never ends, without a number.
+    """
+    taken()
+    for server in five[:3]:
+        with server.client() as client:
+            client.persist("redlock:{orders:7}:h")
+
+    assert (found().state, found().remaining) == (State.NO_EXPIRY, None)
+
+
+@pytest.mark.endurance
+def test_orphaned_is_known_and_not_guessed(five):
+    """
+    L77: the lock of a process that got SIGKILL is orphaned a while later; that of a living process that has not
+    renewed it for as long is not. Orphaned keys are stale, and clearing them frees the lock and leaves the other one.
+    """
+    with holding(five.urls, "dead", ttl=60) as dead, holding(five.urls, "alive", ttl=60) as alive:
+        dead.hear("held")
+        alive.hear("held")
+        dead.kill()
+        eventually(lambda: found("dead").state == State.ORPHANED)
+        eventually(lambda: found("alive").silent_for > 7)
+
+        assert found("alive").state == State.HELD
+        assert {held.name: held.state for held in held_locks().locks} == {"dead": "orphaned", "alive": "held"}
+        assert (stale("dead"), stale("alive")) == ([Staleness.ORPHANED], [])
+        assert remove_stale(stale_keys(find_locks([slug("dead")]))[0]) == "removed"
+        assert find_lock("dead") is None
+        assert lock("dead", wait=0).acquire().release() == "released"
+        alive.end()
+        assert alive.hear("released")["outcomes"] == ["released"]
+
+
+@pytest.mark.endurance
+def test_a_process_that_died_after_it_said_that_it_lives_is_known_to_be_dead(five):
+    """
+    L77: a process says that it lives once it has held a lock for a moment, and is dead when it no longer does.
+    """
+    with holding(five.urls, "orders:7", ttl=60) as holder:
+        holder.hear("held")
+        owner = found().owner
+        assert owner is not None
+        with five[0].client() as client:
+            eventually(lambda: client.exists(f"redlock:{presence(owner.process)}:h"))
+            assert 0 < client.pttl(f"redlock:{presence(owner.process)}:h") <= 10_000
+            assert client.exists(f"redlock:{presence(owner.process)}:f") == 0
+        holder.kill()
+
+        eventually(lambda: found().state == State.ORPHANED)
+
+
+def test_processes_are_no_locks(five):
+    """
+    L70: what a process says of itself is in no listing, and ends with its locks.
+    """
+    lease = taken()
+    with five[0].client() as client:
+        eventually(lambda: client.zcard("redlock:index") == 2)
+        assert [held.name for held in held_locks().locks] == ["orders:7"]
+        lease.release()
+        eventually(lambda: not client.keys("redlock:*~p:h"))
+
+
+def test_closed_connections_are_no_death(five, monkeypatch):
+    """
+    L76, L77: who closes the idle connections and still holds a lock goes on to say that the process lives.
+    """
+    monkeypatch.setattr("django_redlock.presence.FIRST", 0.0)
+    lease = lock("orders:7").acquire()
+    manager = locks["default"]
+    with five[0].client() as client:
+        eventually(lambda: client.keys("redlock:*~p:h"))
+        manager.close()
+        client.delete(*client.keys("redlock:*~p:h"))
+        eventually(lambda: client.keys("redlock:*~p:h"))
+    lease.release()
+    manager.close()
+
+    assert not manager._presence.valid()
+
+
+@pytest.mark.endurance
+def test_a_lock_that_is_handed_over_is_not_left_behind(five):
+    """
+    L76, L77: a lock that its process does not renew may be anybody's who was given its token: that the process has
+    ended says nothing, so the lock is neither orphaned nor cleared.
+    """
+    with holding(five.urls, "orders:7", renew=False, ttl=60) as holder:
+        holder.hear("held")
+        holder.kill()
+        eventually(lambda: found().silent_for > 7)
+
+        assert (found().state, stale()) == (State.HELD, [])
+
+
+def test_a_lock_is_released_for_longer_than_its_holder_might_renew_it(five):
+    """
+    L74: a lease that was made longer than it began is renewed late; its holder still finds it lost then.
+    """
+    lease = taken(ttl=5)
+    assert lease.extend(60)
+    assert force_release("orders:7", found().fingerprint) == "released"
+
+    with five[0].client() as client:
+        assert client.pttl(f"redlock:x:{lease.token}") > 59_000
+    assert lease.extend() is False
+    assert lease.reason == "revoked"
+
+
+def test_all_that_speak_for_a_process_keep_one_key(five):
+    """
+    L76, L77: blocking code, two event loops one after the other and a manager made anew each say that the process
+    lives, and are heard though another of them said it a moment ago: what they hold is never taken for left behind.
+    """
+
+    async def beat() -> int:
+        return await locks["default"]._loop_side().presence.aextend(())
+
+    heard = [locks["default"]._presence.extend(()), asyncio.run(beat()), asyncio.run(beat())]
+    locks.reset()
+    heard += [locks["default"]._presence.extend(()), asyncio.run(beat())]
+
+    with five[0].client() as client:
+        assert len(client.keys("redlock:*~p:h")) == 1
+    assert heard == [3] * 5  # nobody waits for more than a quorum
+
+
+def test_an_event_loop_says_that_its_process_lives(five):
+    """
+    L77: a process that holds locks in an event loop only says so as well.
+    """
+
+    async def held() -> None:
+        async with lock("orders:7", renew=False, ttl=30):
+            with five[0].client() as client:
+                await asyncio.to_thread(eventually, lambda: client.keys("redlock:*~p:h"))
+        await locks["default"].aclose()
+
+    asyncio.run(asyncio.wait_for(held(), 30))
+
+
+# What is known of a lock
+
+
+def test_extensions_are_counted(five):
+    """
+    L71: the inventory says how often a lock was extended, also when a node missed some, and since when it is held.
+    """
+    lease = taken()
+    before = found().extensions
+    assert lease.extend()
+    assert lease.extend()
+
+    assert (before, found().extensions) == (0, 2)
+    assert found().since == pytest.approx(time.time(), abs=20)
+
+
+def test_waiters_are_listed_in_the_order_of_their_turns(five):
+    """
+    L47, L71: those who wait are listed in order, with host and process id; one that was killed is not listed any more
+    a while later.
+    """
+    lease = taken(ttl=60)
+    with holding(five.urls, "orders:7") as first:
+        eventually(lambda: len(found().waiters) == 1)
+        with holding(five.urls, "orders:7") as second:
+            eventually(lambda: len(found().waiters) == 2)
+            line = found().waiters
+            listed = held_locks().locks[0]
+            first.kill()
+            eventually(lambda: len(found().waiters) == 1)
+
+            assert [(waiter.pid, waiter.nodes) for waiter in line] == [(first.process.pid, 5), (second.process.pid, 5)]
+            assert listed.waiters == ()
+            assert found().waiters[0].pid == second.process.pid
+            lease.release()
+            second.hear("held")
+
+
+def wait_for(five: Servers, number: int, *names: str) -> None:
+    """Put so many waiters in line, as each node stores them, of whom every third is gone."""
+    ends = time.time() * 1000 + 60_000
+    for name in names:
+        for client in [server.client() for server in five]:
+            line = {f"web:{place}.x|1": place for place in range(number)}
+            client.zadd(f"redlock:{{{name}}}:q", line)
+            client.zadd(f"redlock:{{{name}}}:s", {who: 1 if place % 3 == 0 else ends for who, place in line.items()})
+            client.close()
+
+
+def test_of_many_waiters_a_node_names_few_and_counts_all(five, capsys):
+    """
+    L70, L71: what a list needs of a thousand waiters is their number; the page of one lock names the first hundred.
+    """
+    names = ["orders:7", "orders:8"]
+    for name in names:
+        taken(name)
+    wait_for(five, 600, *names)
+
+    one = found("orders:7")
+    both = find_locks(map(slug, names)).locks
+    counted = find_locks(map(slug, names), waiters=0).locks
+    call_command("redlock_inspect", "orders:7")
+    said = capsys.readouterr().out
+
+    assert (one.waiting, len(one.waiters)) == (400, 100)
+    assert "Waiting: 400\n  1. web:1 #1\n" in said
+    assert "  and 300 more" in said
+    assert [waiter.pid for waiter in one.waiters][:4] == [1, 2, 4, 5]
+    assert sorted((held.waiting, len(held.waiters)) for held in both) == [(400, 0), (400, 100)]
+    assert [(held.waiting, held.waiters) for held in counted] == [(400, ())] * 2
+
+
+def test_no_lock_is_missed_while_others_are_extended(five, monkeypatch):
+    """
+    L70: each extension moves a lock to the end of the index; those behind it are listed all the same, also when it is
+    the last one of a page that moved, and a listing that says that it is complete has all of them.
+    """
+    leases = [taken(f"n{number}", ttl=30) for number in range(3 * PAGE)]
+    survey, pages = LockManager.survey, []
+
+    def extended_meanwhile(manager: LockManager, **how):
+        replies = survey(manager, **how)
+        if how["count"]:
+            pages.append(how)
+            manager.extend(leases[len(pages) * PAGE - 50 :][:50])
+        return replies
+
+    monkeypatch.setattr(LockManager, "survey", extended_meanwhile)
+
+    snapshot = held_locks(limit=10_000, seconds=60)
+
+    assert len(pages) >= 3
+    assert snapshot.complete
+    assert {held.name for held in snapshot.locks} == {f"n{number}" for number in range(3 * PAGE)}
+
+
+def test_what_others_wrote_is_neither_sent_nor_in_the_way(five):
+    """
+    L78: of a value of megabytes a node sends the beginning, and of an index entry of that size nothing; a page full of
+    those ends a listing, which says that there may be more.
+    """
+    taken("orders:7", ttl=60)
+    everywhere(five, "SET", "redlock:{big}:h", "x" * 3_000_000)
+    everywhere(five, "ZADD", "redlock:index", time.time() * 1000 + 1000, "{big}", 9e15, "{" + "y" * 1_000_000 + "}")
+
+    row = next(row for row in locks["default"].survey(count=PAGE)[0].rows if row.slug == "{big}")
+    snapshot = held_locks()
+    for number in range(PAGE):
+        everywhere(five, "ZADD", "redlock:index", 1, "{" + f"{number}".rjust(11_000, "y") + "}")
+    hidden = held_locks()
+
+    assert row.value == "x" * LONGEST_VALUE
+    assert ([held.name for held in snapshot.locks], snapshot.complete) == (["orders:7", "big"], True)
+    assert (hidden.locks, hidden.complete) == ((), False)
+
+
+def test_locks_that_never_end_are_listed_before_the_others_are_through(five):
+    """
+    L70, L72: they are the last of the index, and the ones that somebody has to see to.
+    """
+    for batch in range(3):
+        lock([f"{batch}:{number}" for number in range(PAGE)], renew=False).acquire()
+    everywhere(five, "SET", "redlock:{for ever}:h", "x")
+    with pytest.raises(LockTakenError):
+        lock("for ever", wait=0).acquire()  # the nodes list it from now on
+
+    snapshot = held_locks(limit=PAGE)
+
+    assert not snapshot.complete
+    assert [held.name for held in snapshot.locks if held.state is State.NO_EXPIRY] == ["for ever"]
+
+
+def test_asked_without_blocking(five):
+    """
+    L70: the asyncio twins give the same answers.
+    """
+    taken()
+
+    async def both():
+        try:
+            return await aheld_locks(), await afind_locks([slug("orders:7")])
+        finally:
+            await locks["default"].aclose()
+
+    for snapshot in asyncio.run(both()):
+        assert [(held.name, held.state) for held in snapshot.locks] == [("orders:7", State.HELD)]
+
+
+def test_listing_of_ten_thousand_is_bounded(five):
+    """
+    L70: beside ten thousand held locks a listing asks for a bounded number of small pages, and says that there is more.
+    """
+    manager = locks["default"]
+    # A quarter of a second apart, so that all nodes have them in one order: of two hundreds that end in the same
+    # millisecond, each node has its own.
+    leases = [
+        manager.lock([f"{batch}:{number}" for number in range(100)], renew=False, ttl=35 + batch / 4).acquire()
+        for batch in range(100)
+    ]
+    with five[0].client() as client:
+        client.config_resetstat()
+        snapshot = held_locks(seconds=60)
+        asked = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+
+    assert MAX_NAMES - 5 <= len(snapshot.locks) <= MAX_NAMES  # processes are in the index as well
+    assert (snapshot.complete, snapshot.total >= 10_000) == (False, True)
+    assert asked <= MAX_NAMES // PAGE + 2
+    del leases
+
+
+# Stale keys
+
+
+@pytest.mark.endurance
+def test_what_a_living_process_holds_is_not_stale_without_an_expiry(five):
+    """
+    L72, L76: somebody took the expiry from the keys of a lock, or made it a long one. Its holder lives and puts that
+    right with its next renewal; when the holder is dead, they are stale.
+    """
+
+    def reasons() -> list[list[Staleness]]:
+        return [stale("for ever"), stale("too long")]
+
+    with holding(five.urls, "for ever", ttl=60) as first, holding(five.urls, "too long", ttl=60) as second:
+        first.hear("held")
+        second.hear("held")
+        with five[0].client() as client:
+            eventually(lambda: len(client.keys("redlock:*~p:h")) == 2)
+        everywhere(five, "PERSIST", "redlock:{for ever}:h")
+        everywhere(five, "PEXPIRE", "redlock:{too long}:h", 3_600_000)
+        living = reasons()
+        first.kill()
+        second.kill()
+        eventually(lambda: reasons() == [[Staleness.NO_EXPIRY], [Staleness.ORPHANED]])
+
+    assert living == [[], []]
+
+
+def test_values_of_another_program_are_compared_whole(five):
+    """
+    L74, L77: two that begin alike are two holders: who saw the one does not take it from the other.
+    """
+    first, second = ("locked by the nightly export on host " + host for host in ("web-1", "web-10"))
+    everywhere(five, "SET", "redlock:{orders:7}:h", first, "PX", 60_000)
+    seen = found().fingerprint
+    everywhere(five, "SET", "redlock:{orders:7}:h", second, "PX", 60_000)
+    changed = force_release("orders:7", seen)
+    everywhere(five[:2], "SET", "redlock:{orders:7}:h", first, "PX", 60_000)
+    views = found().views
+
+    assert changed == "changed"
+    assert len({view.fingerprint for view in views}) == 2
+    assert extend_lock("orders:7", views[4].fingerprint, 60.0) == "extended"
+    assert force_release("orders:7", views[4].fingerprint) == "released"
+    assert found().state is State.PARTIAL
+
+
+def test_keys_that_never_end_are_stale(five):
+    """
+    L77: a key without expiry is stale.
+    """
+    taken()
+    for server in five:
+        with server.client() as client:
+            client.persist("redlock:{orders:7}:h")
+
+    assert stale() == [Staleness.NO_EXPIRY]
+
+
+def test_keys_that_end_too_late_are_stale(five):
+    """
+    L77: a key that somebody gave more time than any lease has is stale.
+    """
+    taken()
+    for server in five:
+        with server.client() as client:
+            client.expire("redlock:{orders:7}:h", 3600)
+
+    assert stale() == [Staleness.TOO_LONG]
+
+
+def test_keys_of_another_library_are_stale(five):
+    """
+    L77: what redis-py's own lock left under our name on two nodes is stale.
+    """
+    for server in five[:2]:
+        with server.client() as client:
+            client.lock("redlock:{orders:7}:h", timeout=50).acquire(blocking=False)
+
+    assert stale() == [Staleness.FOREIGN] * 2  # each with a value of its own
+
+
+def test_what_is_left_of_a_lock_is_stale(five):
+    """
+    L77: what two nodes have left of a lock that the others forgot is stale when it is older than its lease, and not
+    while its holder may still put it back.
+    """
+    lease = taken(ttl=10)
+    assert lease.extend()
+    for server in five[2:]:
+        server.restart()
+    locks.reset()
+    snapshot = find_locks([slug("orders:7")])
+    later = time.time() + 60
+
+    assert stale_keys(snapshot, later) == []  # renewed in the last half of its lease
+    eventually(lambda: all((view.left or 0) < 5 for view in found().views))
+    assert [key.reason for key in stale_keys(find_locks([slug("orders:7")]), later)] == [Staleness.RESIDUE]
+    assert stale_keys(find_locks([slug("orders:7")]), time.time() - 60) == []  # younger than its lease
+
+
+# What an operator does
+
+
+def test_a_holder_that_is_asked_to_stop_stops(five):
+    """
+    L74: asked to stop, a holder finds its lease lost with the reason, and gives the lock up; until then nobody else
+    gets in. The next holder has a higher token.
+    """
+    with holding(five.urls, "orders:7", {"node_timeout": 0.5}, ttl=6) as holder:
+        token = holder.hear("held")["tokens"][0]
+
+        assert ask_to_stop("orders:7", found().fingerprint) == "asked"
+        assert find_lock("orders:7") is not None
+        assert holder.hear("lost")["reason"] == "revoked"
+        assert holder.hear("stopped")["reason"] == "revoked"
+        holder.hear("released")
+
+    with lock("orders:7", wait=0) as lease:
+        assert lease.fencing_token > token
+
+
+def test_only_the_holder_that_was_seen_is_asked(five):
+    """
+    L74: asked about a holder that is gone, nobody is disturbed; several holders at once cannot be asked.
+    """
+    seen = taken()
+    old = found().fingerprint
+    seen.release()
+    lease = taken()
+
+    assert ask_to_stop("orders:7", old) == "changed"
+    assert lease.extend()
+    lease.release()
+    assert ask_to_stop("orders:7", old) == "gone"
+    with lock("shared", shared=True):
+        assert ask_to_stop("shared", found("shared").fingerprint) == "shared"
+
+
+def test_those_who_share_a_lock_and_were_seen(five):
+    """
+    L74: those who share a lock have one key, and are told apart all the same: whoever joined after somebody looked
+    keeps it, be the others gone or not. Whoever was seen and is still there loses it, and hears why.
+    """
+    first = taken(shared=True)
+    seen = found().fingerprint
+    first.release()
+    second = taken(shared=True)
+    outcomes = [force_release("orders:7", seen), ask_to_stop("orders:7", seen)]
+    seen = found().fingerprint
+    third = taken(shared=True)
+    outcomes.append(force_release("orders:7", seen))
+    kept = [second.extend(), third.extend()]
+    seen = found().fingerprint
+    third.release()
+
+    assert outcomes == ["changed"] * 3
+    assert kept == [True, True]
+    assert force_release("orders:7", seen) == "released"
+    assert not second.extend()
+    assert second.reason == "revoked"
+
+
+def test_more_time_for_a_holder(five):
+    """
+    L74: an operator can keep others out for longer, while the lock's holder is still the one that was seen.
+    """
+    lease = taken(ttl=10)
+    seen = found().fingerprint
+
+    assert extend_lock("orders:7", seen, 55.0) == "extended"
+    remaining = found().remaining
+    with pytest.raises(ValueError, match="ttl must be from"):
+        extend_lock("orders:7", seen, 600.0)
+    assert extend_lock("orders:7", seen, 5.0) == "longer"
+    lease.release()
+
+    assert remaining == pytest.approx(54.4, abs=5)
+    assert extend_lock("orders:7", seen, 55.0) == "gone"
+    other = taken()
+    assert extend_lock("orders:7", seen, 55.0) == "changed"
+    assert found().remaining <= 30
+    assert other.valid()
+
+
+def test_no_hold_comes_of_more_time(five, monkeypatch):
+    """
+    L74, P19: more time is given where the hold is. What a failed attempt left on one node stays there; and a lock that
+    its holder releases between the look and the request stays free.
+    """
+    taken("partial")
+    for server in five[1:]:
+        server.restart()
+    locks.reset()
+    left = found("partial")
+    outcomes = [extend_lock(left, left.fingerprint, 50.0)]
+    lease = taken()
+    seen = found()
+    everywhere = release._everywhere
+
+    def late(manager, request):
+        monkeypatch.undo()
+        assert lease.release() == "released"
+        return everywhere(manager, request)
+
+    monkeypatch.setattr(release, "_everywhere", late)
+    outcomes.append(extend_lock(seen, seen.fingerprint, 50.0))
+
+    assert outcomes == ["gone", "gone"]
+    assert (found("partial").state, found("partial").votes) == (State.PARTIAL, 1)
+    assert max(view.left for view in found("partial").views if view.fingerprint) < 31
+    assert find_lock("orders:7") is None
+
+
+def test_too_few_nodes_to_do_anything(five):
+    """
+    L73: with three of five nodes frozen, what an operator asks for is unknown and never half done in silence.
+    """
+    taken()
+    seen = found().fingerprint
+    for server in five[:3]:
+        server.freeze()
+
+    assert force_release("orders:7", seen) == "unknown"
+    assert ask_to_stop("orders:7", seen) == "unknown"
+    assert extend_lock("orders:7", seen, 55.0) == "unknown"
+
+
+def everywhere(servers: Servers, *command: object) -> None:
+    """Run a command on every server."""
+    for server in servers:
+        with server.client() as client:
+            client.execute_command(*command)
+
+
+def test_one_foreign_key_does_not_hide_the_others(five):
+    """
+    L73, L78: a queue of another type, or a fence that is no number, costs its own row and no more.
+    """
+    taken()
+    for place, text in enumerate(["abc", "", "1e30", "nan", "0x10", "9" * 5000, "-1"]):
+        taken(f"odd:{place}")
+        everywhere(five, "SET", f"redlock:{{odd:{place}}}:f", text)
+    everywhere(five, "ZADD", "redlock:{odd:0}:s", 9e15, "p|1")
+    everywhere(five, "SET", "redlock:{odd:0}:q", "oops")
+    with five[0].client() as client:  # missing in one index, a name is asked for by name
+        client.delete("redlock:{odd:0}:h")
+        client.zrem("redlock:index", "{odd:0}")
+
+    snapshot = held_locks()
+
+    assert snapshot.trouble == ""
+    assert {held.name for held in snapshot.locks} == {"orders:7", *(f"odd:{place}" for place in range(7))}
+    assert found("orders:7").fencing_token > 0
+    assert (found("odd:0").state, found("odd:0").waiters, found("odd:1").fencing_token) == (State.DEGRADED, (), 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (("CONFIG", "SET", "maxmemory", "1"), "OOM"),
+        (("CONFIG", "SET", "min-replicas-to-write", "1"), "NOREPLICAS"),
+        (("ACL", "SETUSER", "default", "-set"), "NOPERM"),
+    ],
+)
+def test_nodes_that_answer_and_would_take_no_lock(five, command, why):
+    """
+    L65, L73: a full node, one that lost its replicas or a right, answers and gives no vote; a listing says so.
+    """
+    held = taken()
+    everywhere(five[:3], *command)
+    try:
+        with pytest.raises(QuorumUnavailableError):
+            lock("orders:8", wait=0).acquire()
+        snapshot = held_locks()
+        names = [node.name for node in snapshot.nodes if not node.votes]
+        details = {node.detail for node in snapshot.nodes if not node.votes}
+    finally:
+        everywhere(five[:3], "CONFIG", "SET", "maxmemory", "0")
+        everywhere(five[:3], "CONFIG", "SET", "min-replicas-to-write", "0")
+        everywhere(five[:3], "ACL", "SETUSER", "default", "+set")
+
+    assert (names, details) == ([node.name for node in snapshot.nodes[:3]], {why})
+    assert "no lock can be taken" in snapshot.quorum
+    assert snapshot.has_quorum
+    assert [lock.name for lock in snapshot.locks] == [held.name]
+    assert held_locks().trouble == ""
+
+
+def test_nodes_that_became_replicas_on_the_way(five):
+    """
+    L65, L73: a node that is made a replica while it is connected to takes no lock any more, and a listing says so.
+    """
+    assert held_locks().trouble == ""
+    everywhere(five[:3], "REPLICAOF", "127.0.0.1", "1")
+    try:
+        snapshot = held_locks()
+    finally:
+        everywhere(five[:3], "REPLICAOF", "NO", "ONE")
+
+    assert [node.detail for node in snapshot.nodes] == ["READONLY"] * 3 + [""] * 2
+    assert "no lock can be taken" in snapshot.quorum
+
+
+def test_any_number_of_names_can_be_asked_for_at_once(five):
+    """
+    L70: whoever asks a node for thousands of names in one request gets an answer for each.
+    """
+    lease = taken("n7")
+    names = tuple(slug(f"n{number}") for number in range(9000))
+
+    replies = locks["default"].survey(slugs=names)
+
+    for reply in replies.values():
+        assert len(reply.rows) == 9000
+        assert [row.slug for row in reply.rows if row.value] == [slug("n7")]
+    assert lease.valid()
+
+
+def test_a_process_says_that_it_lives_with_one_voice(five):
+    """
+    L77: a thread and each event loop of a process keep the same sign of life, whichever of them began it; otherwise
+    a living process would count as dead for a moment when one of them ends, and its locks as orphaned.
+    """
+    manager = locks["default"]
+    owner = this_process("web-1", "abc.123")
+    blocking, looping, other = (Presence(manager, each, lambda: None) for each in (owner, owner, owner))
+
+    assert blocking.extend(()) >= 3
+    assert looping.extend(()) >= 3
+    assert asyncio.run(beat_once(other)) >= 3
+    assert blocking.extend(()) >= 3
+
+
+async def beat_once(presence: Presence) -> int:
+    """Say in an event loop that the process lives, and leave no connections behind."""
+    try:
+        return await presence.aextend(())
+    finally:
+        await locks["default"].aclose()
+
+
+@pytest.mark.parametrize("kind", ["q", "s", "f"])
+def test_a_key_of_another_type_beside_a_lock_hides_nothing(five, kind):
+    """
+    L73: what another program wrote beside one lock costs that lock a detail, and no other lock anything.
+    """
+    taken("orders:7")
+    taken("orders:8")
+    for server in five:
+        with server.client() as client:
+            client.zadd("redlock:{orders:7}:s", {"web-1:7.ab|1": 9e15})
+            client.delete(f"redlock:{{orders:7}}:{kind}")
+            client.hset(f"redlock:{{orders:7}}:{kind}", "a", "b")
+
+    snapshot = find_locks([slug("orders:7"), slug("orders:8")])
+
+    assert [node.detail for node in snapshot.nodes] == [""] * 5
+    assert sorted(held.name for held in held_locks().locks) == sorted(held.name for held in snapshot.locks)
+    assert len(snapshot.locks) == 2
+
+
+@pytest.mark.parametrize("text", ["abc", "", "1e30", "nan", "-1", "0x10", "9" * 400, "\u0663"])
+def test_a_token_that_is_none_hides_nothing(five, text):
+    """
+    L73: a fencing token that is no number costs that number, and nothing else.
+    """
+    taken("orders:7")
+    for server in five:
+        with server.client() as client:
+            client.set("redlock:{orders:7}:f", text)
+
+    snapshot = held_locks()
+
+    assert snapshot.answering == 5
+    assert [held.name for held in snapshot.locks] == ["orders:7"]
+    assert snapshot.locks[0].fencing_token in (0, 3)
+
+
+def test_more_time_does_not_bring_back_what_was_released(five, monkeypatch):
+    """
+    L74: a lock that its holder releases while an operator gives it more time stays free.
+    """
+    lease = taken()
+    seen = found().fingerprint
+    ask = LockManager.ask
+
+    def release_first(manager: LockManager, ballot: Ballot) -> None:
+        if any(isinstance(request, Extend) for request in ballot.requests.values()):
+            assert lease.release() == "released"
+        ask(manager, ballot)
+
+    monkeypatch.setattr(LockManager, "ask", release_first)
+
+    assert extend_lock("orders:7", seen, 55.0) == "gone"
+    assert find_lock("orders:7") is None
+
+
+def test_more_time_makes_no_lock_of_what_is_left_of_one(five):
+    """
+    L74: what a minority still has of a lock is no lock, and more time makes none of it.
+    """
+    taken()
+    seen = found().fingerprint
+    for server in five[:3]:
+        with server.client() as client:
+            client.delete("redlock:{orders:7}:h")
+
+    assert extend_lock("orders:7", seen, 55.0) == "gone"
+    assert (found().state, found().votes) == (State.PARTIAL, 2)
+
+
+def test_a_shared_lock_released_by_force_is_lost_as_revoked(five):
+    """
+    L74: each of several holders learns why it lost the lock.
+    """
+    leases = [taken(shared=True) for _ in range(2)]
+
+    assert force_release("orders:7", found().fingerprint) == "released"
+    assert [lease.extend() for lease in leases] == [False, False]
+    assert [lease.reason for lease in leases] == ["revoked", "revoked"]
+
+
+def test_a_lock_that_was_extended_for_longer_stays_released(five):
+    """
+    L74: who was extended beyond the length of its lease is refused for as long as it may come back, and learns why.
+    """
+    lease = taken(ttl=5)
+    assert lease.extend(ttl=50)
+
+    assert force_release("orders:7", found().fingerprint) == "released"
+
+    for server in five:
+        with server.client() as client:
+            (marker,) = [key for key in client.keys("redlock:x:*") if client.get(key) in ("stop", b"stop")]
+            assert client.pttl(marker) > 20_000
+    assert lease.extend() is False
+    assert lease.reason == "revoked"

@@ -1,0 +1,550 @@
+"""``redlock_inspect``, ``redlock_release`` and ``redlock_top``, over real servers and with real holders."""
+
+import builtins
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from django_redlock import Lease, lock, locks
+from django_redlock.inventory import HeldLock, ask_to_stop, extend_lock, find_lock, force_release, held_locks
+from django_redlock.management.commands import redlock_release
+from django_redlock.management.commands.redlock_top import shown
+from django_redlock.testing import Servers
+from tests.holder import holding
+
+
+@pytest.fixture(autouse=True)
+def five(nodes: Servers) -> Iterator[Servers]:
+    """Five real servers under the default alias."""
+    options = {"restart_guard": False, "node_timeout": 1.0, "ttl": 30.0}
+    urls = [{"URL": url, "NAME": f"lock-{place}"} for place, url in enumerate(nodes.urls, 1)]
+    with override_settings(REDLOCK={"default": {"NODES": urls, "OPTIONS": options}}):
+        yield nodes
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def run(command: str, *args: str, **options: object) -> tuple[str, str, int]:
+    """Return what a command wrote to its two outputs, and its exit code."""
+    out, err, code = StringIO(), StringIO(), 0
+    try:
+        call_command(command, *args, stdout=out, stderr=err, no_color=True, **options)
+    except CommandError as error:
+        err.write(str(error))
+        code = error.returncode
+    return out.getvalue(), err.getvalue(), code
+
+
+def taken(name: str = "orders:7", **how) -> Lease:
+    return lock(name, renew=False, label="nightly", **how).acquire()
+
+
+def found(name: str = "orders:7") -> HeldLock:
+    held = find_lock(name)
+    assert held is not None
+    return held
+
+
+def found_soon() -> HeldLock:
+    """Wait until somebody has the lock."""
+    while not (held := find_lock("orders:7")) or held.owner is None:
+        pass
+    return held
+
+
+# redlock_inspect
+
+
+def test_inspect_shows_each_node(five):
+    """
+    L71, L72: one lock with its holder, and what each node has of it: this holder, another, nothing, or no answer.
+    """
+    lease = taken()
+    five[4].kill()
+    with five[3].client() as client:
+        client.delete("redlock:{orders:7}:h")
+    with five[2].client() as client:
+        client.set("redlock:{orders:7}:h", "somebody else", px=9000)
+
+    out, err, code = run("redlock_inspect", "orders:7")
+
+    rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("lock-")}
+    assert "split" in out
+    assert "2 of 5, 3 needed" in out
+    assert str(lease.fencing_token) in out
+    assert "manual nightly on" in rows["lock-1"]
+    assert "this holder" in rows["lock-2"]
+    assert "another" in rows["lock-3"]
+    assert "(another program)" in rows["lock-3"]
+    assert "nothing" in rows["lock-4"]
+    assert "no answer" in rows["lock-5"]
+    assert "Waiting: nobody" in out
+    assert "lock-5 (" in err
+    assert code == 0
+    assert lease.token[:8] not in out
+
+
+def test_inspect_shows_who_waits(five):
+    """
+    L71: those who wait are shown in order.
+    """
+    lease = taken()
+    with holding(five.urls, "orders:7") as waiter:
+        while not found().waiters:
+            pass
+        out, _, _ = run("redlock_inspect", "orders:7")
+        data = json.loads(run("redlock_inspect", "orders:7", "--format=json")[0])
+        lease.release()
+        waiter.hear("held")
+
+    assert f":{waiter.process.pid} #1" in out
+    assert [each["pid"] for each in data["lock"]["waiters"]] == [waiter.process.pid]
+    assert (data["version"], data["known"]) == (1, True)
+    assert data["lock"]["state"] in ("held", "degraded")  # a node may have been late
+    assert len(data["lock"]["views"]) == 5
+
+
+def test_inspect_says_what_is_stale(five):
+    """
+    L77: that a key is stale, and why, is said.
+    """
+    taken()
+    for server in five:
+        with server.client() as client:
+            client.persist("redlock:{orders:7}:h")
+
+    assert "Stale: it has no expiry" in run("redlock_inspect", "orders:7")[0]
+
+
+def test_inspect_a_free_lock_and_too_few_nodes(five):
+    """
+    L73: free is exit code 1, and cannot tell is 3.
+    """
+    free = run("redlock_inspect", "orders:7")
+    known = json.loads(run("redlock_inspect", "orders:7", "--format=json")[0])
+    for server in five[:3]:
+        server.kill()
+    unknown = run("redlock_inspect", "orders:7")
+
+    assert free == ("", "orders:7 is free.", 1)
+    assert (known["known"], known["lock"]) == (True, None)
+    assert "Too few nodes answer" in unknown[1]
+    assert unknown[2] == 3
+
+
+# redlock_release
+
+
+def test_release_is_dry_without_a_terminal(five):
+    """
+    L75: without a terminal and without --no-input nothing is released.
+    """
+    lease = taken()
+
+    out, _, code = run("redlock_release", "orders:7", stdin=StringIO())
+
+    assert "orders:7: held, " in out
+    assert "Dry run: 1 lock would be released. Nobody is there to ask" in out
+    assert code == 0
+    assert lease.extend()
+
+
+def test_release_asks_and_is_logged(five, monkeypatch, caplog):
+    """
+    L74, L75: at a terminal it asks; the log has the name, the outcome and the reason, and not the secret.
+    """
+    caplog.set_level(logging.WARNING, "django_redlock")
+    lease = taken()
+    monkeypatch.setattr(builtins, "input", lambda question: "no")
+    refused = run("redlock_release", "orders:7", stdin=Terminal())
+    monkeypatch.setattr(builtins, "input", lambda question: "yes")
+    done = run("redlock_release", "orders:7", "--reason=worker was killed", stdin=Terminal())
+
+    assert refused[1:] == ("Nothing was released.", 1)
+    assert done[0].endswith("orders:7: released.\n")
+    assert done[2] == 0
+    assert "lock released by force: orders:7 (released: worker was killed)" in caplog.text
+    assert lease.token[:8] not in caplog.text + done[0]
+    assert lease.extend() is False
+
+
+def test_release_of_the_holder_that_was_seen_only(five):
+    """
+    L74: with a fingerprint nobody else's lock is released, and the exit code says so.
+    """
+    seen = taken()
+    old = found().fingerprint
+    seen.release()
+    lease = taken()
+
+    out, err, code = run("redlock_release", "orders:7", f"--fingerprint={old}", "--no-input")
+
+    assert "Left alone: it has another holder." in out
+    assert (err, code) == ("Nothing was released: the holder is another one now.", 4)
+    assert lease.extend()
+
+
+def test_release_of_a_lock_that_changes_hands_meanwhile(five, monkeypatch):
+    """
+    L74: a lock that somebody else takes while the question is on the screen is left alone; exit code 4.
+    """
+    seen = taken()
+    leases = []
+    monkeypatch.setattr(builtins, "input", lambda question: (seen.release() and leases.append(taken())) or "yes")
+
+    out, _, code = run("redlock_release", "orders:7", stdin=Terminal())
+
+    assert "orders:7: not released: it changed hands." in out
+    assert code == 4
+    assert leases[0].extend()
+
+
+def test_release_several_by_a_glob(five):
+    """
+    L75: locks can be chosen by a glob, but not more than one can read at a time.
+    """
+    leases = [taken(f"orders:{number}") for number in range(3)]
+    other = taken("reports:1")
+
+    out, _, code = run("redlock_release", "--match=orders:*", "--no-input")
+    many = [taken(f"many:{number}") for number in range(redlock_release.MOST + 1)]
+    refused = run("redlock_release", "--match=many:*", "--no-input")
+
+    assert (out.count(": released."), code) == (3, 0)
+    assert [lease.extend() for lease in leases] == [False] * 3
+    assert other.extend()
+    assert "21 locks match; at most 20" in refused[1]
+    assert many[0].extend()
+
+
+@pytest.mark.parametrize("args", [[], ["a", "--match=*"]])
+def test_release_of_what(args):
+    """
+    Names or a glob, one of the two.
+    """
+    assert run("redlock_release", *args, "--no-input")[1:] == ("Name the locks, or choose them with --match.", 2)
+
+
+def test_release_of_nothing_and_without_a_quorum(five):
+    """
+    L73: nothing held is said with exit code 0; too few nodes with 3.
+    """
+    nothing = run("redlock_release", "orders:7", "--no-input")
+    for server in five[:3]:
+        server.kill()
+
+    assert nothing == ("Nothing is held.\n", "", 0)
+    assert run("redlock_release", "orders:7", "--no-input")[2] == 3
+
+
+def test_polite_release(five):
+    """
+    L74: asked politely, the holder sees that it was revoked, releases by itself, and nobody got in before.
+    """
+    with holding(five.urls, "orders:7", {"node_timeout": 0.5}, ttl=6) as holder:
+        holder.hear("held")
+        out, _, code = run("redlock_release", "orders:7", "--polite=20", "--no-input")
+        assert holder.hear("lost")["reason"] == "revoked"
+
+    assert "orders:7: its holder was asked to stop." in out
+    assert out.endswith("orders:7: released.\n")
+    assert code == 0
+
+
+def test_polite_release_of_who_does_not_listen(five):
+    """
+    L74: a holder that never asks loses the lock when its time is over; a lock that is no task's has none to revoke.
+    """
+    lease = taken()
+
+    out, err, code = run("redlock_release", "orders:7", "--polite=0.2", "--no-input", "--revoke-task")
+
+    assert out.endswith("orders:7: released.\n")
+    assert "orders:7: not held by a Celery task." in err
+    assert code == 0
+    assert lease.extend() is False
+    assert lease.reason == "revoked"
+
+
+def test_polite_release_of_a_lock_that_somebody_waits_for(five):
+    """
+    L74: the holder that was asked has released it, so all went as wished, though the next one has it by now.
+    """
+    options = {"node_timeout": 0.5}
+    with holding(five.urls, "orders:7", options, ttl=6) as first, holding(five.urls, "orders:7", options) as second:
+        lucky, waiter = sorted((first, second), key=lambda holder: holder.process.pid != found_soon().owner.pid)
+        lucky.hear("held")
+        out, _, code = run("redlock_release", "orders:7", "--polite=20", "--no-input")
+        waiter.hear("held")
+
+        assert out.endswith("orders:7: released.\n")
+        assert code == 0
+        assert found().owner.pid == waiter.process.pid
+
+
+def test_nothing_held_is_no_failure(five):
+    """
+    A fingerprint of a lock that is free by now: nothing is held, as is said, and that is fine.
+    """
+    assert run("redlock_release", "orders:7", "--fingerprint=5b1f0c9d2e7a", "--no-input") == (
+        *("Nothing is held.\n", ""),
+        0,
+    )
+
+
+# Names
+
+
+def test_a_lock_with_places_goes_by_its_name(five):
+    """
+    L71, L74: the name of a lock that several may hold stands for its places, and one place for itself as it is shown.
+    """
+    assert run("redlock_inspect", "sem")[2] == 1
+    leases = [taken("sem", limit=3) for _ in range(2)]
+    names = sorted(held.name for held in held_locks().locks)
+
+    out, _, code = run("redlock_inspect", "sem")
+    data = json.loads(run("redlock_inspect", "sem", "--format=json")[0])
+    one = run("redlock_inspect", names[0])
+    released = run("redlock_release", names[0], "--no-input")
+
+    assert out.startswith("sem: 2 places are held.\n")
+    assert code == 0
+    assert sorted(place["name"] for place in data["places"]) == names
+    assert data["lock"] in data["places"]
+    assert (names[0] in one[0], names[1] in one[0], one[2]) == (True, False, 0)
+    assert released[0].endswith(f"{names[0]}: released.\n")
+    assert sorted(lease.extend() for lease in leases) == [False, True]
+    assert found("sem").name == names[1]
+    assert run("redlock_release", "sem", "--no-input")[0].endswith(f"{names[1]}: released.\n")
+    assert find_lock("sem") is None
+
+
+def test_a_name_that_is_shown_cut_short_is_no_free_lock(five):
+    """
+    L74: a wrong "it is free" is worse than an error; the lock itself, as a listing has it, will do.
+    """
+    lease = taken("long" * 100)
+    (held,) = held_locks().locks
+    assert find_lock("long" * 100) is not None
+
+    for command in ("redlock_inspect", "redlock_release", "redlock_clear"):
+        args = ["--name", held.name] if command == "redlock_clear" else [held.name]
+        _, err, code = run(command, *args)
+        assert "write the whole name" in err
+        assert code == 2
+    for wrong in (find_lock, lambda name: force_release(name, held.fingerprint)):
+        with pytest.raises(ValueError, match="cut short"):
+            wrong(held.name)
+    assert ask_to_stop(held, held.fingerprint) == "asked"
+    assert lease.extend() is False
+    assert extend_lock(held, held.fingerprint, 50.0) == "unknown"  # the nodes refuse who was asked to stop
+    assert run("redlock_inspect", "long" * 100)[2] == 0
+
+
+@pytest.mark.parametrize("args", [("--using=typo", "orders:7"), ("",), ()])
+def test_inspect_tells_wrong_from_free(five, args):
+    """
+    Exit code 1 means free, and that alone: a script may start something on it.
+    """
+    assert run("redlock_inspect", *args)[2] == 2
+
+
+# Terminals and pipes
+
+
+def project(five: Servers, *args: str) -> str:
+    """Return Python code that runs a command as ``manage.py`` does."""
+    conf = {"default": {"NODES": five.urls, "OPTIONS": {"restart_guard": False, "node_timeout": 1.0}}}
+    return (
+        "from django.conf import settings; import django;"
+        f"settings.configure(INSTALLED_APPS=['django_redlock'], REDLOCK={conf!r});"
+        "django.setup();"
+        "from django.core.management import execute_from_command_line;"
+        f"execute_from_command_line(['manage.py', *{args!r}])"
+    )
+
+
+@pytest.mark.parametrize("args", [("redlock_list",), ("redlock_inspect", "grün"), ("redlock_release", "grün")])
+def test_what_an_output_cannot_encode_is_escaped(five, args):
+    """
+    L20: a name that the terminal's encoding lacks costs that name its looks, and nothing of the others.
+    """
+    taken("grün")
+
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", project(five, *args)], env=env, capture_output=True, check=False)
+
+    assert b"gr\\xfcn" in done.stdout
+    assert (done.stderr, done.returncode) == (b"", 0)
+
+
+@pytest.mark.parametrize("args", [("redlock_top", "--interval=0.1"), ("redlock_list",)])
+def test_who_stops_reading_ends_a_command_quietly(five, args):
+    """
+    ``redlock_top | head -1`` ends without a traceback.
+    """
+    process = subprocess.Popen([sys.executable, "-c", project(five, *args)], stdout=-1, stderr=subprocess.PIPE)
+    assert process.stdout
+    assert process.stderr
+    if args[0] == "redlock_top":
+        assert process.stdout.readline()
+    process.stdout.close()
+    with process.stderr:
+        errors = process.stderr.read()
+
+    assert (process.wait(30), errors) == (0, b"")
+
+
+@pytest.mark.parametrize("command", ["redlock_release", "redlock_clear"])
+def test_no_answer_is_a_no(five, monkeypatch, command):
+    """
+    L75, L76: Ctrl-D at the question does nothing, and is no error of Python's.
+    """
+    lease = taken()
+    for server in five:
+        with server.client() as client:
+            client.set("redlock:{stale}:h", "x")
+            client.zadd("redlock:index", {"{stale}": 9e15})
+
+    def nobody(question: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr(builtins, "input", nobody)
+    args = ["orders:7"] if command == "redlock_release" else []
+
+    _, err, code = run(command, *args, stdin=Terminal())
+
+    assert err in ("Nothing was released.", "Nothing was deleted.")
+    assert code == 1
+    assert lease.extend()
+
+
+# redlock_top
+
+
+def test_top_once(five):
+    """
+    One screen: the nodes in words, the number of locks in each state, the locks that end first.
+    """
+    leases = [taken(f"orders:{number}") for number in range(45)]
+    five[0].kill()
+
+    out, err, code = run("redlock_top", "--once")
+
+    lines = out.splitlines()
+    assert "4 of 5 nodes answer; 3 needed. 1 more may fail." in lines[0]
+    assert lines[1].startswith("Trouble: lock-1 (")
+    assert lines[2] == "45 degraded"
+    assert lines[-1] == "... and 5 that end later"
+    assert (err, code) == ("", 0)
+    del leases
+
+
+def test_top_keeps_within_the_terminal(five):
+    """
+    The first lines stay on the screen, and none is wider than it: what did not fit is counted.
+    """
+    leases = [taken(f"orders:{number}:" + "x" * 100) for number in range(30)]
+
+    lines = shown(held_locks(), os.terminal_size((80, 24))).splitlines()
+
+    assert "5 of 5 nodes answer" in lines[0]
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("orders:") for line in lines) + int(lines[-1].split()[2]) == 30
+    del leases
+
+
+def test_a_name_writes_no_line_of_its_own_into_the_log(five, caplog):
+    """
+    L78: a name may come from a request; what it has of line ends and escape sequences is written as escapes.
+    """
+    lease = taken("user:x\nCRITICAL all locks lost\x1b[2J")
+    (held,) = held_locks().locks
+
+    force_release(held, held.fingerprint)
+    lease.extend()
+
+    written = [record for record in caplog.records if "user:x" in record.getMessage()]
+    assert [record.event for record in written] == ["lock_forced", "lock_lost"]
+    assert all(record.getMessage().isprintable() for record in written)
+    assert all(record.lock == lease.name for record in written)
+
+
+def test_top_goes_on_until_it_is_interrupted(five):
+    """
+    It is shown anew, and Ctrl-C ends it without a traceback.
+    """
+    code = (
+        "from django.conf import settings; import django, sys;"
+        f"settings.configure(INSTALLED_APPS=['django_redlock'], REDLOCK={{'default': {{'NODES': {five.urls!r}}}}});"
+        "django.setup();"
+        "from django.core.management import call_command;"
+        "call_command('redlock_top', '--interval=0.1')"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    screens = 0
+    while screens < 3:
+        screens += "nodes answer" in process.stdout.readline()
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+
+    assert (errors, process.returncode) == ("", 0)
+
+
+def test_top_and_list_do_not_take_too_few_nodes_for_no_locks(five):
+    """
+    L73: while too few nodes answer nothing is known, and the commands say so and end with 3.
+    """
+    taken()
+    for server in five[:3]:
+        server.kill()
+
+    for command in (("redlock_top", "--once"), ("redlock_list",)):
+        out, _, code = run(*command)
+        assert code == 3
+        assert "Unknown: too few nodes answer." in out
+        assert "No locks." not in out
+        assert "nothing held" not in out
+
+
+def test_release_goes_on_without_the_broker(five, monkeypatch):
+    """
+    L75: a task that cannot be revoked is told in a line; the lock is released, and the command ends with 5.
+    """
+    from celery import Celery, _state
+
+    monkeypatch.setattr(_state._tls, "current_app", Celery("unreachable", broker="redis://127.0.0.1:1/0"))
+    locks["default"].lock("orders:7", renew=False, kind="task", ref="id-1").acquire()
+
+    out, err, code = run("redlock_release", "orders:7", "--revoke-task", interactive=False)
+
+    assert code == 5
+    assert "could not be told to revoke task id-1: OperationalError" in err
+    assert "orders:7: released." in out
+    assert find_lock("orders:7") is None
+
+
+def test_release_of_a_free_lock_by_fingerprint_is_no_change(five):
+    """
+    L74: nobody holds it any more is not the same as somebody else does.
+    """
+    out, _, code = run("redlock_release", "orders:7", "--fingerprint", "0123456789ab", interactive=False)
+
+    assert (out, code) == ("Nothing is held.\n", 0)

@@ -1,0 +1,328 @@
+"""The launcher of real servers: they start fast, fail on command, and never stay behind."""
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from django_redlock.testing import Server, ServerNotFoundError, Servers, ServerStartError, find_server, start_servers
+from tests.conftest import needs
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+
+START_TWO_AND_WAIT = """
+import sys, time
+from django_redlock.testing import start_servers
+servers = start_servers(2)
+servers[0].freeze()
+print(*(server.pid for server in servers), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def server(nodes: Servers) -> Server:
+    return nodes[0]
+
+
+def ping(server: Server) -> bool:
+    with server.client() as client:
+        return bool(client.ping())
+
+
+def test_five_servers_are_ready_quickly():
+    """
+    Five servers are ready in a fraction of a second, so that a test may have its own.
+    """
+    times = []
+    for _ in range(3):
+        began = time.monotonic()
+        with start_servers(5):
+            times.append(time.monotonic() - began)
+
+    assert min(times) < 0.5
+
+
+def test_every_server_has_its_own_port(nodes):
+    """
+    Servers are independent: each URL leads to another process.
+    """
+    with nodes[0].client() as client:
+        first = client.info("server")["process_id"]
+
+    assert first == nodes[0].pid
+    assert len(set(nodes.urls)) == 5
+
+
+def test_killed_server_refuses_until_it_is_started(server):
+    """
+    A crashed node refuses connections, and comes back on its port without data.
+    """
+    port = server.port
+    with server.client() as client:
+        client.set("a", "1")
+
+    server.kill()
+
+    assert not server.running
+    with pytest.raises(redis.ConnectionError):
+        ping(server)
+    server.start()
+    assert server.port == port
+    with server.client() as client:
+        assert client.get("a") is None
+
+
+def test_frozen_server_answers_once_thawed(server):
+    """
+    A frozen node takes requests and answers none; thawed, it carries them out.
+    """
+    with server.client(socket_timeout=0.1) as client, server.client() as reader:
+        client.ping()
+        server.freeze()
+        with pytest.raises(redis.TimeoutError):
+            client.set("a", "1")
+
+        server.thaw()
+
+        assert reader.get("a") == "1"
+
+
+def test_port_of_a_dead_server_is_given_to_nobody(server):
+    """
+    Thousands of connections elsewhere do not cost a killed server its port.
+    """
+    server.kill()
+    with Servers(1) as others, others[0].client() as client:
+        for _ in range(200):
+            client.ping()
+            client.connection_pool.disconnect()
+
+    assert server.start().running
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("state", ["running", "frozen"])
+def test_server_ends_in_every_state(end, state):
+    """
+    Stopping and killing work on a frozen server, too, and twice is no error.
+    """
+    with Server() as server:
+        pid = server.pid
+        if state == "frozen":
+            server.freeze()
+
+        getattr(server, end)()
+        getattr(server, end)()
+
+        assert not server.running
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        with pytest.raises(ProcessLookupError, match="is not running"):
+            _ = server.pid
+
+
+@pytest.mark.parametrize(("keep_data", "found"), [(True, "1"), (False, None)])
+def test_restart_keeps_data_only_when_asked(server, keep_data, found):
+    """
+    A node comes back with its memory, or without, on the same port.
+    """
+    with server.client() as client:
+        client.set("a", "1")
+    before = server.pid, server.port
+
+    server.restart(keep_data=keep_data)
+
+    assert server.pid != before[0]
+    assert server.port == before[1]
+    with server.client() as client:
+        assert client.get("a") == found
+
+
+def test_durable_server_remembers_through_a_crash():
+    """
+    Arguments for the server win over the launcher's own: this one writes everything to disk.
+    """
+    with Server(args=("--appendonly", "yes", "--appendfsync", "always")) as server:
+        with server.client() as client:
+            client.set("a", "1")
+        server.kill()
+        server.start()
+        with server.client() as client:
+            assert client.get("a") == "1"
+        server.restart(keep_data=False)
+        with server.client() as client:
+            assert client.get("a") is None
+
+
+def test_password_is_needed_and_not_shown():
+    """
+    The URL carries the password, quoted; repr() does not.
+    """
+    with Server(password="p@ss/wörd") as server:
+        assert ping(server)
+        with (
+            redis.Redis.from_url(f"redis://127.0.0.1:{server.port}") as stranger,
+            pytest.raises(redis.AuthenticationError),
+        ):
+            stranger.ping()
+        assert "p@ss" not in repr(server)
+        assert str(server.port) in repr(server)
+
+
+@pytest.mark.parametrize("harm", ["freeze", "kill", "stop"])
+def test_reset_brings_back_what_a_test_broke(nodes, harm):
+    """
+    After reset() all servers run, answer and are empty.
+    """
+    with nodes[0].client() as client:
+        client.set("a", "1")
+    getattr(nodes[0], harm)()
+
+    nodes.reset()
+
+    for server in nodes:
+        with server.client() as client:
+            assert client.dbsize() == 0
+
+
+def test_failed_start_says_what_the_server_said():
+    """
+    A server that does not start leaves its own words in the error, and no process.
+    """
+    server = Server(args=("--no-such-option", "1"))
+
+    with pytest.raises(ServerStartError, match=r"(?s)did not start.*no-such-option"):
+        server.start()
+
+    assert not server.running
+
+
+def test_servers_start_all_or_none():
+    """
+    When one server does not start, those that did are stopped.
+    """
+    servers = Servers(3)
+    servers[1].args = ("--no-such-option", "1")
+
+    with pytest.raises(ServerStartError):
+        servers.start()
+
+    assert not any(server.running for server in servers)
+
+
+def test_no_server_at_all_says_what_to_type(monkeypatch):
+    """
+    Without the wheel and without REDLOCK_SERVER, the error names both remedies.
+    """
+    monkeypatch.delenv("REDLOCK_SERVER", raising=False)
+    monkeypatch.setattr("django_redlock.testing.servers.find_spec", lambda name: None)
+
+    with pytest.raises(ServerNotFoundError, match=r"pip install .*\[testing\].* or set REDLOCK_SERVER="):
+        Server().start()
+
+
+def test_wrong_server_is_named(monkeypatch):
+    """
+    A REDLOCK_SERVER that is no program is not passed over in silence.
+    """
+    monkeypatch.setenv("REDLOCK_SERVER", "/no/such/redis-server")
+
+    with pytest.raises(ServerNotFoundError, match="REDLOCK_SERVER=/no/such/redis-server is no program"):
+        find_server()
+
+
+def test_redis_server_of_the_system_can_be_used(monkeypatch):
+    """
+    REDLOCK_SERVER takes a Redis server in place of the embedded Valkey.
+    """
+    found = shutil.which("redis-server")
+    needs("redis-server", found, "apt-get install redis-server")
+    monkeypatch.setenv("REDLOCK_SERVER", "redis-server")
+
+    with Server() as server, server.client() as client:
+        info = client.info("server")
+
+    assert Path(str(found)) == find_server()
+    assert "valkey_version" not in info
+
+
+def test_files_go_with_the_server(tmp_path, monkeypatch):
+    """
+    A server works in a private folder, which is removed at the end.
+    """
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Server() as server:
+        server.restart(keep_data=True)
+        (folder,) = tmp_path.iterdir()
+        assert folder.stat().st_mode & 0o077 == 0
+        assert (folder / "dump.rdb").exists()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_server_outlives_the_thread_that_started_it():
+    """
+    Linux ties a process to a thread; a server started in a short one stays.
+    """
+    with Server() as server:
+        server.stop()
+        thread = threading.Thread(target=server.start)
+        thread.start()
+        thread.join()
+
+        assert ping(server)
+
+
+@linux_only
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_servers_end_when_their_parent_is_killed(how, tmp_path):
+    """
+    Nothing stays behind when exit hooks do not run, not even a frozen server.
+    """
+    with parent_of_two_servers(tmp_path) as parent:
+        assert parent.stdout is not None
+        handles = [os.pidfd_open(int(pid)) for pid in parent.stdout.readline().split()]
+
+        parent.send_signal(how)
+
+        for handle in handles:
+            assert ended(handle)
+            os.close(handle)
+
+
+@linux_only
+def test_servers_end_when_their_parent_forgets_them(tmp_path):
+    """
+    A program that ends without stop() leaves nothing behind.
+    """
+    with parent_of_two_servers(tmp_path) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        handles = [os.pidfd_open(int(pid)) for pid in parent.stdout.readline().split()]
+
+        parent.stdin.close()
+
+        for handle in handles:
+            assert ended(handle)
+            os.close(handle)
+
+
+def parent_of_two_servers(folder: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-W", "ignore", "-c", START_TWO_AND_WAIT]
+    environment = {**os.environ, "TMPDIR": str(folder)}  # a killed parent cannot tidy up
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def ended(handle: int) -> bool:
+    """Wait until a process, any process, has ended; its handle is readable then."""
+    readable, _, _ = select.select([handle], [], [], 5.0)
+    return bool(readable)

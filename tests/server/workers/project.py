@@ -1,0 +1,280 @@
+"""
+The project that the workers of ``workers/`` run: tasks that do as they are told, and tell what they do.
+
+They tell it in a list on the broker's server, where a test waits for it, and wait there for the test's word.
+"""
+
+import ctypes
+import json
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import redis
+from celery import Celery, shared_task
+from django.dispatch import receiver
+
+from django_redlock.celery import singleton_overlap, singleton_task
+
+app = Celery("tests.server.workers.project", set_as_current=False)
+
+
+def configure(broker: str, results: str, visibility_timeout: float = 3600) -> None:
+    """Use this broker, and this server for results and for the talk between tests and tasks."""
+    options = {"visibility_timeout": visibility_timeout, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+    app.conf.update(
+        broker_url=broker,
+        result_backend=results,
+        broker_transport_options=options if broker.startswith("redis") else {},
+        broker_connection_retry_on_startup=True,
+        worker_prefetch_multiplier=1,
+        worker_hijack_root_logger=False,
+        worker_enable_remote_control=True,
+        worker_max_tasks_per_child=int(os.environ.get("TEST_MAX_TASKS", 0)) or None,
+        worker_send_task_events=bool(os.environ.get("TEST_EVENTS")),
+        worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_SHUTDOWN", 0)),
+        result_backend_transport_options={"retry_policy": {"timeout": 5.0}},
+    )
+
+
+class Stage:
+    """
+    What passes between one test and its tasks.
+
+    Args:
+        url: Of the server.
+        what: What the tasks are about; no two tests have the same, so none disturbs another.
+    """
+
+    def __init__(self, url: str, what: str) -> None:
+        self._client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=90)
+        self._events, self._word = f"events:{what}", f"word:{what}"
+
+    def say(self, event: str) -> None:
+        """Tell the test that something happened, and in which process."""
+        self._client.rpush(self._events, json.dumps([event, os.getpid()]))
+
+    def hear(self, event: str) -> int:
+        """Wait until a task tells that this happened; returns its process id. Other events are forgotten."""
+        while True:
+            heard: Any = self._client.blpop([self._events], timeout=20)
+            assert heard, f"no task ever told of {event!r}"
+            name, pid = json.loads(heard[1])
+            if name == event:
+                return int(pid)
+
+    def heard(self) -> list[str]:
+        """Return the events that nobody has waited for."""
+        said: Any = self._client.lrange(self._events, 0, -1)
+        return [json.loads(each)[0] for each in said]
+
+    def allow(self) -> None:
+        """Let a task that waits go on."""
+        self._client.rpush(self._word, "go")
+
+    def wait(self) -> bool:
+        """Wait until the test allows to go on; returns whether it did."""
+        return bool(self._client.blpop([self._word], timeout=60))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
+
+def stage(what: str) -> Stage:
+    return _stage(os.getpid(), what)
+
+
+@cache
+def _stage(pid: int, what: str) -> Stage:
+    # One per process, and for good: a signal that arrives while a client is being deleted is lost.
+    return Stage(app.conf.result_backend, what)
+
+
+if "TEST_BROKER" in os.environ:
+    configure(os.environ["TEST_BROKER"], os.environ["TEST_RESULTS"], float(os.environ.get("TEST_VISIBILITY", 3600)))
+
+
+def perform(what: str) -> str:
+    """Tell that it started, wait, tell that it ended."""
+    stage(what).say("started")
+    stage(what).wait()
+    stage(what).say("ended")
+    return f"{what} done"
+
+
+# Of each pair, the short lease shows what happens when nobody frees a slot, the long one that somebody does.
+
+
+@singleton_task(lease=2.0)
+def hold(what: str) -> str:
+    return perform(what)
+
+
+@singleton_task(lease=30.0)
+def hold_long(what: str) -> str:
+    return perform(what)
+
+
+@singleton_task(lease=2.0, acks_late=True)
+def hold_late(what: str) -> str:
+    return perform(what)
+
+
+@singleton_task(lease=30.0, acks_late=True, reject_on_worker_lost=True)
+def hold_on(what: str) -> str:
+    return perform(what)
+
+
+@singleton_task(lease=30.0, retry_on_worker_lost=True, default_retry_delay=1)
+def try_on(what: str) -> str:
+    return perform(what)
+
+
+@singleton_task(lease=30.0)
+def die(status: int) -> None:
+    os._exit(status)
+
+
+@singleton_task(lease=30.0)
+def stubborn(what: str) -> None:
+    """Carry on when told to stop, as often as that may be."""
+    event = "started"
+    while event:
+        try:
+            stage(what).say(event)
+            event = "" if stage(what).wait() else event
+        except SystemExit:
+            event = "stopped"
+
+
+@singleton_task(lease=2.0, time_limit=1)
+def endless(what: str) -> None:
+    """Carry on for ever."""
+    stage(what).say("started")
+    while True:
+        with suppress(SystemExit):
+            stage(what).wait()
+
+
+@singleton_task(lease=60.0, time_limit=1)
+def endless_long(what: str) -> None:
+    """Carry on for ever, with a lease that outlasts every test."""
+    endless.run(what)
+
+
+@singleton_task(lease=60.0, time_limit=1, acks_late=True)
+def endless_late(what: str) -> None:
+    """Carry on until stopped, with late acknowledgement."""
+    stage(what).say("started")
+    stage(what).wait()
+
+
+@singleton_task(bind=True, lease=30.0)
+def once_more(self: Any, what: str) -> str:
+    if not self.request.retries:
+        raise self.retry(countdown=0.5)
+    return perform(what)
+
+
+@singleton_task(bind=True, lease=2.0)
+def compute(self: Any, what: str, seconds: float) -> list[Any]:
+    """Compute in Python without ever letting another greenlet run; returns how that went."""
+    until, turns = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        turns += 1
+    return [self.singleton.lost, self.singleton.lease.extensions]
+
+
+@singleton_task(bind=True, lease=2.0)
+def stall(self: Any, what: str, seconds: int) -> list[Any]:
+    """Keep the interpreter to itself in C, so that no other thread runs."""
+    ctypes.PyDLL(None).sleep(seconds)
+    return [self.singleton.lost, self.singleton.lease.reason]
+
+
+@singleton_task(lease=3.0, on_lost="raise")
+def spin(what: str) -> None:
+    """Loop until interrupted."""
+    stage(what).say("started")
+    while True:
+        time.sleep(0.01)
+
+
+@singleton_task(bind=True, lease=30.0)
+def at_once(self: Any, number: int) -> int:
+    """Retry without a pause, so that another process may begin before this one has ended."""
+    if self.request.retries < 2:
+        raise self.retry(countdown=0)
+    return number
+
+
+@singleton_task(lease=30.0, autoretry_for=(OSError,), max_retries=2, default_retry_delay=0)
+def failing(number: int) -> None:
+    raise OSError(number)
+
+
+@singleton_task(lease=30.0, on_overlap="join")
+def hold_joined(what: str) -> str:
+    return perform(what)
+
+
+@receiver(singleton_overlap)
+def tell_overlap(sender: Any, **about: Any) -> None:
+    """Tell the test, where it waits for it, that a message came while its equal ran."""
+    if sender.name == hold_joined.name:
+        stage(sender.request.args[0]).say("overlapped")
+
+
+@singleton_task(lease=30.0, on_overlap="wait")
+def leave(what: str, status: int) -> str:
+    """End the process, by the way that Python programs end."""
+    stage(what).say("left")
+    sys.exit(status)
+
+
+@singleton_task(lease=30.0)
+def report(what: str) -> list[Any]:
+    """Return what this process has of the locks: its id, its threads, and whether its parent's were left alone."""
+    names = sorted(thread.name for thread in threading.enumerate() if "redlock" in thread.name)
+    return [os.getpid(), names]
+
+
+@singleton_task(bind=True, key=("what",))
+def show_headers(self: Any, what: str, first: Any = None) -> list[Any]:
+    """Return the headers of both attempts."""
+    if not self.request.retries:
+        raise self.retry(args=(what, dict(self.request.headers)), countdown=0)
+    return [first, dict(self.request.headers)]
+
+
+@singleton_task(lease=3.0, acks_late=True)
+def hold_watched(what: str) -> str:
+    return perform(what)
+
+
+@singleton_task(key=("what",), on_duplicate="replace")
+def newest(what: str, which: str) -> str:
+    stage(what).say(which)
+    return which
+
+
+@singleton_task(key=("what",), on_duplicate="rerun")
+def trailing(what: str, number: int) -> int:
+    stage(what).say(f"run {number}")
+    stage(what).wait()
+    return number
+
+
+@singleton_task
+def double(number: int) -> int:
+    return number * 2
+
+
+@shared_task
+def add(*numbers: int) -> int:
+    return sum(numbers)

@@ -1,0 +1,63 @@
+"""What RabbitMQ does that a Redis broker does not; all tests of this folder that are not about Redis run on both."""
+
+import time
+
+import pytest
+
+from . import project
+from .conftest import hang_up
+from .real import free, task, until
+
+pytestmark = pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True, scope="module")
+
+
+def test_headers(worker, what):
+    """
+    Headers of the caller, also nested ones, arrive beside ours, at the first attempt and at a retry. C24 C51
+    """
+    headers = {"flat": "red", "nested": {"list": [1, "2"], "more": {"deep": True}}}
+
+    result = task("show_headers").apply_async((what,), headers=headers)
+
+    first, second = result.get(timeout=30)
+    assert {name: first[name] for name in headers} == headers
+    assert {name: second[name] for name in headers} == headers
+    assert free("show_headers", what)()
+
+
+def test_expired_in_the_broker(broker, what):
+    """
+    A message that expires in the queue is dropped by RabbitMQ; nobody is told, and its slot has ended by then. C29
+    """
+    with project.app.connection_for_write() as connection:
+        connection.default_channel.queue_declare("nobody", durable=True, auto_delete=False)
+    start = time.monotonic()
+    result = task("double").apply_async((what,), queue="nobody", expires=3)
+    assert task("double").apply_async((what,), queue="nobody").id == result.id
+
+    until(free("double", what), timeout=20)
+    assert time.monotonic() - start > 2.5
+    with project.app.connection_for_read() as connection:
+        until(lambda: connection.default_channel.queue_declare("nobody", passive=True).message_count == 0, timeout=20)
+    assert result.state == "PENDING"
+
+
+def test_broker_that_crashes_while_a_body_runs(start, rabbitmq_server, stage, what):
+    """
+    When RabbitMQ crashes and comes back it delivers again what runs; the copy waits, and does not run. C75 C76
+    """
+    start("crash")
+    result = task("hold_watched").apply_async((what,), queue="crash")
+    stage.hear("started")
+
+    rabbitmq_server.kill()
+    hang_up()
+    rabbitmq_server.start()
+
+    until(lambda: project.app.control.ping(timeout=0.5), timeout=60)
+    time.sleep(2 * 3.0)  # what is tested is that time passes and nothing begins
+    assert stage.heard() == []
+    stage.allow()
+    assert result.get(timeout=30) == f"{what} done"
+    until(free("hold_watched", what), timeout=30)
+    assert stage.heard() == ["ended"]

@@ -1,0 +1,147 @@
+"""Two Redis servers and one database are a majority of three: any one of them may die."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+from django_redlock.testing import Servers
+from tests.managers import Blocking, Flavour, Tables, connect, eventually, held_by, real_manager
+from tests.server.locking.test_waiting import Line
+from tests.services import PostgreSQL, django_database
+
+pytestmark = pytest.mark.usefixtures("unblocked")
+
+# Who restarts gives no vote for as long as a lease may be; PostgreSQL neither, for it runs without fsync in the tests.
+OPTIONS = {"ttl": 4.0, "max_ttl": 4.0, "node_timeout": 0.5, "retry_delay": 0.01, "restart_guard": True}
+
+
+class Contenders:
+    """Processes that increment a counter which the lock alone protects."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
+        self.folder, self.process = folder, process
+
+    @property
+    def tokens(self) -> list[int]:
+        return [int(line) for line in (self.folder / "tokens").read_text().split()]
+
+    def go_on(self, times: int) -> None:
+        """Wait until they have incremented so many times more."""
+        enough, until = len(self.tokens) + times, time.monotonic() + 60
+        while len(self.tokens) < enough:
+            assert self.process.poll() is None, self.process.communicate()[1]
+            assert time.monotonic() < until, f"only {len(self.tokens)} of {enough}"
+            time.sleep(0.02)
+
+
+@contextmanager
+def contending(folder: Path, urls: list[str], databases: dict[str, Any], **options: Any) -> Iterator[Contenders]:
+    """Run four processes that contend; on exit they must have ended well."""
+    (folder / "counter").write_text("0")
+    (folder / "tokens").touch()
+    order = {"folder": str(folder), "urls": urls, "databases": databases, "processes": 4, "options": options}
+    command = [sys.executable, "-m", "tests.service.locking.database_workers", json.dumps(order)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield Contenders(folder, process)
+        (folder / "stop").touch()
+        errors = process.communicate(timeout=60)[1]
+        assert process.returncode == 0, errors
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+@pytest.mark.endurance
+def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql: PostgreSQL, tmp_path: Path):
+    """
+    P16, P20, P25, L62: a counter that nothing else protects loses nothing, and goes on with any one dead.
+
+    Each Redis is killed and comes back empty, PostgreSQL is stopped, killed and frozen; one after the other, while
+    four processes increment.
+    """
+    with postgresql.database() as name, django_database("ledger", postgresql.settings(name)):
+        call_command("migrate", "redlock", database="ledger", verbosity=0, skip_checks=True)
+        databases = {"default": {}, "ledger": postgresql.settings(name)}
+        urls = [*nodes.urls[:2], "database://ledger"]
+
+        with contending(tmp_path, urls, databases, **OPTIONS) as contenders:
+            contenders.go_on(20)
+            for strike, revive in (
+                (nodes[0].kill, nodes[0].start),
+                (nodes[1].kill, nodes[1].start),
+                (postgresql.stop, postgresql.start),
+                (postgresql.kill, postgresql.start),
+                (postgresql.freeze, postgresql.thaw),
+                (nodes[0].kill, nodes[0].start),
+            ):
+                strike()
+                contenders.go_on(15)
+                revive()
+                contenders.go_on(5)
+                time.sleep(OPTIONS["max_ttl"] + 1)  # until it votes again, for the other two can spare nobody
+                contenders.go_on(5)
+
+        tokens = contenders.tokens
+        assert tokens == sorted(set(tokens))
+        assert (tmp_path / "counter").read_text() == str(len(tokens))
+
+
+def test_contended_counter_on_one_database_loses_nothing(tables: Tables, tmp_path: Path):
+    """P1, P2, P16: four processes increment it, guarded by the lock of a single database alone; tokens increase."""
+    databases = {"default": {}, "ledger": tables.entry()}
+    options = {"ttl": 10.0, "node_timeout": 2.0, "retry_delay": 0.01, "restart_guard": False}
+
+    with contending(tmp_path, ["database://ledger"], databases, **options) as contenders:
+        contenders.go_on(60)
+
+    tokens = contenders.tokens
+    assert tokens == sorted(set(tokens))
+    assert (tmp_path / "counter").read_text() == str(len(tokens))
+
+
+async def test_redis_and_database_are_asked_at_the_same_time(nodes: Servers, tables: Tables, flavour: Flavour):
+    """P25, P39: one round asks both kinds, blocking and asyncio; each gives its vote and its token."""
+    manager = real_manager([*nodes.urls[:2], tables.urls[0]], quorum=3)
+    connect(manager)
+
+    lease = await flavour.acquire(manager.lock("a", wait=10))
+
+    rows = [reply.rows[0] for reply in manager.survey(slugs=("{a}",)).values()]
+    assert [(row.value[:32], row.fence) for row in rows] == [(lease.token, lease.fencing_token)] * 3
+    assert await flavour.extend(lease)
+    assert await flavour.release(lease) == "released"
+    assert held_by(manager, "{a}")
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_waiters_of_a_mixed_majority_are_told_by_the_others(nodes: Servers, tables: Tables, flavour: Flavour):
+    """P27, L45: two Redis servers are enough to call the next in line; nobody listens to the database."""
+    manager = real_manager([*nodes.urls[:2], tables.urls[0]])
+    connect(manager)
+    holder = await flavour.acquire(manager.lock("a"))
+    line = Line(flavour, manager)
+    tasks = [await line.join(number) for number in range(3)]
+    hints = manager._hints if isinstance(flavour, Blocking) else manager._loop_side().hints
+    await eventually(lambda: hints.waiters.told)
+
+    await flavour.release(holder)
+    await asyncio.gather(*tasks)
+
+    assert line.served == [0, 1, 2]
+    assert hints.waiters.listening == {0, 1}
+    await flavour.close(manager)
+    manager.close()

@@ -1,0 +1,175 @@
+"""A node whose master a real sentinel looks after, and the failover of it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+
+import pytest
+import redis
+from django.test import override_settings
+
+from django_redlock import QuorumUnavailableError
+from django_redlock.core.rules import Rules
+from django_redlock.doctor import diagnose
+from django_redlock.locks import LockManager
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.testing import Servers, find_server, start_servers
+from django_redlock.testing.processes import spawn
+from django_redlock.testing.servers import reserve_port
+from tests.managers import Asyncio, Blocking, Flavour
+
+CONFIGURATION = """\
+port {port}
+bind 127.0.0.1
+dir {folder}
+sentinel monitor mymaster 127.0.0.1 {master} 1
+sentinel down-after-milliseconds mymaster 500
+sentinel failover-timeout mymaster 5000
+"""
+
+
+class Sentinel:
+    """A sentinel that looks after the first of two servers, which the second replicates."""
+
+    def __init__(self, servers: Servers, folder: Path) -> None:
+        self.servers = servers
+        self.port = reserve_port(self)
+        self._file = folder / "sentinel.conf"
+        self._file.write_text(CONFIGURATION.format(port=self.port, folder=folder, master=servers[0].port))
+        self._process: Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.servers[1].client() as client:
+            client.replicaof("127.0.0.1", self.servers[0].port)
+            until(lambda: client.info("replication")["master_link_status"] == "up")
+        self._process = spawn([str(find_server()), str(self._file), "--sentinel"], stdin=DEVNULL, stdout=DEVNULL)
+        until(lambda: self.known("slaves"))
+
+    def known(self, what: str) -> object:
+        """Return what the sentinel knows of the service, or nothing as long as it does not answer."""
+        with suppress(redis.ConnectionError), self.client() as client:
+            return client.execute_command("SENTINEL", what, "mymaster")
+        return None
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.port, decode_responses=True, socket_timeout=5)
+
+    def stop(self) -> None:
+        if self._process:
+            self._process.terminate()
+            self._process.wait()
+
+
+def until(true: object) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@contextmanager
+def watched(folder: Path) -> Iterator[Sentinel]:
+    with start_servers(2, args=("--repl-diskless-sync-delay", "0")) as servers:
+        sentinel = Sentinel(servers, folder)
+        try:
+            sentinel.start()
+            yield sentinel
+        finally:
+            sentinel.stop()
+
+
+def manager_of(*sentinels: str, guard: bool = False, service: str = "mymaster") -> LockManager:
+    node = open_node(NodeSpec(f"redis://{service}", sentinels=sentinels), "t:")
+    return LockManager([node], Rules(1, ttl=2.0, max_ttl=4.0, restart_guard=guard, node_timeout=0.4))
+
+
+async def test_promoted_replica_gives_no_vote_until_the_guard_has_passed(tmp_path: Path):
+    """P20, P22, L63: after a failover the new master may lack the last locks, however long it has been running."""
+    with watched(tmp_path) as sentinel:
+        url = f"redis://127.0.0.1:{sentinel.port}"
+        knew = [(flavour, manager_of(url, guard=True)) for flavour in (Blocking(), Asyncio())]
+        careless = manager_of(url)
+        for flavour, manager in knew:
+            await flavour.release(await flavour.acquire(manager.lock("a", wait=30)))  # the servers have just started
+
+        sentinel.servers[0].kill()
+        killed = time.monotonic()
+        with careless.lock("a", wait=30):
+            newcomers = [(flavour, manager_of(url, guard=True)) for flavour in (Blocking(), Asyncio())]
+            for flavour, manager in knew + newcomers:
+                with pytest.raises(QuorumUnavailableError, match=r"votes again in \d+ s"):
+                    await flavour.acquire(manager.lock("b", wait=0.3))  # a connection of before may be found closed
+
+        for flavour, manager in knew + newcomers:
+            lease = await flavour.acquire(manager.lock("b", wait=30))
+            assert time.monotonic() - killed > 4.0
+            assert await flavour.release(lease) == "released"
+            await flavour.close(manager)
+            manager.close()
+        careless.close()
+
+
+async def test_demoted_master_is_left_for_the_new_one(tmp_path: Path, flavour: Flavour):
+    """L63, L65: a connection to a master that became a replica is given up, and the wait goes on at the new one."""
+    with watched(tmp_path) as sentinel:
+        nowhere = f"redis://127.0.0.1:{reserve_port(sentinel)}"
+        manager = manager_of(nowhere, f"redis://127.0.0.1:{sentinel.port}")
+        await flavour.release(await flavour.acquire(manager.lock("a", wait=10)))
+        first, second = sentinel.servers
+        # As in the middle of a failover: the old master is demoted, and the sentinel does not know the new one yet.
+        with first.client() as client:
+            client.execute_command("CLIENT", "PAUSE", "0")
+            client.replicaof("127.0.0.1", second.port)
+        with pytest.raises(QuorumUnavailableError, match="no master at present") as caught:
+            await flavour.acquire(manager.lock("a", wait=0.2))
+        assert not caught.value.misconfigured
+
+        with second.client() as client:
+            client.replicaof("NO", "ONE")
+        with sentinel.client() as client:
+            client.execute_command("SENTINEL", "REMOVE", "mymaster")
+            client.execute_command("SENTINEL", "MONITOR", "mymaster", "127.0.0.1", second.port, 1)
+
+        lease = await flavour.acquire(manager.lock("a", wait=30))
+        with second.client() as client:
+            assert client.get("t:{a}:h").startswith(lease.token)
+        await flavour.release(lease)
+        await flavour.close(manager)
+
+
+async def test_sentinel_that_cannot_help_is_told_from_a_node_that_cannot(tmp_path: Path, flavour: Flavour):
+    """L65: no sentinel, an unknown service and a server that is no sentinel are named; only settings end a wait."""
+    with watched(tmp_path) as sentinel:
+        url, server = f"redis://127.0.0.1:{sentinel.port}", sentinel.servers[0].url
+        for at, service, said, at_once in (
+            (f"redis://127.0.0.1:{reserve_port(sentinel)}", "mymaster", "sentinel: refused", False),
+            (url, "other", "is unknown to the sentinel", True),
+            (server, "mymaster", "sentinel: error reply", False),
+        ):
+            manager = manager_of(at, service=service)
+            with pytest.raises(QuorumUnavailableError) as caught:
+                await flavour.acquire(manager.lock("a", wait=60 if at_once else 0))
+            assert (list(caught.value.nodes.values()), caught.value.misconfigured) == ([said], at_once)
+            await flavour.close(manager)
+
+        manager = LockManager([open_node(NodeSpec(url), "t:")], Rules(1, restart_guard=False))
+        with pytest.raises(QuorumUnavailableError, match="runs in sentinel mode") as caught:
+            await flavour.acquire(manager.lock("a", wait=60))
+        assert caught.value.attempts == 1
+        await flavour.close(manager)
+
+
+def test_a_sentinel_that_is_down_is_no_alarm(tmp_path: Path):
+    """P22: the doctor asks the sentinels one after the other, as is done when a lock is taken."""
+    with watched(tmp_path) as sentinel:
+        node = {
+            "SENTINELS": ["redis://127.0.0.1:1", f"redis://127.0.0.1:{sentinel.port}"],
+            "SERVICE_NAME": "mymaster",
+        }
+        with override_settings(REDLOCK={"default": {"NODES": [node], "OPTIONS": {"node_timeout": 2.0}}}):
+            diagnosis = diagnose(timeout=5.0)
+
+    assert [each.detail for each in diagnosis.nodes] == [""]
+    assert not {"unreachable", "no-quorum", "trial"} & {finding.id for finding in diagnosis.findings}

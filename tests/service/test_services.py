@@ -1,0 +1,156 @@
+"""The launcher of PostgreSQL, MariaDB and RabbitMQ: private, started on demand, killed and frozen on command."""
+
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+
+import pytest
+from django.db import connections
+
+from django_redlock.testing import processes
+from tests.services import PostgreSQL, Service, ServiceMissingError, django_database
+
+START_AND_DIE = """
+import os, signal, sys
+from tests import services
+service = getattr(services, sys.argv[1])().start()
+print(*service.family(), flush=True)
+sys.stdin.read()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(params=["postgresql", "mariadb", "rabbitmq"])
+def service(request) -> Service:
+    """Each kind of service in turn."""
+    found = request.getfixturevalue(request.param)
+    if not found.ours:
+        pytest.skip(f"{found.variable} names a server that is not ours to kill")
+    return found
+
+
+def test_killed_service_comes_back_on_its_port(service):
+    """
+    After SIGKILL a service takes no connections; started again it has the URL that it had.
+    """
+    url = service.url
+
+    service.kill()
+
+    assert not service.running
+    with pytest.raises(Exception):  # noqa: B017, PT011 - each driver has its own
+        service.ping()
+    service.start()
+    assert service.url == url
+    service.ping()
+
+
+def test_frozen_service_answers_when_thawed(service):
+    """
+    A frozen service leaves a client waiting; it gets its answer when the service goes on.
+    """
+    answered = threading.Event()
+
+    def ask() -> None:
+        service.ping()
+        answered.set()
+
+    service.freeze()
+    client = threading.Thread(target=ask)
+    client.start()
+    frozen = not answered.wait(0.3)
+    service.thaw()
+    client.join(30)
+
+    assert frozen
+    assert answered.is_set()
+
+
+@pytest.mark.parametrize("name", ["postgresql", "mariadb"])
+def test_stopped_database_keeps_its_data(name, request, django_db_blocker):
+    """
+    A database that was stopped in good order starts with what it had.
+    """
+    server = request.getfixturevalue(name)
+    with django_db_blocker.unblock(), server.database() as database:
+        with django_database("kept", server.settings(database)), connections["kept"].cursor() as cursor:
+            cursor.execute("CREATE TABLE kept (value INT)")
+
+        server.stop()
+        server.start()
+
+        with django_database("kept", server.settings(database)), connections["kept"].cursor() as cursor:
+            cursor.execute("SELECT * FROM kept")
+            assert list(cursor) == []
+
+
+def test_services_end_with_their_process(service):
+    """
+    A test run that is killed leaves no server behind.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # the server's user must reach it
+        environment = {**os.environ, "TMPDIR": folder}
+        with subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", START_AND_DIE, type(service).__name__],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as parent:
+            assert parent.stdin is not None
+            assert parent.stdout is not None
+            handles = handles_of(map(int, parent.stdout.readline().split()))
+
+            parent.stdin.close()
+
+            assert handles
+            for handle in handles:
+                assert select.select([handle], [], [], 30.0)[0], "a process of the server is still there"
+                os.close(handle)
+
+
+def handles_of(pids: Iterable[int]) -> list[int]:
+    """Open the processes that are there; a helper of the server may have done its work and ended meanwhile."""
+    handles = []
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            handles.append(os.pidfd_open(pid))
+    return handles
+
+
+def test_engine_is_a_database_of_django(engine, django_db_blocker):
+    """
+    Each kind of database can be used under an alias of its own, and is gone afterwards.
+    """
+    with django_db_blocker.unblock(), engine.database() as name:
+        with django_database("ledger", engine.settings(name)), connections["ledger"].cursor() as cursor:
+            cursor.execute("SELECT 40 + 2")
+            assert cursor.fetchone() == (42,)
+
+        assert "ledger" not in connections
+
+
+def test_missing_program_says_what_to_type(monkeypatch):
+    """
+    Without the program, the error names the package, and the variable that can name a running server.
+    """
+    monkeypatch.setattr(PostgreSQL, "program", "/nowhere/*/postgres")
+    monkeypatch.delenv("REDLOCK_POSTGRESQL", raising=False)
+
+    with pytest.raises(ServiceMissingError, match="apt-get install postgresql, or set REDLOCK_POSTGRESQL"):
+        PostgreSQL()
+
+
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can run a program as another user")
+def test_program_of_another_user_ends_with_its_parent(tmp_path):
+    """
+    A program started as another user still gets SIGKILL when its parent dies.
+    """
+    child = processes.spawn(["id", "-un"], user="nobody", stdout=subprocess.PIPE)
+
+    assert child.communicate(timeout=30)[0] == b"nobody\n"

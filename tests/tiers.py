@@ -1,0 +1,118 @@
+"""
+What a test needs decides its tier: a pytest plugin.
+
+======== =========================================================================== ===========================
+tier     needs                                                                       run by
+======== =========================================================================== ===========================
+unit     Python alone: no server, no process, no waiting                             ``tox``
+server   the embedded Valkey, files of SQLite, processes                             ``tox``
+service  PostgreSQL, MariaDB, RabbitMQ, Sentinel                                     ``tox run -e newest``
+browser  Chromium                                                                    ``tox run -e newest``
+endurance minutes: long simulations, chaos, soak, contention, every right of an ACL  ``tox run -m endurance``
+======== =========================================================================== ===========================
+
+A test belongs to the tier of its folder under ``tests/``, or to a later one if it uses a fixture or a parameter from
+there, or has that tier's marker. The unit tier is kept honest: a test that sleeps, connects or starts a process fails.
+The end of a run says how many tests of which tier did not run.
+"""
+
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TIERS = ("unit", "server", "service", "browser", "endurance")
+HERE = Path(__file__).parent
+COMMANDS = {"service": "tox run -e newest", "browser": "tox run -e newest", "endurance": "tox run -m endurance"}
+
+# Fixtures and parameters that move a test to a later tier than that of its folder.
+NEEDS = {
+    **dict.fromkeys(("servers", "redlock_servers", "real"), "server"),
+    **dict.fromkeys(("postgresql", "mariadb", "rabbitmq"), "service"),
+    **dict.fromkeys(("postgresql_server", "mariadb_server", "rabbitmq_server"), "service"),
+}
+SERVICES = ("postgresql", "mariadb", "rabbitmq")
+
+left_out: Counter[str] = Counter()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for tier in TIERS:
+        config.addinivalue_line("markers", f"{tier}: belongs to this tier at least; see tests/tiers.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test with its tier, and have one process of pytest-xdist run all tests of one service."""
+    for item in items:
+        needed = needs_of(item)
+        item.add_marker(tier_of(item, needed))
+        for service in SERVICES:
+            if service in needed and not item.get_closest_marker("xdist_group"):
+                item.add_marker(pytest.mark.xdist_group(service))
+
+
+def needs_of(item: pytest.Item) -> set[str]:
+    """Return the names of fixtures that a test uses, by name or as the value of a parameter."""
+    callspec = getattr(item, "callspec", None)
+    values = callspec.params.values() if callspec else ()
+    return {*getattr(item, "fixturenames", ()), *(value for value in values if isinstance(value, str))}
+
+
+def tier_of(item: pytest.Item, needed: set[str]) -> str:
+    folder = item.path.relative_to(HERE).parts[0]
+    asked = [folder, *(NEEDS[name] for name in needed & NEEDS.keys()), *(mark.name for mark in item.iter_markers())]
+    return max((tier for tier in asked if tier in TIERS), key=TIERS.index)
+
+
+@pytest.fixture(autouse=True)
+def nothing_but_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a test of the unit tier fail if it needs more than Python."""
+    if request.node.get_closest_marker("unit") and tier_of(request.node, needs_of(request.node)) == "unit":
+        for owner, name in ((time, "sleep"), (socket.socket, "connect"), (subprocess.Popen, "__init__"), (os, "fork")):
+            monkeypatch.setattr(owner, name, refused_to_tests(getattr(owner, name)))
+
+
+def refused_to_tests(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that fails in the thread of the test; what threads of the background do is their business."""
+
+    def refused(*args: Any, **options: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            pytest.fail("A unit test sleeps, connects or starts a process: see tests/tiers.py")
+        return original(*args, **options)
+
+    return refused
+
+
+# What did not run
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    left_out.update(next(tier for tier in reversed(TIERS) if item.get_closest_marker(tier)) for item in items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that writes the report, if it is another one."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["left_out"] = dict(left_out)
+
+
+def pytest_testnodedown(node: Any) -> None:
+    left_out.update(dict(Counter(getattr(node, "workeroutput", {}).get("left_out", {})) - left_out))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    tiers = [tier for tier in TIERS if left_out[tier]]
+    if tiers:
+        terminalreporter.section("not run")
+    for tier in tiers:
+        command = f": {COMMANDS[tier]}" if tier in COMMANDS else ""
+        terminalreporter.line(f"{left_out[tier]} tests of the tier {tier!r}{command}")

@@ -1,0 +1,73 @@
+"""What raises the loss in a running body, and is taken back when the body has ended."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from django_redlock.celery.interrupt import Interrupt, SlotLostError
+
+TRACED = """
+import sys, threading
+from django_redlock.celery.interrupt import Interrupt, SlotLostError
+
+interrupt, looping = Interrupt(), threading.Lock()
+
+def strike():
+    with looping:
+        interrupt.strike()
+
+looping.acquire()
+striking = threading.Thread(target=strike)
+striking.start()
+try:
+    looping.release()
+    while True:
+        pass
+except SlotLostError:
+    interrupt.disarm()
+striking.join()
+sys.settrace(lambda *event: None)
+(lambda: None)()
+sys.settrace(None)
+print("traced")
+"""
+
+
+def test_body_is_interrupted_and_what_comes_after_it_is_not():
+    """C85: the exception arrives in the body; one that has not arrived at its end never does."""
+    interrupt, looping = Interrupt(), threading.Lock()
+
+    def strike() -> None:
+        with looping:  # an interrupted start() of a thread leaves threading's own books wrong
+            interrupt.strike()
+
+    def body() -> None:
+        looping.release()
+        while True:
+            pass
+
+    looping.acquire()
+    striking = threading.Thread(target=strike)
+    striking.start()
+
+    with pytest.raises(SlotLostError):
+        body()
+    interrupt.disarm()
+
+    striking.join()
+    late = Interrupt()
+    late.disarm()
+    late.strike()
+    for _ in range(100_000):
+        pass
+    assert not late.struck
+
+
+@pytest.mark.server
+def test_interpreter_is_left_as_it_was():
+    """C85: Python 3.11 keeps a mark of an exception that is withdrawn, with which tracing does not end."""
+    ended = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=60, check=False)
+
+    assert ended.stdout == "traced\n", ended.stderr

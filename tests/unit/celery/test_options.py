@@ -1,0 +1,295 @@
+"""The decorator and its options."""
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from celery import Celery, Task, shared_task
+from django.test import override_settings
+
+from django_redlock import InvalidRedlockError
+from django_redlock.celery import DuplicateTask, SingletonOptions, SingletonTask, override_singleton, singleton_task
+from django_redlock.celery.override import switched_off
+from django_redlock.celery.request import SingletonRequest
+
+
+def nothing(x: Any = 1) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"on_duplicate": "jion"}, ValueError, r"on_duplicate must be one of .*'jion'; did you mean 'join'\?"),
+        ({"on_overlap": "weit"}, ValueError, r"on_overlap must be one of .*, not .weit.; did you mean .wait.\?"),
+        ({"on_duplicates": "skip"}, TypeError, r"no option 'on_duplicates'; did you mean 'on_duplicate'\?"),
+        ({"leese": 3}, TypeError, r"did you mean 'lease'\?"),
+        ({"ttl": 3}, TypeError, r"did you mean 'lease'\?"),
+        ({"lease": 0}, ValueError, "lease must be more than 0 seconds"),
+        ({"lease": float("nan")}, ValueError, "lease must be a finite number"),
+        ({"queue_ttl": -1}, ValueError, "queue_ttl must be more than 0 seconds"),
+        ({"using": None}, TypeError, "using must be the name of an alias"),
+        ({"group": ""}, TypeError, "group must be None or a name"),
+        ({"version": "2"}, TypeError, "version must be a whole number"),
+        ({"key": ("z",)}, ValueError, "'z', which is not a parameter"),
+    ],
+)
+def test_wrong_option_fails_when_decorating(options, error, message):
+    """
+    A wrong option fails at import, and the message has the nearest right one. C11
+    """
+    with pytest.raises(error, match=message):
+        singleton_task(**options)(nothing)
+
+
+def test_second_decorator_is_refused(app):
+    """
+    A task cannot be made a singleton afterwards.
+    """
+    with pytest.raises(TypeError, match="remove the other task decorator"):
+        singleton_task(shared_task(nothing))
+
+
+def test_celery_options_pass(app):
+    """
+    Options of Celery's and attributes of the project's own reach the task.
+    """
+
+    @singleton_task(bind=True, acks_late=True, max_retries=7, autoretry_for=(OSError,), name="shop.own", colour="red")
+    def own(self):
+        return self.colour
+
+    assert (own.acks_late, own.max_retries, own.name, own.colour) == (True, 7, "shop.own", "red")
+
+
+def test_tasks_reach_apps_of_every_age(app):
+    """
+    The task is there in an app that is finalized before, and in one that comes afterwards.
+    """
+    app.finalize()
+
+    task = singleton_task(name="shop.ages")(nothing)
+    later = Celery("later", broker="memory://")
+
+    assert task.app is later
+    assert app.tasks["shop.ages"].app is app
+    later.close()
+
+
+def test_project_task_class_is_kept():
+    """
+    The project's own task class keeps its methods, and ``delay_on_commit`` stays. C27
+    """
+
+    class Ours(Task):
+        def colour(self):
+            return "red"
+
+    with Celery("own", task_cls=Ours, set_as_current=False) as app:
+        singleton_task(name="shop.kept")(nothing)
+        assert app.tasks["shop.kept"].colour() == "red"
+    with Celery("django", set_as_current=False) as app:
+        assert hasattr(app.tasks["shop.kept"], "delay_on_commit")
+
+
+def test_own_request_class_is_kept(app):
+    """
+    A request class of the user's is mixed with ours, not replaced. C45
+    """
+    from celery.worker.request import Request
+
+    from django_redlock.celery.request import mixed_request
+
+    class Own(Request):
+        pass
+
+    mixed = mixed_request(Own)
+
+    assert issubclass(mixed, Own)
+    assert issubclass(mixed, SingletonRequest)
+    assert mixed_request(mixed) is mixed
+    assert mixed_request("celery.worker.request:Request") is SingletonRequest
+
+
+def test_task_as_a_class(app):
+    """
+    A task can be a class with ``singleton_options``.
+    """
+
+    class Sync(SingletonTask[[int], int]):
+        name = "shop.as_class"
+        singleton_options = SingletonOptions(key=("shop_id",))
+
+        def run(self, shop_id: int, since: object = None) -> int:
+            return shop_id
+
+    task = app.register_task(Sync())
+
+    assert task.singleton.key(7, since=1) == "task:shop.as_class:shop_id=7"
+    assert task.delay(7).id == task.delay(7, since=1).id
+
+
+def test_nothing_is_read_at_import(app):
+    """
+    Decorating works without settings; the first call misses them.
+    """
+    with override_settings(REDLOCK=None):
+        task = singleton_task(name="shop.late")(nothing)
+
+        with pytest.raises(InvalidRedlockError, match="REDLOCK setting is missing"):
+            task.delay()
+
+
+def test_lease_that_the_settings_forbid_is_refused_by_the_call(app, worker):
+    """
+    A lease beyond ``max_ttl`` is the caller's error, not one that only workers see.
+    """
+    task = singleton_task(name="shop.long", lease=61)(nothing)
+
+    with pytest.raises(ValueError, match=r"lease=61 of the singleton shop.long: .*OPTIONS\['max_ttl'\]"):
+        task.delay()
+
+    assert worker.headers == []
+
+
+@pytest.mark.server
+def test_the_package_does_not_import_celery():
+    """
+    ``import django_redlock`` leaves Celery alone.
+    """
+    code = "import django_redlock, sys; sys.exit('celery' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0
+
+
+def test_error_can_be_pickled_and_stored():
+    """
+    The error survives pickle, and what Celery's JSON results make of it: a class and its args. C103
+    """
+    import pickle
+
+    error = DuplicateTask("abc", "running", 3.5, "task:shop.sync")
+
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert (copy.holder_id, copy.state, copy.retry_after, copy.name) == ("abc", "running", 3.5, "task:shop.sync")
+    assert str(copy) == str(DuplicateTask(*error.args)) == "'task:shop.sync' is running as task abc."
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("wait", "'wait_for'"),
+        ("hold", "'hold_for'"),
+        ("timeout", "'queue_ttl'"),
+        ("lock_timeout", "'lease'"),
+        ("graceful", 'on_duplicate="join"'),
+        ("heartbeat", "'lease'"),
+        ("unlock_before_run", 'scope="queued"'),
+        ("raise_on_duplicate", 'on_duplicate="raise"'),
+    ],
+)
+def test_names_that_others_use(wrong, right):
+    """
+    What the same is called elsewhere is refused, with what it is called here. C11
+    """
+    with pytest.raises(TypeError, match=f"no option '{wrong}'; did you mean {right}"):
+        singleton_task(**{wrong: 1})
+
+
+@pytest.mark.parametrize("option", ["challenge", "lock_direct_calls"])
+def test_flags_are_true_or_false(option):
+    """
+    A text such as "no" is not taken for yes.
+    """
+    with pytest.raises(TypeError, match=f"{option} must be True or False, not 'no'"):
+        SingletonOptions(**{option: "no"})
+
+
+@pytest.mark.parametrize("chosen", [True, "raise"])
+def test_options_of_a_call_are_a_dict(app, chosen):
+    """
+    What is no dict is refused with an example of one. C32
+    """
+    task = singleton_task(name="shop.sync")(nothing)
+
+    with pytest.raises(TypeError, match="is False or a dict such as"):
+        task.apply_async((7,), singleton=chosen)
+
+
+def test_options_that_celery_would_lose(app):
+    """
+    Options of a singleton given to Celery's own decorator are refused with what to write.
+    """
+    with pytest.raises(TypeError, match=r"lease=5.*singleton_options=SingletonOptions\(lease=\.\.\.\)"):
+
+        @app.task(base=SingletonTask, lease=5, lazy=False)
+        def sync(shop_id):
+            pass
+
+
+@pytest.mark.parametrize("name", ["publish", "ticket", "parameters", "execution", "duplicate_error"])
+def test_names_of_the_projects_own(app, worker, name):
+    """
+    What a project's task class calls its own methods is not ours to take.
+    """
+    calls = []
+    Ours = type("Ours", (app.Task,), {name: lambda self, event: calls.append(event)})
+
+    @singleton_task(name="shop.named", base=Ours, bind=True)
+    def named(self, shop_id):
+        getattr(self, name)("event")
+
+    named.delay(7)
+
+    assert worker.run() == "SUCCESS"
+    assert calls == ["event"]
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [({"challenge": True}, "challenge=True"), ({"on_redis_error": {"enqueue": "raise"}}, "'enqueue'")],
+)
+def test_options_without_effect(options, wrong):
+    """
+    With ``scope="running"`` a call is sent without a look at the slot, and what is about that look is refused. C11
+    """
+    with pytest.raises(ValueError, match=f"{wrong}.*has no meaning with scope='running'"):
+        SingletonOptions(scope="running", **options)
+
+
+def test_number_that_is_a_text():
+    """
+    The message shows that it is one.
+    """
+    with pytest.raises(ValueError, match="lease must be a finite number, not '30'"):
+        SingletonOptions(lease="30")
+
+
+def test_override_of_a_coroutine_function():
+    """
+    Singletons are off while a decorated coroutine runs, not only while it is made.
+    """
+
+    @override_singleton(enabled=False)
+    async def off():
+        return switched_off()
+
+    assert asyncio.run(off())
+    assert not switched_off()
+
+
+def test_override_of_what_runs_later():
+    """
+    A class, whose tests would be lost, and a generator are refused, with what to write instead.
+    """
+
+    class Tests: ...
+
+    def fixture():
+        yield
+
+    for wrong in (Tests, fixture):
+        with pytest.raises(TypeError, match="write it as a with block"):
+            override_singleton(enabled=False)(wrong)

@@ -1,0 +1,294 @@
+"""Who excludes whom: the scopes, and ``hold_for``."""
+
+from typing import Any
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from django_redlock import LockLostError, QuorumUnavailableError, locks
+from django_redlock.celery import DuplicateTask
+from django_redlock.core.messages import Survey
+from django_redlock.core.names import slug
+from tests.server.workers.real import until
+
+from .slots import NAME, names
+
+
+def test_running_sends_every_call(make, worker):
+    """
+    With ``scope="running"`` any number of messages wait, and nobody is asked when they are sent.
+    """
+    task = make(scope="running")
+
+    results = [task.delay(7) for _ in range(3)]
+
+    assert [result.duplicate for result in results] == [False] * 3
+    assert len({result.id for result in results}) == len(worker.headers) == 3
+    assert names() == set()
+    assert worker.run_all() == ["SUCCESS"] * 3
+
+
+def test_running_excludes_runs(make, worker):
+    """
+    With ``scope="running"`` a second run waits until the first has ended, and uses up no retry. C60
+    """
+    seen = []
+
+    def body(self, shop_id):
+        seen.append(self.request.retries)
+        if len(seen) == 1:
+            seen.append(worker.run())
+            seen.append(worker.headers[0]["retries"])
+
+    task = make(body, scope="running", max_retries=0)
+    task.delay(7)
+    task.delay(7)
+
+    assert worker.run_all() == ["SUCCESS", "SUCCESS"]
+    assert seen == [0, "IGNORED", 0, 0]
+
+
+def test_retry_of_a_running_scope(make, worker):
+    """
+    With ``scope="running"`` a retry leaves the slot free while it waits. C51
+    """
+
+    def body(self, shop_id):
+        if not self.request.retries:
+            raise self.retry(countdown=100)
+
+    task = make(body, scope="running")
+    task.delay(7)
+
+    assert worker.run() == "RETRY"
+    assert names() == set()
+    assert worker.run() == "SUCCESS"
+
+
+def test_queued_lets_equals_run_side_by_side(make, worker):
+    """
+    With ``scope="queued"`` one message waits; once it runs, the next may wait and run beside it.
+    """
+    seen: list[Any] = []
+
+    def body(self, shop_id):
+        if not seen:
+            seen.append(task.delay(7).duplicate)
+            seen.append(task.delay(7).duplicate)
+            seen.append(worker.run())
+
+    task = make(body, scope="queued")
+    task.delay(7)
+
+    assert task.delay(7).duplicate
+    assert worker.run() == "SUCCESS"
+    assert seen == [False, True, "SUCCESS"]
+    assert names() == set()
+
+
+def test_queued_skips_what_came_without_a_slot(make, worker):
+    """
+    With ``scope="queued"`` a message that was sent by name while its equal waits is skipped.
+    """
+    task = make(scope="queued")
+    task.apply_async((7,), task_id="mine")
+    message = worker.take()
+    task.delay(7)
+
+    assert worker.run(message) == "IGNORED"
+    with pytest.raises(TaskRevokedError, match="queued as task"):
+        task.AsyncResult("mine").get(timeout=1)
+
+
+def test_queued_and_running(make, worker):
+    """
+    With ``scope="queued+running"`` one waits while one runs; a third is a duplicate of the one that waits.
+    """
+    seen: list[Any] = []
+
+    def body(self, shop_id):
+        if not seen:
+            second, third = task.delay(7), task.delay(7)
+            seen.extend([second.duplicate, third.duplicate, third.id == second.id, worker.run()])
+            seen.append(names())
+
+    task = make(body, scope="queued+running")
+    task.delay(7)
+
+    assert worker.run_all() == ["SUCCESS", "SUCCESS"]
+    assert seen == [False, True, True, "IGNORED", {NAME, f"queued:{NAME}"}]
+    assert names() == set()
+
+
+def test_retry_of_queued_and_running(make, worker):
+    """
+    With ``scope="queued+running"`` a retry waits with the slot of those that wait. C51
+    """
+
+    def body(self, shop_id):
+        if not self.request.retries:
+            raise self.retry(countdown=100)
+
+    task = make(body, scope="queued+running")
+    first = task.delay(7)
+    worker.run()
+
+    assert names() == {f"queued:{NAME}"}
+    assert task.delay(7).id == first.id
+    assert worker.run() == "SUCCESS"
+    assert names() == set()
+
+
+@pytest.mark.parametrize("scope", ["lifetime", "running", "queued+running"])
+def test_hold_for_keeps_the_slot_after_the_run(make, worker, memory_nodes, scope):
+    """
+    ``hold_for`` keeps the slot for so long from the start of the run; afterwards it is free. C101
+    """
+    task = make(scope=scope, hold_for=60, on_overlap="skip")
+    task.delay(7)
+    worker.run()
+
+    held = task.singleton.holder(7)
+    task.apply_async((7,), task_id="too-soon")
+    assert worker.run() == "IGNORED"
+    for node in memory_nodes:
+        node.store.skew += 61
+
+    assert (held.state, 50 < held.ttl <= 60) == ("held", True)
+    assert not task.singleton.is_locked(7)
+
+
+def test_hold_for_of_a_queued_scope(make, worker, memory_nodes):
+    """
+    With ``scope="queued"`` the time counts from the start of the run as well.
+    """
+    task = make(scope="queued", hold_for=60)
+    first = task.delay(7)
+    worker.run()
+
+    again = task.delay(7)
+
+    assert (again.duplicate, again.reason, again.holder_id) == (True, "held", first.id)
+
+
+def test_two_beats_with_skew(make, worker):
+    """
+    Of two beats two seconds apart, the second one's message is a duplicate though the first one's is done. C101
+    """
+    task = make(hold_for=30)
+
+    first = task.delay(7)
+    worker.run()
+    second = task.delay(7)
+
+    assert (second.duplicate, second.reason, second.id) == (True, "held", first.id)
+    assert worker.headers == []
+
+
+def test_retry_of_a_task_with_hold_for(make, worker):
+    """
+    A retry is not held up by ``hold_for``: it is the same work.
+    """
+
+    def body(self, shop_id):
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+
+    for scope in ("lifetime", "running", "queued+running"):
+        task = make(body, scope=scope, hold_for=60, name=f"shop.{scope}")
+        task.delay(7)
+        assert worker.run_all() == ["RETRY", "SUCCESS"]
+
+
+def test_groups_exclude_each_other_whatever_their_scope(make, worker):
+    """
+    Tasks of one group share slots also when their scopes differ. C13
+    """
+    make(name="shop.one", group="shop").delay(7)
+
+    with pytest.raises(DuplicateTask):
+        make(name="shop.two", group="shop", on_duplicate="raise").delay(7)
+
+
+def test_direct_calls_can_be_locked(make, worker):
+    """
+    With ``lock_direct_calls`` a direct call takes the slot, and is refused while a run has it. C43
+    """
+    seen = []
+
+    def body(self, shop_id):
+        seen.append(names())
+        return shop_id
+
+    task = make(body, lock_direct_calls=True)
+
+    assert task(7) == 7
+    with locks["default"].lock(NAME), pytest.raises(DuplicateTask):
+        task(7)
+    assert seen == [{NAME}]
+    assert names() == set()
+
+
+@pytest.mark.server
+def test_node_that_misses_how_a_waiting_slot_becomes_a_held_one(make, worker, memory_nodes):
+    """
+    It forgets the waiting call as soon as it can be reached, and not after ``queue_ttl``. C101 L38
+    """
+    task = make(scope="queued", hold_for=60)
+    task.delay(7)
+    memory_nodes[2].down = True
+    worker.run()
+    held = [node.store.execute(Survey((slug(NAME),))).rows[0].value for node in memory_nodes]
+
+    memory_nodes[2].down = False
+
+    assert len({*held}) == 2
+    until(lambda: not memory_nodes[2].store.execute(Survey((slug(NAME),))).rows[0].value, timeout=30)
+    assert task.singleton.holder(7).state == "held"
+
+
+@pytest.mark.server
+def test_body_of_a_direct_call_knows_its_slot(make):
+    """
+    Under ``lock_direct_calls`` a body can ask for its slot as in a worker, and ``hold_for`` holds. C43
+    """
+    seen = []
+
+    def body(self, shop_id):
+        seen.append((self.singleton.lease.name, self.singleton.remaining > 0))
+        locks["default"].release(NAME, self.singleton.lease.token)
+        locks["default"].lock(NAME, ttl=30, wait=0, renew=False).acquire()
+        until(lambda: self.singleton.lost, timeout=30)
+        self.singleton.check()
+
+    task = make(body, lock_direct_calls=True, lease=1.0)
+
+    with pytest.raises(LockLostError):
+        task(7)
+    assert seen == [(NAME, True)]
+    assert task.singleton.lease is None
+
+
+@pytest.mark.parametrize("call", [lambda task: task(7), lambda task: task.apply((7,))], ids=["direct", "apply"])
+def test_slot_is_held_after_a_run_in_its_callers_process(make, call):
+    """
+    A duplicate of it does not wait for a result that nobody stores. C43 C101
+    """
+    task = make(lock_direct_calls=True, hold_for=60)
+    call(task)
+
+    duplicate = task.delay(7)
+
+    assert (duplicate.reason, duplicate.holder_id, duplicate.state) == ("held", None, "REVOKED")
+
+
+def test_direct_call_without_nodes(make, memory_nodes):
+    """
+    Without an answer a direct call runs only if ``on_redis_error`` says so. C35 C43
+    """
+    for node in memory_nodes:
+        node.down = True
+
+    assert make(lock_direct_calls=True, on_redis_error={"run": "run"})(7) == 7
+    with pytest.raises(QuorumUnavailableError):
+        make(lock_direct_calls=True, name="shop.other")(7)

@@ -1,0 +1,492 @@
+"""What a call does before its message is on its way."""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from celery import signals
+from celery.beat import Scheduler
+from celery.schedules import schedule
+from django.db import transaction
+from kombu.exceptions import EncodeError, OperationalError
+
+from django_redlock import LockTakenError, locks
+from django_redlock.celery import DuplicateTask, sending, singleton_task
+from django_redlock.celery.slots import HEADER, Ticket
+
+NAME = "task:shop.sync:shop_id=7"
+
+
+@pytest.fixture
+def make(app):
+    """Make a singleton task of this test's app."""
+
+    def make(function: Any = None, **options: Any) -> Any:
+        def sync(shop_id):
+            return shop_id
+
+        return singleton_task(**({"name": "shop.sync"} | options))(function or sync)
+
+    return make
+
+
+def taken(name: str = NAME) -> bool:
+    """Return whether somebody has the lock."""
+    try:
+        locks["default"].lock(name, wait=0).acquire().release()
+    except LockTakenError:
+        return True
+    return False
+
+
+def pass_time(nodes, seconds):
+    for node in nodes:
+        node.store.skew += seconds
+
+
+def test_first_call_takes_the_slot(make, worker):
+    """
+    The first call sends a message with a ticket, and its result is no duplicate.
+    """
+    result = make().delay(7)
+
+    ticket = Ticket.unpack(worker.headers[0][HEADER], result.id)
+    assert (result.duplicate, result.accepted, result.reason, result.holder_id) == (False, True, "", None)
+    assert ticket is not None
+    assert (ticket.name, len(ticket.token)) == (NAME, 32)
+    assert taken()
+
+
+def test_duplicate_joins(make, worker):
+    """
+    The second call sends nothing and gets the result of the first. C34
+    """
+    task = make()
+    first = task.delay(7)
+
+    again = [task.delay(shop_id=7) for _ in range(20)]
+
+    assert len(worker.headers) == 1
+    assert {(result.id, result.duplicate, result.reason, result.accepted) for result in again} == {
+        (first.id, True, "queued", False)
+    }
+
+
+def test_refusal_costs_one_round_trip(make, monkeypatch):
+    """
+    A duplicate asks each node once, and does not wait for anything else. C34
+    """
+    task = make()
+    task.delay(7)
+    waited = []
+    ask = locks["default"].ask
+    monkeypatch.setattr(locks["default"], "ask", lambda ballot: (waited.append(ballot.timeout), ask(ballot)))
+
+    task.delay(7)
+
+    assert [timeout > 0 for timeout in waited] == [True]
+
+
+def test_skip(make, worker):
+    """
+    With "skip", a duplicate gets an id of its own that is already revoked, with the reason.
+    """
+    task = make(on_duplicate="skip")
+    first = task.delay(7)
+
+    second = task.delay(7)
+
+    assert second.id != first.id
+    assert (second.state, second.holder_id, second.accepted) == ("REVOKED", first.id, False)
+    assert str(second.result) == f"Skipped: {NAME} is queued as task {first.id}."
+    assert len(worker.headers) == 1
+
+
+def test_skip_writes_no_result_that_is_ignored(make):
+    """
+    With ``ignore_result``, "skip" leaves the result backend alone. C95
+    """
+    task = make(on_duplicate="skip", ignore_result=True)
+    task.delay(7)
+
+    assert task.delay(7).state == "PENDING"
+
+
+def test_raise(make):
+    """
+    With "raise", a duplicate is an error that says who has the slot.
+    """
+    task = make(on_duplicate="raise")
+    first = task.delay(7)
+
+    with pytest.raises(DuplicateTask) as caught:
+        task.delay(7)
+
+    assert (caught.value.holder_id, caught.value.state, caught.value.name) == (first.id, "queued", NAME)
+    assert 3500 < (caught.value.retry_after or 0) <= 3600
+
+
+def test_enqueue(make, worker):
+    """
+    With "enqueue", a duplicate is sent without a token, and the worker decides.
+    """
+    task = make(on_duplicate="enqueue")
+    first = task.delay(7)
+
+    second = task.delay(7)
+
+    assert (second.duplicate, second.accepted, second.holder_id) == (True, True, first.id)
+    ticket = Ticket.unpack(worker.headers[1][HEADER], second.id)
+    assert ticket is not None
+    assert ticket.token == ""
+
+
+def test_lock_of_another_kind_cannot_be_joined(make):
+    """
+    When something else than a task has the lock, "join" has no result to join, and skips.
+    """
+    task = make()
+
+    with locks["default"].lock(NAME):
+        result = task.delay(7)
+
+    assert (result.duplicate, result.reason, result.holder_id, result.state) == (True, "held", None, "REVOKED")
+
+
+def test_links_of_a_duplicate_are_not_lost(make):
+    """
+    A duplicate with links is refused with an error: the holder would not follow them. C93
+    """
+    task = make()
+    task.delay(7)
+
+    with pytest.raises(DuplicateTask):
+        task.apply_async((7,), link=task.si(8))
+
+
+def test_missing_argument_takes_no_slot(make, worker):
+    """
+    A call with wrong arguments fails as it does for every task, before a slot is taken. C18
+    """
+    task = make()
+
+    with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'shop_id'"):
+        task.delay()
+
+    assert worker.headers == []
+    assert not taken("task:shop.sync")
+
+
+def test_argument_that_cannot_be_sent_leaves_no_slot(make):
+    """
+    An argument that has no key is refused before a slot is taken; one that only cannot be sent frees it. C8 C19 L60
+    """
+    task = make(key=lambda call: "7")
+
+    with pytest.raises(TypeError, match="argument 'shop_id', a object"):
+        make(name="shop.other").delay(object())
+    with pytest.raises(EncodeError):
+        task.delay(object())
+
+    assert not taken("task:shop.sync:7")
+
+
+def test_key_function_that_fails_leaves_no_slot(make, worker):
+    """
+    What a key's function raises reaches the caller, and nothing is locked. C10
+    """
+    task = make(key=lambda call: call.arguments["nothing"])
+
+    with pytest.raises(KeyError):
+        task.delay(7)
+
+    assert locks["default"].survey(count=10)[0].total == 0
+    assert worker.headers == []
+
+
+@pytest.mark.server
+def test_broker_that_refuses_leaves_no_slot(make, app):
+    """
+    When the broker cannot be reached the caller gets the error and the slot is free. C20 L61
+    """
+    app.conf.broker_url = "amqp://127.0.0.1:1"
+    app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
+    task = make()
+
+    with pytest.raises(OperationalError):
+        task.apply_async((7,), retry=False)
+
+    assert not taken()
+
+
+def test_headers_of_the_caller(make, worker):
+    """
+    The caller's headers arrive beside ours, and the dict is left as it was. C21 C24
+    """
+    headers = {"colour": "red"}
+
+    make().apply_async((7,), headers=headers)
+
+    assert headers == {"colour": "red"}
+    assert worker.headers[0]["colour"] == "red"
+    assert HEADER in worker.headers[0]
+
+
+def test_signature_sent_twice(make, worker):
+    """
+    A signature or a beat entry that is used again draws a new token each time. C22 C23
+    """
+    task = make()
+    call = task.s(7).set(headers={"colour": "red"})
+    call.delay()
+    task.singleton.release(7)
+
+    call.delay()
+
+    tokens = {Ticket.unpack(each[HEADER], each["id"]).token for each in worker.headers}
+    assert len(tokens) == 2
+    assert call.options["headers"] == {"colour": "red"}
+
+
+def test_slot_is_not_inherited(make, worker, app):
+    """
+    A task started with its parent's headers, or sent by name with them, has no part in the parent's slot. C25
+    """
+    task = make()
+    task.delay(7)
+    theirs = {HEADER: worker.headers[0][HEADER]}
+
+    app.send_task("shop.sync", (8,), headers=theirs)
+    task.apply_async((9,), headers=theirs)
+
+    by_name, by_call = worker.headers[1:]
+    assert Ticket.unpack(by_name[HEADER], by_name["id"]) is None
+    assert Ticket.unpack(by_call[HEADER], by_call["id"]).name == "task:shop.sync:shop_id=9"
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "nonsense", "[]", "7", '[2, "n", "default", "id", "token", 0, "lifetime", false, 0, "", ""]', None],
+)
+def test_header_that_makes_no_sense_is_no_ticket(header):
+    """
+    A worker takes a header that it cannot read for none. C36
+    """
+    assert Ticket.unpack(header, "id") is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rollback_takes_no_slot(make, worker):
+    """
+    ``delay_on_commit`` takes the slot after the commit, and none if there is a rollback. C26
+    """
+    task = make()
+
+    with transaction.atomic():
+        task.delay_on_commit(7)
+        assert not taken()
+        transaction.set_rollback(True)
+    assert (taken(), len(worker.headers)) == (False, 0)
+    with transaction.atomic():
+        task.delay_on_commit(7)
+
+    assert (taken(), len(worker.headers)) == (True, 1)
+
+
+def test_countdown_is_added(make, memory_nodes):
+    """
+    A message that waits for two hours keeps its slot for them and ``queue_ttl``. C28
+    """
+    task = make(queue_ttl=3600)
+    task.apply_async((7,), countdown=7200)
+
+    pass_time(memory_nodes, 7200 + 3590)
+    duplicate = task.delay(7).duplicate
+    pass_time(memory_nodes, 20)
+
+    assert duplicate
+    assert not task.delay(7).duplicate
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"expires": 10},
+        {"expires": lambda: datetime.now(UTC) + timedelta(seconds=10)},
+        {"expires": lambda: (datetime.now(UTC) + timedelta(seconds=10)).isoformat()},
+        {"eta": lambda: datetime.now(UTC) + timedelta(seconds=5), "expires": 10},
+    ],
+)
+def test_expiry_ends_the_slot(make, memory_nodes, options):
+    """
+    A message that expires has its slot until then, also if no worker is there to drop it. C29
+    """
+    task = make()
+    task.apply_async((7,), **{name: value() if callable(value) else value for name, value in options.items()})
+
+    pass_time(memory_nodes, 9)
+    before = task.singleton.is_locked(7)
+    pass_time(memory_nodes, 2)
+
+    assert before
+    assert not task.singleton.is_locked(7)
+
+
+def test_eta_is_added(make, memory_nodes):
+    """
+    An eta counts as a countdown does. C28
+    """
+    task = make(queue_ttl=60)
+
+    task.apply_async((7,), eta=datetime.now(UTC) + timedelta(seconds=100))
+
+    pass_time(memory_nodes, 155)
+    assert task.singleton.is_locked(7)
+
+
+def test_split_vote_leaves_nothing(make, memory_nodes):
+    """
+    A call that wins one node of three, as another does, leaves nothing on that node. C30 C31
+    """
+    task = make(on_duplicate="raise")
+    for node, holder in zip(memory_nodes[:2], "ab", strict=True):
+        node.store.put("{" + NAME + "}", holder * 32 + "{}", 10.0)
+
+    with pytest.raises(DuplicateTask):
+        task.delay(7)
+
+    assert [node.store._holders.keys() == {"{" + NAME + "}"} for node in memory_nodes] == [True, True, False]
+
+
+def test_our_options_do_not_travel(make, worker):
+    """
+    The broker sees none of our options. C33
+    """
+    sent: dict[str, Any] = {}
+    hook = signals.before_task_publish.connect(
+        lambda properties=None, **about: sent.update(properties or {}), weak=False
+    )
+
+    make(key=("shop_id",), lease=5, group="shops").delay(7)
+
+    signals.before_task_publish.disconnect(hook)
+    assert not {"key", "lease", "group", "singleton_options", "using", "queue_ttl"} & sent.keys()
+
+
+def test_nodes_down_when_sending(make, worker, memory_nodes, caplog, monkeypatch):
+    """
+    With the lock nodes down the message is sent without a token, and one warning is logged. C35
+    """
+    monkeypatch.setattr(sending, "_unanswered", set())  # of other tests
+    task = make()
+    for node in memory_nodes:
+        node.down = True
+
+    with caplog.at_level(logging.WARNING, "django_redlock"):
+        results = [task.delay(7) for _ in range(3)]
+
+    assert [result.accepted for result in results] == [True] * 3
+    assert [Ticket.unpack(each[HEADER], each["id"]).token for each in worker.headers] == [""] * 3
+    assert [record.message.partition(",")[0] for record in caplog.records if "singleton" in record.message] == [
+        "singleton tasks are sent without a slot"
+    ]
+
+
+def test_given_id_is_always_sent(make, worker):
+    """
+    A call whose id somebody already has is sent, without a token: its owner waits for an outcome. C90
+    """
+    task = make()
+    task.delay(7)
+
+    result = task.apply_async((7,), task_id="mine")
+
+    assert (result.id, len(worker.headers)) == ("mine", 2)
+    assert Ticket.unpack(worker.headers[1][HEADER], "mine").token == ""
+
+
+def test_beat(make, worker, app):
+    """
+    A beat schedule that fires faster than the task runs sends one message, and logs no error. C100
+    """
+    task = make()
+    scheduler = Scheduler(app, lazy=True)
+    entry = scheduler.Entry(task=task.name, args=(7,), schedule=schedule(1.0), app=app, options={"headers": {}})
+
+    ids = {scheduler.apply_async(entry, advance=False).id for _ in range(3)}
+
+    assert len(ids) == len(worker.headers) == 1
+    assert HEADER not in entry.options["headers"]
+
+
+def test_release_by_hand(make):
+    """
+    ``release()`` frees the slot of a message that was lost, and says so; a free slot is left alone. C74
+    """
+    task = make()
+    task.delay(7)
+
+    assert task.singleton.release(7) == "released"
+    assert task.singleton.release(7) == "expired"
+    assert not task.delay(7).duplicate
+
+
+def test_release_of_a_running_task_needs_force(make, worker):
+    """
+    ``release()`` frees the slot of a running task only when it is forced to.
+    """
+    outcomes = []
+
+    def sync(shop_id):
+        outcomes.extend([task.singleton.release(7), task.singleton.release(7, force=True)])
+
+    task = make(sync)
+    task.delay(7)
+    worker.run()
+
+    assert outcomes == ["taken", "released"]
+
+
+def test_two_producers_at_once(make, worker):
+    """
+    Of many calls at the same moment one is sent. C30
+    """
+    task = make()._get_current_object()  # threads of their own have no current app
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: task.delay(7), range(16)))
+
+    assert len(worker.headers) == sum(not result.duplicate for result in results) == 1
+
+
+def rounds(monkeypatch, call):
+    """Return how often a call asks the nodes and waits for their answers."""
+    waited = []
+    ask = locks["default"].ask
+    with monkeypatch.context() as patch:
+        patch.setattr(locks["default"], "ask", lambda ballot: (waited.append(ballot.timeout), ask(ballot)))
+        call()
+    return sum(timeout > 0 for timeout in waited)
+
+
+@pytest.mark.parametrize("how", ["join", "skip", "enqueue"])
+def test_calls_cost_one_round_trip(make, monkeypatch, how):
+    """
+    A call costs one round trip to the nodes, whether it is accepted or a duplicate. C34
+    """
+    task = make(on_duplicate=how, name=f"shop.{how}")
+
+    assert rounds(monkeypatch, lambda: task.delay(7)) == 1
+    assert rounds(monkeypatch, lambda: task.delay(7)) == 1
+
+
+def test_run_costs_two_round_trips(make, worker, monkeypatch):
+    """
+    A run costs one round trip to take its slot and one to free it.
+    """
+    make().delay(7)
+    message = worker.take()
+
+    assert rounds(monkeypatch, lambda: worker.run(message)) == 2

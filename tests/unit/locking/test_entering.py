@@ -1,0 +1,319 @@
+"""Who is inside a lock: threads and tasks that enter it again, leave it elsewhere, or are told that it is lost."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from django_redlock import LockLostError, LockTakenError
+from django_redlock.locks import LockManager
+from tests.managers import Flavour, Manager, held_by, holders
+
+
+@pytest.fixture
+async def make(memory: Manager) -> AsyncIterator[Manager]:
+    """Make managers over nodes in memory: who is inside a lock is no business of the nodes."""
+    managers: list[LockManager] = []
+
+    def made(*args: Any, **options: Any) -> LockManager:
+        managers.append(memory(*args, **options))
+        return managers[-1]
+
+    yield made
+    for one in managers:
+        await one.aclose()
+        one.close()
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    """Return what *work* returned in a thread of its own, which has ended; the next one may get its ident."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def lose(lease: Any) -> None:
+    """Let the time of *lease* be over."""
+    lease._tenure.deadline = 0.0
+
+
+# reentrant
+
+
+def test_thread_whose_ident_was_used_before_is_another_one(memory: Manager):
+    """L43, P16: the system gives the idents of threads that ended to new ones; a lock must not."""
+    manager = memory()
+    idents: list[int] = []
+
+    def take() -> Any:
+        idents.append(threading.get_ident())
+        try:
+            return manager.lock("a", reentrant=True, wait=0).acquire()
+        except LockTakenError:
+            return None
+
+    manager.lock("warm up").acquire().release()  # the watchdog's thread does not take an ident in between
+    first = in_a_thread(take)
+    others = []
+    while len(others) < 100 and idents[0] not in idents[1:]:
+        others.append(in_a_thread(take))
+
+    assert first.valid()
+    assert others == [None] * len(others)
+    assert first.release() == "released"
+    manager.close()
+
+
+async def test_ended_task_is_not_taken_for_the_next(make: Manager):
+    """L43: a task that has ended leaves its lease to whom it handed it, not to a task in the same memory."""
+    manager = make()
+
+    async def take() -> Any:
+        try:
+            return await manager.lock("a", reentrant=True, wait=0).aacquire()
+        except LockTakenError:
+            return None
+
+    leases = [await asyncio.create_task(take()) for _ in range(5)]
+
+    assert leases[0].valid()
+    assert leases[1:] == [None] * 4
+    assert await leases[0].arelease() == "released"
+
+
+async def test_reentrant_lock_that_was_lost_and_left_can_be_taken_again(make: Manager, flavour: Flavour):
+    """L43, L26: who tries again after the loss gets the lock, though it still has the lease that it lost."""
+    manager = make()
+    lock = manager.lock("a", reentrant=True, wait=0)
+
+    with pytest.raises(LockLostError):  # noqa: PT012
+        async with flavour.entered(lock) as lost:
+            lose(lost)
+            manager.release("a", lost.token)
+            with pytest.raises(LockLostError):  # not while the block is still inside
+                await flavour.acquire(lock)
+    async with flavour.entered(lock) as again:
+        assert again.valid()
+
+    assert lost.reason == "expired"
+    assert again is not lost
+
+
+async def test_reentrant_lock_that_was_given_back_can_be_had_the_other_way(make: Manager, flavour: Flavour):
+    """L43: a lease that is over is in nobody's way, be it that its holder keeps the object."""
+    manager = make()
+    over = await flavour.acquire(manager.lock("a", reentrant=True, shared=True))
+    await flavour.release(over)
+
+    exclusive = await flavour.acquire(manager.lock("a", reentrant=True, wait=0))
+
+    assert exclusive is not over
+    assert await flavour.release(exclusive) == "released"
+
+
+async def test_place_of_a_reentrant_lock_is_not_the_lock_itself(make: Manager, flavour: Flavour):
+    """L43, P16: a lock with places and one without are two locks, also for who may enter them again."""
+    manager = make()
+    place = await flavour.acquire(manager.lock("a", limit=2, reentrant=True))
+
+    whole = await flavour.acquire(manager.lock("a", reentrant=True, wait=0))
+
+    assert whole is not place
+    assert held_by(manager, "{a}", whole.token)
+    for lease in (whole, place):
+        assert await flavour.release(lease) == "released"
+
+
+# cancel_on_lost
+
+
+@pytest.mark.parametrize("noticed", ["ensure", "valid", "another thread", "when it is left"])
+async def test_body_that_notices_the_loss_itself_is_not_cancelled_after_it(make: Manager, noticed: str):
+    """L23, L36: a task that has left the block with the loss goes on; no cancellation strikes it later."""
+    manager = make()
+    with pytest.raises(LockLostError):  # noqa: PT012
+        async with manager.lock("a", renew=False, cancel_on_lost=True) as lease:
+            lose(lease)
+            if noticed == "ensure":
+                lease.ensure()
+            elif noticed == "valid":
+                assert not lease.valid()
+            elif noticed == "another thread":
+                assert in_a_thread(lease.valid) is False
+
+    await asyncio.sleep(0)
+
+    assert asyncio.current_task().cancelling() == 0
+    assert lease.lost.is_set()
+
+
+async def test_body_that_goes_on_after_the_loss_is_cancelled_where_it_waits(make: Manager):
+    """L23: a loss that the body has seen and not heeded cancels it all the same, at its next await."""
+    manager = make()
+    went_on = []
+
+    with pytest.raises(LockLostError):  # noqa: PT012
+        async with manager.lock("a", renew=False, cancel_on_lost=True) as lease:
+            lose(lease)
+            assert not lease.valid()
+            await asyncio.sleep(60)
+            went_on.append(True)
+
+    assert went_on == []
+    assert asyncio.current_task().cancelling() == 0
+
+
+async def test_lock_that_was_entered_twice_cancels_once(make: Manager):
+    """L23, L43: the outer block of a reentrant lock alone asked for it, so the inner one is left like any other."""
+    manager = make()
+
+    with pytest.raises(LockLostError):  # noqa: PT012
+        async with manager.lock("a", renew=False, reentrant=True, cancel_on_lost=True) as lease:
+            async with manager.lock("a", reentrant=True):
+                lose(lease)
+                assert not lease.valid()
+                await asyncio.sleep(60)
+
+    assert asyncio.current_task().cancelling() == 0
+
+
+async def test_loss_that_another_thread_notices_is_told_in_the_loop(make: Manager):
+    """L23: an event that wakes tasks is set by their loop, so that asyncio's debug mode finds nothing wrong."""
+    manager = make()
+    asyncio.get_running_loop().set_debug(True)
+    asyncio.get_running_loop().slow_callback_duration = 60  # a machine that stands still is not what is tested
+    told: list[Any] = []
+    lease = await manager.lock("a", renew=False).aacquire()
+    lease.on_lost(told.append)
+    waits = asyncio.create_task(lease.lost.wait())
+    await asyncio.sleep(0)
+    lose(lease)
+
+    noticed = await asyncio.to_thread(lambda: (lease.valid(), lease.valid()))
+
+    assert noticed == (False, False)
+    assert await asyncio.wait_for(waits, 30)
+    assert told == [lease]
+    late: list[Any] = []
+    lease.on_lost(late.append)
+    assert late == [lease]
+
+
+# left elsewhere
+
+
+async def test_generator_that_is_left_early_gives_its_lock_back(make: Manager):
+    """L42: an async generator is closed by a task of the loop's, which has not entered the lock; it leaves it."""
+    manager = make()
+    lock = manager.lock("a", wait=0)
+
+    async def rows() -> AsyncIterator[Any]:
+        async with lock as lease:
+            yield lease
+
+    found = rows()
+    lease = await anext(found)
+    await asyncio.create_task(found.aclose())
+
+    assert lease.reason == "released"
+    async with lock as next_one:  # nobody is inside any more
+        assert next_one.valid()
+
+
+def test_block_that_another_thread_leaves_is_left(memory: Manager):
+    """L42: a generator with a lock may end in another thread than it began in."""
+    manager = memory()
+
+    def rows() -> Any:
+        with manager.lock("a", wait=0) as lease:
+            yield lease
+
+    found = rows()
+    lease = in_a_thread(lambda: next(found))
+    found.close()
+
+    assert lease.reason == "released"
+    manager.close()
+
+
+async def test_leaving_what_nobody_or_more_than_one_entered_is_an_error(make: Manager):
+    """L42: who has not entered a lock cannot say whose hold to end, if there are several; it ends none."""
+    manager = make()
+    lock = manager.lock("a", shared=True)
+    inside = [asyncio.create_task(lock.__aenter__()) for _ in range(2)]
+    leases = await asyncio.gather(*inside)
+
+    with pytest.raises(RuntimeError, match="'a' is not entered here, but in 2 other tasks or threads"):
+        await lock.__aexit__(None, None, None)
+    with pytest.raises(RuntimeError, match="'a' is not entered: there is nothing to leave"):
+        lock.__exit__(None, None, None)
+
+    assert all(lease.valid() for lease in leases)
+    for lease in leases:
+        await lease.arelease()
+
+
+# decorated functions
+
+
+class Report:
+    async def __call__(self, manager: LockManager) -> bool:
+        return await held(manager)
+
+
+class Rows:
+    def __call__(self) -> Any:
+        yield 1
+
+
+async def held(manager: LockManager) -> bool:
+    await asyncio.sleep(0)
+    return bool(holders(manager, "{a}"))
+
+
+@pytest.mark.parametrize("function", [held, Report(), partial(Report()), partial(held)])
+async def test_whatever_is_awaited_is_awaited_under_the_lock(make: Manager, function: Any):
+    """L79: an object whose call is a coroutine is locked like a coroutine function."""
+    manager = make()
+
+    assert await manager.lock("a", wait=0)(function)(manager)
+
+    assert held_by(manager, "{a}")
+
+
+def generator() -> Any:
+    yield 1
+
+
+async def async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [generator, partial(generator), async_generator, Rows()])
+def test_generators_cannot_be_decorated(memory: Manager, function: Any):
+    """L79: the body of a generator would run after the call, without the lock; that is refused when it is written."""
+    with pytest.raises(TypeError, match=r"cannot be decorated with a lock.* inside it"):
+        memory().lock("a")(function)
+
+
+async def test_function_that_returns_a_coroutine_is_refused(make: Manager):
+    """L79: a coroutine that a plain function made would run when the lock is no longer held; it never runs."""
+    manager = make()
+    ran = []
+
+    async def work() -> None:
+        ran.append(True)
+
+    @manager.lock("a", wait=0)
+    def wrapped() -> Any:
+        return work()
+
+    with pytest.raises(TypeError, match="wrapped returned something to await, which would run without lock 'a'"):
+        wrapped()
+    assert ran == []
+    assert held_by(manager, "{a}")

@@ -1,0 +1,13 @@
+"""Each assumption is needed: without it an oracle objects."""
+
+import pytest
+
+from tests.simulation.assumptions import ASSUMPTIONS, Assumption, need
+
+
+@pytest.mark.parametrize("assumption", ASSUMPTIONS, ids=lambda assumption: assumption.broken.replace(" ", "-"))
+def test_assumption_is_needed(assumption: Assumption):
+    """P6, P7, P9, P16, P21: what a guarantee assumes is assumed for a reason, which the oracles find."""
+    found = need(assumption)
+
+    assert found.what is not None, assumption.broken

@@ -1,0 +1,260 @@
+"""Situations that chance seldom makes."""
+
+from dataclasses import replace
+
+import pytest
+
+from django_redlock.core.messages import ENROLMENT, Acquire, Extend, Kind, Raise, Release, Request, Term
+from django_redlock.nodes.memory import MemoryStore
+from tests.simulation.driver import Lease
+from tests.simulation.profiles import CALM, TTL
+from tests.simulation.scenarios import (
+    amnesia,
+    cancelled,
+    lagging,
+    late_raises,
+    lost_replies,
+    no_lock,
+    reset_connections,
+    same_microsecond,
+    stepping_node,
+)
+from tests.simulation.schedule import Client, Schedule
+from tests.simulation.world import Routine, Sleep, World
+
+SEEDS = range(10)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_clients_propose_the_same_number(seed: int):
+    """P1, P2, L6: wall clocks that stand still cost a second round, not the order of tokens."""
+    assert same_microsecond(seed) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_second_rounds_come_late(seed: int):
+    """P1, P2, P3: a node raises the token of nobody but its holder, however late it is asked."""
+    assert late_raises(seed) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_replies_are_lost(seed: int):
+    """P24, L4, L8: an attempt whose replies were lost leaves the lock free after one node timeout."""
+    assert lost_replies(seed) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_connections_are_reset_after_the_request(seed: int):
+    """P24, L4, L38: the same when the connection ends before the reply."""
+    assert reset_connections(seed) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_clock_of_a_node_steps(seed: int):
+    """P21: the node that dropped the key gives no vote, neither to who knows it nor to who has just started."""
+    assert stepping_node(seed) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_lock_at_all(seed: int):
+    """P9, P10, P11: claimed increments need neither a lock nor good tokens."""
+    assert no_lock(seed) == []
+
+
+@pytest.mark.parametrize(("nodes", "quorum", "forgetful"), [(4, 3, 1), (5, 4, 2), (2, 2, 1)])
+def test_quorums_that_survive_amnesia(nodes: int, quorum: int, forgetful: int):
+    """P6: without the restart guard, 2q - N - 1 nodes may forget all they know, with clocks that are off by seconds."""
+    scenario = amnesia(nodes, quorum, forgetful, skew=2.0, cut=0.05)
+
+    assert [violation for seed in range(12) for violation in scenario(seed)] == []
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_acquisitions_are_cancelled(seed: int):
+    """P33, L10, L11: whatever it waits for, as a thread or as a task, it leaves neither a key nor a place in line."""
+    assert cancelled(seed) == []
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_clocks_lag_within_the_guard(seed: int):
+    """P7: whatever data the nodes lose, tokens are unique and in order while clocks lag by less than guard - ahead."""
+    assert lagging(0.506)(seed) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_clocks_lag_beyond_the_guard(seed: int):
+    """P7: beyond that, the database still loses nothing."""
+    assert [violation for violation in lagging(3.0)(seed) if violation[0] == "update"] == []
+
+
+@pytest.mark.parametrize(("nodes", "down"), [(3, 1), (4, 1), (5, 2)])
+def test_nodes_that_are_down_cost_no_time(nodes: int, down: int):
+    """P25: as many nodes as may be are silent, and an acquisition over warm links waits for none of them."""
+    schedule = Schedule(replace(CALM, sizes=((nodes, None),)), seed=1)
+    client = schedule.start_client(idle=True)
+    took = []
+
+    def attempts() -> Routine:
+        warm = yield from client.acquire(("warm",), 0.0)
+        yield from client.release(warm)
+        for machine in schedule.machines[:down]:
+            machine.stop(60.0)
+        for _ in range(20):
+            began = schedule.world.now
+            lease = yield from client.acquire(("a",), 0.0)
+            assert isinstance(lease, Lease)
+            took.append(schedule.world.now - began)
+            yield from client.release(lease)
+
+    client.spawn(attempts())
+    schedule.world.run(60.0)
+
+    assert len(took) == 20
+    assert max(took) < 0.002
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_lock_of_a_dead_holder(seed: int):
+    """P24: a waiter gets the lock of a holder that died within one lease and one pause of at most ten retry delays."""
+    schedule = Schedule(CALM, seed)
+    holder, waiter = (schedule.start_client(idle=True) for _ in range(2))
+    got = []
+
+    def hold() -> Routine:
+        lease = yield from holder.acquire(("a",), 0.0)
+        assert isinstance(lease, Lease)
+        waiter.spawn(wait())
+        holder.kill()
+
+    def wait() -> Routine:
+        lease = yield from waiter.acquire(("a",), None)
+        got.append(schedule.world.now)
+        assert isinstance(lease, Lease)
+
+    holder.spawn(hold())
+    schedule.world.run(10.0)
+
+    assert len(got) == 1
+    assert got[0] < TTL + 10 * waiter.rules.retry_delay + 0.1
+
+
+def queue(seed: int, waiters: int, nodes: int = 3, **hazards: float) -> tuple[list[int], float, float]:
+    """Return in what order waiters were served, in how many seconds, and for how many node commands each."""
+    schedule = Schedule(replace(CALM, sizes=((nodes, None),), **hazards), seed)
+    clients = [schedule.start_client(idle=True) for _ in range(4)]
+    served: list[int] = []
+
+    def hold() -> Routine:
+        lease = yield from clients[0].acquire(("a",), 0.0)
+        clients[0].renew(lease)
+        for number in range(waiters):
+            yield Sleep(0.01)
+            client = clients[number % len(clients)]
+            client.spawn(wait(client, number))
+        yield Sleep(1.0)
+        began.extend((schedule.world.now, schedule.oracles.commands))
+        yield from clients[0].release(lease)
+
+    def wait(client: Client, number: int) -> Routine:
+        lease = yield from client.acquire(("a",), None)
+        assert isinstance(lease, Lease)
+        served.append(number)
+        ended[:] = schedule.world.now, schedule.oracles.commands
+        yield Sleep(0.005)
+        yield from client.release(lease)
+
+    began: list[float] = []
+    ended: list[float] = []
+    clients[0].spawn(hold())
+    schedule.world.run(120.0)
+    return served, ended[0] - began[0], (ended[1] - began[1]) / waiters
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5])
+def test_waiters_are_served_in_order(nodes: int):
+    """P27: first come, first served, one soon after the other, for every number of nodes."""
+    served, took, _ = queue(1, waiters=20, nodes=nodes)
+
+    assert served == list(range(20))
+    assert took < 20 * 0.02
+
+
+def test_hints_that_are_lost():
+    """P27: without any hint the order is the same, and nobody waits for longer than the poll of the first in line."""
+    served, took, _ = queue(1, waiters=20, hush=1.0)
+
+    assert served == list(range(20))
+    assert took < 20 * 1.1
+
+
+@pytest.mark.parametrize("hazards", [{}, {"cut": 0.02}], ids=["calm", "lost requests"])
+def test_commands_do_not_grow_with_the_waiters(hazards: dict[str, float]):
+    """P28: ten waiters or forty, each acquisition costs the nodes about as much, also when holders lack a node."""
+    few = max(queue(seed, waiters=10, **hazards)[2] for seed in range(5))
+    many = max(queue(seed, waiters=40, **hazards)[2] for seed in range(5))
+
+    assert many < few + 12
+
+
+def test_grants_that_are_given_back_call_nobody():
+    """
+    P28: a waiter that is first in line, and lacks votes, is not called by what it gives back itself.
+
+    When the holder releases, the clock of one node has just stepped, so that it may not vote for a while, and another
+    keeps the place of somebody who is gone. Nobody tells when that is over: the waiter asks as contenders do.
+    """
+    schedule = Schedule(replace(CALM, sizes=((3, None),)), seed=1)
+    world, (doubtful, occupied, _) = schedule.world, schedule.machines
+    holder, waiter = (schedule.start_client(idle=True) for _ in range(2))
+    got = []
+
+    def hold() -> Routine:
+        lease = yield from holder.acquire(("a",), 0.0)
+        waiter.spawn(wait())
+        yield Sleep(0.3)
+        occupied.store._queues["{a}"].enrol("gone|1", 0, occupied.clock() + ENROLMENT)
+        doubtful.set_clock(0.05)
+        yield from holder.release(lease)
+
+    def wait() -> Routine:
+        lease = yield from waiter.acquire(("a",), None)
+        assert isinstance(lease, Lease)
+        got.append(world.now)
+
+    holder.spawn(hold())
+    world.run(1.3)
+
+    assert not got
+    assert schedule.oracles.commands < 150  # thousands, if each attempt led to the next
+    world.run(10.0)
+    assert got[0] < 0.3 + 1.02 * TTL + 10 * waiter.rules.retry_delay
+
+
+def outcome(request: Request, store: MemoryStore) -> tuple[Kind, object]:
+    return store.execute(request).kind, (store._holders.copy(), store._fences.copy(), store._markers.copy())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_requests_that_are_repeated(seed: int):
+    """P5: repeating any request at once changes nothing on the node, and nothing of the answer but its second half."""
+    again = {Kind.ACCEPTED: {Kind.GRANTED}, Kind.RELEASED: {Kind.GONE, Kind.BUSY}}
+    world = World(seed)
+    random, store = world.random, MemoryStore(lambda: 1_795_000_000.0)
+    for _ in range(200):
+        nonce, number = random.choice("abc") * 32, random.randrange(1_795_000_000_000_000, 1_795_000_000_000_009)
+        request = random.choice(
+            [
+                Acquire(("{a}",), nonce, nonce, TTL, number, 60.0, 1.0),
+                Raise(("{a}",), nonce, number, 60.0),
+                Extend((Term(("{a}",), nonce, nonce, TTL, number),), 60.0),
+                Release(("{a}",), nonce, random.choice((0.0, 0.0, TTL))),
+            ]
+        )
+
+        kind, left = outcome(request, store)
+        second, left_again = outcome(request, store)
+
+        assert left == left_again
+        assert second in again.get(kind, {kind})
+        if random.random() < 0.05:
+            store.reset()

@@ -1,0 +1,1221 @@
+"""
+``compat.Lock`` and ``compat.AsyncLock``: redis-py's locks in signature and behaviour, without their known defects.
+
+Most tests run for both, over nodes in memory and over real servers.
+"""
+
+import asyncio
+import copy
+import gc
+import inspect
+import logging
+import math
+import pickle
+import re
+import sys
+import threading
+import time
+import tomllib
+from contextlib import asynccontextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+import pytest
+import redis
+from django.core.cache import caches
+from redis import exceptions
+from redis.asyncio.lock import Lock as RedisAsyncLock
+from redis.lock import Lock as RedisLock
+
+import django_redlock.compat
+from django_redlock import QuorumUnavailableError, RedlockError, inventory, locks
+from django_redlock.compat import AsyncLock, Lock, LockError, LockNotOwnedError
+from django_redlock.core.names import slug
+from django_redlock.nodes import memory
+from django_redlock.signals import lock_extended, lock_forced
+from django_redlock.watchdog import watchdog
+
+PATIENCE = 20.0  # seconds after which something that should have happened has not
+SHORT = 1.0  # seconds; long enough for two rounds on a busy machine
+NAME = "report"
+OPTIONS = {"restart_guard": False, "node_timeout": 0.2}
+MEMORY = ["memory://a", "memory://b", "memory://c"]
+FLAVOURS = {"blocking": Lock, "asyncio": AsyncLock}
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+async def three_in_memory(settings):
+    """Three nodes in memory, without locks."""
+    memory.forget_nodes()
+    settings.REDLOCK = {"default": {"NODES": MEMORY, "OPTIONS": OPTIONS}}
+    yield
+    await locks["default"].aclose()
+    locks.reset()
+    memory.forget_nodes()
+
+
+@pytest.fixture(params=["memory", "real"])
+def options(request, settings):
+    """Sets OPTIONS, over nodes of each kind."""
+    urls = MEMORY if request.param == "memory" else request.getfixturevalue("nodes").urls
+
+    def change(**more):
+        settings.REDLOCK = {"default": {"NODES": urls, "OPTIONS": OPTIONS | more}}
+
+    change()
+    return change
+
+
+@pytest.fixture(params=FLAVOURS)
+def make(request):
+    """Makes locks of each flavour."""
+    flavour = FLAVOURS[request.param]
+    return lambda name=NAME, **arguments: flavour(None, name, **arguments)
+
+
+async def done(result):
+    """Return what a method returned, in either flavour."""
+    return await result if inspect.isawaitable(result) else result
+
+
+@asynccontextmanager
+async def entered(lock):
+    """Run the body in the lock's own ``with`` block."""
+    if isinstance(lock, Lock):
+        with lock:
+            yield lock
+    else:
+        async with lock:
+            yield lock
+
+
+async def lost(lease):
+    """Wait until a lease is lost."""
+    if isinstance(lease.lost, threading.Event):
+        assert await asyncio.to_thread(lease.lost.wait, PATIENCE)
+    else:
+        await asyncio.wait_for(lease.lost.wait(), PATIENCE)
+
+
+def in_thread(action):
+    """Return what *action* returns, or the exception that it raises, in another thread."""
+    results = []
+
+    def run():
+        try:
+            results.append(action())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    return results[0]
+
+
+def left_on_nodes(name=NAME):
+    """Return the seconds that a lock has left, by the node that gives it most."""
+    replies = locks["default"].survey(slugs=(slug(name),))
+    return max(reply.rows[0].left for reply in replies.values() if reply.rows)  # a busy one may be late
+
+
+async def shortened_to(seconds, name=NAME):
+    """Wait until every node has shortened a lock: the last ones do after a quorum has answered the holder."""
+    until = time.monotonic() + PATIENCE
+    while left_on_nodes(name) > seconds:
+        assert time.monotonic() < until, "a node has not shortened it"
+        await asyncio.sleep(0.001)
+
+
+def force_release(name=NAME):
+    """Release a lock as an operator does."""
+    return inventory.force_release(name, inventory.find_lock(name).fingerprint)
+
+
+def fail(**how):
+    """Make all nodes in memory fail, or work again."""
+    for node in locks["default"].nodes:
+        vars(node).update(how)
+
+
+# The interface
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(Lock, RedisLock), (AsyncLock, RedisAsyncLock)])
+@pytest.mark.parametrize("method", ["__init__", "acquire", "release", "extend", "reacquire", "locked", "owned"])
+def test_arguments_are_those_of_redis_py(ours, theirs, method):
+    """
+    Every method takes the arguments of redis-py's, in their order and with their defaults; ``using`` comes after.
+
+    They are those of redis-py 8.1; an older one has the first of them.
+    """
+
+    def arguments(cls):
+        found = inspect.signature(getattr(cls, method)).parameters.values()
+        return [(each.name, each.default, each.kind) for each in found if each.name != "using"]
+
+    wanted = arguments(theirs)
+    assert arguments(ours)[: len(wanted)] == wanted
+
+
+def test_a_client_makes_our_locks_when_told_to():
+    """
+    ``client.lock(..., lock_class=Lock)`` works, and nothing is asked of the client's own server.
+    """
+    client = redis.Redis(port=1)
+
+    with client.lock(NAME, timeout=5, lock_class=Lock) as lock:
+        assert lock.owned()
+        assert lock.redis is client
+
+
+@pytest.mark.parametrize("error", [LockError("is not held", NAME), LockNotOwnedError("was lost", NAME)])
+def test_errors_are_caught_by_code_for_redis_py_and_for_redlock(error):
+    """
+    The errors are redis-py's and ours, know the lock, and come back whole from another process.
+    """
+    again = pickle.loads(pickle.dumps(error))
+
+    assert isinstance(error, (exceptions.LockError, ValueError))
+    assert isinstance(error, RedlockError)
+    assert isinstance(error, exceptions.LockNotOwnedError) == (type(error) is LockNotOwnedError)
+    assert (type(again), str(again), again.lock_name) == (type(error), str(error), NAME)
+    assert NAME in str(again)
+
+
+@pytest.mark.parametrize("thread_local", [True, False])
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+async def test_lock_is_not_pickled_or_copied(make, thread_local, duplicate):
+    """
+    L44: a copy would be a second holder; the error says how to hand the lock over.
+    """
+    lock = make(timeout=5, thread_local=thread_local)
+    await done(lock.acquire())
+
+    with pytest.raises(TypeError, match=r"'report' cannot be pickled or copied.*local\.token"):
+        duplicate(lock)
+
+    await done(lock.release())
+
+
+def test_lock_of_a_cache_is_replaced_by_ours(nodes, settings):
+    """
+    What ``cache.lock()`` of django-redis is told, our lock understands; the first argument stays the cache.
+    """
+    pytest.importorskip("django_redis")
+    settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": nodes.urls[0]}}
+    settings.REDLOCK = {"default": {"NODES": ["cache:default"], "OPTIONS": OPTIONS}}
+    cache = caches["default"]
+    arguments = {"timeout": 5, "sleep": 0.05, "blocking": True, "blocking_timeout": 1, "thread_local": False}
+    before = cache.lock(NAME, **arguments)
+
+    with Lock(cache, NAME, **arguments) as after:
+        assert after.owned()
+
+    assert isinstance(before, RedisLock)
+    assert {each: getattr(after, each) for each in arguments} == {each: getattr(before, each) for each in arguments}
+    taken = set(inspect.signature(caches["default"].client.lock).parameters)
+    assert taken - set(inspect.signature(Lock).parameters) == {"key", "version", "client"}
+
+
+@pytest.mark.parametrize("name", [NAME.encode(), memoryview(NAME.encode())])
+async def test_a_name_in_bytes_names_the_same_lock(make, name):
+    """
+    redis-py takes names as bytes; they are the UTF-8 of the name.
+    """
+    assert await done(make(name).acquire(blocking=False))
+
+    assert not await done(make(NAME).acquire(blocking=False))
+
+
+@pytest.mark.parametrize("timeout", [0, 0.0004, -1, math.nan, math.inf, True, "5"])
+def test_timeout_that_no_lease_can_last_is_refused_when_the_lock_is_made(make, timeout):
+    """
+    L14: a timeout of 0 does not stand for ever, and a tiny one does not become an error of the server.
+    """
+    with pytest.raises(ValueError, match="timeout must be"):
+        make(timeout=timeout)
+
+
+def test_name_that_cannot_be_a_lock_is_refused_when_the_lock_is_made(make):
+    """
+    An object that is no name is an error at once, not a key called after its repr.
+    """
+    with pytest.raises(TypeError, match="name must be a str"):
+        make(7)
+
+
+async def test_using_chooses_the_nodes(make, settings):
+    """
+    The nodes are those of the alias, whatever the first argument is.
+    """
+    settings.REDLOCK = {**settings.REDLOCK, "other": {"NODES": ["memory://x"]}}
+
+    assert await done(make().acquire(blocking=False))
+
+    assert await done(make(using="other").acquire(blocking=False))
+    assert not await done(make(using="other").acquire(blocking=False))
+
+
+# Acquiring and releasing
+
+
+async def test_lock_is_held_by_one_at_a_time(make, options):
+    """
+    ``acquire()`` says whether the lock is held, and a release frees it.
+    """
+    first, second = make(), make()
+
+    assert await done(first.acquire()) is True
+    assert await done(second.acquire(blocking=False)) is False
+    assert await done(first.owned()) is True
+    assert await done(second.owned()) is False
+    assert await done(second.locked()) is True
+    await done(first.release())
+    assert await done(second.locked()) is False
+    assert await done(second.acquire(blocking=False)) is True
+    await done(second.release())
+
+
+async def test_lease_and_token_are_there_while_the_lock_is_held(make, options):
+    """
+    ``lease`` has a fencing token that grows from hold to hold; ``local.token`` is what redis-py has there.
+    """
+    lock, tokens = make(), []
+
+    for _ in range(2):
+        async with entered(lock):
+            assert lock.local.token == lock.lease.token.encode()
+            tokens.append(lock.lease.fencing_token)
+
+    assert tokens[0] < tokens[1]
+    assert lock.lease is None
+    assert lock.local.token is None
+
+
+async def test_entering_a_taken_lock_raises_when_the_time_is_over(make, options):
+    """
+    L49, L79: the body of a ``with`` block never runs without the lock.
+    """
+    await done(make().acquire())
+
+    started = time.monotonic()
+    with pytest.raises(exceptions.LockError, match=r"'report'.*not acquired") as caught:
+        async with entered(make(blocking_timeout=0.2)):
+            pytest.fail("entered without the lock")
+
+    assert 0.2 <= time.monotonic() - started < PATIENCE
+    assert caught.value.lock_name == NAME
+
+
+async def test_waiter_gets_the_lock_when_it_is_released(options):
+    """
+    A blocking ``acquire()`` in another thread ends as soon as the lock is free, however long ``sleep`` is.
+    """
+    lock, waiter = Lock(None, NAME, sleep=60), Lock(None, NAME, sleep=60, timeout=5)
+    lock.acquire()
+    waiting = asyncio.create_task(asyncio.to_thread(waiter.acquire, sleep=60))
+
+    lock.release()
+
+    assert await asyncio.wait_for(waiting, PATIENCE) is True
+
+
+async def test_asyncio_waiter_gets_the_lock_when_it_is_released(options):
+    """
+    The same in one event loop.
+    """
+    lock, waiter = AsyncLock(None, NAME, sleep=60), AsyncLock(None, NAME, sleep=60, timeout=5)
+    await lock.acquire()
+    waiting = asyncio.create_task(waiter.acquire(blocking_timeout=math.inf))
+
+    await lock.release()
+
+    assert await asyncio.wait_for(waiting, PATIENCE) is True
+
+
+async def test_cancelled_waiter_leaves_nothing_behind():
+    """
+    L11: a wait that was cancelled holds nothing, then or later.
+    """
+    lock, waiter = AsyncLock(None, NAME), AsyncLock(None, NAME)
+    await lock.acquire()
+    waiting = asyncio.create_task(waiter.acquire())
+    await asyncio.sleep(0)
+
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    await lock.release()
+
+    assert waiting.cancelled()
+    assert await lock.locked() is False
+
+
+async def test_acquiring_again_keeps_the_first_hold(make, options):
+    """
+    L43: a lock object that holds the lock does not get it again, nor forget its token.
+    """
+    lock = make(timeout=5)
+    await done(lock.acquire())
+    token, lease = lock.local.token, lock.lease
+
+    assert await done(lock.acquire(blocking=False)) is False
+    assert await done(lock.acquire(blocking_timeout=0.05)) is False
+
+    assert (lock.local.token, lock.lease) == (token, lease)
+    await done(lock.release())
+
+
+@pytest.mark.parametrize("made", [{}, {"sleep": 60}, {"sleep": 0}])
+async def test_blocking_timeout_is_used_whole_whatever_sleep_is(make, made):
+    """
+    L49: a waiter goes on to the end of its time, which in redis-py a longer ``sleep`` cuts to nothing.
+    """
+    await done(make().acquire())
+    lock = make(blocking_timeout=60, **made)
+
+    started = time.monotonic()
+    assert await done(lock.acquire(blocking_timeout=0.2)) is False
+
+    assert 0.2 <= time.monotonic() - started < PATIENCE
+
+
+@pytest.mark.parametrize("method", ["release", "reacquire", "extend"])
+async def test_what_is_not_held_is_not_released_or_extended(make, method):
+    """
+    Without the lock there is an error that is not about a lock that was lost.
+    """
+    lock = make(timeout=5)
+
+    with pytest.raises(LockError, match="not held here") as caught:
+        await done(getattr(lock, method)(*([1] if method == "extend" else [])))
+
+    assert not isinstance(caught.value, LockNotOwnedError)
+
+
+async def test_release_of_a_lock_that_was_lost_raises_and_clears_the_token(make, options):
+    """
+    L37: whoever releases too late is told, once.
+    """
+    lock = make(timeout=5)
+    await done(lock.acquire())
+    assert force_release() == "released"
+
+    assert await done(lock.owned()) is False
+    with pytest.raises(exceptions.LockNotOwnedError, match="no longer owned"):
+        await done(lock.release())
+
+    assert lock.local.token is None
+
+
+async def test_release_that_nodes_do_not_answer_is_a_warning(make, caplog):
+    """
+    The lock was held until now and ends by itself, so there is nothing to raise.
+    """
+    lock = make(timeout=5)
+    await done(lock.acquire())
+    fail(silent=True)
+
+    with caplog.at_level(logging.WARNING, "django_redlock"):
+        await done(lock.release())
+
+    assert any("too few nodes" in record.message for record in caplog.records)
+    assert lock.local.token is None
+
+
+async def test_too_few_nodes_are_an_error_of_their_own(make):
+    """
+    L3, L81: a lock is neither taken nor free when nobody can tell.
+    """
+    lock = make(timeout=5)
+    fail(down=True)
+
+    for call in (lambda: lock.acquire(blocking=False), lock.locked):
+        with pytest.raises(QuorumUnavailableError, match=r"2 of 3 nodes must answer in time.*a: refused"):
+            await done(call())
+
+
+async def test_lock_is_owned_by_the_clock_while_nodes_do_not_answer(make):
+    """
+    A lease is good until it ends, whoever can be reached.
+    """
+    lock = make(timeout=5)
+    await done(lock.acquire())
+    fail(down=True)
+
+    assert await done(lock.owned()) is True
+
+
+async def test_extension_that_nodes_do_not_answer_leaves_the_lock_as_it_was(make):
+    """
+    The old timeout still holds, and the error says that nobody could tell.
+    """
+    lock = make(timeout=5)
+    await done(lock.acquire())
+    fail(down=True)
+
+    with pytest.raises(QuorumUnavailableError, match="a majority of the nodes must answer"):
+        await done(lock.extend(20))
+
+    fail(down=False)
+    assert 3 < lock.lease.remaining() < 5
+
+
+async def test_lock_can_be_extended_when_nodes_answer_again(make):
+    """
+    An extension that nobody answered does not rule out the next one.
+    """
+    lock = make(timeout=5)
+    await done(lock.acquire())
+    fail(down=True)
+    with pytest.raises(QuorumUnavailableError):
+        await done(lock.extend(20))
+
+    fail(down=False)
+    await done(lock.extend(5, replace_ttl=True))
+
+    assert 3 < lock.lease.remaining() < 5
+
+
+async def test_lock_of_the_parent_process_is_not_released_by_a_fork(make):
+    """
+    L41: what a forked child finds in the lock is not its own.
+    """
+    lock = make(timeout=5)
+    await done(lock.acquire())
+    lock.lease._pid = -1  # as if this process were the child of that one
+
+    assert await done(lock.owned()) is False
+    with pytest.raises(LockNotOwnedError, match="fork of the holder"):
+        await done(lock.release())
+
+    assert left_on_nodes() > 0
+
+
+# Interrupts
+
+
+def interrupted(action, line):
+    """Run *action* and interrupt it at that line of the module, counted as it runs; returns whether it came so far."""
+    lines = count()
+
+    def trace(frame, event, argument):
+        if event == "line" and frame.f_code.co_filename == django_redlock.compat.__file__ and next(lines) == line:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+# Python warns of a coroutine that was interrupted before its first step.
+never_begun = pytest.mark.filterwarnings("ignore:coroutine 'BaseLock.* was never awaited")
+
+
+@pytest.mark.endurance
+@never_begun
+@pytest.mark.parametrize("timeout", [None, 5])
+def test_interrupted_acquire_leaves_nothing_that_is_renewed(timeout):
+    """
+    L10: wherever a signal hits, the key that may be left has an expiry, and it is held, or nobody renews it.
+    """
+    for line in count():
+        name = f"report:{line}"
+        lock = Lock(None, name, timeout=timeout)
+        if not interrupted(lock.acquire, line):
+            break
+        gc.collect()
+
+        if lock.local.token is None:
+            assert name not in [tended.name for tended in watchdog._agenda._leases if hasattr(tended, "name")]
+            assert left_on_nodes(name) <= (timeout or 30)
+        else:
+            lock.release()
+            assert lock.locked() is False
+
+    assert line > 10
+    lock.release()
+
+
+@pytest.mark.endurance
+@never_begun
+def test_interrupted_release_can_be_repeated():
+    """
+    L10, L37: wherever a signal hits, the lock is free, or its token is still there to release it.
+    """
+    for line in count():
+        lock = Lock(None, f"report:{line}")
+        lock.acquire()
+        if not interrupted(lock.release, line):
+            break
+
+        if lock.local.token is not None and lock.locked():
+            with suppress(LockNotOwnedError):  # the one that was interrupted is brought to the nodes later, too
+                lock.release()
+        until = time.monotonic() + PATIENCE
+        while lock.locked():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        gc.collect()
+
+    assert line > 10
+
+
+# Reset
+
+
+@pytest.fixture
+def forced():
+    """What the signal ``lock_forced`` said."""
+    said = []
+
+    def receive(name, outcome, **about):
+        said.append((name, outcome))
+
+    lock_forced.connect(receive)
+    yield said
+    lock_forced.disconnect(receive)
+
+
+@pytest.mark.parametrize("timeout", [None, 5])
+async def test_reset_takes_the_lock_from_whoever_holds_it(make, options, forced, timeout):
+    """
+    L74: ``reset()`` frees this name and no other, and the holder, which is not asked, is told at its next extension.
+    """
+    holder, other, lock = make(timeout=timeout), make("other", timeout=5), make(timeout=5)
+    await done(holder.acquire())
+    await done(other.acquire())
+
+    assert await done(lock.reset()) is None
+
+    assert forced == [(NAME, "released")]
+    assert await done(lock.acquire(blocking=False)) is True
+    assert await done(other.owned()) is True
+    assert await done(holder.lease.extend() if isinstance(holder, Lock) else holder.lease.aextend()) is False
+    assert holder.lease.reason == "superseded"
+    with pytest.raises(LockNotOwnedError):
+        await done(holder.release())
+    assert await done(lock.owned()) is True
+
+
+async def test_reset_of_the_own_lock_ends_it_here_too(make, options):
+    """
+    What the lock object knew of its hold is gone, and its lease does not count any more.
+    """
+    lock = make()
+    await done(lock.acquire())
+    lease = lock.lease
+
+    await done(lock.reset())
+
+    assert (lock.local.token, lock.lease, lease.valid()) == (None, None, False)
+    assert await done(lock.locked()) is False
+    with pytest.raises(LockError, match="not held here"):
+        await done(lock.release())
+
+
+async def test_reset_frees_what_a_stranger_wrote(make):
+    """
+    L77: a key that is not ours, and that never ends, does not block the name for ever.
+    """
+    for node in locks["default"].nodes:
+        node.store.put(slug(NAME), "somebody else", None)
+    lock = make()
+    assert await done(lock.acquire(blocking=False)) is False
+
+    await done(lock.reset())
+
+    assert await done(lock.acquire(blocking=False)) is True
+
+
+async def test_reset_of_a_free_lock_does_nothing(make, options, forced):
+    """
+    Nobody is told of a lock that nobody holds.
+    """
+    async with entered(make()) as lock:
+        pass
+
+    await done(lock.reset())
+
+    assert forced == []
+    assert await done(make().acquire(blocking=False)) is True
+
+
+async def test_reset_says_when_too_few_nodes_answer(make):
+    """
+    A lock that may still be held is not passed off as free.
+    """
+    holder = make()
+    await done(holder.acquire())
+    fail(down=True)
+
+    with pytest.raises(QuorumUnavailableError, match="2 of 3 nodes must answer"):
+        await done(make().reset())
+
+    fail(down=False)
+    assert await done(holder.owned()) is True
+
+
+async def test_reset_with_a_node_that_is_down_frees_the_lock(make):
+    """
+    The node that does not answer cannot be a quorum.
+    """
+    await done(make().acquire())
+    vars(locks["default"].nodes[0]).update(down=True)
+
+    await done(make().reset())
+
+    assert await done(make().acquire(blocking=False)) is True
+
+
+# Leaving a block
+
+
+async def test_leaving_a_block_raises_when_the_lock_was_lost(make, options):
+    """
+    L36: the body is told that it may not have been alone.
+    """
+    with pytest.raises(LockNotOwnedError):
+        async with entered(make(timeout=SHORT)) as lock:
+            await lost(lock.lease)
+
+
+async def test_leaving_a_block_after_a_release_raises(make):
+    """
+    As in redis-py, the block wants to release the lock itself.
+    """
+    with pytest.raises(LockError, match="not held here"):
+        async with entered(make()) as lock:
+            await done(lock.release())
+
+
+async def test_leaving_a_block_only_warns_when_told_so(make, caplog):
+    """
+    ``raise_on_release_error=False`` turns the error into a line in the log.
+    """
+    with caplog.at_level(logging.WARNING, "django_redlock"):
+        async with entered(make(timeout=5, raise_on_release_error=False)):
+            force_release()
+
+    assert any("no longer owned" in record.message for record in caplog.records)
+
+
+async def test_exception_of_the_body_is_what_leaves_the_block(make):
+    """
+    L36: a lost lock does not hide what went wrong in the body.
+    """
+    with pytest.raises(ZeroDivisionError):
+        async with entered(make(timeout=5)):
+            1 / (force_release() != "released")
+
+
+# How long a lock is held
+
+
+async def test_lock_without_timeout_has_an_expiry_and_is_renewed(make, options):
+    """
+    L15, L22: no key stands for ever; a process that lives keeps the lock, also where leases are not renewed by default.
+    """
+    options(ttl=SHORT, renew=False)
+    extended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def receive(**about):
+        loop.call_soon_threadsafe(extended.set)
+
+    lock_extended.connect(receive)
+    lock = make()
+
+    assert await done(lock.acquire())
+    assert 0 < left_on_nodes() <= SHORT
+    await asyncio.wait_for(extended.wait(), PATIENCE)
+    lock_extended.disconnect(receive)
+
+    assert await done(lock.owned())
+    await done(lock.release())
+
+
+@pytest.mark.parametrize("method", ["extend", "reacquire"])
+async def test_lock_without_timeout_is_not_extended(make, method):
+    """
+    As in redis-py, there is no timeout to change.
+    """
+    lock = make()
+    await done(lock.acquire())
+
+    with pytest.raises(LockError, match="without timeout"):
+        await done(getattr(lock, method)(*([1] if method == "extend" else [])))
+
+    await done(lock.release())
+
+
+async def test_lock_ends_with_its_timeout(make, options):
+    """
+    A lock with a timeout is not renewed; another holder gets it, and the first is told.
+    """
+    lock = make(timeout=SHORT)
+    await done(lock.acquire())
+    assert 0 < left_on_nodes() <= SHORT
+
+    await lost(lock.lease)
+
+    assert await done(lock.owned()) is False
+    assert await done(make().acquire(blocking_timeout=PATIENCE)) is True
+    with pytest.raises(LockNotOwnedError, match="ran out"):
+        await done(lock.release())
+
+
+async def test_extend_adds_to_what_is_left(make, options):
+    """
+    ``extend(10)`` of a lock with ten seconds left leaves twenty, here and on the nodes.
+    """
+    lock = make(timeout=10)
+    await done(lock.acquire())
+
+    assert await done(lock.extend(10.5)) is True
+
+    left = left_on_nodes()
+    assert 17 < lock.lease.remaining() < left <= 20.5
+
+
+async def test_extend_with_replace_ttl_counts_from_now(make, options):
+    """
+    ``extend(3, replace_ttl=True)`` leaves three seconds, also if there were more.
+    """
+    lock = make(timeout=10)
+    await done(lock.acquire())
+
+    assert await done(lock.extend(3, replace_ttl=True)) is True
+
+    await shortened_to(3)
+    left = left_on_nodes()  # before what the holder counts on: the time between the two shortens only the latter
+    assert 1 < lock.lease.remaining() < left <= 3
+
+
+async def test_shortened_lock_ends_in_time(make, options):
+    """
+    The holder is told that its lock ended when the shorter time is over.
+    """
+    lock = make(timeout=50)
+    await done(lock.acquire())
+    await done(lock.extend(SHORT, replace_ttl=True))
+
+    await lost(lock.lease)
+
+    assert await done(make().acquire(blocking_timeout=PATIENCE)) is True
+
+
+async def test_shortened_lock_counts_as_shorter_though_nodes_do_not_answer(make):
+    """
+    Nodes may have shortened it without saying so.
+    """
+    lock = make(timeout=10)
+    await done(lock.acquire())
+    fail(silent=True)
+
+    with pytest.raises(QuorumUnavailableError):
+        await done(lock.extend(1, replace_ttl=True))
+
+    assert 0 < lock.lease.remaining() < 1
+
+
+async def test_reacquire_starts_the_timeout_anew(make, options):
+    """
+    After ``reacquire()`` there is a whole timeout left.
+    """
+    lock = make(timeout=10)
+    await done(lock.acquire())
+    await done(lock.extend(3, replace_ttl=True))
+
+    assert await done(lock.reacquire()) is True
+
+    left = left_on_nodes()
+    assert 8 < lock.lease.remaining() < left <= 10
+
+
+@pytest.mark.parametrize("method", ["extend", "reacquire"])
+async def test_lost_lock_is_not_extended(make, options, method):
+    """
+    An extension tells whoever lost the lock.
+    """
+    lock = make(timeout=5)
+    await done(lock.acquire())
+    force_release()
+    await done(make().acquire())
+
+    for _ in range(2):
+        with pytest.raises(LockNotOwnedError):
+            await done(getattr(lock, method)(*([5] if method == "extend" else [])))
+
+
+async def test_timeout_longer_than_the_longest_lease_is_kept_in_pieces(make, options):
+    """
+    The nodes never know more than one lease, so a dead holder's lock is free after that; a living one keeps it in full.
+    """
+    options(ttl=SHORT, max_ttl=SHORT)
+    lock = make(timeout=3 * SHORT)
+    started = time.monotonic()
+    await done(lock.acquire())
+    assert left_on_nodes() <= SHORT
+
+    await lost(lock.lease)
+
+    assert 2.5 * SHORT < time.monotonic() - started < 3 * SHORT + PATIENCE
+    assert lock.lease.extensions >= 2
+    assert lock.lease.reason == "expired"
+
+
+async def test_extension_beyond_the_longest_lease_is_kept_in_pieces(make, options):
+    """
+    The same for a lock whose timeout grew.
+    """
+    options(ttl=SHORT, max_ttl=SHORT)
+    lock = make(timeout=SHORT)
+    started = time.monotonic()
+    await done(lock.acquire())
+    assert await done(lock.extend(SHORT)) is True
+    assert left_on_nodes() <= SHORT
+
+    await lost(lock.lease)
+
+    assert time.monotonic() - started > 1.5 * SHORT
+
+
+async def test_nothing_is_held_longer_than_max_hold(make, options):
+    """
+    L27: the error names the option.
+    """
+    options(max_hold=100)
+    lock = make(timeout=90)
+    await done(lock.acquire())
+
+    with pytest.raises(LockError, match=r"more than 100 seconds.*max_hold"):
+        await done(lock.extend(20))
+    with pytest.raises(ValueError, match=r"at most 100 seconds.*max_hold.*not 101"):
+        await done(make(timeout=101).acquire())
+
+
+async def test_extension_beyond_max_extensions_names_the_number(make, options):
+    """
+    The option holds for these locks as well.
+    """
+    options(max_extensions=1)
+    lock = make(timeout=10)
+    await done(lock.acquire())
+    await done(lock.extend(1))
+
+    with pytest.raises(LockError, match="more than 1 times"):
+        await done(lock.extend(1))
+
+
+@pytest.mark.parametrize(("additional", "replace"), [(0, True), (-20, False), (math.nan, False), (math.inf, True)])
+async def test_extension_to_nothing_is_refused(make, additional, replace):
+    """
+    A lock is not ended by an extension.
+    """
+    lock = make(timeout=10)
+    await done(lock.acquire())
+
+    with pytest.raises(ValueError, match=r"at least 0\.1 seconds|finite number"):
+        await done(lock.extend(additional, replace_ttl=replace))
+
+    assert lock.lease.remaining() > 8
+
+
+# Whose lock it is
+
+
+def test_other_threads_hold_nothing():
+    """
+    L42: the lock belongs to the thread that acquired it; in redis-py, another one meets an ``AttributeError``.
+    """
+    lock = Lock(None, NAME, timeout=5)
+    lock.acquire()
+
+    assert in_thread(lambda: lock.local.token) is None
+    assert in_thread(lock.owned) is False
+    assert isinstance(in_thread(lock.release), LockError)
+    assert lock.owned()
+
+
+async def test_later_hold_of_another_thread_is_not_released_by_the_first():
+    """
+    L42: a thread whose lock ended does not release that of another thread, which shares the lock object.
+    """
+    lock = Lock(None, NAME, timeout=60)
+    lock.acquire()
+    force_release()
+    acquired, over = threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            acquired.set()
+            assert over.wait(PATIENCE)
+
+    holding = asyncio.create_task(asyncio.to_thread(hold))
+    assert await asyncio.to_thread(acquired.wait, PATIENCE)
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
+
+    assert lock.locked()
+    over.set()
+    await asyncio.wait_for(holding, PATIENCE)
+
+
+async def test_later_hold_of_another_task_is_not_released_by_the_first():
+    """
+    L42: the same for two tasks that share the lock object, which in redis-py share its token too.
+    """
+    lock = AsyncLock(None, NAME, timeout=60)
+    await lock.acquire()
+    force_release()
+    acquired, over = asyncio.Event(), asyncio.Event()
+
+    async def hold():
+        async with lock:
+            acquired.set()
+            await over.wait()
+
+    holding = asyncio.create_task(hold())
+    await asyncio.wait_for(acquired.wait(), PATIENCE)
+    with pytest.raises(LockNotOwnedError):
+        await lock.release()
+
+    assert await lock.locked()
+    over.set()
+    await asyncio.wait_for(holding, PATIENCE)
+
+
+def test_other_threads_share_the_lock_when_told_so():
+    """
+    ``thread_local=False`` lets another thread release it.
+    """
+    lock = Lock(None, NAME, thread_local=False)
+    lock.acquire()
+
+    assert in_thread(lock.owned) is True
+    assert in_thread(lock.release) is None
+    assert lock.locked() is False
+
+
+async def test_other_tasks_hold_nothing():
+    """
+    L42: two tasks that share a lock cannot release each other's hold; in redis-py they can.
+    """
+    lock = AsyncLock(None, NAME, timeout=5)
+    await lock.acquire()
+
+    async def meddle():
+        assert lock.local.token is None
+        assert await lock.owned() is False
+        with pytest.raises(LockError):
+            await lock.release()
+
+    await asyncio.create_task(meddle())
+    assert await lock.owned()
+
+
+async def test_other_tasks_share_the_lock_when_told_so():
+    """
+    ``thread_local=False`` lets another task release it.
+    """
+    lock = AsyncLock(None, NAME, thread_local=False)
+
+    async def take():
+        return await lock.acquire()
+
+    assert await asyncio.create_task(take())
+    await lock.release()
+
+    assert await lock.locked() is False
+
+
+async def test_lock_belongs_to_the_task_that_called():
+    """
+    A coroutine that is run by a task of its own, as by ``asyncio.wait_for()``, works for its caller.
+    """
+    lock = AsyncLock(None, NAME, timeout=5)
+
+    assert await asyncio.create_task(lock.acquire())
+    assert await asyncio.create_task(lock.owned())
+    await asyncio.create_task(lock.release())
+
+    assert await lock.locked() is False
+
+
+async def test_cancelled_release_can_be_repeated():
+    """
+    L37: the token is still there when a release was cancelled before the nodes got it; it is brought to them, too.
+    """
+    lock = AsyncLock(None, NAME, timeout=5)
+    await lock.acquire()
+    fail(deaf=True)
+    releasing = asyncio.create_task(lock.release())
+    await asyncio.sleep(0)
+
+    releasing.cancel()
+    await asyncio.wait([releasing])
+    fail(deaf=False)
+    await locks["default"].aclose()  # the answers to that release never come
+
+    assert releasing.cancelled()
+    with suppress(LockNotOwnedError):  # the first one may have got there by now
+        await lock.release()
+    until = time.monotonic() + PATIENCE
+    while await lock.locked():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.01)
+
+
+def test_locks_can_be_used_outside_of_an_event_loop():
+    """
+    A coroutine made outside of any task belongs to whoever is outside.
+    """
+    lock = AsyncLock(None, NAME, timeout=5)
+
+    async def run(coroutine):
+        try:
+            return await coroutine
+        finally:
+            await locks["default"].aclose()
+
+    assert lock.local.token is None
+    assert asyncio.run(run(lock.acquire()))
+    assert lock.local.token == lock.lease.token.encode()
+    assert asyncio.run(run(lock.release())) is None
+
+
+# Tokens
+
+
+async def test_chosen_token_does_not_let_two_in(make, options):
+    """
+    Whoever chooses the token of the present holder is not taken for it.
+    """
+    first, second = make(timeout=5), make(timeout=5)
+
+    assert await done(first.acquire(token="worker-1"))
+    assert not await done(second.acquire(blocking=False, token="worker-1"))
+
+    assert first.local.token == b"worker-1"
+    assert await done(first.owned())
+
+
+@pytest.mark.parametrize("chosen", [None, "worker-1", b"worker-1"])
+async def test_token_that_was_handed_over_releases_the_lock(make, options, chosen):
+    """
+    A process that was given the token by another, such as a task by its sender, can release the lock with it.
+    """
+    sender, receiver = make(timeout=5), make(timeout=5)
+    await done(sender.acquire(token=chosen))
+
+    receiver.local.token = sender.local.token.decode()
+
+    assert await done(receiver.owned())
+    await done(receiver.release())
+    assert await done(sender.owned()) is False
+    with pytest.raises(LockNotOwnedError):
+        await done(sender.release())
+
+
+async def test_renewal_does_not_bring_back_what_a_token_released(make, options):
+    """
+    A holder whose lock was released with its token is told at its next renewal, and the lock stays free.
+    """
+    sender, receiver = make(), make()
+    await done(sender.acquire())
+    receiver.local.token = sender.local.token
+
+    await done(receiver.release())
+
+    assert await done(sender.lease.extend() if isinstance(sender, Lock) else sender.lease.aextend()) is False
+    assert sender.lease.reason == "superseded"
+    assert await done(receiver.locked()) is False
+
+
+@pytest.mark.parametrize("chosen", [None, "worker-1"])
+async def test_token_that_was_handed_over_extends_the_lock(make, options, chosen):
+    """
+    The receiver of a token becomes the holder, with a lease of its own, as soon as it extends the lock.
+    """
+    sender, receiver = make(timeout=10), make(timeout=10)
+    await done(sender.acquire(token=chosen))
+    receiver.local.token = sender.local.token
+
+    assert await done(receiver.extend(10)) is True
+    assert 17 < left_on_nodes() <= 20
+    assert await done(receiver.reacquire()) is True
+
+    assert 8 < receiver.lease.remaining() < 10
+    assert receiver.lease.fencing_token > sender.lease.fencing_token
+    assert await done(sender.owned()) is False
+    assert await done(receiver.owned()) is True
+    await done(receiver.release())
+    assert await done(receiver.locked()) is False
+
+
+async def test_token_can_be_handed_on(make, options):
+    """
+    The second receiver of a token releases the lock that the first one extended.
+    """
+    sender, first, second = make(timeout=10), make(timeout=10), make(timeout=10)
+    await done(sender.acquire())
+    first.local.token = second.local.token = sender.local.token
+    await done(first.reacquire())
+
+    await done(second.release())
+
+    assert await done(first.owned()) is False
+    assert await done(sender.locked()) is False
+
+
+@pytest.mark.parametrize("method", ["release", "reacquire", "extend"])
+async def test_token_of_nobody_does_nothing(make, options, method):
+    """
+    A token whose lock ended, or that was never one, is not owned, and its holder's lock stays.
+    """
+    await done(make(timeout=5).acquire())
+    lock = make(timeout=5)
+    lock.local.token = b"f" * 32
+
+    assert await done(lock.owned()) is False
+    with pytest.raises(LockNotOwnedError):
+        await done(getattr(lock, method)(*([1] if method == "extend" else [])))
+
+    assert await done(lock.locked()) is True
+
+
+def test_neither_token_is_shown():
+    """
+    What can be printed of a lock does not let anybody release it.
+    """
+    lock = Lock(None, NAME, timeout=5)
+    lock.acquire(token="worker-1")
+    shown = repr(lock) + repr(lock.lease) + str(inventory.find_lock(NAME))
+
+    assert "worker-1" not in shown
+    assert lock.lease.token not in shown
+
+
+# redis-py's own tests
+
+
+def test_docs_list_the_tests_that_must_fail():
+    """
+    The tests of redis-py that differ on purpose are in docs/compat.md with the reasons that the suite knows.
+    """
+    differences = tomllib.loads((ROOT / "tests/redis_py_suite/differences.toml").read_text())
+    docs = (ROOT / "docs/compat.md").read_text()
+
+    told = re.findall(r"^\| `(test_lock\.py|test_asyncio/test_lock\.py)` \| `(\w+)` \| (.+) \|$", docs, re.MULTILINE)
+
+    listed = [(*test.split("::TestLock::"), about["reason"]) for test, about in differences.items()]
+    assert told == listed

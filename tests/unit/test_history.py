@@ -1,0 +1,283 @@
+"""The history of locks: what is written down, when, and what advice it gives."""
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from celery.signals import worker_process_shutdown
+from django.contrib.auth.models import Permission, User
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError
+from django.test import Client, override_settings
+from django.utils import timezone
+
+from django_redlock import LockTakenError, lock, locks
+from django_redlock.contrib.history import recorder as recorders
+from django_redlock.contrib.history.advice import kinds
+from django_redlock.contrib.history.models import Hold
+from django_redlock.contrib.history.recorder import KEEP, MOST, Recorder
+from django_redlock.nodes.memory import forget_nodes
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LIST = "/admin/redlock_history/hold/"
+
+
+@pytest.fixture
+def recorder(monkeypatch) -> Iterator[Recorder]:
+    """A recorder that writes when it is told to."""
+    recorder = Recorder()
+    monkeypatch.setattr(recorder, "_begin", lambda: None)
+    with override_settings(REDLOCK={"default": {"NODES": ["memory://a", "memory://b", "memory://c"]}}):
+        recorder.listen()
+        yield recorder
+        recorder.stop()
+    forget_nodes()
+
+
+def held(name: str, count: int, seconds: float, *, ttl: float = 30.0, outcome: str = "released", waited: float = 0.0):
+    """Write down that a lock was held so often."""
+    about = {"alias": "default", "name": name, "template": name, "host": "web-1", "pid": 7, "ended": timezone.now()}
+    row = {**about, "outcome": outcome, "waited": waited, "held": seconds, "ttl": ttl}
+    Hold.objects.bulk_create(Hold(**row) for _ in range(count))
+
+
+def test_what_ends_is_written_down(recorder):
+    """
+    A release, a loss and an attempt that was given up each are a row with name, kind, times and token.
+    """
+    with lock("orders:7", ttl=20) as lease:
+        with pytest.raises(LockTakenError):
+            lock("orders:7", wait=0).acquire()
+    gone = lock("orders:8", renew=False).acquire()
+    for node in locks["default"].nodes:
+        node.store.reset()
+    with lock("orders:8"):
+        gone.extend()
+
+    assert recorder.flush() == 4
+    rows = {(row.name, row.outcome): row for row in Hold.objects.all()}
+    assert set(rows) == {
+        ("orders:7", "taken"),
+        ("orders:7", "released"),
+        ("orders:8", "superseded"),
+        ("orders:8", "released"),
+    }
+    assert rows["orders:7", "taken"].held is None
+    released = rows["orders:7", "released"]
+    assert (released.template, released.ttl, released.fencing_token) == ("orders:*", 20.0, lease.fencing_token)
+    assert released.held >= 0
+    assert recorder.flush() == 0
+
+
+def test_rows_are_written_by_a_thread_of_its_own(monkeypatch):
+    """
+    A lock that ends asks no database; a thread writes it down a moment later and ends when there is nothing left.
+    """
+    monkeypatch.setattr(recorders, "EVERY", 0.01)
+    recorder, done = Recorder(), threading.Event()
+    recorder.flush = lambda: done.set() or recorder._rows.clear() or 0  # type: ignore[method-assign]
+    recorder._gave_up("default", "orders:7", "taken", 0.5)
+
+    assert done.wait(30)
+    assert recorder._thread is None or recorder._thread.daemon
+
+
+def test_thread_survives_a_connection_that_cannot_be_closed(monkeypatch):
+    """
+    Whatever goes wrong beside the writing, the next locks are written, too.
+    """
+    monkeypatch.setattr(recorders, "EVERY", 0.01)
+    monkeypatch.setattr(recorders.connections, "close_all", lambda: None)
+    recorder, tried, done = Recorder(), threading.Event(), threading.Event()
+    recorder.flush = lambda: recorder._rows.clear() or 0  # type: ignore[method-assign]
+
+    def fail() -> None:
+        tried.set()
+        raise RuntimeError("not now")
+
+    monkeypatch.setattr(recorders, "close_old_connections", lambda: done.set() if tried.is_set() else fail())
+    recorder._gave_up("default", "orders:7", "taken", 0.5)
+
+    assert done.wait(30)
+
+
+def test_a_child_process_of_celery_writes_at_its_end(recorder):
+    """
+    Celery's prefork children end without what Python does at the end of a process, and so tell of it by a signal.
+    """
+    lock("orders:7").acquire().release()
+    assert Hold.objects.count() == 0
+
+    worker_process_shutdown.send(sender=None, pid=1, exitcode=0)
+
+    assert Hold.objects.count() == 1
+
+
+def test_too_much_is_dropped(recorder):
+    """
+    A process keeps a bounded number of rows in memory.
+    """
+    for _ in range(MOST + 10):
+        recorder._gave_up("default", "orders:7", "taken", 0.0)
+
+    assert len(recorder._rows) == MOST
+
+
+def test_a_database_that_fails_costs_rows_only(recorder, monkeypatch, caplog):
+    """
+    Rows that cannot be written are counted in the log, and nothing else happens.
+    """
+
+    def fail(*args, **options):
+        raise DatabaseError("secret details")
+
+    monkeypatch.setattr(Hold.objects, "bulk_create", fail)
+    lock("orders:7").acquire().release()
+
+    assert recorder.flush() == 0
+    assert "the history of 1 locks was not written: DatabaseError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_old_rows_go(recorder):
+    """
+    What is older than a month is deleted.
+    """
+    held("old", 1, 1.0)
+    Hold.objects.update(ended=timezone.now() - KEEP - timedelta(days=1))
+    recorder._pruned = -1e9
+    lock("new").acquire().release()
+    recorder.flush()
+
+    assert [row.name for row in Hold.objects.all()] == ["new"]
+
+
+def test_hostile_names_are_bounded(recorder):
+    """
+    L78: long names and control characters fit into a row.
+    """
+    lock("x" * 5000 + "\x00\n").acquire().release()
+
+    assert recorder.flush() == 1
+    assert len(Hold.objects.get().name) <= 200
+    assert "\x00" not in Hold.objects.get().name
+
+
+# Advice
+
+
+def advice() -> dict[str, list[str]]:
+    """Return what is suggested for each kind."""
+    return {kind.template: list(kind.suggestions) for kind in kinds()}
+
+
+def test_advice():
+    """
+    Locks that are lost, held for long, waited for by many or leased for too long each have their advice; others none.
+    """
+    held("fine", 50, 1.0)
+    held("lost", 50, 40.0)
+    held("lost", 1, 40.0, outcome="expired")
+    held("long", 50, 20.0)
+    held("lazy", 50, 0.1, ttl=600.0)
+    held("hot", 50, 0.5, waited=9.0)
+    held("busy", 50, 0.5)
+    Hold.objects.bulk_create(
+        Hold(
+            alias="default",
+            name="busy",
+            template="busy",
+            outcome="taken",
+            waited=0,
+            host="",
+            pid=1,
+            ended=timezone.now(),
+        )
+        for _ in range(50)
+    )
+    held("rare", 3, 100.0, outcome="expired")
+
+    said = {kind: " ".join(texts) for kind, texts in advice().items()}
+
+    assert said["fine"] == said["rare"] == ""
+    assert "1 of 51 holds were lost: leave renewal on, or set ttl to 80 s." in said["lost"]
+    assert "more than half of its ttl: leave renewal on, or set ttl to 40 s." in said["long"]
+    assert "after a crash all wait that long; set it to 10 s." in said["lazy"]
+    assert "make it narrower" in said["hot"]
+    assert "50 gave up: wait=2 would let most of them in." in said["busy"]
+
+
+def test_the_doctor_advises():
+    """
+    ``redlock_doctor --advise`` says the same for people, by alias.
+    """
+    held("lost", 50, 40.0, outcome="expired")
+    out = StringIO()
+    call_command("redlock_doctor", "--advise", stdout=out, no_color=True)
+
+    assert "lost: held 50 times, 40.00 s (median)" in out.getvalue()
+    assert "50 of 50 holds were lost" in out.getvalue()
+
+
+def test_the_doctor_without_a_history():
+    """
+    Without the app it says what to install.
+    """
+    with override_settings(INSTALLED_APPS=["django_redlock"]):
+        with pytest.raises(CommandError, match=r"put 'django_redlock\.contrib\.history' into INSTALLED_APPS"):
+            call_command("redlock_doctor", "--advise")
+
+
+# The admin
+
+
+@pytest.fixture
+def viewer() -> Client:
+    """Somebody who may look at the history."""
+    user = User.objects.create_user("staff", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename="view_hold"))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def test_the_list_and_the_chart(viewer):
+    """
+    Former locks are listed, can be searched, and are shown by kind with a chart and advice; names are text.
+    """
+    held("<script>alert(1)</script>", 30, 40.0, outcome="expired")
+
+    listed = viewer.get(LIST)
+    chart = viewer.get(f"{LIST}kinds/").content.decode()
+
+    assert listed.status_code == 200
+    assert f"{LIST}kinds/" in listed.content.decode()
+    assert "<svg" in chart
+    assert "30 of 30 holds were lost" in chart
+    assert "<script>alert" not in chart + listed.content.decode()
+    assert viewer.get(LIST, {"q": "nothing"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["", "kinds/"])
+def test_the_history_needs_its_permission(path):
+    """
+    L75: staff without the permission gets a 403.
+    """
+    client = Client()
+    client.force_login(User.objects.create_user("nobody", is_staff=True))
+
+    assert client.get(LIST + path).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["add/", "1/delete/"])
+def test_the_history_cannot_be_changed(viewer, path):
+    """
+    Nobody can add or delete what was.
+    """
+    held("a", 1, 1.0)
+    Hold.objects.update(id=1)
+
+    assert viewer.get(LIST + path).status_code == 403

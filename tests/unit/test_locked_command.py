@@ -1,0 +1,210 @@
+"""
+``locked_command``: one run at a time of a management command. With real processes: ``tests/server/live/test_run.py``.
+"""
+
+from io import StringIO
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import BaseCommand, CommandError, call_command
+
+from django_redlock import LockLostError, LockTakenError, lock, locked_command, locks
+from django_redlock.inventory import ask_to_stop, find_lock, force_release
+from tests.shop.helpers import is_free, lose
+
+pytestmark = pytest.mark.usefixtures("fresh_nodes")
+
+
+class Import(BaseCommand):
+    """What the tests decorate; does what it is told to."""
+
+    action = staticmethod(lambda command: None)
+
+    def add_arguments(self, parser):
+        parser.add_argument("--supplier")
+        parser.add_argument("--parts", nargs="*")
+
+    def handle(self, **options):
+        return self.action(self)
+
+
+def command(decorate, action=lambda command: None):
+    """Return a decorated command."""
+    return decorate(type("Command", (Import,), {"handle": Import.handle, "action": staticmethod(action)}))()
+
+
+def holder_of(name):
+    with pytest.raises(LockTakenError) as taken:
+        lock(name, wait=0).acquire()
+    return taken.value.holder
+
+
+@pytest.mark.parametrize(
+    ("decorate", "name"),
+    [
+        (locked_command, "command:test_locked_command"),
+        (locked_command(), "command:test_locked_command"),
+        (locked_command("nightly"), "command:nightly"),
+        (locked_command("user"), "command:user"),
+        (locked_command("import:{supplier}"), "command:import:7%3Aa"),
+        (locked_command(["import", "{supplier}"]), "command:import:7%3Aa"),
+        (locked_command(lambda supplier, **options: f"import-{supplier}"), "command:import-7:a"),
+    ],
+)
+def test_command_is_locked_while_it_runs(decorate, name):
+    """
+    The name is the command's own, a text, or made of the options, and is free afterwards.
+    """
+    holders = []
+
+    call_command(command(decorate, lambda self: holders.append((holder_of(name), self.lease.names))), supplier="7:a")
+
+    assert (holders[0][0]["kind"], holders[0][0]["label"]) == ("command", "test_locked_command")
+    assert holders[0][1] == (name,)
+    assert is_free(name)
+
+
+def test_handle_alone_may_be_decorated():
+    """
+    ``@locked_command`` on ``handle()`` does the same, and what it returns is kept.
+    """
+
+    class Command(Import):
+        @locked_command("nightly")
+        def handle(self, **options):
+            return holder_of("command:nightly")["label"]
+
+    assert call_command(Command(), stdout=StringIO()) == "test_locked_command"
+
+
+def test_taken_lock_skips_the_run():
+    """
+    The error has exit code 75 and says who has the lock; the command does not run.
+    """
+    with lock("command:nightly", label="the other"), pytest.raises(CommandError, match=r"Skipped.*the other") as error:
+        call_command(command(locked_command("nightly"), lambda self: pytest.fail("ran")))
+
+    assert error.value.returncode == 75
+    assert isinstance(error.value.__cause__, LockTakenError)
+
+
+def test_skipping_may_be_silent_or_have_another_code():
+    """
+    ``skip_exit_code=0`` makes a skipped run a success that says nothing.
+    """
+    with lock("command:nightly"):
+        call_command(command(locked_command("nightly", skip_exit_code=0), lambda self: pytest.fail("ran")))
+        with pytest.raises(CommandError) as error:
+            call_command(command(locked_command("nightly", skip_exit_code=3)))
+
+    assert error.value.returncode == 3
+
+
+def test_missing_quorum_has_an_exit_code_of_its_own():
+    """
+    Nobody can tell whether the lock is free: exit code 69.
+    """
+    for node in locks["default"].nodes[:2]:
+        node.down = True
+
+    with pytest.raises(CommandError, match="must answer in time") as error:
+        call_command(command(locked_command("nightly")))
+
+    assert error.value.returncode == 69
+
+
+def test_lost_lock_is_told_at_the_end():
+    """
+    A run whose lock was lost and that did not notice ends with exit code 76; one that looks gets LockLostError.
+    """
+    with pytest.raises(CommandError, match=r"Done, but the lock 'command:nightly' was lost.*no longer knows") as error:
+        call_command(command(locked_command("nightly"), lambda self: lose(self.lease)))
+    with pytest.raises(LockLostError):
+        call_command(command(locked_command("nightly"), lambda self: lose(self.lease) or self.lease.ensure()))
+
+    assert error.value.returncode == 76
+
+
+@pytest.mark.parametrize("end", [force_release, ask_to_stop])
+def test_a_run_that_an_operator_ended(end):
+    """
+    L74: a run whose lock an operator takes away, or asks to stop, says so, and ends with exit code 76.
+    """
+
+    def work(self):
+        held = find_lock("command:nightly")
+        end(held, held.fingerprint)
+        assert not self.lease.extend()
+
+    with pytest.raises(CommandError, match=r"was lost: an operator took it away, or asked its holder to stop") as error:
+        call_command(command(locked_command("nightly"), work))
+
+    assert error.value.returncode == 76
+
+
+def test_exception_of_the_command_releases():
+    """
+    A command that fails frees the lock, and its error is its own, also when it is about another lock.
+    """
+
+    def work(self):
+        lock("other", wait=0).acquire()
+
+    with lock("other"), pytest.raises(LockTakenError, match="other"):
+        call_command(command(locked_command("nightly"), work))
+
+    assert is_free("command:nightly")
+
+
+def test_max_hold_is_that_of_the_command():
+    """
+    Renewal ends when the decorator says so (L27).
+    """
+    ends = []
+
+    call_command(command(locked_command("nightly", max_hold=7200), lambda self: ends.append(self.lease._tenure)))
+
+    assert ends[0]._max_hold == 7200
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "message"),
+    [
+        ("{supplier}", {}, r"\{supplier\} has no value for this run: it is empty"),
+        ("{suplier}", {}, r"\{suplier\} has no value for this run: KeyError"),
+        ("{parts}", {"parts": ["a"]}, "a list cannot be part of a lock's name"),
+        (lambda **options: None, {}, "the callable has no value for this run"),
+    ],
+)
+def test_missing_value_is_an_error_and_never_a_shared_lock(key, options, message):
+    """
+    A run without a value for the key fails, and names the command and the key.
+    """
+    with pytest.raises(CommandError, match=rf"@locked_command on tests\.unit\.test_locked_command.*{message}"):
+        call_command(command(locked_command(key), lambda self: pytest.fail("ran")), **options)
+
+
+@pytest.mark.parametrize("key", ["{supplier", "{supplier[0]}", "", 7])
+def test_key_that_can_never_be_resolved_is_refused_at_once(key):
+    """
+    A mistake in the key is an error at import.
+    """
+    with pytest.raises(ImproperlyConfigured, match=r"@locked_command on tests\.unit\.test_locked_command"):
+        command(locked_command(key))
+
+
+@pytest.mark.parametrize("target", [Import(), object, "nightly"])
+def test_what_is_no_command_is_refused(target):
+    """
+    Something else than a command or a function is an error that says so.
+    """
+    with pytest.raises(TypeError, match="decorates a BaseCommand or its handle"):
+        locked_command("nightly")(target)
+
+
+def test_wait_that_cannot_work_is_refused_at_once():
+    """
+    A negative wait is an error at import.
+    """
+    with pytest.raises(ValueError, match="wait"):
+        locked_command("nightly", wait=-1)

@@ -1,0 +1,96 @@
+"""What is installed is complete, and it is what the tests run."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import distribution, packages_distributions, version
+from pathlib import Path
+
+import pytest
+
+import django_redlock
+
+CHECKOUT = Path(__file__).parents[2]
+PACKAGE = Path(django_redlock.__file__).parent
+
+wheel_only = pytest.mark.skipif("TOX_ENV_NAME" not in os.environ, reason="tox installs the wheel: run `tox`")
+
+PLAINLY = "import django_redlock, tests.settings; print(django_redlock.__file__)"
+AS_CELERY_DOES = """
+from celery.utils.imports import import_from_cwd
+import_from_cwd("tests.settings")
+print(import_from_cwd("django_redlock").__file__)
+"""
+
+
+def source_files(package: Path) -> set[str]:
+    found = {path.relative_to(package) for path in package.rglob("*") if path.is_file()}
+    return {path.as_posix() for path in found if "__pycache__" not in path.parts}
+
+
+@wheel_only
+def test_tests_run_the_installed_wheel():
+    """
+    Under tox, the package comes from site-packages, not from the folder beside the tests.
+    """
+    assert PACKAGE.parent.name == "site-packages"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("code", [PLAINLY, AS_CELERY_DOES], ids=["plainly", "as_celery_does"])
+def test_child_processes_run_the_same_package(code):
+    """
+    A process started in the checkout, such as a Celery worker, finds the package under test, and the tests.
+    """
+    child = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+
+    assert child.stdout.strip() == django_redlock.__file__, child.stderr
+
+
+@wheel_only
+def test_wheel_holds_the_package_and_nothing_else():
+    """
+    L82: what is installed collides with nobody: neither redlock nor redis_lock, which two other packages each claim,
+    nor tests, docs or example_project, which many have.
+    """
+    names = {path.parts[0] for path in distribution("django-redlock").files or ()}
+
+    assert {name for name in names if not name.endswith(".dist-info")} == {"django_redlock"}
+    assert packages_distributions()["django_redlock"] == ["django-redlock"]
+
+
+def test_every_name_that_is_shared_with_other_packages_is_ours():
+    """
+    L82: commands, templates and static files of all apps share one space, so ours begin with our own name.
+    """
+    commands = {path.stem for path in (PACKAGE / "management/commands").glob("*.py")} - {"__init__"}
+    folders = {path.relative_to(PACKAGE) for where in ("templates", "static") for path in (PACKAGE / where).glob("*")}
+
+    assert all(command.startswith("redlock_") for command in commands)
+    assert {folder.name for folder in folders} <= {"django_redlock", "admin"}
+
+
+def test_package_is_complete():
+    """
+    Every file of the folder is installed: scripts, templates, static files, translations, types.
+    """
+    assert source_files(CHECKOUT / "django_redlock") <= source_files(PACKAGE)
+    assert "py.typed" in source_files(PACKAGE)
+
+
+def test_version_is_the_same_everywhere():
+    """
+    The metadata take their version from the package.
+    """
+    assert version("django-redlock") == django_redlock.__version__
+
+
+@pytest.mark.parametrize(("row", "celery"), [("py311-lowest", "5.5"), ("py312-mid", "5.6")])
+def test_rows_of_the_matrix_have_the_celery_that_they_are_for(row, celery):
+    """
+    C104: the tests of singletons run on the oldest Celery supported, on one from the middle, and on the newest.
+    """
+    if os.environ.get("TOX_ENV_NAME") == row:
+        assert version("celery").startswith(f"{celery}.")
+    environment = (CHECKOUT / "tox.ini").read_text().partition(f"[testenv:{row}]")[2].partition("[testenv:")[0]
+    assert f"celery=={celery}." in environment

@@ -1,0 +1,502 @@
+"""The ``REDLOCK`` setting: what is read, when, and what a mistake in it says."""
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.conf import settings
+from django.core import checks, mail
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.test import override_settings
+
+import django_redlock
+from django_redlock import InvalidRedlockError, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
+from django_redlock.checks import check_deployment, check_settings
+from django_redlock.signals import lock_acquired, lock_released, lock_taken
+from django_redlock.testing import Servers
+from tests.services import SQLite, django_database
+
+THREE = ["redis://lock-1:6379", "redis://lock-2:6379", "redis://lock-3:6379"]
+REDIS_CACHE = "django.core.cache.backends.redis.RedisCache"
+DJANGO_REDIS = "django_redis.cache.RedisCache"
+SECRET = "sesame"
+ROOT = Path(__file__).parents[2]
+
+
+def configured(**entry: Any) -> Any:
+    return override_settings(REDLOCK={"default": {"NODES": THREE, **entry}})
+
+
+# Each mistake with the id of its check and what the message must say.
+MISTAKES: list[tuple[Any, str, str]] = [
+    (None, "redlock.E001", "The REDLOCK setting is missing"),
+    ({}, "redlock.E001", "REDLOCK is empty"),
+    ([], "redlock.E001", "REDLOCK must be a dict of aliases, not list"),
+    ({"default": []}, "redlock.E001", r"REDLOCK\['default'\] must be a dict, not list"),
+    ({"default": {}}, "redlock.E003", r"REDLOCK\['default'\]\['NODES'\] must list the URLs"),
+    ({"default": {"NODES": []}}, "redlock.E003", r"\['NODES'\] must list the URLs"),
+    ({"default": {"NODES": ""}}, "redlock.E003", r"\['NODES'\] must list the URLs"),
+    ({"default": {"NODES": {"redis://a"}}}, "redlock.E003", r"\['NODES'\] must list the URLs"),
+    ({"default": {"NODES": [7]}}, "redlock.E003", r"\['NODES'\]\[0\] must be a URL such as 'redis://lock-1:6379'"),
+    ({"default": {"NODES": [{"NAME": "a"}]}}, "redlock.E003", r"\['NODES'\]\[0\] must be a URL"),
+    (
+        {"default": {"NODES": [{"URL": "redis://a", "OPTIONS": 5}]}},
+        "redlock.E003",
+        r"\[0\]\['OPTIONS'\] must be a dict",
+    ),
+    (
+        {"default": {"NODES": [{"URL": "cache:sessions", "OPTIONS": {"ssl_ca_certs": "/a.pem"}}]}},
+        "redlock.E003",
+        r"\[0\] names a cache, which takes no OPTIONS",
+    ),
+    (
+        {"default": {"NODES": [{"SENTINELS": ["redis://a"], "SERVICE_NAME": "b", "OPTIONS": [("db", 1)]}]}},
+        "redlock.E003",
+        r"\[0\]\['OPTIONS'\] must be a dict",
+    ),
+    ({"default": {"NODES": ["lock-1:6379"]}}, "redlock.E003", "scheme is not one of redis, rediss, unix"),
+    ({"default": {"NODES": [f"http://:{SECRET}@a"]}}, "redlock.E003", "scheme is not one of redis, rediss, unix"),
+    ({"default": {"NODES": [f"redis://:{SECRET}@a:99999"]}}, "redlock.E003", "its address, port or database number"),
+    ({"default": {"NODES": [f"redis://:{SECRET}@[a"]}}, "redlock.E003", "scheme is not one of"),
+    ({"default": {"NODES": [f"redis://u:{SECRET}@a?tls=1"]}}, "redlock.E003", "no option 'tls'"),
+    ({"default": {"NODES": ["unix://"]}}, "redlock.E003", "needs the path of a socket"),
+    ({"default": {"NODES": ["memory://"]}}, "redlock.E003", "needs a name, such as memory://a"),
+    (
+        {"default": {"NODES": ["database://nowhere"]}},
+        "redlock.E003",
+        "DATABASES has no alias 'nowhere', it has 'default'",
+    ),
+    ({"default": {"NODES": ["database:default"]}}, "redlock.E003", "write database://default"),
+    (
+        {"default": {"NODES": [{"URL": "database://default", "OPTIONS": {"timeout": 1}}]}},
+        "redlock.E003",
+        "a database takes no OPTIONS",
+    ),
+    (
+        {"default": {"NODES": ["database://default", {"URL": "database://default", "NAME": "again"}]}},
+        "redlock.E004",
+        "twice, at 0 and 1",
+    ),
+    ({"default": {"NODES": THREE, "KEY_PREFIX": "a{b"}}, "redlock.E009", "without braces and white space"),
+    ({"default": {"NODES": THREE, "KEY_PREFIX": ""}}, "redlock.E009", "1 to 100 characters"),
+    (
+        {"default": {"NODES": ["redis://a", f"redis://:{SECRET}@a:6379/1"]}},
+        "redlock.E004",
+        "'a:6379' twice, at 0 and 1",
+    ),
+    ({"default": {"NODES": ["unix:///s", "unix:///s?db=1"]}}, "redlock.E004", "'/s' twice"),
+    (
+        {"default": {"NODES": [{"URL": "redis://a", "NAME": "n"}, {"URL": "redis://b", "NAME": "n"}]}},
+        "redlock.E004",
+        "'n'",
+    ),
+    ({"default": {"NODES": ["cache:sesions"]}}, "redlock.E005", "which CACHES does not have; did you mean 'sessions'"),
+    ({"default": {"NODES": ["cache:default"]}}, "redlock.E005", "whose backend is not Redis"),
+    ({"default": {"NODES": ["cache:sharded"]}}, "redlock.E005", "CLIENT_CLASS spreads keys or fails over"),
+    ({"default": {"NODES": ["cache:nowhere"]}}, "redlock.E005", "LOCATION does not begin with a Redis URL"),
+    ({"default": {"NODES": THREE, "OPTIONS": {"ttl": 0}}}, "redlock.E006", "ttl must be more than 0"),
+    ({"default": {"NODES": THREE, "OPTIONS": {"ttl": 90}}}, "redlock.E006", "ttl must be from 0.1 to 60"),
+    ({"default": {"NODES": THREE, "OPTIONS": {"node_timeout": 20}}}, "redlock.E006", "too short for a node_timeout"),
+    ({"default": {"NODES": THREE, "OPTIONS": {"quorum": 1}}}, "redlock.E006", "quorum must be a whole number from 2"),
+    ({"default": {"NODES": THREE, "OPTIONS": {"tll": 3}}}, "redlock.E007", "unknown key 'tll'; did you mean 'ttl'?"),
+    ({"default": {"NODES": THREE, "OPTIONS": {"TTL": 3}}}, "redlock.E007", "did you mean 'ttl'?"),
+    ({"default": {"NODES": THREE, "OPTIONS": []}}, "redlock.E007", "OPTIONS'] must be a dict"),
+    ({"default": {"NODES": THREE, "OPTIONS": {"durable": ["lock-9"]}}}, "redlock.E007", "names no node: 'lock-9'"),
+    ({"default": {"NODS": THREE}}, "redlock.E007", "unknown key 'NODS'; did you mean 'NODES'?"),
+    ({"default": {"nodes": THREE}}, "redlock.E007", "did you mean 'NODES'?"),
+    ({"defalt": {"NODES": THREE}}, "", "no alias 'default'; did you mean 'defalt'?"),
+]
+
+CACHES = {
+    "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+    "sessions": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://cache-1:6379/1"},
+    "sharded": {
+        "BACKEND": DJANGO_REDIS,
+        "LOCATION": "redis://a",
+        "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"},
+    },
+    "nowhere": {"BACKEND": REDIS_CACHE, "LOCATION": "cache-1:6379"},
+    "replicated": {"BACKEND": REDIS_CACHE, "LOCATION": ["redis://cache-1:6379/1", "redis://cache-2:6379/1"]},
+}
+
+
+@pytest.mark.parametrize(("setting", "code", "message"), MISTAKES, ids=lambda value: str(value)[:60])
+def test_mistake_says_what_where_and_what_to_write(setting: Any, code: str, message: str):
+    """L68, P36: using the alias and the system check report the same mistake, and no message shows a password."""
+    with override_settings(REDLOCK=setting, CACHES=CACHES, DEBUG=True):
+        with pytest.raises(InvalidRedlockError, match=message) as caught:
+            locks["default"]
+        reported = check_settings()
+
+    assert isinstance(caught.value, ImproperlyConfigured)
+    if code:
+        assert [each.id for each in reported] == [code]
+    assert SECRET not in str(caught.value) + repr(caught.value) + str(reported)
+
+
+def test_missing_setting_is_reported():
+    """A project without the setting is told what to write."""
+    with override_settings():
+        del settings.REDLOCK
+        with pytest.raises(InvalidRedlockError, match='"redis://lock-1:6379"'):
+            lock("a")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "names"),
+    [
+        (THREE, ["lock-1:6379", "lock-2:6379", "lock-3:6379"]),
+        ("redis://a, redis://b:1 ,valkey://c", ["a:6379", "b:1", "c:6379"]),
+        (["rediss://u:p%2Cw@a", "valkeys://b", "unix:///run/s.sock?db=2"], ["a:6379", "b:6379", "/run/s.sock"]),
+        (
+            [{"URL": "redis://a", "NAME": "north", "OPTIONS": {"username": "u"}}, "redis://[::1]:7"],
+            ["north", "[::1]:7"],
+        ),
+        (["cache:sessions", "cache:replicated"], ["cache-1:6379"]),
+    ],
+    ids=str,
+)
+def test_every_form_of_nodes_is_read(nodes: Any, names: list[str]):
+    """URLs in a list or in one string with commas, dicts, and cache aliases, of which only the primary votes."""
+    nodes = nodes[:1] if nodes == ["cache:sessions", "cache:replicated"] else nodes
+    with override_settings(REDLOCK={"default": {"NODES": nodes}}, CACHES=CACHES):
+        assert [node.name for node in locks["default"].nodes] == names
+
+
+@pytest.mark.parametrize("backend", [REDIS_CACHE, DJANGO_REDIS])
+def test_cache_is_used_with_its_credentials_but_not_its_pool(nodes: Servers, backend: str):
+    """A cache alias gives address, database and password; timeouts and retries stay ours."""
+    with nodes[0].client() as client:
+        client.config_set("requirepass", SECRET)
+    options = {"db": 3, "password": SECRET} if backend == REDIS_CACHE else {"PASSWORD": SECRET}
+    location = f"redis://127.0.0.1:{nodes[0].port}/3"
+    caches = {"default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}}
+    try:
+        with override_settings(REDLOCK={"default": {"NODES": ["cache:default"]}}, CACHES=caches):
+            with lock("a", wait=0) as lease:
+                assert lease.valid()
+                with redis.Redis(port=nodes[0].port, db=3, password=SECRET) as client:
+                    assert client.exists("redlock:{a}:h")
+            assert SECRET not in repr(locks["default"])
+            locks.reset()
+    finally:
+        with nodes[0].client(password=SECRET) as client:
+            client.config_set("requirepass", "")
+
+
+def test_settings_are_read_late_and_anew_after_a_change():
+    """``override_settings`` works: the managers are forgotten when the setting changes."""
+    before = locks["default"]
+    with override_settings(REDLOCK={"default": {"NODES": "memory://x"}}):
+        assert locks["default"].nodes[0].name == "x"
+        with pytest.raises(InvalidRedlockError, match=r"no alias 'other'\. It has 'default'"):
+            locks["other"]
+    assert locks["default"] is not before
+    assert locks["default"] is locks["default"]
+    assert [manager.alias for manager in locks.all()] == ["default"]
+
+
+def test_setting_is_not_changed():
+    """A settings dict is copied, never changed."""
+    setting = {"default": {"NODES": ["memory://a"], "OPTIONS": {"ttl": 5}}}
+    with override_settings(REDLOCK=setting):
+        lock("a")
+    assert setting == {"default": {"NODES": ["memory://a"], "OPTIONS": {"ttl": 5}}}
+
+
+def test_alias_has_its_own_prefix_and_options():
+    """Two aliases over the same nodes do not share locks when their prefixes differ."""
+    nodes = "memory://a,memory://b,memory://c"
+    setting = {
+        "default": {"NODES": nodes, "KEY_PREFIX": "one"},
+        "other": {"NODES": nodes, "KEY_PREFIX": "two", "OPTIONS": {"ttl": 7}},
+    }
+    with override_settings(REDLOCK=setting), lock("a"), lock("a", using="other", wait=0) as lease:
+        assert 6 < lease.remaining() < 7
+
+
+def test_nothing_connects_before_the_first_lock(monkeypatch: pytest.MonkeyPatch):
+    """No connection at import, at check time, or when a lock is described."""
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("connected")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with configured():
+        call_command("check")
+        assert isinstance(lock("a")._manager, LockManager)
+
+
+@pytest.mark.server
+def test_import_brings_neither_celery_nor_a_configured_project():
+    """``import django_redlock`` works before settings exist, and Celery is imported by nobody who does not use it."""
+    script = (
+        "import sys, django_redlock\n"
+        "assert not {'celery', 'django_redis', 'redis'} & set(sys.modules), sorted(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_public_names_are_these():
+    """What is not listed may change without notice."""
+    assert django_redlock.__all__ == [
+        "InvalidRedlockError",
+        "Lease",
+        "Lock",
+        "LockLostError",
+        "LockManager",
+        "LockTakenError",
+        "LockableQuerySet",
+        "QuorumUnavailableError",
+        "RedlockError",
+        "StaleTokenError",
+        "fenced",
+        "lock",
+        "lock_for_update",
+        "locked_command",
+        "locked_view",
+        "locks",
+    ]
+    assert all(getattr(django_redlock, name).__doc__ for name in django_redlock.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'lokc'"):
+        django_redlock.lokc  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("entry", "code"),
+    [
+        ({"NODES": THREE[:1]}, "redlock.W001"),
+        ({"NODES": THREE[:2]}, "redlock.W001"),
+        ({"NODES": [*THREE, "redis://lock-4"]}, "redlock.W002"),
+        ({"NODES": ["cache:sessions", *THREE[:2]]}, "redlock.W005"),
+        ({"NODES": ["database://default", *THREE[:2]]}, "redlock.W010"),
+    ],
+)
+def test_surprise_is_a_warning_with_a_hint(entry: dict[str, Any], code: str):
+    """One id, one cause: few nodes, an even number of them, a cache as a node."""
+    with override_settings(REDLOCK={"default": entry}, CACHES=CACHES):
+        (message,) = check_settings()
+    assert (message.id, message.level) == (code, checks.WARNING)
+    assert message.hint
+
+
+def test_one_database_is_no_warning_of_few_nodes(tmp_path: Path):
+    """Without its database a project does nothing anyway, and a database forgets nothing."""
+    server = SQLite(tmp_path)
+    with server.database() as name, django_database("shelf", server.settings(name)):
+        with configured(NODES=["database://shelf"]):
+            assert check_settings() == []
+        with configured(NODES=["database://shelf", "redis://a"]):
+            assert [message.id for message in check_settings()] == ["redlock.W001"]
+
+
+def test_cache_with_replicas_is_a_warning():
+    """L67: only the primary of a cache is a node."""
+    with override_settings(REDLOCK={"default": {"NODES": ["cache:replicated", *THREE[:2]]}}, CACHES=CACHES):
+        assert [message.id for message in check_settings()] == ["redlock.W005", "redlock.W003"]
+
+
+def test_nodes_in_memory_are_an_error_outside_debug_and_tests(monkeypatch):
+    """Nodes in memory protect one process from itself and nothing else; Django's test runner switches DEBUG off."""
+    with override_settings(REDLOCK={"default": {"NODES": "memory://a,memory://b,memory://c"}}, DEBUG=False):
+        assert check_settings() == []
+        monkeypatch.delattr(mail, "outbox")
+        assert [message.id for message in check_settings()] == ["redlock.E008"]
+        with override_settings(DEBUG=True):
+            assert check_settings() == []
+
+
+def test_good_setting_has_no_message():
+    """Three or five masters are nothing to talk about."""
+    with configured():
+        assert check_settings() == []
+
+
+def test_signals_tell_of_every_lock(caplog: pytest.LogCaptureFixture):
+    """Receivers hear who took, released or did not get a lock; one that fails disturbs nobody."""
+    heard: list[str] = []
+
+    def hear(sender: LockManager, signal: Any, **about: Any) -> None:
+        heard.append(f"{sender.alias} {next(iter(about))}")
+        raise RuntimeError("receiver")
+
+    for signal in (lock_acquired, lock_released, lock_taken):
+        signal.connect(hear)
+    try:
+        with override_settings(REDLOCK={"default": {"NODES": "memory://s"}}):
+            with lock("a"), pytest.raises(django_redlock.LockTakenError):
+                lock("a", wait=0).acquire()
+    finally:
+        for signal in (lock_acquired, lock_released, lock_taken):
+            signal.disconnect(hear)
+
+    assert heard == ["default lease", "default name", "default lease"]
+    assert caplog.text.count("receiver") >= 3
+
+
+@pytest.mark.server
+def test_node_that_is_down_at_start_is_named_in_the_error():
+    """L65: all nodes down is *no quorum*, naming each node and what happened, but no credentials."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        url = f"redis://user:{SECRET}@127.0.0.1:{reserved.getsockname()[1]}"
+        with override_settings(REDLOCK={"default": {"NODES": [url]}}):
+            with pytest.raises(QuorumUnavailableError, match=r"127\.0\.0\.1:\d+: refused") as caught:
+                lock("a", wait=0).acquire()
+            locks.reset()
+    assert SECRET not in str(caught.value)
+
+
+SENTINELS = {"SENTINELS": [("s1", 26379), ("::1", 26379), f"redis://:{SECRET}@s2:26379"], "SERVICE_NAME": "mymaster"}
+
+
+def test_node_that_sentinels_look_after_is_a_warning():
+    """P22: a failover can lose a vote; the node is known by its service, and never by a URL."""
+    nodes = [
+        {**SENTINELS, "OPTIONS": {"password": SECRET, "db": 2}},
+        {**SENTINELS, "SERVICE_NAME": "b", "NAME": "other"},
+    ]
+    with configured(NODES=[*nodes, THREE[0]]):
+        assert [message.id for message in check_settings()] == ["redlock.W004"] * 2
+        manager = locks["default"]
+        assert [node.name for node in manager.nodes] == ["mymaster", "other", "lock-1:6379"]
+        assert manager.nodes[0].address == "mymaster of [::1]:26379, s1:26379, s2:26379"
+        assert SECRET not in repr(manager.nodes)
+
+
+@pytest.mark.parametrize(
+    ("entry", "code", "message"),
+    [
+        ({"SERVICE_NAME": ""}, "E003", r"needs SENTINELS, a list of .* write, for example, {'SENTINELS': "),
+        ({"SENTINELS": []}, "E003", "needs SENTINELS"),
+        ({"SENTINELS": "s1:26379"}, "E003", "needs SENTINELS"),
+        ({"SENTINELS": [("s1", "26379")]}, "E003", "needs SENTINELS"),
+        ({"SENTINELS": ["s1:26379"]}, "E003", "needs SENTINELS"),
+        ({"SERVICE": "mymaster"}, "E007", "unknown key 'SERVICE'; did you mean 'SERVICE_NAME'"),
+        ({"OPTIONS": {"tls": True}}, "E003", "no option 'tls'"),
+    ],
+)
+def test_mistakes_about_sentinels(entry: dict[str, Any], code: str, message: str):
+    """What is missing or misspelt is named, with what to write."""
+    with configured(NODES=[{**SENTINELS, **entry}, *THREE[1:]]):
+        (found,) = check_settings()
+        assert found.id == f"redlock.{code}"
+        with pytest.raises(InvalidRedlockError, match=message) as caught:
+            locks["default"]
+    assert SECRET not in str(caught.value)
+
+
+def test_node_that_sentinels_look_after_is_never_durable():
+    """P20: appendfsync always does not help when another server takes over."""
+    with configured(NODES=[SENTINELS, *THREE[1:]], OPTIONS={"durable": ["mymaster"]}):
+        (found,) = check_settings()
+    assert found.id == "redlock.E010"
+    assert "it is never durable" in found.msg
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "code"),
+    [
+        ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://lock-2:6379/1"}}, "W005"),
+        ("CACHES", {"default": {"BACKEND": DJANGO_REDIS, "LOCATION": ["redis://lock-2:6379", "redis://x"]}}, "W005"),
+        ("CELERY_BROKER_URL", "redis://lock-3:6379/5", "W006"),
+        ("BROKER_URL", f"redis://:{SECRET}@lock-3", "W006"),
+    ],
+)
+def test_server_that_something_else_uses_is_a_warning(setting: str, value: Any, code: str):
+    """L67: a node on the server of a cache or of the broker is reported, whatever the database number."""
+    with configured(), override_settings(**{setting: value}):
+        (found,) = check_settings()
+    assert found.id == f"redlock.{code}"
+    assert SECRET not in found.msg
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": "redis://cache:6379"}}),
+        ("CACHES", {"default": {"BACKEND": REDIS_CACHE, "LOCATION": None}}),
+        (
+            "CACHES",
+            {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "redis://lock-1"}},
+        ),
+        ("CELERY_BROKER_URL", "amqp://lock-1:6379"),
+        ("CELERY_BROKER_URL", "redis://[lock-1"),
+        ("CELERY_BROKER_URL", 7),
+    ],
+)
+def test_other_servers_are_no_warning(setting: str, value: Any):
+    """L67: caches and brokers elsewhere, or of other kinds, are none of our business, whatever junk they are."""
+    with configured(), override_settings(**{setting: value}):
+        assert check_settings() == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "codes"),
+    [
+        (["rediss://:x@a", "rediss://:x@b", "rediss://:x@c"], []),
+        (["redis://:x@a", "rediss://:x@b", "rediss://:x@c"], ["W101"]),
+        (["rediss://:x@a", "rediss://b", "rediss://:x@c"], ["W102"]),
+        (["rediss://:x@a:1", "rediss://:x@a:2", "rediss://:x@a:3"], ["W103"]),
+        (["redis://127.0.0.1:1", "redis://127.0.0.1:2", "unix:///s"], []),
+        (["memory://a"], []),
+        ([], []),
+    ],
+)
+def test_deployment(nodes: list[str], codes: list[str]):
+    """Without TLS, without a password, all on one host: ``check --deploy`` warns, and ``check`` does not."""
+    with configured(NODES=nodes):
+        assert [message.id for message in check_deployment()] == [f"redlock.{code}" for code in codes]
+        assert not {message.id for message in check_settings()} & {"redlock.W101", "redlock.W102", "redlock.W103"}
+
+
+def test_deployment_of_nothing():
+    """Without the setting there is nothing to say; the other check says that it is missing."""
+    with override_settings(REDLOCK=None):
+        assert check_deployment() == []
+
+
+def test_checks_of_a_deployment_are_run():
+    """``check --deploy`` runs them."""
+    with configured(NODES=["redis://a", "redis://b", "redis://c"]):
+        messages = checks.run_checks(tags=["redlock"], include_deployment_checks=True)
+    # Those of tasks look at what the tests of tasks have left behind in this process.
+    assert [each.id for each in messages if each.id > "redlock.W1"] == ["redlock.W101", "redlock.W102"] * 3
+
+
+def test_every_check_is_documented_and_tested():
+    """Each id in the source is in a table of the documentation and in a test; none is used for two things."""
+    package = Path(django_redlock.__file__).parent
+    sources = {path: set(re.findall(r"redlock\.([EW]\d+)", path.read_text())) for path in package.rglob("*.py")}
+    used = set().union(*sources.values())
+    pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    documented = set(re.findall(r"^\| `redlock\.([EW]\d+)` \|", pages, re.MULTILINE))
+    here = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+
+    assert used == documented
+    assert [code for code in used if sum(code in codes for codes in sources.values()) > 1] == []
+    assert [code for code in used if code not in here] == []
+
+
+def test_lock_that_was_described_before_the_settings_changed_follows_them(settings):
+    """A decorator is written when a module is imported, and used under ``override_settings``, too."""
+    described = lock("a")
+    settings.REDLOCK = {"default": {"NODES": ["memory://elsewhere"], "OPTIONS": {"ttl": 11}}}
+
+    with described as lease:
+        assert lease.ttl == 11
+        with pytest.raises(LockTakenError):
+            locks["default"].lock("a", wait=0).acquire()
+
+
+@pytest.mark.parametrize("name", [5, None, b"x", ["a", 5]])
+def test_what_is_no_name_is_refused_in_words(name):
+    """Not in those of Python: what was wrong, and what to write."""
+    with pytest.raises(TypeError, match=r"A lock's name must be a str"):
+        lock(name)

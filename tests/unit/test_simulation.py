@@ -1,0 +1,227 @@
+"""Users lose locks in their own tests, without a server and without waiting."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock
+from django_redlock.leases import Lease
+from django_redlock.testing import OverlapError, Simulation
+
+DOCS = Path(__file__).parents[2] / "docs" / "testing.md"
+
+
+def work(done: list[str]) -> None:
+    """Stand for what a user's project does under a lock."""
+    with lock("report", ttl=10) as lease:
+        done.append("read")
+        lease.ensure()
+        done.append("write")
+
+
+def test_lock_is_lost_at_a_chosen_line():
+    """The body goes on where it stood still, asks its lease, and is told; a rival has the lock by then."""
+    done: list[str] = []
+    rivals: list[Lease] = []
+
+    with Simulation() as sim, sim.at(work, "lease.ensure()", lambda: rivals.append(sim.lose("report"))):
+        with pytest.raises(LockLostError, match="ran out before it could be extended"):
+            work(done)
+
+        assert rivals[0].valid()
+        assert sim.overlaps == []
+    assert done == ["read"]
+
+
+def test_line_that_was_not_reached_is_an_error():
+    """A test that never came to the point proves nothing."""
+    with Simulation() as sim:
+        with pytest.raises(AssertionError, match=r"work did not come to the line with 'done.append\(\"write\"\)'"):
+            with sim.at(work, 'done.append("write")', print):
+                pass
+
+
+@pytest.mark.parametrize(("text", "lines"), [("done.append", 2), ("delete", 0)])
+def test_line_must_be_clear(text: str, lines: int):
+    """A line that is there twice, or not at all, is refused by a message that says so."""
+    with Simulation() as sim, pytest.raises(ValueError, match=f"work has {lines} lines with '{text}'"):
+        with sim.at(work, text, print):
+            pass
+
+
+def test_time_passes_only_when_it_is_told_to():
+    """A lease is renewed for as long as time passes in small steps or large; no real time does."""
+    began = time.monotonic()
+
+    with Simulation(ttl=30) as sim:
+        lease = lock("report").acquire()
+        sim.advance(1200)
+
+        assert lease.valid()
+        assert lease.extensions >= 100
+        assert lease.remaining() > 15
+
+    assert time.monotonic() - began < 30
+
+
+def test_holder_that_stands_still_loses_its_lock():
+    """P31, L34: nothing is renewed meanwhile; the first look afterwards says lost."""
+    with Simulation(ttl=30) as sim:
+        lease = lock("report").acquire()
+
+        sim.pause(29)
+        assert lease.valid()
+        sim.advance(1)
+        sim.pause(31)
+
+        assert not lease.valid()
+        assert lease.lost.is_set()
+
+
+def test_rival_waits_in_virtual_time():
+    """Who waits for a lock lets time pass, and gets it when the holder ends."""
+    with Simulation(ttl=30) as sim:
+        rival = sim.rival()
+        lease = rival.lock("report").acquire()
+        sim.after(100, lease.release)
+        began = sim.clock()
+
+        with lock("report", wait=200):
+            assert 100 <= sim.clock() - began < 101
+        with pytest.raises(LockTakenError), rival.lock("report"):
+            lock("report", wait=5).acquire()
+
+
+def test_rival_that_is_killed_leaves_its_lease_behind():
+    """P24: its lock is free when its lease is over."""
+    with Simulation(ttl=30) as sim:
+        rival = sim.rival()
+        rival.lock("report").acquire()
+        rival.kill()
+        began = sim.clock()
+
+        with lock("report", wait=None):
+            assert 28 < sim.clock() - began < 32
+
+
+def test_nodes_fail_and_come_back():
+    """P20, P25: one of three may be down, two may not, and one that forgot gives no vote for a while."""
+    with Simulation() as sim:
+        sim.nodes[0].crash()
+        lock("a").acquire().release()
+        sim.nodes[1].crash()
+        with pytest.raises(QuorumUnavailableError):
+            lock("a", wait=0).acquire()
+
+        sim.nodes[1].start(keep_data=False)
+        with pytest.raises(QuorumUnavailableError, match="restarted"):
+            lock("a", wait=0).acquire()
+        sim.advance(70)
+        lock("a", wait=0).acquire().release()
+
+
+def test_reply_that_is_dropped_is_none():
+    """L4: two of three replies are lost, the attempt fails, and leaves nothing in the way."""
+    with Simulation() as sim:
+        lock("warm").acquire().release()
+        for node in sim.nodes[:2]:
+            node.drop_next_reply()
+
+        with pytest.raises(QuorumUnavailableError):
+            lock("a", wait=0).acquire()
+
+        sim.advance(5)
+        sim.rival().lock("a", wait=0).acquire()
+
+
+def test_release_is_brought_to_a_node_that_missed_it():
+    """L38: a node that was down when the lock was released is told when it is back."""
+    with Simulation() as sim:
+        lease = lock("a").acquire()
+        sim.nodes[0].crash()
+        lease.release()
+        assert sim.nodes[0].store._holders
+
+        sim.nodes[0].start()
+        sim.advance(5)
+
+        assert not sim.nodes[0].store._holders
+
+
+def test_overlap_is_found():
+    """A2, P16: two of three clocks that run forward break what the lock assumes; the check at the end says so."""
+    sim = Simulation()
+    with sim:
+        lock("report").acquire()
+        for node in sim.nodes[:2]:
+            node.step_clock(3600)
+        sim.rival().lock("report", wait=0).acquire()
+        overlaps, sim.overlaps = sim.overlaps, []
+
+    assert overlaps == ["'report' was granted to rival 1 while this process had it."]
+    sim.overlaps = overlaps
+    with pytest.raises(OverlapError, match="'report' was granted to rival 1 while this process had it"), sim:
+        pass
+
+
+def test_overlap_is_not_found_where_there_is_none():
+    """P21: one clock that runs forward costs a vote, and no more; shared holders and places are no overlap."""
+    with Simulation() as sim:
+        held = lock("report").acquire()
+        sim.nodes[0].step_clock(3600)
+        with pytest.raises((LockTakenError, QuorumUnavailableError)):
+            sim.rival().lock("report", wait=0).acquire()
+        assert held.valid()
+        for _ in range(2):
+            sim.rival().lock("pages", shared=True).acquire()
+            sim.rival().lock("two", limit=2).acquire()
+
+        assert sim.overlaps == []
+
+
+async def test_asyncio_runs_in_virtual_time_too():
+    """The asynchronous flavour is renewed and lost in the same way."""
+    with Simulation(ttl=30) as sim:
+        async with lock("report") as lease:
+            sim.advance(100)
+            assert lease.valid()
+        lease = await lock("report").aacquire()
+        sim.pause(31)
+
+        assert not lease.valid()
+        assert lease.lost.is_set()
+
+
+def test_what_was_there_before_is_there_again(settings: Any):
+    """After the block the alias has its own nodes, and time is real."""
+    before = lock("a").acquire()
+    with Simulation() as sim:
+        lock("a", wait=0).acquire()
+        sim.advance(1000)
+
+    assert before.valid()
+    assert before.release() == "released"
+
+
+@pytest.mark.server
+def test_example_in_the_docs_works(tmp_path: Path):
+    """The example is run as it stands, by pytest, with the fixture of the plugin."""
+    blocks = DOCS.read_text().split("```python\n")[1:]
+    (example,) = [block.split("```")[0] for block in blocks if "redlock_simulation" in block]
+    module, test = example.split("# test_invoices.py\n")
+    (tmp_path / "invoices.py").write_text(module)
+    (tmp_path / "test_invoices.py").write_text(test)
+    command = [sys.executable, "-m", "pytest", "-p", "no:redlock", "-p", "django_redlock.testing.plugin", "-q"]
+    command += ["--ds=tests.settings", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join([str(tmp_path), *sys.path, root])
+
+    ran = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "3 passed" in ran.stdout

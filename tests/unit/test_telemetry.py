@@ -1,0 +1,389 @@
+"""Signals, the logger, and what Prometheus, OpenTelemetry and a health check are told, over real servers."""
+
+import json
+import logging
+import re
+import urllib.request
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.conf import settings
+from django.test import AsyncRequestFactory, override_settings
+
+from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks, signals
+from django_redlock.exceptions import EXPLANATIONS
+from django_redlock.inventory import find_lock, force_release
+from django_redlock.telemetry import template
+from django_redlock.testing import Servers
+
+prometheus_client = pytest.importorskip("prometheus_client", reason="needs prometheus-client")
+pytest.importorskip("opentelemetry.sdk", reason="needs opentelemetry-sdk")
+health_check = pytest.importorskip("health_check", reason="needs django-health-check")
+
+from opentelemetry import metrics, trace  # noqa: E402
+from opentelemetry.sdk.metrics import MeterProvider  # noqa: E402
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: E402
+from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor  # noqa: E402
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
+
+from django_redlock.contrib import opentelemetry as otel  # noqa: E402
+from django_redlock.contrib import prometheus  # noqa: E402
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def three(nodes: Servers) -> Iterator[Servers]:
+    """Three real servers with names under the default alias."""
+    urls = [{"URL": url, "NAME": f"lock-{place}"} for place, url in enumerate(nodes.urls[:3], 1)]
+    with override_settings(
+        REDLOCK={"default": {"NODES": urls, "OPTIONS": {"restart_guard": False, "node_timeout": 1.0}}}
+    ):
+        yield nodes
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("orders:7", "orders:*"),
+        ("orders", "orders"),
+        ("report-2026-11", "report-N-N"),
+        ("task:shop.import:user=7", "task:shop.import:*"),
+        ("task:shop.import", "task:shop.import"),
+        ("a:1, b:2", "a:*"),
+        ("6ba7b810-9dad-11d1-80b4-00c04fd430c8", "N"),
+        ("x" * 5000, "x" * 100),
+        ("alice@example.com", "*"),
+        ("user/alice/profile", "user/*"),
+        ("key=ABCDEFG", "key=*"),
+        ("invoice_AbCdEf", "invoice_N"),
+        ("report-xNfQNzK", "report-N"),
+        ("nightly import of orders", "nightly *"),
+        ("nightly-import", "nightly-import"),
+        ("NightlyReport2.sync_all", "NightlyReportN.sync_all"),
+        ("(odd)", "*"),
+    ],
+)
+def test_names_are_labelled_by_their_template(name, label):
+    """
+    L78: what tells one order or user from another is in no label.
+    """
+    assert template(name) == label
+
+
+def test_nodes_that_go_and_come_are_told_once(three, caplog):
+    """
+    L73: a node that stops answering is told by one signal and one warning, however many locks notice; so is its return.
+    """
+    caplog.set_level(logging.INFO, "django_redlock")
+    heard: list[tuple[str, str]] = []
+
+    def down(sender: Any, node: str, **about: Any) -> None:
+        heard.append(("down", node))
+
+    def up(sender: Any, node: str, **about: Any) -> None:
+        heard.append(("up", node))
+
+    signals.node_down.connect(down)
+    signals.node_up.connect(up)
+    try:
+        lock("a").acquire().release()
+        three[1].kill()
+        for _ in range(5):
+            lock("a").acquire().release()
+        three[1].start()
+        while ("up", "lock-2") not in heard:
+            lock("a").acquire().release()
+    finally:
+        signals.node_down.disconnect(down)
+        signals.node_up.disconnect(up)
+
+    assert heard == [("down", "lock-2"), ("up", "lock-2")]
+    said = [(record.event, record.levelname) for record in caplog.records if hasattr(record, "event")]
+    assert said == [("node_down", "WARNING"), ("node_up", "INFO")]
+
+
+def test_a_lease_knows_how_long_it_waited_and_was_held(three):
+    """
+    How long it took to get a lock, and for how long it was held, is known of every lease, also when it has ended.
+    """
+    first = lock("a").acquire()
+    with pytest.raises(LockTakenError):
+        lock("a", wait=0.5).acquire()
+    first.release()
+    held = first.held()
+
+    assert held >= 0.5
+    assert first.held() == held
+    assert 0 < first.waited < held
+
+
+# Prometheus
+
+
+@pytest.fixture
+def registry() -> Iterator[Any]:
+    registry = prometheus_client.CollectorRegistry()
+    prometheus.install(registry)
+    yield registry
+    prometheus.uninstall()
+
+
+def test_every_way_to_lose_a_lock_is_counted(three, registry):
+    """
+    A lock that a database took away is a lost one, and so is one of every other reason that a lease may end for.
+    """
+    lease = lock("stock:7").acquire()
+
+    lease.fenced_out(lease.fencing_token + 1)
+
+    labels = {"alias": "default", "lock": "stock:*", "outcome": "fenced"}
+    assert registry.get_sample_value("redlock_lost_total", labels) == 1
+    assert {*prometheus.LOSSES} == {*EXPLANATIONS, "taken"} - {"forked", "margin", "released"}
+
+
+def test_a_prometheus_scrape(three, registry):
+    """
+    A scrape over HTTP has waits and holds by template and outcome, what is held by state, and which nodes answer.
+    """
+    server, thread = prometheus_client.start_http_server(0, "127.0.0.1", registry)
+    try:
+        lease = lock("orders:7").acquire()
+        with pytest.raises(LockTakenError):
+            lock("orders:7", wait=0).acquire()
+        lock("reports:1").acquire().release()
+        held = lock("reports:2", renew=False).acquire()
+        force_release("reports:2", find_lock("reports:2").fingerprint)
+        held.extend()
+        three[2].kill()
+        url = f"http://127.0.0.1:{server.server_port}/metrics"
+        text = urllib.request.urlopen(url, timeout=30).read().decode()
+        lease.release()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+    values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[:1] != "#"}
+    assert values['redlock_wait_seconds_count{alias="default",lock="orders:*",outcome="acquired"}'] == 1
+    assert values['redlock_wait_seconds_count{alias="default",lock="orders:*",outcome="taken"}'] == 1
+    assert values['redlock_hold_seconds_count{alias="default",lock="reports:*",outcome="released"}'] == 1
+    assert values['redlock_hold_seconds_count{alias="default",lock="reports:*",outcome="revoked"}'] == 1
+    assert values['redlock_lost_total{alias="default",lock="reports:*",outcome="revoked"}'] == 1
+    assert values['redlock_lost_total{alias="default",lock="orders:*",outcome="expired"}'] == 0  # and not absent
+    assert values['redlock_forced_total{alias="default",outcome="released"}'] == 1
+    assert values['redlock_held_locks{alias="default",state="degraded"}'] == 1
+    assert values['redlock_node_up{alias="default",node="lock-1"}'] == 1
+    assert values['redlock_node_up{alias="default",node="lock-3"}'] == 0
+    assert values['redlock_spare_nodes{alias="default"}'] == 0
+    assert "orders:7" not in text
+
+
+def test_one_alias_with_wrong_settings_does_not_hide_the_others(three, registry):
+    """
+    L73: the alias that cannot be used has no node to spare, as an alert can see; the others are as they are.
+    """
+    wrong = {**settings.REDLOCK, "typo": {"NODES": ["htp://a"]}}
+    with override_settings(REDLOCK=wrong):
+        text = prometheus_client.generate_latest(registry).decode()
+
+    assert 'redlock_spare_nodes{alias="typo"} -1.0' in text
+    assert 'redlock_spare_nodes{alias="default"} 1.0' in text
+    assert 'redlock_node_up{alias="default",node="lock-1"} 1.0' in text
+
+
+def test_what_too_few_nodes_say_is_not_nothing(three, registry):
+    """
+    L73: without a quorum nobody knows how many locks are held, so no number is told.
+    """
+    for server in three[:2]:
+        server.kill()
+    text = prometheus_client.generate_latest(registry).decode()
+
+    assert "redlock_held_locks{" not in text
+    assert 'redlock_spare_nodes{alias="default"} -1.0' in text
+
+
+def test_metrics_are_installed_as_often_as_the_apps_are_ready(three):
+    """
+    Installed again in the same registry they are as before; in another one they are there, and no more in the first.
+    """
+    first, second = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
+    try:
+        for registry in (first, first, second, first):
+            prometheus.install(registry)
+            lock("orders:7").acquire().release()
+        counts = [
+            registry.get_sample_value(
+                "redlock_wait_seconds_count", {"alias": "default", "lock": "orders:*", "outcome": "acquired"}
+            )
+            for registry in (first, second)
+        ]
+    finally:
+        prometheus.uninstall()
+
+    assert counts == [1, None]
+    assert not first._names_to_collectors
+
+
+def test_a_scrape_of_settings_that_cannot_be_used(registry):
+    """
+    A wrong setting is no error of the scrape.
+    """
+    with override_settings(REDLOCK={"default": {"NODES": []}}):
+        assert b"redlock_node_up" in prometheus_client.generate_latest(registry)
+
+
+def test_the_app_installs_the_metrics():
+    """
+    In INSTALLED_APPS it registers its metrics once the apps are ready, without asking a node.
+    """
+    installed = [*settings.INSTALLED_APPS, "django_redlock.contrib.prometheus"]
+    with override_settings(REDLOCK={"default": {"NODES": ["redis://127.0.0.1:1"]}}, INSTALLED_APPS=installed):
+        assert apps.get_app_config("redlock_prometheus")
+        assert "redlock_forced_total" in prometheus_client.REGISTRY._names_to_collectors
+    prometheus.uninstall()
+
+
+# OpenTelemetry
+
+
+@pytest.fixture(scope="module")
+def exported() -> tuple[InMemorySpanExporter, InMemoryMetricReader, Any]:
+    """An SDK that keeps what it is told, and writes it like the one for a console."""
+    spans, reader, console = InMemorySpanExporter(), InMemoryMetricReader(), StringIO()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=console)))
+    trace.set_tracer_provider(provider)
+    metrics.set_meter_provider(MeterProvider([reader]))
+    return spans, reader, console
+
+
+def test_an_opentelemetry_export(three, exported):
+    """
+    Waiting and holding are spans under the one that is under way, failures have their status, and both are in
+    histograms; the name itself is nowhere.
+    """
+    spans, reader, console = exported
+    spans.clear()
+    otel.install()
+    try:
+        with trace.get_tracer("test").start_as_current_span("request") as request:
+            with lock("orders:7"):
+                with pytest.raises(LockTakenError):
+                    lock("orders:7", wait=0).acquire()
+    finally:
+        otel.uninstall()
+
+    found = {(span.name, span.attributes.get("redlock.outcome")): span for span in spans.get_finished_spans()}
+    waited = found["redlock acquire", "acquired"]
+    assert waited.parent.span_id == request.get_span_context().span_id
+    assert waited.attributes["redlock.lock"] == "orders:*"
+    assert waited.end_time >= waited.start_time
+    assert found["redlock acquire", "taken"].status.status_code.name == "ERROR"
+    assert found["redlock hold", "released"].status.status_code.name == "UNSET"
+    data = json.loads(reader.get_metrics_data().to_json())
+    names = {metric["name"] for scope in data["resource_metrics"][0]["scope_metrics"] for metric in scope["metrics"]}
+    assert {"redlock.wait", "redlock.hold"} <= names
+    assert '"name": "redlock hold"' in console.getvalue()
+    assert "orders:7" not in console.getvalue() + json.dumps(data)
+
+
+# django-health-check
+
+
+@pytest.mark.asyncio
+async def test_a_health_check(three):
+    """
+    With all nodes it is well; with none to spare it warns, and without a quorum it fails, with words and no address.
+    """
+
+    async def asked() -> tuple[int, str]:
+        from health_check.views import HealthCheckView
+
+        view = HealthCheckView.as_view(checks=[("django_redlock.contrib.health.Redlock", {"spare": 1})])
+        request = AsyncRequestFactory().get("/health/", headers={"accept": "application/json"})
+        response = await view(request)
+        return response.status_code, response.content.decode()
+
+    answers = [await asked()]
+    three[2].kill()
+    answers.append(await asked())
+    three[1].kill()
+    answers.append(await asked())
+    await locks["default"].aclose()
+
+    assert [status for status, _ in answers] == [200, 500, 500]
+    assert "2 of 3 nodes answer; 2 needed. No other may fail." in answers[1][1]
+    assert "1 of 3 nodes answer; 2 needed." in answers[2][1]
+    assert "127.0.0.1" not in answers[2][1]
+
+
+@pytest.mark.asyncio
+async def test_a_health_check_of_settings_that_cannot_be_used():
+    """
+    A wrong setting fails the check with the id of the system check.
+    """
+    from django_redlock.contrib.health import Redlock
+
+    with override_settings(REDLOCK={"default": {"NODES": []}}):
+        result = await Redlock().get_result()
+    assert "redlock.E003" in str(result.error)
+
+
+# What the documentation offers
+
+
+def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are(three, registry):
+    """
+    Every metric in the Grafana dashboard and in the alert rules is one that a scrape has.
+    """
+    lock("a").acquire().release()
+    with pytest.raises(LockTakenError):
+        with lock("a"):
+            lock("a", wait=0).acquire()
+    scraped = set(re.findall(r"^(?:# TYPE )?(redlock_\w+)", prometheus_client.generate_latest(registry).decode(), re.M))
+    offered = (DOCS / "monitoring" / "grafana.json").read_text() + (DOCS / "monitoring" / "alerts.yml").read_text()
+
+    json.loads((DOCS / "monitoring" / "grafana.json").read_text())
+    asked = set(re.findall(r"\bredlock_\w+", offered))
+    commands = {"redlock_doctor", "redlock_clear", "redlock_list"}
+    assert asked - commands - scraped == set()
+    assert len(asked) >= 6
+
+
+def test_no_quorum_is_an_outcome_of_its_own(three, registry):
+    """
+    L3: taken and cannot tell are different outcomes.
+    """
+    three[0].kill()
+    three[1].kill()
+    with pytest.raises(QuorumUnavailableError):
+        lock("a", wait=0).acquire()
+
+    assert 'outcome="no_quorum"' in prometheus_client.generate_latest(registry).decode()
+
+
+def test_one_alias_that_cannot_be_used_leaves_the_others_their_metrics(three, registry):
+    """
+    A mistake in the settings of one alias must not silence the alarms of another; and what nobody knows is no 0.
+    """
+    options = {"restart_guard": False, "node_timeout": 2.0}
+    aliases = {"broken": {"NODES": []}, "default": {"NODES": three.urls[:3], "OPTIONS": options}}
+    with override_settings(REDLOCK=aliases):
+        whole = prometheus_client.generate_latest(registry).decode()
+        for server in three[:2]:
+            server.kill()
+        locks["default"].close()
+        lost = prometheus_client.generate_latest(registry).decode()
+
+    assert 'redlock_spare_nodes{alias="default"} 1.0' in whole
+    assert 'redlock_held_locks{alias="default",state="held"} 0.0' in whole
+    assert 'redlock_spare_nodes{alias="default"} -1.0' in lost
+    assert "redlock_held_locks{" not in lost

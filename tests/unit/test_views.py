@@ -1,0 +1,872 @@
+"""
+``locked_view``: one request at a time for each value of the key, with the transaction inside the lock.
+"""
+
+import asyncio
+import inspect
+import json
+import threading
+import uuid
+from datetime import date
+from functools import partial
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.contrib.auth.models import AnonymousUser, User
+from django.core.exceptions import BadRequest, ImproperlyConfigured
+from django.db import connections, transaction
+from django.http import HttpResponse
+from django.test import Client, RequestFactory
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
+from django_redlock.nodes.gather import steady
+from django_redlock.refusals import refusal
+from django_redlock.signals import lock_acquired
+from django_redlock.view_keys import Call, ViewKey
+from django_redlock.views import locked_view
+from tests.shop.helpers import PATIENCE, during, is_free, lose, paid_as_others_see
+from tests.shop.models import Order
+from tests.shop.views import pay
+
+NAME = "view:order:7"
+
+pytestmark = pytest.mark.usefixtures("shop")
+
+requests = RequestFactory()
+
+
+def name_of(key, request=None, view=None, **kwargs):
+    """Return the name under which a request is locked."""
+    names = []
+
+    def look(lease, **about):
+        names.extend(lease.names)
+
+    def show(request, **kwargs):
+        return HttpResponse()
+
+    request = request or requests.post("/pay/")
+    lock_acquired.connect(look)
+    try:
+        locked_view(key)(view or show)(request, **kwargs)
+    finally:
+        lock_acquired.disconnect(look)
+    return names[0]
+
+
+# One at a time
+
+
+def test_second_request_is_told_to_come_back(client):
+    """
+    While one request runs, another for the same order gets 409, and one for another order goes through.
+    """
+    answers = []
+
+    def ask_meanwhile():
+        during(lambda: None)
+        answers.extend(Client().post(path).status_code for path in ("/touch/7/", "/touch/8/"))
+
+    during(ask_meanwhile)
+
+    assert client.post("/touch/7/").status_code == 200
+    assert answers == [409, 200]
+    assert is_free(NAME)
+
+
+def test_lock_is_taken_with_the_view_and_method_as_its_holder(client, leases):
+    """
+    Whoever finds the lock taken learns which view has it.
+    """
+    refusals = []
+
+    def try_meanwhile():
+        with pytest.raises(LockTakenError) as taken:
+            lock(NAME, wait=0).acquire()
+        refusals.append(taken.value.holder)
+
+    during(try_meanwhile)
+    client.post("/touch/7/")
+
+    assert leases[0].names == (NAME,)
+    assert (refusals[0]["kind"], refusals[0]["label"]) == ("view", "tests.shop.views.touch POST")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "TRACE"])
+def test_safe_methods_are_not_locked(client, method):
+    """
+    A request that only reads goes through while the lock is taken.
+    """
+    with lock(NAME):
+        assert client.generic(method, "/touch/7/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("methods", "locked"), [(["get"], {"GET", "HEAD"}), ({"PUT"}, {"PUT"}), (("POST", "LOCK"), {"POST", "LOCK"})]
+)
+def test_methods_choose_what_is_locked(methods, locked):
+    """
+    ``methods`` names the methods that are locked; HEAD goes with GET, as in Django.
+    """
+    view = locked_view("order", methods=methods)(lambda request: HttpResponse())
+
+    with lock("view:order"):
+        refused = {
+            method
+            for method in ("GET", "HEAD", "POST", "PUT", "LOCK")
+            if view(requests.generic(method, "/")).status_code == 409
+        }
+
+    assert refused == locked
+
+
+def test_waiting_request_goes_on_when_the_lock_is_free():
+    """
+    With ``wait`` a request tries for so long before it gives up.
+    """
+    view = locked_view("order", wait=PATIENCE)(lambda request: HttpResponse())
+    held = lock("view:order").acquire()
+    answers = []
+
+    waiting = threading.Thread(target=lambda: answers.append(view(requests.post("/")).status_code), daemon=True)
+    waiting.start()
+    held.release()
+    waiting.join(PATIENCE)
+
+    assert answers == [200]
+
+
+def test_exception_of_the_view_releases(client):
+    """
+    A view that fails is answered as ever, and its lock is free at once (L55).
+    """
+    during(lambda: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        client.post("/touch/7/")
+
+    assert is_free(NAME)
+
+
+def test_lock_error_of_the_view_is_not_taken_for_its_own():
+    """
+    A lock that the view itself could not get is the view's business, not a 409.
+    """
+
+    @locked_view("order")
+    def view(request):
+        lock("other", wait=0).acquire()
+
+    with lock("other"), pytest.raises(LockTakenError):
+        view(requests.post("/"))
+    assert is_free("view:order")
+
+
+def test_attributes_of_the_view_are_kept():
+    """
+    The name of the view and what other decorators wrote on it stay.
+    """
+    assert pay.__name__ == "pay"
+    assert pay.csrf_exempt
+
+
+# Classes and coroutines
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@pytest.mark.parametrize("path", ["/pay-class/7/", "/pay-whole-class/7/"])
+def test_class_is_locked_through_dispatch(client, order, path):
+    """
+    The decorator on the class, and ``method_decorator(..., name="dispatch")``, lock its POST and not its GET.
+    """
+    with lock(NAME):
+        assert client.get(path).status_code == 200
+        assert client.post(path).status_code == 409
+    assert client.post(path).content == b"paid"
+
+
+@pytest.mark.parametrize("path", ["/apay/7/", "/apay-class/7/", "/apay-whole-class/7/"])
+async def test_coroutines_are_locked_until_they_are_done(async_client, path):
+    """
+    An async view, or an async class through dispatch, holds the lock while it runs, not while it is created.
+    """
+    held = []
+    during(lambda: held.append(not is_free(NAME)))
+
+    answer = await async_client.post(path)
+
+    assert (answer.status_code, held, is_free(NAME)) == (200, [True], True)
+    async with lock(NAME):
+        assert (await async_client.post(path)).status_code == 409
+
+
+async def test_cancelled_request_releases():
+    """
+    A client that goes away while its view runs leaves no lock behind.
+    """
+    started = asyncio.Event()
+
+    @locked_view("order")
+    async def view(request):
+        started.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(view(requests.post("/")))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert is_free("view:order")
+
+
+def test_coroutine_in_disguise_is_refused():
+    """
+    A blocking function that returns a coroutine would be unlocked before it runs: an error says so.
+    """
+
+    async def pay(request):
+        pytest.fail("ran")
+
+    view = locked_view("order")(lambda request: pay(request))
+
+    with pytest.raises(TypeError, match="directly on the coroutine function"):
+        view(requests.post("/"))
+    assert is_free("view:order")
+
+
+def test_class_that_is_no_view_is_refused():
+    """
+    Decorating another class is an error that says so.
+    """
+    with pytest.raises(TypeError, match=r"the class Order has no dispatch\(\)"):
+        locked_view("order:{pk}")(Order)
+
+
+# Transactions
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@pytest.mark.parametrize("path", ["/pay/7/", "/pay-class/7/", "/pay-whole-class/7/", "/pay-under-two-locks/7/"])
+def test_lock_is_released_after_the_commit_of_the_request(client, order, atomic_requests, seen_at_release, path):
+    """
+    Under ATOMIC_REQUESTS another connection sees the change when the lock is free, and not before (L52).
+    """
+    inside = []
+    during(lambda: inside.append(paid_as_others_see()))
+
+    assert client.post(path).status_code == 200
+
+    assert inside == [False]
+    assert set(seen_at_release) == {True}
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_lock_is_released_after_the_rollback_of_the_request(client, order, atomic_requests, seen_at_release):
+    """
+    Under ATOMIC_REQUESTS a view that fails is rolled back as ever, and then releases (L55).
+    """
+    during(lambda: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        client.post("/pay/7/")
+
+    assert (seen_at_release, paid_as_others_see()) == ([False], False)
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_lost_lock_rolls_the_request_back(client, order, atomic_requests, leases):
+    """
+    A lease that ended while the view ran takes the request's changes with it (L53).
+    """
+    during(lambda: lose(leases[0]))
+
+    with pytest.raises(LockLostError):
+        client.post("/pay/7/")
+
+    assert paid_as_others_see() is False
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_lock_that_is_about_to_end_rolls_the_request_back(client, order, atomic_requests, leases):
+    """
+    With less than a twentieth of the ttl left, which may not be enough for the commit, there is none (L53).
+    """
+
+    def shorten():
+        leases[0]._tenure.deadline = steady() + 1.4  # of 30 seconds
+
+    during(shorten)
+
+    with pytest.raises(LockLostError) as lost:
+        client.post("/pay/7/")
+
+    assert (lost.value.reason, paid_as_others_see()) == ("margin", False)
+    assert is_free(NAME)
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_lock_lost_during_the_commit_is_logged(client, order, atomic_requests, leases, caplog):
+    """
+    A view that has committed is answered, even if its lock turns out to be gone; the log tells.
+    """
+    during(lambda: transaction.on_commit(lambda: lose(leases[0]), using="warehouse"))
+
+    assert client.post("/pay/7/").status_code == 200
+
+    assert "the lock of view tests.shop.views.pay ended before the view did" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@pytest.mark.parametrize("path", ["/pay-without-transaction/7/", "/pay-without-transaction-below/7/"])
+def test_view_without_transaction_stays_without(client, order, atomic_requests, path):
+    """
+    ``@transaction.non_atomic_requests`` counts above and below ``@locked_view``.
+    """
+    inside = []
+    during(lambda: inside.append(paid_as_others_see()))
+
+    client.post(path)
+
+    assert inside == [True]
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_request_that_is_not_locked_keeps_its_transaction(client, order, atomic_requests):
+    """
+    A GET of a locked view is still a transaction under ATOMIC_REQUESTS.
+    """
+    inside = []
+    during(lambda: inside.append(connections["warehouse"].in_atomic_block))
+
+    client.get("/pay/7/")
+
+    assert inside == [True]
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+def test_transaction_around_the_lock_is_refused(client, order, atomic_requests, leases):
+    """
+    A decorated method cannot keep Django from opening the transaction outside: an error says where to decorate (L52).
+    """
+    with pytest.raises(RuntimeError, match=r"PayByMethod is inside a transaction.* decorate the class itself"):
+        client.post("/pay-by-method/7/")
+
+    assert leases == []
+
+
+@pytest.mark.django_db(databases=["default", "warehouse"])
+def test_transaction_of_a_test_case_is_no_obstacle(client, leases):
+    """
+    Inside Django's TestCase, whose transaction never ends, locked views work.
+    """
+    Order.objects.using("warehouse").create(pk=7)
+
+    assert client.post("/pay/7/").status_code == 200
+    assert client.post("/pay-by-method/7/").status_code == 200
+    assert len(leases) == 2
+
+
+@pytest.mark.parametrize("path", ["/apay/7/", "/apay-class/7/", "/apay-whole-class/7/"])
+@pytest.mark.django_db(databases=["default", "warehouse"])
+async def test_async_views_under_atomic_requests_stay_refused(async_client, atomic_requests, path):
+    """
+    Django has no transactions for async views and says so; the decorator hides nothing.
+    """
+    with pytest.raises(RuntimeError, match="You cannot use ATOMIC_REQUESTS with async views"):
+        await async_client.post(path)
+
+
+# Streaming
+
+
+@pytest.mark.django_db
+def test_streaming_response_holds_the_lock_until_it_is_closed(client):
+    """
+    A stream is part of the work: the lock is free when the server has closed the response.
+    """
+    answer = client.post("/stream/7/")
+    assert not is_free(NAME)
+
+    content = b"".join(answer.streaming_content)
+
+    assert content == b"onetwo"
+    assert is_free(NAME)
+
+
+@pytest.mark.django_db
+def test_abandoned_stream_releases_when_it_is_closed(client):
+    """
+    A client that goes away in the middle frees the lock, because the server closes the response.
+    """
+    answer = client.post("/stream/7/")
+    next(iter(answer.streaming_content))
+
+    answer.close()
+
+    assert is_free(NAME)
+
+
+@pytest.mark.django_db
+async def test_async_stream_holds_the_lock_until_it_is_closed(async_client, async_connections):
+    """
+    The same for an async view, whose response is closed in a thread.
+    """
+    answer = await async_client.post("/astream/7/")
+    assert not is_free(NAME)
+
+    content = b"".join([part async for part in answer.streaming_content])
+    await sync_to_async(answer.close)()
+
+    assert content == b"onetwo"
+    assert is_free(NAME)
+
+
+# Answers
+
+
+def test_browser_gets_a_page(client):
+    """
+    A browser gets 409 as HTML, with Retry-After, and without the name of the lock.
+    """
+    with lock(NAME):
+        answer = client.post("/touch/7/", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+
+    assert answer.status_code == 409
+    assert answer["Content-Type"] == "text/html; charset=utf-8"
+    assert 1 <= int(answer["Retry-After"]) <= 10
+    assert answer["Cache-Control"] == "no-store"
+    assert "Accept" in answer["Vary"]
+    assert b"<h1>Already in progress</h1>" in answer.content
+    assert b"order:7" not in answer.content
+
+
+@pytest.mark.parametrize(
+    "accept", ["application/json", "application/problem+json", "text/html;q=0.5, application/json", "application/*"]
+)
+def test_program_gets_problem_details(client, accept):
+    """
+    A client that prefers JSON gets problem details (RFC 9457), without the name of the lock.
+    """
+    with lock(NAME):
+        answer = client.post("/touch/7/", headers={"accept": accept})
+
+    assert answer["Content-Type"] == "application/problem+json"
+    problem = json.loads(answer.content)
+    assert (problem["status"], problem["title"]) == (409, "Already in progress")
+    assert set(problem) == {"status", "title", "detail"}
+    assert "order:7" not in problem["detail"]
+
+
+@pytest.mark.parametrize("accept", ["", "*/*", "image/png"])
+def test_page_is_for_all_who_do_not_ask_for_json(client, accept):
+    """
+    A client without a preference, such as htmx, gets HTML.
+    """
+    with lock(NAME):
+        answer = client.post("/touch/7/", headers={"accept": accept})
+
+    assert answer["Content-Type"] == "text/html; charset=utf-8"
+
+
+@pytest.mark.parametrize(("status", "title"), [(423, "Locked"), (429, "One at a time")])
+def test_another_status_may_be_asked_for(status, title):
+    """
+    ``on_busy`` chooses what the client is told; that too few nodes answer stays 503.
+    """
+    view = locked_view("order", on_busy=status)(lambda request: HttpResponse())
+
+    with lock("view:order"):
+        page = view(requests.post("/"))
+        problem = json.loads(view(requests.post("/", headers={"accept": "application/json"})).content)
+    for node in locks["default"].nodes[:2]:
+        node.down = True
+
+    assert (page.status_code, problem["status"], problem["title"]) == (status, status, title)
+    assert title in page.content.decode()
+    assert int(page["Retry-After"]) >= 1
+    assert view(requests.post("/")).status_code == 503
+
+
+def answer(request, error):
+    return HttpResponse(f"{request.path} {error.name}", status=202)
+
+
+async def answer_later(request, error):
+    return HttpResponse()
+
+
+async def test_answer_may_be_the_projects_own():
+    """
+    ``on_busy`` may be a function of the request and the error, for blocking and for asynchronous views.
+    """
+
+    async def later(request):
+        return HttpResponse()
+
+    decorate = locked_view("order", on_busy=answer)
+    async with lock("view:order"):
+        answers = [decorate(lambda request: HttpResponse())(requests.post("/pay/"))]
+        answers.append(await decorate(later)(requests.post("/pay/")))
+
+    assert [(each.status_code, each.content) for each in answers] == [(202, b"/pay/ view:order")] * 2
+
+
+@pytest.mark.parametrize(("on_busy", "error"), [(500, ValueError), ("409", TypeError), (answer_later, TypeError)])
+def test_answer_that_is_none_is_refused_at_once(on_busy, error):
+    """
+    Another status, a str or a coroutine function is an error when the view is decorated.
+    """
+    with pytest.raises(error, match="on_busy must be"):
+        locked_view("order", on_busy=on_busy)
+
+
+def test_page_may_be_the_projects_own(settings, tmp_path):
+    """
+    A template of the project goes before ours, and knows title, detail and status.
+    """
+    folder = tmp_path / "django_redlock"
+    folder.mkdir()
+    (folder / "busy.html").write_text("{{ title }}|{{ status }}|{{ request.path }}")
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
+
+    page = refusal(requests.post("/pay/"), LockTakenError("order"))
+
+    assert page.content == b"Already in progress|409|/pay/"
+
+
+def test_lock_is_named_when_debugging(client, settings):
+    """
+    With DEBUG both answers say which lock is taken, and by whom.
+    """
+    settings.DEBUG = True
+
+    with lock(NAME, label="the other"):
+        page = client.post("/touch/7/")
+        problem = client.post("/touch/7/", headers={"accept": "application/json"}).json()
+
+    assert "view:order:7" in page.content.decode()
+    assert "the other" in problem["debug"]
+
+
+def test_missing_quorum_is_not_the_clients_fault(client):
+    """
+    Without a quorum the answer is 503 with Retry-After, never 409.
+    """
+    for node in locks["default"].nodes[:2]:
+        node.down = True
+
+    page = client.post("/touch/7/")
+    problem = client.post("/touch/7/", headers={"accept": "application/json"})
+
+    assert (page.status_code, problem.status_code) == (503, 503)
+    assert int(page["Retry-After"]) >= 1
+    assert b"Temporarily unavailable" in page.content
+    assert problem.json()["status"] == 503
+
+
+@pytest.mark.parametrize(
+    ("left", "header"), [(None, "1"), (0.0, "1"), (0.2, "1"), (1.2, "2"), (9.5, "10"), (29.0, "10")]
+)
+def test_retry_after_is_whole_seconds_within_bounds(left, header):
+    """
+    Retry-After is what is left of the lease, rounded up, from 1 to 10 seconds.
+    """
+    answer = refusal(requests.post("/"), LockTakenError("order", retry_after=left))
+
+    assert answer["Retry-After"] == header
+
+
+def test_answer_needs_no_template(settings):
+    """
+    A project without templates gets plain text.
+    """
+    settings.TEMPLATES = []
+
+    answer = refusal(requests.post("/"), QuorumUnavailableError("order"))
+
+    assert (answer.status_code, answer["Content-Type"]) == (503, "text/plain; charset=utf-8")
+
+
+# Keys
+
+
+def with_user(user, **meta):
+    request = requests.post("/pay/?order=3", {"cart": "4"}, **meta)
+    request.user = user
+    request.session = SimpleNamespace(session_key="secret" if user.pk else None)
+    return request
+
+
+ALICE = User(pk=42)
+NOBODY = AnonymousUser()
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("order:{pk}", "view:order:7"),
+        ("{request.user.pk}:{pk}", "view:42:7"),
+        ("user", "view:user:42"),
+        ("user_or_ip", "view:user:42"),
+        ("ip", "view:ip:127.0.0.1"),
+        ("path", "view:path:/pay/"),
+        ("get:order", "view:get:order:3"),
+        ("post:cart", "view:post:cart:4"),
+        ("kwarg:pk", "view:kwarg:pk:7"),
+        (["checkout", "user", "{pk}"], "view:checkout:user:42:7"),
+        (lambda request, pk: f"order:{pk}", "view:order:7"),
+        (lambda request, pk: ["order", pk, "a:b"], "view:order:7:a%3Ab"),
+        (["order", lambda request, pk: "a:b"], "view:order:a%3Ab"),
+        ("reindex", "view:reindex"),
+    ],
+)
+def test_key_is_resolved(key, name):
+    """
+    Templates, short names, callables and lists give the documented names.
+    """
+    assert name_of(key, with_user(ALICE), pk=7) == name
+
+
+def test_anonymous_user_is_locked_by_address():
+    """
+    ``user_or_ip`` falls back to the address, which is never mixed up with a user's key.
+    """
+    assert name_of("user_or_ip", with_user(NOBODY)) == "view:ip:127.0.0.1"
+    assert name_of("ip", requests.post("/", REMOTE_ADDR="::1")) == "view:ip:%3A%3A1"
+
+
+def test_secrets_are_not_part_of_the_name():
+    """
+    The session's key and the values of headers appear as digests: names of locks are shown in the admin.
+    """
+    names = [
+        name_of("session", with_user(ALICE)),
+        name_of("header:Authorization", requests.post("/", headers={"authorization": "secret"})),
+    ]
+
+    assert [name.rpartition(":")[0] for name in names] == ["view:session", "view:header:authorization"]
+    assert not any("secret" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("a:b", "a%3Ab"), ("50%", "50%25"), (date(2026, 1, 2), "2026-01-02"), (uuid.UUID(int=1), str(uuid.UUID(int=1)))],
+)
+def test_values_are_escaped_where_they_would_be_separators(value, text):
+    """
+    A value has none of the key's separators left in it; other signs stay readable.
+    """
+    assert name_of("order:{value}", value=value) == f"view:order:{text}"
+
+
+def test_long_value_is_cut_to_a_digest():
+    """
+    A long value keeps its beginning and differs from any other by a digest.
+    """
+    names = {name_of("{value}", value="x" * 200 + last) for last in "ab"}
+
+    assert len(names) == 2
+    assert all(name.startswith("view:" + "x" * 120 + "%h") and len(name) < 170 for name in names)
+
+
+@pytest.mark.parametrize(
+    ("key", "signs"),
+    [("{a}:{b}", "a:%"), ("{a}-{b}", "a-%"), ("{a}x_y{b}", "x_y"), ("{a}%:{b}", "5%:"), ("{a}.{b}:", "2.:E")],
+)
+def test_different_values_never_give_the_same_name(key, signs):
+    """
+    All pairs of texts of up to three signs, chosen to confuse, give names of their own (L19).
+    """
+    texts = ["".join(text) for length in (1, 2, 3) for text in product(signs, repeat=length)]
+    resolve = key_of(key)
+
+    names = {resolve(a, b) for a in texts for b in texts}
+
+    assert len(names) == len(texts) ** 2
+
+
+def key_of(key):
+    def view(request, a, b):
+        return None
+
+    resolved = ViewKey("view", key, inspect.signature(view))
+    request = requests.post("/")
+    return lambda a, b: resolved.resolve(Call(request, (), {}, {"a": a, "b": b}))
+
+
+def test_arguments_are_known_by_name_however_they_are_passed():
+    """
+    Positional arguments and defaults count as in the view's signature.
+    """
+
+    def view(request, pk, part="all"):
+        return HttpResponse()
+
+    with lock("view:7:all"):
+        answer = locked_view("{pk}:{part}")(view)(requests.post("/"), 7)
+
+    assert answer.status_code == 409
+
+
+# Keys that cannot work
+
+
+def show(request, pk, order_id=None):
+    return HttpResponse()
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("order:{oder_id}", "'{oder_id}' names no argument of the view; did you mean 'order_id'"),
+        ("order:{nothing}", "'{nothing}' names no argument of the view; it has order_id, pk, request"),
+        ("kwarg:kp", "'kwarg:kp' names no argument of the view"),
+        ("order:{pk", "is not a template"),
+        ("order:{}", "must be an argument of the view"),
+        ("order:{0}", "must be an argument of the view"),
+        ("order:{pk[0]}", "no calls, indexes"),
+        ("order:{pk.get()}", "no calls, indexes"),
+        ("order:{pk!r}", "formats"),
+        ("order:{pk:05d}", "formats"),
+        ("{request._messages}", "begin with an underscore"),
+        ("{request.__class__}", "begin with an underscore"),
+        ("{pk}{order_id}", "put a separator"),
+        ("{pk}x{order_id}", "put a separator"),
+        ("{pk}%{order_id}", "put a separator"),
+        ("header:", "must say which, such as 'header:Idempotency-Key'"),
+        ("get", "must say which, such as 'get:id'"),
+        ("checkout:user", "did you mean 'user'"),
+        ("usr", "did you mean 'user'"),
+        ("order:pk", "the same for every request; did you mean '{pk}'"),
+        ("", "must not be empty"),
+        ([], "must be a str, a callable or a list"),
+        (7, "must be a str, a callable or a list"),
+        (["order", 7], "part 1 must be a str or a callable, not 7"),
+    ],
+)
+def test_key_that_can_never_be_resolved_is_refused_at_once(key, message):
+    """
+    A mistake in the key is an error when the view is decorated, and names the view and the key.
+    """
+    with pytest.raises(ImproperlyConfigured) as refused:
+        locked_view(key)(show)
+
+    assert message in str(refused.value)
+    assert f"@locked_view on tests.unit.test_views.show, key {key!r}" in str(refused.value)
+
+
+def test_key_of_a_class_is_refused_at_once():
+    """
+    ``method_decorator`` lets a mistake be seen when the class is made.
+    """
+    with pytest.raises(ImproperlyConfigured, match=r"on a class, key 'order:\{pk': "):
+
+        @method_decorator(locked_view("order:{pk"), name="dispatch")
+        class Pay(View):
+            pass
+
+
+def test_coroutine_function_cannot_be_a_key():
+    """
+    A callable key is called in a thread and may block; a coroutine function is refused.
+    """
+
+    async def key(request):
+        return "order"
+
+    with pytest.raises(ImproperlyConfigured, match="coroutine function"):
+        locked_view(key)(show)
+
+
+@pytest.mark.parametrize(("options", "error"), [({"methods": "POST"}, TypeError), ({"methods": []}, ValueError)])
+def test_methods_that_would_lock_nothing_are_refused(options, error):
+    """
+    A str in place of a list, or an empty list, would leave the view unlocked.
+    """
+    with pytest.raises(error, match="methods"):
+        locked_view("order", **options)
+
+
+def test_wait_that_cannot_work_is_refused_at_once():
+    """
+    A negative wait is an error when the view is decorated.
+    """
+    with pytest.raises(ValueError, match="wait"):
+        locked_view("order", wait=-1)
+
+
+@pytest.mark.parametrize(
+    ("key", "error", "message"),
+    [
+        ("user", ImproperlyConfigured, "nobody is logged in; put @login_required above"),
+        ("{request.user.pk}", ImproperlyConfigured, "it is empty"),
+        ("session", ImproperlyConfigured, "has not been saved yet"),
+        ("ip", ImproperlyConfigured, "REMOTE_ADDR"),
+        ("{order_id}", ImproperlyConfigured, "it is empty"),
+        ("{pk.name}", ImproperlyConfigured, "has no attribute 'name'"),
+        ("{request.user}", ImproperlyConfigured, "a AnonymousUser cannot be part of a lock's name"),
+        ("{request.get_full_path}", ImproperlyConfigured, "cannot be part of a lock's name"),
+        (lambda request, pk: None, ImproperlyConfigured, "the callable has no value for this request"),
+        (lambda request, pk: "", ImproperlyConfigured, "the callable has no value for this request"),
+        (["order", lambda request, pk: [pk, None]], ImproperlyConfigured, "the callable has no value"),
+        ("header:Idempotency-Key", BadRequest, "the client sent no header Idempotency-Key"),
+        ("get:missing", BadRequest, "the client sent no missing"),
+        ("post:missing", BadRequest, "the client sent no missing"),
+    ],
+)
+def test_missing_value_is_an_error_and_never_a_shared_lock(leases, key, error, message):
+    """
+    A request without a value raises, naming the view and the key, and locks nothing.
+    """
+    request = with_user(NOBODY, REMOTE_ADDR="")
+
+    with pytest.raises(error) as missing:
+        locked_view(key)(show)(request, pk=7)
+
+    assert message in str(missing.value)
+    assert "@locked_view on tests.unit.test_views.show, key " in str(missing.value)
+    assert leases == []
+
+
+def test_request_without_users_is_told_what_is_missing():
+    """
+    Without AuthenticationMiddleware the error names it.
+    """
+    with pytest.raises(ImproperlyConfigured, match="add AuthenticationMiddleware"):
+        locked_view("user")(show)(requests.post("/"), pk=7)
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+async def test_key_of_an_async_view_may_read_the_database(async_connections):
+    """
+    A key whose attributes are read from the database, as ``request.user`` is, works in an async view.
+    """
+    await User.objects.using("warehouse").acreate(pk=42)
+    request = requests.post("/")
+    request.user = LazyUser()
+
+    @locked_view("{request.user.pk}")
+    async def view(request):
+        return HttpResponse(str(not is_free("view:42")))
+
+    assert (await view(request)).content == b"True"
+
+
+class LazyUser:
+    @property
+    def pk(self):
+        return User.objects.using("warehouse").get().pk
+
+
+def test_partial_view_has_a_name():
+    """
+    A view without a dotted name of its own can be locked, too.
+    """
+    view = locked_view("order:{pk}")(partial(show, order_id=1))
+
+    assert view(requests.post("/"), pk=7).status_code == 200
