@@ -15,6 +15,7 @@ import random
 import sys
 import tempfile
 from contextlib import ExitStack
+from datetime import date
 from pathlib import Path
 
 import django
@@ -65,12 +66,17 @@ def parse(profiles: list[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=1.0, help="how long each profile goes on")
-    parser.add_argument("--profile", default="all", choices=["all", *profiles])
+    parser.add_argument(
+        "--profile", default="all", choices=["all", "today", *profiles], help="'today' is one a day in turn"
+    )
     parser.add_argument("--nodes", type=int, default=3, help="how many servers")
     parser.add_argument("--workers", type=int, default=4, help="how many processes want the lock")
     parser.add_argument("--database", default="sqlite", choices=["sqlite", "postgresql"])
     parser.add_argument("--seed", type=int, help="for the choice of faults; when each hits is up to the machine")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.profile == "today":
+        options.profile = profiles[date.today().toordinal() % len(profiles)]
+    return options
 
 
 if __name__ == "__main__":
