@@ -17,6 +17,7 @@ import tempfile
 from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
+from secrets import randbelow
 
 import django
 
@@ -32,13 +33,13 @@ def main() -> int:
 
     options = parse(list(PROFILES))
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # the proxies are slow on a busy machine, and say so
-    random.seed(options.seed)
     failed = []
-    print(HEADS, flush=True)
+    print(f"seed {options.seed}\n\n{HEADS}", flush=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engine = SQLite(folder) if options.database == "sqlite" else stack.enter_context(PostgreSQL())
         for name in PROFILES if options.profile == "all" else [options.profile]:
+            random.seed(options.seed)  # so that one profile can be repeated without those before it
             result = one(engine, PROFILES[name], options.minutes * 60, options.nodes, options.workers)
             print(result.line(), flush=True)
             failed += result.failures
@@ -72,8 +73,10 @@ def parse(profiles: list[str]) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=3, help="how many servers")
     parser.add_argument("--workers", type=int, default=4, help="how many processes want the lock")
     parser.add_argument("--database", default="sqlite", choices=["sqlite", "postgresql"])
-    parser.add_argument("--seed", type=int, help="for the choice of faults; when each hits is up to the machine")
+    parser.add_argument("--seed", type=int, help="repeats the choice of faults, though not their timing")
     options = parser.parse_args()
+    if options.seed is None:
+        options.seed = randbelow(10**9)
     if options.profile == "today":
         options.profile = profiles[date.today().toordinal() % len(profiles)]
     return options

@@ -1,6 +1,7 @@
 """What is installed is complete, and it is what the tests run."""
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import distribution, packages_distributions, version
@@ -94,3 +95,29 @@ def test_rows_of_the_matrix_have_the_celery_that_they_are_for(row, celery):
         assert version("celery").startswith(f"{celery}.")
     environment = (CHECKOUT / "tox.ini").read_text().partition(f"[testenv:{row}]")[2].partition("[testenv:")[0]
     assert f"celery=={celery}." in environment
+
+
+def test_lint_runs_the_pinned_hooks_and_nothing_else():
+    """
+    The hooks that a commit runs are those of `tox run -e lint`: .pre-commit-config.yaml alone has their versions.
+    """
+    hooks = (CHECKOUT / ".pre-commit-config.yaml").read_text()
+    lint = (CHECKOUT / "tox.ini").read_text().partition("[testenv:lint]")[2].partition("[testenv:")[0]
+    tools = re.findall(r"additional_dependencies: \[(.+)\]", hooks)
+
+    assert re.findall(r"repo: (.+)", hooks) == ["local"]  # no hook is fetched from anywhere but the package index
+    assert len(tools) == hooks.count("language: python")
+    assert all(re.fullmatch(r"[a-z-]+==[0-9.]+", tool) for tool in tools)
+    assert re.search(r"^deps = pre-commit==[0-9.]+$", lint, re.M)
+    assert re.findall(r"^commands =\n(.+)$", lint, re.M) == [
+        "    pre-commit run --all-files --show-diff-on-failure {posargs}"
+    ]
+
+
+def test_ci_runs_the_command_of_the_readme():
+    """
+    What the README gives as the test command is what CI runs first.
+    """
+    [command] = re.findall(r"^readme_test_command\(\) \{\n    (.+)$", (CHECKOUT / ".ci/steps").read_text(), re.M)
+
+    assert f"$ {command}\n" in (CHECKOUT / "README.md").read_text()
