@@ -5,7 +5,6 @@ The tests look at the lock's key, which has another name and a longer value here
 and writes that key in place of their own. Nothing else of redis-py or of the tests is changed.
 """
 
-import importlib.util
 import os
 import tomllib
 from collections import Counter
@@ -13,7 +12,6 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from itertools import count
 from pathlib import Path
 from statistics import median_low
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -79,7 +77,6 @@ class AsyncClient(AsyncRedis):
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start the nodes, and put our classes where the tests look for redis-py's."""
-    config.pluginmanager.register(stalls())
     servers.start()
     settings.configure(INSTALLED_APPS=["django_redlock"])
     use_new_keys()
@@ -89,14 +86,6 @@ def pytest_configure(config: pytest.Config) -> None:
     redis.Redis = redis.client.Redis = Client
     redis.asyncio.Redis = AsyncClient
     config.option.redis_url = config.option.redis_mod_url = servers[0].url
-
-
-def stalls() -> ModuleType:
-    """Return the plugin that our own tests have too; here, `tests` is redis-py's."""
-    spec = importlib.util.spec_from_file_location("stalls", Path(__file__).parents[1] / "stalls.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def pytest_unconfigure() -> None:
