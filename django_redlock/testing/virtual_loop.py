@@ -7,6 +7,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 from unittest.mock import patch
 
+# Seconds that one turn of the loop takes. Were it nothing, a timer that is early by a rounding error would be set and
+# come again for ever.
+TURN = 1e-6
+
 
 class Time(Protocol):
     """What is needed of a :class:`~django_redlock.testing.Simulation`."""
@@ -65,9 +69,11 @@ class VirtualLoop:
         """Return the sockets that are ready; if there are none, let time pass instead of waiting."""
         ready = self._select(0)
         if ready or (timeout is not None and timeout <= 0):
+            self._simulated.idle(TURN)
             return ready
         if not self._threads:
-            return [] if self._simulated.idle(timeout) else self._select(None)
+            passed = self._simulated.idle(None if timeout is None else timeout + TURN)
+            return [] if passed else self._select(None)
         began = time.monotonic()
         ready = self._select(timeout)
         self._simulated.idle(time.monotonic() - began if ready or timeout is None else timeout)
