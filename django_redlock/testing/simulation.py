@@ -42,7 +42,8 @@ from ..loops import PerLoop
 from ..nodes import LinkError
 from ..nodes.gather import steady
 from ..nodes.hints import Waiters
-from ..watchdog import Agenda, Tended, by_keeper
+from ..presence import Presence
+from ..watchdog import Agenda, AsyncWatchdog, Tended, by_keeper
 from .lines import before_line
 from .simulated_node import EPOCH, SimulatedNode
 from .virtual_loop import virtual_time
@@ -88,14 +89,18 @@ class Simulation:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            real = steady  # this module's own is replaced on the way
             for name, module in list(sys.modules.items()):
-                if name.startswith("django_redlock.") and getattr(module, "steady", None) is steady:
+                if name.startswith("django_redlock.") and getattr(module, "steady", None) is real:
                     stack.enter_context(patch.object(module, "steady", self.clock))
             stack.enter_context(patch("django_redlock.locks.time", WallClock(self.clock)))
             watchdog = VirtualWatchdog(self._process_of)
             for user in ("django_redlock.locks", "django_redlock.leases"):
                 stack.enter_context(patch(f"{user}.watchdog", watchdog))
                 stack.enter_context(patch(f"{user}.loop_watchdog", lambda: watchdog))
+            if compat := sys.modules.get("django_redlock.compat"):
+                dogs = PerLoop(lambda: AsyncWatchdog(self.clock))
+                stack.enter_context(patch.multiple(compat, watchdog=watchdog, loop_watchdog=dogs.get))
             self._main = Process(self, "this process")
             stack.enter_context(patch.dict(locks._managers, {self._using: self._main.manager}))
             self._stack = stack.pop_all()
@@ -290,12 +295,16 @@ class VirtualWatchdog:
         self._process_of = process_of
 
     def watch(self, tended: Tended) -> None:
-        if isinstance(tended, Lease):
-            self._process_of(tended.keeper).agenda.add(tended)
+        if not isinstance(tended, Presence):
+            self._agenda(tended).add(tended)
 
     def forget(self, tended: Tended) -> None:
-        if isinstance(tended, Lease):
-            self._process_of(tended.keeper).agenda.drop(tended)
+        if not isinstance(tended, Presence):
+            self._agenda(tended).drop(tended)
+
+    def _agenda(self, tended: Any) -> Agenda:
+        """Return the agenda of the process that has a lease, or the term of one."""
+        return self._process_of(getattr(tended, "lease", tended).keeper).agenda
 
     def tends(self, keeper: object) -> bool:
         """Return False: that is asked for signs of life only."""

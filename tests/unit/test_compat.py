@@ -100,6 +100,14 @@ async def sim():
         await locks["default"].aclose()
 
 
+async def wait(sim, lock, seconds):
+    """Let virtual time pass: a task sleeps, and of blocking code the simulation plays the threads."""
+    if isinstance(lock, AsyncLock):
+        await asyncio.sleep(seconds)
+    else:
+        sim.advance(seconds)
+
+
 def in_thread(action):
     """Return what *action* returns, or the exception that it raises, in another thread."""
     results = []
@@ -686,8 +694,8 @@ async def test_leaving_a_block_raises_when_the_lock_was_lost(make, sim):
     L36: the body is told that it may not have been alone.
     """
     with pytest.raises(LockNotOwnedError):
-        async with entered(make(timeout=5)):
-            sim.advance(5)
+        async with entered(make(timeout=5)) as lock:
+            await wait(sim, lock, 5)
 
 
 async def test_leaving_a_block_after_a_release_raises(make):
@@ -731,7 +739,7 @@ async def test_lock_without_timeout_has_an_expiry_and_is_renewed(make, sim):
 
     assert await done(lock.acquire())
     assert 0 < left_on_nodes() <= TTL
-    sim.advance(10 * TTL)
+    await wait(sim, lock, 10 * TTL)
 
     assert await done(lock.owned())
     assert lock.lease.extensions >= 30
@@ -760,7 +768,7 @@ async def test_lock_ends_with_its_timeout(make, sim):
     await done(lock.acquire())
     assert 0 < left_on_nodes() <= 20
 
-    sim.advance(20)
+    await wait(sim, lock, 20)
 
     assert lock.lease.lost.is_set()
     assert await done(lock.owned()) is False
@@ -804,7 +812,7 @@ async def test_shortened_lock_ends_in_time(make, sim):
     await done(lock.acquire())
     await done(lock.extend(5, replace_ttl=True))
 
-    sim.advance(5)
+    await wait(sim, lock, 5)
 
     assert lock.lease.lost.is_set()
     sim.rival().lock(NAME, wait=1).acquire()
@@ -861,9 +869,9 @@ async def test_timeout_longer_than_the_longest_lease_is_kept_in_pieces(make, sim
     await done(lock.acquire())
     assert left_on_nodes() <= TTL
 
-    sim.advance(2.9 * TTL)
+    await wait(sim, lock, 2.9 * TTL)
     assert await done(lock.owned())
-    sim.advance(0.1 * TTL)
+    await wait(sim, lock, 0.1 * TTL)
 
     assert lock.lease.lost.is_set()
     assert lock.lease.extensions >= 2
@@ -879,9 +887,9 @@ async def test_extension_beyond_the_longest_lease_is_kept_in_pieces(make, sim):
     assert await done(lock.extend(TTL)) is True
     assert left_on_nodes() <= TTL
 
-    sim.advance(1.9 * TTL)
+    await wait(sim, lock, 1.9 * TTL)
     assert await done(lock.owned())
-    sim.advance(0.1 * TTL)
+    await wait(sim, lock, 0.1 * TTL)
 
     assert lock.lease.lost.is_set()
 

@@ -217,9 +217,7 @@ async def test_holder_is_told_when_its_lock_is_gone(virtual: Virtual, flavour: F
         ({"max_hold": 5.0}, "max_hold", 30.0),
     ],
 )
-async def test_renewal_stops_at_its_bounds(
-    virtual: Virtual, flavour: Flavour, options: Any, reason: str, ends: float
-):
+async def test_renewal_stops_at_its_bounds(virtual: Virtual, flavour: Flavour, options: Any, reason: str, ends: float):
     """P34, L27: a holder that never ends loses the lock, and the loss says why."""
     manager = virtual(ttl=30.0, **options)
     lease = await flavour.acquire(manager.lock("a"))
