@@ -269,6 +269,14 @@ def flavour(request: pytest.FixtureRequest) -> Flavour:
     return request.param()
 
 
+# What is asked of a database, and by whom, are two things: threads and tasks both ask it by a thread of its own.
+EACH_TABLE_ONCE = pytest.mark.parametrize(
+    ("tables", "flavour"),
+    [("sqlite", Blocking), ("sqlite", Asyncio), ("postgresql", Asyncio), ("mariadb", Blocking)],
+    indirect=True,
+)
+
+
 @pytest.fixture
 async def make(manager: Manager, flavour: Flavour) -> AsyncIterator[Manager]:
     """Make managers of each kind, and close them in the flavour of the test."""

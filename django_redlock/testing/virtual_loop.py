@@ -83,7 +83,7 @@ class VirtualLoop:
         """Return *start*, a method of the loop that starts a thread, so that time is real until the thread is done."""
 
         def started(*args: Any, **options: Any) -> asyncio.Future[Any]:
-            future = asyncio.ensure_future(start(*args, **options), loop=self._loop)
+            future: asyncio.Future[Any] = asyncio.ensure_future(start(*args, **options), loop=self._loop)
             self._threads += 1
             future.add_done_callback(self._done)
             return future
