@@ -155,6 +155,11 @@ class Term:
             self._covered = now + ttl
         return agreed
 
+    @property
+    def lease(self) -> Lease:
+        """What is extended."""
+        return self._lease
+
     # What the watchdog asks
 
     renewed = True

@@ -682,7 +682,7 @@ class LockManager:
         return LoopSide(gather, AsyncHints(self.nodes, self.rules.needed), self._new_presence(loop_watchdog))
 
     def _new_presence(self, dog: Callable[[], Any]) -> Presence:
-        return Presence(self, this_process(_HOST, process.name), dog)
+        return Presence(self, this_process(_HOST, process.name), dog, steady)
 
     def _notice_fork(self) -> None:
         """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""

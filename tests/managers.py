@@ -1,11 +1,13 @@
-"""Managers over real servers and over memory, in both flavours."""
+"""Managers over real servers, over memory, and in virtual time, in both flavours."""
 
 import asyncio
 import dataclasses
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.core.management import call_command
@@ -14,9 +16,11 @@ from django.db import connections
 from django_redlock.core.rules import Rules
 from django_redlock.leases import Lease
 from django_redlock.locks import Lock, LockManager
+from django_redlock.loops import PerLoop
 from django_redlock.nodes import NodeSpec, ledger, open_node
 from django_redlock.nodes.memory import MemoryNode
-from django_redlock.testing import Servers
+from django_redlock.testing import Servers, Simulation
+from django_redlock.watchdog import AsyncWatchdog
 from tests.services import Database, SQLite, django_database
 
 Manager = Callable[..., LockManager]
@@ -131,8 +135,8 @@ def mariadb_tables(mariadb_server: Database, django_db_blocker: Any) -> Iterator
 
 
 DATABASES = ["sqlite", "postgresql", "mariadb"]
-# The servers' tests take their time, and depend on no version.
-EACH_DATABASE = ["sqlite", *(pytest.param(kind) for kind in DATABASES[1:])]
+# What a manager does with a database is the same for all three. Where they differ is in tests that use `tables`.
+SLOW_DATABASES = [pytest.param(kind, marks=pytest.mark.endurance) for kind in DATABASES[1:]]
 
 
 def connect(manager: LockManager) -> None:
@@ -176,13 +180,13 @@ def empty_tables(request: pytest.FixtureRequest, kind: str) -> Tables:
     return found
 
 
-@pytest.fixture(params=EACH_DATABASE)
+@pytest.fixture(params=DATABASES)
 def tables(request: pytest.FixtureRequest) -> Tables:
     """Five empty databases of each kind in turn."""
     return empty_tables(request, request.param)
 
 
-@pytest.fixture(params=["memory", "real", *EACH_DATABASE])
+@pytest.fixture(params=["memory", "real", "sqlite", *SLOW_DATABASES])
 def manager(request: pytest.FixtureRequest) -> Iterator[Manager]:
     """Make managers over nodes of each kind."""
     if request.param not in DATABASES:
@@ -265,6 +269,14 @@ def flavour(request: pytest.FixtureRequest) -> Flavour:
     return request.param()
 
 
+# What is asked of a database, and by whom, are two things: threads and tasks both ask it by a thread of its own.
+EACH_TABLE_ONCE = pytest.mark.parametrize(
+    ("tables", "flavour"),
+    [("sqlite", Blocking), ("sqlite", Asyncio), ("postgresql", Asyncio), ("mariadb", Blocking)],
+    indirect=True,
+)
+
+
 @pytest.fixture
 async def make(manager: Manager, flavour: Flavour) -> AsyncIterator[Manager]:
     """Make managers of each kind, and close them in the flavour of the test."""
@@ -278,6 +290,54 @@ async def make(manager: Manager, flavour: Flavour) -> AsyncIterator[Manager]:
     for one in managers:
         await flavour.close(one)
         one.close()  # what the test looked up itself, blocking
+
+
+class Virtual:
+    """
+    Makes managers over five nodes in memory, in virtual time.
+
+    Args:
+        sim: The time, and the nodes.
+        flavour: How the managers are used.
+    """
+
+    def __init__(self, sim: Simulation, flavour: Flavour) -> None:
+        self.sim = sim
+        self._flavour = flavour
+        self.made: list[LockManager] = []
+
+    def __call__(self, **options: Any) -> LockManager:
+        notify = options.pop("notify", None)
+        manager = self.sim.rival(**options).manager
+        manager.notify = notify or manager.notify
+        self.made.append(manager)
+        return manager
+
+    async def wait(self, seconds: float) -> None:
+        """Let time pass: a task sleeps, and blocking code has its threads played by the simulation."""
+        if isinstance(self._flavour, Asyncio):
+            await asyncio.sleep(seconds)
+        else:
+            self.sim.advance(seconds)
+
+
+@pytest.fixture
+async def virtual(flavour: Flavour) -> AsyncIterator[Virtual]:
+    """
+    Make managers in virtual time.
+
+    In asyncio everything is that of production, in an event loop whose clock is the simulated one. Of blocking code,
+    the threads of the watchdog and of those who wait are replaced; these run in real time in other tests.
+    """
+    with ExitStack() as stack:
+        sim = stack.enter_context(Simulation(nodes=5, ttl=10.0, restart_guard=False, node_timeout=2.0, check=False))
+        sim.adopt(asyncio.get_running_loop())
+        dogs = PerLoop(lambda: AsyncWatchdog(sim.clock))
+        for user in ("locks", "leases"):
+            stack.enter_context(patch.object(sys.modules[f"django_redlock.{user}"], "loop_watchdog", dogs.get))
+        yield (made := Virtual(sim, flavour))
+        for manager in made.made:
+            await flavour.close(manager)
 
 
 def holders(manager: LockManager, slug: str) -> list[str]:

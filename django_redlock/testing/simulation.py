@@ -11,15 +11,18 @@ by :meth:`Simulation.pause`, and while somebody waits for a lock. Renewals happe
 that of production; only the nodes, the clocks and the threads in the background are replaced. At the end it is checked
 that no two holders ever believed to hold the same lock, by their own clocks.
 
-Blocking code is meant. In asyncio everything works but waiting, which takes real time.
+An event loop runs in virtual time, too, from its first lock on: ``await asyncio.sleep(60)`` and waiting for a lock
+let time pass at once.
 """
 
+import asyncio
 import heapq
 import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 from unittest.mock import patch
@@ -34,13 +37,16 @@ from ..core.names import slug
 from ..core.rules import Rules
 from ..handler import locks
 from ..leases import Lease
-from ..locks import Lock, LockManager
+from ..locks import Lock, LockManager, LoopSide
+from ..loops import PerLoop
 from ..nodes import LinkError
 from ..nodes.gather import steady
 from ..nodes.hints import Waiters
-from ..watchdog import Agenda, Tended, by_keeper
+from ..presence import Presence
+from ..watchdog import Agenda, AsyncWatchdog, Tended, by_keeper
 from .lines import before_line
 from .simulated_node import EPOCH, SimulatedNode
+from .virtual_loop import virtual_time
 
 RETRY = 0.5  # seconds after which a release is brought again to a node that missed it
 
@@ -78,18 +84,23 @@ class Simulation:
         self._events: list[tuple[float, int, Action]] = []
         self._processes: list[Process] = []
         self._leases: list[Lease] = []
+        self._loops: set[asyncio.AbstractEventLoop] = set()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            real = steady  # this module's own is replaced on the way
             for name, module in list(sys.modules.items()):
-                if name.startswith("django_redlock.") and getattr(module, "steady", None) is steady:
+                if name.startswith("django_redlock.") and getattr(module, "steady", None) is real:
                     stack.enter_context(patch.object(module, "steady", self.clock))
             stack.enter_context(patch("django_redlock.locks.time", WallClock(self.clock)))
             watchdog = VirtualWatchdog(self._process_of)
             for user in ("django_redlock.locks", "django_redlock.leases"):
                 stack.enter_context(patch(f"{user}.watchdog", watchdog))
                 stack.enter_context(patch(f"{user}.loop_watchdog", lambda: watchdog))
+            if compat := sys.modules.get("django_redlock.compat"):
+                dogs = PerLoop(lambda: AsyncWatchdog(self.clock))
+                stack.enter_context(patch.multiple(compat, watchdog=watchdog, loop_watchdog=dogs.get))
             self._main = Process(self, "this process")
             stack.enter_context(patch.dict(locks._managers, {self._using: self._main.manager}))
             self._stack = stack.pop_all()
@@ -131,6 +142,27 @@ class Simulation:
         """Have *action* called when so much time has passed."""
         heapq.heappush(self._events, (self._now + seconds, next(self._count), action))
 
+    def idle(self, seconds: float | None) -> bool:
+        """
+        Let time pass for an event loop that has nothing to do, until something happens.
+
+        Args:
+            seconds: For how long at most; None is until the next action of :meth:`after`.
+
+        Returns:
+            Whether time could pass: False if nothing is planned, and there is no limit.
+        """
+        if seconds is None and not self._events:
+            return False
+        self._step(self._events[0][0] if seconds is None else self._now + seconds)
+        return True
+
+    def adopt(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have an event loop run in this time until the block ends; done by its first lock, at the latest."""
+        if loop not in self._loops:
+            self._loops.add(loop)
+            self._stack.enter_context(virtual_time(loop, self))
+
     @contextmanager
     def at(self, function: Callable[..., Any], line: str, action: Action) -> Iterator[None]:
         """
@@ -152,9 +184,9 @@ class Simulation:
 
     # Others
 
-    def rival(self, name: str = "") -> "Process":
-        """Return another process, with locks over the same nodes."""
-        return Process(self, name or f"rival {len(self._processes)}")
+    def rival(self, name: str = "", **options: Any) -> "Process":
+        """Return another process, with locks over the same nodes; *options* are its own ``OPTIONS``."""
+        return Process(self, name or f"rival {len(self._processes)}", replace(self.rules, **options))
 
     def lose(self, name: str) -> Lease:
         """
@@ -207,17 +239,20 @@ class Process:
     Args:
         simulation: Where it runs.
         name: What to call it.
+        rules: Its numbers; None takes those of the simulation.
     """
 
-    def __init__(self, simulation: Simulation, name: str) -> None:
+    def __init__(self, simulation: Simulation, name: str, rules: Rules | None = None) -> None:
         self.name = name
         self.stopped = False
         self.agenda = Agenda()
+        rules = rules or simulation.rules
         self.manager = LockManager(
-            simulation.nodes, simulation.rules, alias=simulation._using, sleep=simulation.advance, notify=self._notify
+            simulation.nodes, rules, alias=simulation._using, sleep=simulation.advance, notify=self._notify
         )
         self.manager._hints = VirtualHints(simulation, self.manager)  # type: ignore[assignment]
         self.manager.courier = VirtualCourier(simulation)  # type: ignore[assignment]
+        self.manager._loops = PerLoop(self._new_loop_side)
         self._simulation = simulation
         simulation._processes.append(self)
 
@@ -242,6 +277,11 @@ class Process:
         for lease in due:
             self.agenda.put_back(lease)
 
+    def _new_loop_side(self) -> LoopSide:
+        """Return what the manager has in the running event loop, whose time is virtual from now on."""
+        self._simulation.adopt(asyncio.get_running_loop())
+        return self.manager._new_loop_side()
+
     def _notify(self, event: str, **about: Any) -> None:
         if event == "lock_acquired":
             self._simulation._granted(self, about["lease"])
@@ -255,12 +295,16 @@ class VirtualWatchdog:
         self._process_of = process_of
 
     def watch(self, tended: Tended) -> None:
-        if isinstance(tended, Lease):
-            self._process_of(tended.keeper).agenda.add(tended)
+        if not isinstance(tended, Presence):
+            self._agenda(tended).add(tended)
 
     def forget(self, tended: Tended) -> None:
-        if isinstance(tended, Lease):
-            self._process_of(tended.keeper).agenda.drop(tended)
+        if not isinstance(tended, Presence):
+            self._agenda(tended).drop(tended)
+
+    def _agenda(self, tended: Any) -> Agenda:
+        """Return the agenda of the process that has a lease, or the term of one."""
+        return self._process_of(getattr(tended, "lease", tended).keeper).agenda
 
     def tends(self, keeper: object) -> bool:
         """Return False: that is asked for signs of life only."""

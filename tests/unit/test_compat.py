@@ -17,6 +17,7 @@ import threading
 import time
 import tomllib
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -32,11 +33,12 @@ from django_redlock import QuorumUnavailableError, RedlockError, inventory, lock
 from django_redlock.compat import AsyncLock, Lock, LockError, LockNotOwnedError
 from django_redlock.core.names import slug
 from django_redlock.nodes import memory
-from django_redlock.signals import lock_extended, lock_forced
+from django_redlock.signals import lock_forced
+from django_redlock.testing import Simulation
 from django_redlock.watchdog import watchdog
 
 PATIENCE = 20.0  # seconds after which something that should have happened has not
-SHORT = 1.0  # seconds; long enough for two rounds on a busy machine
+TTL = 30.0  # seconds of a lease in virtual time
 NAME = "report"
 OPTIONS = {"restart_guard": False, "node_timeout": 0.2}
 MEMORY = ["memory://a", "memory://b", "memory://c"]
@@ -90,12 +92,20 @@ async def entered(lock):
             yield lock
 
 
-async def lost(lease):
-    """Wait until a lease is lost."""
-    if isinstance(lease.lost, threading.Event):
-        assert await asyncio.to_thread(lease.lost.wait, PATIENCE)
+@pytest.fixture
+async def sim():
+    """Three nodes in memory, in virtual time."""
+    with Simulation(ttl=TTL, max_ttl=TTL, node_timeout=1.0, restart_guard=False, check=False) as simulation:
+        yield simulation
+        await locks["default"].aclose()
+
+
+async def wait(sim, lock, seconds):
+    """Let virtual time pass: a task sleeps, and of blocking code the simulation plays the threads."""
+    if isinstance(lock, AsyncLock):
+        await asyncio.sleep(seconds)
     else:
-        await asyncio.wait_for(lease.lost.wait(), PATIENCE)
+        sim.advance(seconds)
 
 
 def in_thread(action):
@@ -294,18 +304,18 @@ async def test_lease_and_token_are_there_while_the_lock_is_held(make, options):
     assert lock.local.token is None
 
 
-async def test_entering_a_taken_lock_raises_when_the_time_is_over(make, options):
+async def test_entering_a_taken_lock_raises_when_the_time_is_over(make, sim):
     """
     L49, L79: the body of a ``with`` block never runs without the lock.
     """
-    await done(make().acquire())
+    sim.rival().lock(NAME).acquire()
 
-    started = time.monotonic()
+    started = sim.clock()
     with pytest.raises(exceptions.LockError, match=r"'report'.*not acquired") as caught:
-        async with entered(make(blocking_timeout=0.2)):
+        async with entered(make(blocking_timeout=20)):
             pytest.fail("entered without the lock")
 
-    assert 0.2 <= time.monotonic() - started < PATIENCE
+    assert 20 <= sim.clock() - started < 21
     assert caught.value.lock_name == NAME
 
 
@@ -368,17 +378,17 @@ async def test_acquiring_again_keeps_the_first_hold(make, options):
 
 
 @pytest.mark.parametrize("made", [{}, {"sleep": 60}, {"sleep": 0}])
-async def test_blocking_timeout_is_used_whole_whatever_sleep_is(make, made):
+async def test_blocking_timeout_is_used_whole_whatever_sleep_is(make, sim, made):
     """
     L49: a waiter goes on to the end of its time, which in redis-py a longer ``sleep`` cuts to nothing.
     """
-    await done(make().acquire())
+    sim.rival().lock(NAME).acquire()
     lock = make(blocking_timeout=60, **made)
 
-    started = time.monotonic()
-    assert await done(lock.acquire(blocking_timeout=0.2)) is False
+    started = sim.clock()
+    assert await done(lock.acquire(blocking_timeout=20)) is False
 
-    assert 0.2 <= time.monotonic() - started < PATIENCE
+    assert 20 <= sim.clock() - started < 21
 
 
 @pytest.mark.parametrize("method", ["release", "reacquire", "extend"])
@@ -679,13 +689,13 @@ async def test_reset_with_a_node_that_is_down_frees_the_lock(make):
 # Leaving a block
 
 
-async def test_leaving_a_block_raises_when_the_lock_was_lost(make, options):
+async def test_leaving_a_block_raises_when_the_lock_was_lost(make, sim):
     """
     L36: the body is told that it may not have been alone.
     """
     with pytest.raises(LockNotOwnedError):
-        async with entered(make(timeout=SHORT)) as lock:
-            await lost(lock.lease)
+        async with entered(make(timeout=5)) as lock:
+            await wait(sim, lock, 5)
 
 
 async def test_leaving_a_block_after_a_release_raises(make):
@@ -720,26 +730,19 @@ async def test_exception_of_the_body_is_what_leaves_the_block(make):
 # How long a lock is held
 
 
-async def test_lock_without_timeout_has_an_expiry_and_is_renewed(make, options):
+async def test_lock_without_timeout_has_an_expiry_and_is_renewed(make, sim):
     """
     L15, L22: no key stands for ever; a process that lives keeps the lock, also where leases are not renewed by default.
     """
-    options(ttl=SHORT, renew=False)
-    extended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def receive(**about):
-        loop.call_soon_threadsafe(extended.set)
-
-    lock_extended.connect(receive)
+    sim._main.manager.rules = replace(sim.rules, renew=False)
     lock = make()
 
     assert await done(lock.acquire())
-    assert 0 < left_on_nodes() <= SHORT
-    await asyncio.wait_for(extended.wait(), PATIENCE)
-    lock_extended.disconnect(receive)
+    assert 0 < left_on_nodes() <= TTL
+    await wait(sim, lock, 10 * TTL)
 
     assert await done(lock.owned())
+    assert lock.lease.extensions >= 30
     await done(lock.release())
 
 
@@ -757,18 +760,19 @@ async def test_lock_without_timeout_is_not_extended(make, method):
     await done(lock.release())
 
 
-async def test_lock_ends_with_its_timeout(make, options):
+async def test_lock_ends_with_its_timeout(make, sim):
     """
     A lock with a timeout is not renewed; another holder gets it, and the first is told.
     """
-    lock = make(timeout=SHORT)
+    lock = make(timeout=20)
     await done(lock.acquire())
-    assert 0 < left_on_nodes() <= SHORT
+    assert 0 < left_on_nodes() <= 20
 
-    await lost(lock.lease)
+    await wait(sim, lock, 20)
 
+    assert lock.lease.lost.is_set()
     assert await done(lock.owned()) is False
-    assert await done(make().acquire(blocking_timeout=PATIENCE)) is True
+    sim.rival().lock(NAME, wait=1).acquire()
     with pytest.raises(LockNotOwnedError, match="ran out"):
         await done(lock.release())
 
@@ -800,17 +804,18 @@ async def test_extend_with_replace_ttl_counts_from_now(make, options):
     assert 1 < lock.lease.remaining() < left <= 3
 
 
-async def test_shortened_lock_ends_in_time(make, options):
+async def test_shortened_lock_ends_in_time(make, sim):
     """
     The holder is told that its lock ended when the shorter time is over.
     """
     lock = make(timeout=50)
     await done(lock.acquire())
-    await done(lock.extend(SHORT, replace_ttl=True))
+    await done(lock.extend(5, replace_ttl=True))
 
-    await lost(lock.lease)
+    await wait(sim, lock, 5)
 
-    assert await done(make().acquire(blocking_timeout=PATIENCE)) is True
+    assert lock.lease.lost.is_set()
+    sim.rival().lock(NAME, wait=1).acquire()
 
 
 async def test_shortened_lock_counts_as_shorter_though_nodes_do_not_answer(make):
@@ -856,37 +861,37 @@ async def test_lost_lock_is_not_extended(make, options, method):
             await done(getattr(lock, method)(*([5] if method == "extend" else [])))
 
 
-async def test_timeout_longer_than_the_longest_lease_is_kept_in_pieces(make, options):
+async def test_timeout_longer_than_the_longest_lease_is_kept_in_pieces(make, sim):
     """
     The nodes never know more than one lease, so a dead holder's lock is free after that; a living one keeps it in full.
     """
-    options(ttl=SHORT, max_ttl=SHORT)
-    lock = make(timeout=3 * SHORT)
-    started = time.monotonic()
+    lock = make(timeout=3 * TTL)
     await done(lock.acquire())
-    assert left_on_nodes() <= SHORT
+    assert left_on_nodes() <= TTL
 
-    await lost(lock.lease)
+    await wait(sim, lock, 2.9 * TTL)
+    assert await done(lock.owned())
+    await wait(sim, lock, 0.1 * TTL)
 
-    assert 2.5 * SHORT < time.monotonic() - started < 3 * SHORT + PATIENCE
+    assert lock.lease.lost.is_set()
     assert lock.lease.extensions >= 2
     assert lock.lease.reason == "expired"
 
 
-async def test_extension_beyond_the_longest_lease_is_kept_in_pieces(make, options):
+async def test_extension_beyond_the_longest_lease_is_kept_in_pieces(make, sim):
     """
     The same for a lock whose timeout grew.
     """
-    options(ttl=SHORT, max_ttl=SHORT)
-    lock = make(timeout=SHORT)
-    started = time.monotonic()
+    lock = make(timeout=TTL)
     await done(lock.acquire())
-    assert await done(lock.extend(SHORT)) is True
-    assert left_on_nodes() <= SHORT
+    assert await done(lock.extend(TTL)) is True
+    assert left_on_nodes() <= TTL
 
-    await lost(lock.lease)
+    await wait(sim, lock, 1.9 * TTL)
+    assert await done(lock.owned())
+    await wait(sim, lock, 0.1 * TTL)
 
-    assert time.monotonic() - started > 1.5 * SHORT
+    assert lock.lease.lost.is_set()
 
 
 async def test_nothing_is_held_longer_than_max_hold(make, options):

@@ -1,8 +1,10 @@
 """Users lose locks in their own tests, without a server and without waiting."""
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -195,6 +197,93 @@ async def test_asyncio_runs_in_virtual_time_too():
 
         assert not lease.valid()
         assert lease.lost.is_set()
+
+
+async def test_event_loop_runs_in_virtual_time():
+    """A task that sleeps or waits lets time pass; leases are renewed on the way, and timers come in order."""
+    came: list[str] = []
+
+    with Simulation(ttl=30) as sim:
+        began = sim.clock()
+        async with lock("report") as lease:
+            asyncio.get_running_loop().call_later(50, came.append, "timer")
+            sim.after(40, lambda: came.append("event"))
+            await asyncio.sleep(100)
+            assert lease.valid()
+            assert 100 <= sim.clock() - began < 101
+        rival = sim.rival(ttl=20).lock("report").acquire()
+        sim.after(50, rival.release)
+        async with lock("report", wait=100):
+            assert 150 <= sim.clock() - began < 152
+        sim.rival().lock("report").acquire()
+        with pytest.raises(LockTakenError):
+            await lock("report", wait=30).aacquire()
+        assert 180 <= sim.clock() - began < 184
+
+    assert came == ["event", "timer"]
+    assert rival.ttl == 20
+
+
+async def test_event_loop_without_timers_goes_to_what_is_planned():
+    """A task that waits for something that the test planned gets it at once."""
+    with Simulation() as sim:
+        sim.adopt(asyncio.get_running_loop())
+        future = asyncio.get_running_loop().create_future()
+        sim.after(1000, lambda: future.set_result("done"))
+
+        assert await future == "done"
+
+
+async def test_event_loop_waits_for_what_comes_from_elsewhere():
+    """Without a timer and a plan there is nowhere to go to; a thread of which the loop knows nothing may wake it."""
+    with Simulation() as sim:
+        loop = asyncio.get_running_loop()
+        sim.adopt(loop)
+        future, began = loop.create_future(), sim.clock()
+        threading.Thread(target=loop.call_soon_threadsafe, args=(future.set_result, "done")).start()
+
+        assert await future == "done"
+        assert sim.clock() - began < 1
+
+
+async def test_time_is_real_while_a_thread_works_for_the_event_loop():
+    """Nobody knows how long it needs, so nothing that is held meanwhile ends because of it."""
+    free = threading.Event()
+
+    with Simulation(ttl=30) as sim:
+        async with lock("report") as lease:
+            working = asyncio.create_task(asyncio.to_thread(free.wait, 30))
+            await asyncio.sleep(0)
+            before = sim.clock()
+            asyncio.get_running_loop().call_later(0.001, free.set)
+
+            assert await working
+
+            assert sim.clock() - before < 30
+            assert lease.valid()
+
+
+def test_event_loops_may_begin_and_end_in_a_simulation():
+    """``asyncio.run()`` in the block ends its threads without waiting in virtual time for them."""
+
+    async def work() -> bool:
+        async with lock("report") as lease:
+            await asyncio.sleep(100)
+            return await asyncio.to_thread(lease.valid)
+
+    with Simulation(ttl=30):
+        assert asyncio.run(work())
+        assert asyncio.run(work())
+
+
+def test_event_loop_that_is_not_written_in_python_keeps_its_time():
+    """It has no selector that could be replaced, and is left as it is."""
+    loop = object()
+
+    with Simulation() as sim:
+        sim.adopt(loop)
+
+        assert not hasattr(loop, "time")
 
 
 def test_what_was_there_before_is_there_again(settings: Any):

@@ -13,17 +13,18 @@ import pytest
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, leases
 from django_redlock.leases import Lease
 from django_redlock.locks import LockManager
-from tests.managers import Flavour, Manager, eventually, held_by, holders
+from django_redlock.watchdog import loop_watchdog, watchdog
+from tests.managers import Asyncio, Flavour, Manager, Virtual, eventually, held_by, holders
 
 
 async def test_free_lock_is_granted_for_its_ttl_less_the_drift(make: Manager, flavour: Flavour):
     """L21, L80, P17, P39: validity is the ttl, counted from before the first byte, less the allowance for drift."""
-    manager = make(ttl=10.0)
+    manager = make(ttl=60.0)
 
     lease = await flavour.acquire(manager.lock("order:1"))
 
     assert lease.valid()
-    assert 9.0 < lease.remaining() <= 10.0 - manager.rules.drift(10.0)
+    assert 30.0 < lease.remaining() <= 60.0 - manager.rules.drift(60.0)
     assert (lease.name, lease.names) == ("order:1", ("order:1",))
     assert len(set(holders(manager, "{order:1}"))) == 1
     assert await flavour.release(lease) == "released"
@@ -125,12 +126,12 @@ async def test_error_of_the_body_is_not_masked_by_a_loss(make: Manager, flavour:
 async def test_extension_gives_a_whole_ttl_from_now(make: Manager, flavour: Flavour):
     """P18: a lease that is extended in time has a whole ttl again."""
     manager = make()
-    lease = await flavour.acquire(manager.lock("a", ttl=10.0, renew=False))
-    lease._tenure.deadline -= 5
+    lease = await flavour.acquire(manager.lock("a", ttl=60.0, renew=False))
+    lease._tenure.deadline -= 30
 
     assert await flavour.extend(lease)
 
-    assert lease.remaining() > 9
+    assert lease.remaining() > 35
     assert lease.extensions == 1
     await flavour.release(lease)
 
@@ -166,56 +167,77 @@ async def test_superseded_holder_is_told_by_its_next_extension(make: Manager, fl
     await flavour.release(newer)
 
 
-async def test_renewal_keeps_a_lock_longer_than_its_lease(make: Manager, flavour: Flavour):
+async def test_renewal_keeps_a_lock_longer_than_its_lease(virtual: Virtual, flavour: Flavour):
     """L22: a lease is extended every third of its ttl while it is held."""
-    extended = threading.Semaphore(0)
-    manager = make(
-        ttl=1.5, node_timeout=0.3, notify=lambda event, **about: event == "lock_extended" and extended.release()
-    )
+    manager = virtual(ttl=30.0)
 
     async with flavour.entered(manager.lock("a")) as lease:
-        for _ in range(4):
-            assert await asyncio.to_thread(extended.acquire, timeout=10)
-        assert lease.extensions >= 4
-        assert lease.valid()
+        await virtual.wait(101.0)
+        assert 10 <= lease.extensions <= 11  # a little early, if something else is to be sent
+        assert lease.remaining() > 19.0
 
 
-async def test_holder_is_told_when_its_lock_is_gone(make: Manager, flavour: Flavour):
+async def test_renewal_runs_beside_the_work(real: Manager, flavour: Flavour):
+    """L22: the watchdog's thread and the timer of an event loop extend what is due, while its holder does its work."""
+    extended = threading.Event()
+    manager = real(ttl=60.0, notify=lambda event, **about: event == "lock_extended" and extended.set())
+
+    async with flavour.entered(manager.lock("a")) as lease:
+        lease._tenure._renew_at = 0.0
+        (loop_watchdog() if isinstance(flavour, Asyncio) else watchdog).watch(lease)
+        await eventually(extended.is_set)
+
+    await flavour.close(manager)
+
+
+@pytest.mark.parametrize("renew", [True, False])
+async def test_holder_is_told_when_its_lock_is_gone(virtual: Virtual, flavour: Flavour, renew: bool):
     """L23, L24: event and callback say it, at the latest when the lease ends by the local clock."""
-    manager = make(ttl=1.5, node_timeout=0.3)
+    manager = virtual(ttl=30.0)
     told: list[Lease] = []
-    lease = await flavour.acquire(manager.lock("a"))
+    lease = await flavour.acquire(manager.lock("a", renew=renew))
     lease.on_lost(told.append)
     manager.release("a", lease.token)
-    thief = await flavour.acquire(manager.lock("a", ttl=10.0, renew=False))
+    thief = await flavour.acquire(manager.lock("a", ttl=60.0, renew=False))
 
-    assert await flavour.lost(lease)
+    await virtual.wait(9.0)
+    assert not lease.lost.is_set()
+    await virtual.wait(2.0 if renew else 21.5)
 
-    assert lease.reason == "superseded"
-    await eventually(lambda: told == [lease])
+    assert lease.lost.is_set()
+    assert (lease.reason, told) == ("superseded" if renew else "expired", [lease])
     await flavour.release(thief)
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"), [({"max_hold": 0.2}, "max_hold"), ({"max_extensions": 1}, "max_extensions")]
+    ("options", "reason", "ends"),
+    [
+        ({"max_hold": 15.0}, "max_hold", 40.0),
+        ({"max_extensions": 1}, "max_extensions", 40.0),
+        ({"max_hold": 5.0}, "max_hold", 30.0),
+    ],
 )
-async def test_renewal_stops_at_its_bounds(make: Manager, flavour: Flavour, options: Any, reason: str):
+async def test_renewal_stops_at_its_bounds(virtual: Virtual, flavour: Flavour, options: Any, reason: str, ends: float):
     """P34, L27: a holder that never ends loses the lock, and the loss says why."""
-    manager = make(ttl=2.0, node_timeout=0.4, **options)
+    manager = virtual(ttl=30.0, **options)
     lease = await flavour.acquire(manager.lock("a"))
 
-    assert await flavour.lost(lease)
+    await virtual.wait(ends - 2.0)
+    assert lease.valid()
+    await virtual.wait(2.0)
 
+    assert lease.lost.is_set()
     assert lease.reason == reason
 
 
-async def test_one_lock_may_have_a_bound_of_its_own(make: Manager, flavour: Flavour):
+async def test_one_lock_may_have_a_bound_of_its_own(virtual: Virtual, flavour: Flavour):
     """P34, L27: ``max_hold`` of a lock goes before that of the settings, and must be a time."""
-    manager = make(ttl=1.0, node_timeout=0.2)
-    lease = await flavour.acquire(manager.lock("a", max_hold=0.2))
+    manager = virtual(ttl=30.0)
+    lease = await flavour.acquire(manager.lock("a", max_hold=5.0))
 
-    assert await flavour.lost(lease)
+    await virtual.wait(30.0)
 
+    assert lease.lost.is_set()
     assert lease.reason == "max_hold"
     with pytest.raises(ValueError, match="max_hold must be more than 0"):
         manager.lock("a", max_hold=0)
@@ -238,14 +260,26 @@ async def test_loss_is_told_whoever_notices_it(make: Manager, flavour: Flavour, 
     assert (lease.lost.is_set(), told, lease.reason) == (True, [lease], "expired")
 
 
-async def test_lease_that_is_not_renewed_tells_its_end(make: Manager, flavour: Flavour):
-    """L23: the loss is told from the local clock, without asking any node."""
-    manager = make(ttl=1.0, node_timeout=0.2)
-    lease = await flavour.acquire(manager.lock("a", renew=False))
+async def test_loss_wakes_the_watchdog_of_a_process(real: Manager, flavour: Flavour):
+    """L23: thread and timer look at the local clock when a lease ends, without asking any node."""
+    manager = real(node_timeout=0.1)
+    lease = await flavour.acquire(manager.lock("a", wait=30, ttl=0.5, renew=False))
 
     assert await flavour.lost(lease)
 
     assert (lease.reason, lease.extensions) == ("expired", 0)
+    await flavour.close(manager)
+
+
+async def test_hold_ends_on_the_nodes_by_their_own_clock(make: Manager, flavour: Flavour):
+    """P24, L58: a holder that is gone is in nobody's way when its time is over."""
+    manager = make()
+    await flavour.acquire(manager.lock("a", ttl=0.5, renew=False, detached=True))
+
+    later = await flavour.acquire(manager.lock("a", wait=60))
+
+    assert held_by(manager, "{a}", later.token)
+    await flavour.release(later)
 
 
 async def test_several_names_are_locked_all_or_none(make: Manager, flavour: Flavour):
@@ -278,23 +312,17 @@ async def test_lock_is_taken_over_from_the_holder_that_is_named(make: Manager, f
     assert await flavour.release(running) == "released"
 
 
-async def test_waiter_gets_the_lock_when_it_is_free(make: Manager, flavour: Flavour):
+async def test_waiter_gets_the_lock_when_it_is_free(virtual: Virtual, flavour: Flavour):
     """A waiter polls until the holder is gone, and leaves nothing on the way."""
-    manager = make()
-    first = await flavour.acquire(manager.lock("a"))
-    attempted = threading.Event()
+    manager = virtual()
+    first = await flavour.acquire(manager.lock("a", ttl=30.0))
+    virtual.sim.after(20.0, first.release)
 
-    async def wait_for_it(mine: Flavour) -> None:
-        lease = await mine.acquire(manager.lock("a", wait=20))
-        assert lease.fencing_token > first.fencing_token
-        await mine.release(lease)
+    lease = await flavour.acquire(manager.lock("a", wait=25.0))
 
-    async def release_later() -> None:
-        await asyncio.to_thread(attempted.wait, 0.3)
-        await asyncio.to_thread(first.release) if flavour.__class__.__name__ == "Blocking" else await first.arelease()
-
-    await asyncio.gather(flavour.at_once(1, wait_for_it), release_later())
-
+    assert lease.fencing_token > first.fencing_token
+    assert 20.0 <= lease.waited < 21.0
+    await flavour.release(lease)
     assert held_by(manager, "{a}")
 
 
@@ -482,17 +510,18 @@ async def test_any_number_of_nodes_makes_a_lock(make: Manager, flavour: Flavour,
     assert await flavour.release(lease) == "released"
 
 
-async def test_waiting_ends_at_its_time(make: Manager, flavour: Flavour):
-    """L49: a waiter gives up after ``wait``, says how long it tried, and leaves nothing."""
-    manager = make()
+async def test_waiting_ends_at_its_time(virtual: Virtual, flavour: Flavour):
+    """L47, L49: a waiter gives up after ``wait``, says how long it tried, and leaves nothing."""
+    manager = virtual()
     lease = await flavour.acquire(manager.lock("a"))
 
     with pytest.raises(LockTakenError) as caught:
-        await flavour.acquire(manager.lock("a", wait=0.3))
+        await flavour.acquire(manager.lock("a", wait=30.0))
 
     assert caught.value.attempts > 1
-    assert caught.value.waited >= 0.3
+    assert 30.0 <= caught.value.waited < 31.0
     assert held_by(manager, "{a}", lease.token)
+    assert not any(node.store.waiters("{a}") for node in virtual.sim.nodes)
     await flavour.release(lease)
 
 

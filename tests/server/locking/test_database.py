@@ -1,6 +1,7 @@
 """A database as a node: what its server decides, and what is not left behind."""
 
 import io
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from django_redlock.nodes.memory import MemoryStore
 from tests.managers import Tables, connect
 
 from .test_differential import BASE, comparable, requests
-from .test_waiting import queue_in
+from .test_waiting import in_queue
 
 NONCE = "a" * 32
 
@@ -49,12 +50,27 @@ def other(tables: Tables) -> Iterator[Ledger]:
 # The same answers
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sequence=st.lists(requests, min_size=1, max_size=25), together=st.booleans())
-def test_database_answers_as_the_node_in_memory(
-    tables: Tables, ledger: Ledger, sequence: list[Request], together: bool
-):
+SEQUENCES = given(sequence=st.lists(requests, min_size=1, max_size=25), together=st.booleans())
+SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@SETTINGS
+@SEQUENCES
+def test_database_answers_as_the_node_in_memory(ledger: Ledger, sequence: list[Request], together: bool):
     """P5, P8, P28, P39: whatever is asked in whatever order, at once or one by one, replies and queues are the same."""
+    agree(ledger, sequence, together)
+
+
+@pytest.mark.endurance
+@settings(SETTINGS, max_examples=300)
+@SEQUENCES
+def test_database_answers_as_the_node_in_memory_for_long(ledger: Ledger, sequence: list[Request], together: bool):
+    """P5, P8, P28, P39: the same with more sequences."""
+    agree(ledger, sequence, together)
+
+
+def agree(ledger: Ledger, sequence: list[Request], together: bool) -> None:
+    """Ask both, and compare what they say and keep."""
     ledger.query(f"DELETE FROM {TABLE}")
     store = MemoryStore()
     if together:
@@ -65,8 +81,9 @@ def test_database_answers_as_the_node_in_memory(
     answers = [comparable(reply) for batch in batches for reply in ledger.execute(batch)]
 
     assert [forget_total(one) for one in answers] == [forget_total(one) for one in expected]
+    states = [json.loads(state) for (state,) in ledger.query(f"SELECT state FROM {TABLE}")]
     for slug in ("{x}", "{y}", "{z}", "{queue}"):
-        assert queue_in(ledger.alias, slug) == store.waiters(slug)
+        assert in_queue(states, slug) == store.waiters(slug)
 
 
 def forget_total(answer: Any) -> Any:

@@ -92,10 +92,21 @@ def real_node(nodes: Servers):
     manager.close()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@SETTINGS
 @given(sequence=st.lists(requests, min_size=1, max_size=25))
 def test_memory_node_answers_as_the_real_one(real_node: Any, sequence: list[Request]):
     """P5, P8, P28, P39: whatever is asked in whatever order, replies, queues and hints are the same."""
+    agree(real_node, sequence)
+
+
+@pytest.mark.endurance
+@settings(SETTINGS, max_examples=2000)
+@given(sequence=st.lists(requests, min_size=1, max_size=25))
+def test_memory_node_answers_as_the_real_one_for_long(real_node: Any, sequence: list[Request]):
+    """P5, P8, P28, P39: the same with more sequences."""
     agree(real_node, sequence)
 
 

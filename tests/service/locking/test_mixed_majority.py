@@ -16,10 +16,21 @@ import pytest
 from django.core.management import call_command
 
 from django_redlock.testing import Servers
-from tests.managers import Blocking, Flavour, Tables, connect, eventually, held_by, real_manager
+from tests.managers import (
+    EACH_TABLE_ONCE,
+    SLOW_DATABASES,
+    Blocking,
+    Flavour,
+    Tables,
+    connect,
+    eventually,
+    held_by,
+    real_manager,
+)
 from tests.server.locking.test_waiting import Line
 from tests.services import PostgreSQL, django_database
 
+ENDURANCE = pytest.mark.endurance
 pytestmark = pytest.mark.usefixtures("unblocked")
 
 # Who restarts gives no vote for as long as a lease may be; PostgreSQL neither, for it runs without fsync in the tests.
@@ -99,19 +110,23 @@ def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql:
         assert (tmp_path / "counter").read_text() == str(len(tokens))
 
 
+@pytest.mark.parametrize(
+    "tables", ["postgresql", pytest.param("sqlite", marks=ENDURANCE), SLOW_DATABASES[1]], indirect=True
+)
 def test_contended_counter_on_one_database_loses_nothing(tables: Tables, tmp_path: Path):
     """P1, P2, P16: four processes increment it, guarded by the lock of a single database alone; tokens increase."""
     databases = {"default": {}, "ledger": tables.entry()}
     options = {"ttl": 10.0, "node_timeout": 2.0, "retry_delay": 0.01, "restart_guard": False}
 
     with contending(tmp_path, ["database://ledger"], databases, **options) as contenders:
-        contenders.go_on(60)
+        contenders.go_on(30)
 
     tokens = contenders.tokens
     assert tokens == sorted(set(tokens))
     assert (tmp_path / "counter").read_text() == str(len(tokens))
 
 
+@EACH_TABLE_ONCE
 async def test_redis_and_database_are_asked_at_the_same_time(nodes: Servers, tables: Tables, flavour: Flavour):
     """P25, P39: one round asks both kinds, blocking and asyncio; each gives its vote and its token."""
     manager = real_manager([*nodes.urls[:2], tables.urls[0]], quorum=3)
@@ -128,6 +143,7 @@ async def test_redis_and_database_are_asked_at_the_same_time(nodes: Servers, tab
     manager.close()
 
 
+@EACH_TABLE_ONCE
 async def test_waiters_of_a_mixed_majority_are_told_by_the_others(nodes: Servers, tables: Tables, flavour: Flavour):
     """P27, L45: two Redis servers are enough to call the next in line; nobody listens to the database."""
     manager = real_manager([*nodes.urls[:2], tables.urls[0]])
