@@ -650,7 +650,7 @@ async def test_takeover_that_a_node_missed(
         await eventually(lambda: has_key(nodes[2], "t:{a}:h"))
         nodes[2].freeze()
 
-        lease = await flavour.acquire(after.lock("a", ttl=10, adopt=left.token, renew=False))
+        lease = await flavour.acquire(after.lock("a", adopt=left.token, renew=False))
         if link == "a link that broke":
             proxy.reset()
         if thawed == "before the release":
