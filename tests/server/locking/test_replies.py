@@ -151,12 +151,17 @@ def crowd(it: Patient) -> Iterator[None]:
 @contextmanager
 def loading(it: Patient) -> Iterator[None]:
     it.client.config_set("rdbcompression", "no")
-    for number in range(100):
-        it.client.set(f"key {number}", "x" * 2_000)  # more than is loaded between two looks at the connections
+    step = "loading-process-events-interval-bytes"  # so much is loaded between two looks at the connections
+    if it.client.config_get(step):
+        keys, size, args = 600, 2_000, ("--key-load-delay", "50000", f"--{step}", "1024")  # microseconds
+    else:  # Redis 6.2, where this is 2 MB
+        keys, size, args = 60, 2_000_000, ("--key-load-delay", "40000")
+    for number in range(keys):
+        it.client.set(f"key {number}", "x" * size)
     with it.server.client(socket_timeout=30) as client:  # a slow disk takes seconds
         client.shutdown(save=True)
     it.server._wait_until_gone()
-    it.server.args = ("--key-load-delay", "40000", "--loading-process-events-interval-bytes", "1024")  # microseconds
+    it.server.args = args
     it.server._launch()
     it.until(lambda: it.says("BusyLoading", "PING"))
     yield
