@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,7 +100,8 @@ def tls(certificates: Certificates, tls_program: str, monkeypatch: pytest.Monkey
 @pytest.fixture(scope="session")
 def secure(certificates: Certificates, tls_program: str) -> Iterator[Server]:
     """A server with TLS that runs, the same for all tests of this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REDLOCK_SERVER", tls_program)
-        with tls_server(certificates) as server:
-            yield server
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("REDLOCK_SERVER", tls_program)
+            server = stack.enter_context(tls_server(certificates))
+        yield server

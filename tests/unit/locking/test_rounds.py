@@ -20,6 +20,8 @@ from django_redlock.watchdog import AsyncWatchdog, Watchdog
 from tests.managers import Blocking, Flavour, Manager, eventually, renew_now, rules
 
 NAMES = ("a", "b", "c")
+PATIENT = {"ttl": 600.0, "max_ttl": 600.0, "node_timeout": 60.0}
+HASTY = {"node_timeout": 0.01}  # where asyncio waits for nodes that do not answer
 
 
 async def works(manager: LockManager, flavour: Flavour) -> None:
@@ -47,7 +49,7 @@ async def test_every_subset_of_failing_nodes(flavour: Flavour, fault: str, faili
     """L1, L2, L3, P25: any two of five may fail in any way; with three gone it is *no quorum*, never *taken*."""
     for subset in combinations(range(5), failing):
         nodes = [MemoryNode(f"m{number}") for number in range(5)]
-        manager = LockManager(nodes, rules(5, node_timeout=0.01))
+        manager = LockManager(nodes, rules(5, **(PATIENT if failing <= 2 else HASTY)))
         for node in subset:
             setattr(nodes[node], fault, True)
 
@@ -236,7 +238,7 @@ async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(
 
 async def test_nodes_that_do_not_answer_do_not_delay_other_aliases(flavour: Flavour):
     """Leases that nobody can extend cost one round of a node timeout in all, and those of others go on."""
-    ill, well = (LockManager([MemoryNode(name) for name in NAMES], rules(3, node_timeout=0.01)) for _ in range(2))
+    ill, well = (LockManager([MemoryNode(name) for name in NAMES], rules(3, **some)) for some in (HASTY, PATIENT))
     wasted = [await flavour.acquire(ill.lock(f"a{number}")) for number in range(300)]
     lease = await flavour.acquire(well.lock("b"))
     rounds, renewals = [], ill._renewals
