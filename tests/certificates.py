@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,18 +75,33 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates")).make()
 
 
-@pytest.fixture
-def tls(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> Certificates:
-    """Certificates, and a server to start that knows TLS: the one under test, or one of the system."""
+@pytest.fixture(scope="session")
+def tls_program(certificates: Certificates) -> str:
+    """A server that knows TLS: the one under test, or one of the system."""
     named = os.environ.get("REDLOCK_SERVER")
     folders = os.environ["PATH"].split(os.pathsep)
     others = [str(Path(folder, name)) for folder in folders for name in ("redis-server", "valkey-server")]
-    for candidate in ([named] if named else []) + [path for path in others if os.access(path, os.X_OK)]:
-        monkeypatch.setenv("REDLOCK_SERVER", candidate)
-        try:
-            with tls_server(certificates):
-                return certificates
-        except ServerStartError:
-            continue
+    with pytest.MonkeyPatch.context() as patch:
+        for candidate in ([named] if named else []) + [path for path in others if os.access(path, os.X_OK)]:
+            patch.setenv("REDLOCK_SERVER", candidate)
+            with suppress(ServerStartError), tls_server(certificates):
+                return candidate
     needs("a server with TLS", None, "apt-get install redis-server, or set REDLOCK_SERVER to one")
+    return ""
+
+
+@pytest.fixture
+def tls(certificates: Certificates, tls_program: str, monkeypatch: pytest.MonkeyPatch) -> Certificates:
+    """Certificates, and a server to start that knows TLS."""
+    monkeypatch.setenv("REDLOCK_SERVER", tls_program)
     return certificates
+
+
+@pytest.fixture(scope="session")
+def secure(certificates: Certificates, tls_program: str) -> Iterator[Server]:
+    """A server with TLS that runs, the same for all tests of this process."""
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("REDLOCK_SERVER", tls_program)
+            server = stack.enter_context(tls_server(certificates))
+        yield server

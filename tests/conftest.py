@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from django_redlock.nodes import aio, gather
 from django_redlock.testing import ServerNotFoundError, Servers, find_server, start_servers
@@ -115,7 +116,9 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> SQLite | PostgreSQ
 
 
 def pytest_configure() -> None:
-    """Have signals do what they usually do: whoever starts us in the background may have had them ignored."""
+    """Have signals do what they usually do, which may be ignored in the background, and examples take their time."""
+    settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("unhurried")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)

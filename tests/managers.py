@@ -14,13 +14,13 @@ from django.core.management import call_command
 from django.db import connections
 
 from django_redlock.core.rules import Rules
-from django_redlock.leases import Lease
+from django_redlock.leases import AsyncLease, Lease
 from django_redlock.locks import Lock, LockManager
 from django_redlock.loops import PerLoop
 from django_redlock.nodes import NodeSpec, ledger, open_node
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Servers, Simulation
-from django_redlock.watchdog import AsyncWatchdog
+from django_redlock.watchdog import AsyncWatchdog, loop_watchdog, watchdog
 from tests.services import Database, SQLite, django_database
 
 Manager = Callable[..., LockManager]
@@ -37,6 +37,11 @@ def real_manager(urls: list[str], prefix: str = "t:", **options: Any) -> LockMan
     if notify:
         manager.notify = notify
     return manager
+
+
+def patient_manager(urls: list[str], **options: Any) -> LockManager:
+    """Return a manager whose leases and rounds outlast a machine that stands still; faults ask for short ones."""
+    return real_manager(urls, **{"ttl": 60.0, "node_timeout": 10.0, **options})
 
 
 @pytest.fixture
@@ -141,7 +146,7 @@ SLOW_DATABASES = [pytest.param(kind, marks=pytest.mark.endurance) for kind in DA
 
 def connect(manager: LockManager) -> None:
     """Connect to all nodes: a database takes its time for that, more than short leases have."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while len({node for node, reply in manager.survey(count=1).items() if reply.time}) < len(manager.nodes):
         assert time.monotonic() < until
 
@@ -354,7 +359,7 @@ def held_by(manager: LockManager, slug: str, *tokens: str) -> bool:
     A release is over when its outcome is certain, or at once after an attempt that failed; the last nodes may execute
     it a moment later than they answer another connection.
     """
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while set(holders(manager, slug)) != set(tokens):
         if time.monotonic() > until:
             return False
@@ -364,7 +369,14 @@ def held_by(manager: LockManager, slug: str, *tokens: str) -> bool:
 
 async def eventually(condition: Callable[[], bool]) -> None:
     """Wait until what another process or thread does has happened."""
-    until = time.monotonic() + 30
+    until, pause = time.monotonic() + 60, 0.002
     while not condition():
         assert time.monotonic() < until
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(pause)
+        pause = min(0.05, pause * 1.5)
+
+
+def renew_now(lease: Lease) -> None:
+    """Have the watchdog find that a lease is due to be extended."""
+    lease._tenure._renew_at = 0.0
+    (loop_watchdog() if isinstance(lease, AsyncLease) else watchdog).watch(lease)

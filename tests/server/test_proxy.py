@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
@@ -13,7 +13,8 @@ import redis
 
 from django_redlock.testing import FaultProxy, Server, Servers
 
-TIMEOUT = 0.2  # seconds that the clients here wait for a reply
+PATIENCE = 60.0  # seconds that a client waits for a reply that comes
+TIMEOUT = 0.2  # seconds that one waits in vain
 
 
 @pytest.fixture
@@ -30,9 +31,23 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
 @pytest.fixture
 def client(proxy: FaultProxy) -> Iterator[redis.Redis]:
     """A client behind the proxy that has its connection already."""
-    with redis.Redis.from_url(proxy.url, socket_timeout=TIMEOUT, decode_responses=True) as connected:
+    with redis.Redis.from_url(proxy.url, socket_timeout=PATIENCE, decode_responses=True) as connected:
         connected.ping()
         yield connected
+
+
+@pytest.fixture
+def hasty(proxy: FaultProxy) -> Iterator[redis.Redis]:
+    """Another one that soon gives up."""
+    with redis.Redis.from_url(proxy.url, socket_timeout=TIMEOUT, decode_responses=True) as connected:
+        assert wait_for(lambda: answers(connected))
+        yield connected
+
+
+def answers(client: redis.Redis) -> bool:
+    with suppress(redis.RedisError):
+        return bool(client.ping())
+    return False
 
 
 @pytest.fixture
@@ -61,6 +76,18 @@ def test_url_keeps_login_and_database():
     assert proxy.url == f"redis://:p%40ss@127.0.0.1:{proxy.port}/3?a=b"
 
 
+def best_of_many(work: Callable[[], object], least: float, most: float) -> bool:
+    """Carry out *work* until it takes no longer than it should, as it may on a busy machine; it never takes less."""
+    for _ in range(200):
+        began = time.monotonic()
+        work()
+        took = time.monotonic() - began
+        assert took >= least
+        if took < most:
+            return True
+    return False
+
+
 @pytest.mark.parametrize(("direction", "expected"), [("requests", 0.05), ("replies", 0.05), ("both", 0.1)])
 def test_delay_is_added_once_per_direction(proxy, client, direction, expected):
     """
@@ -68,36 +95,33 @@ def test_delay_is_added_once_per_direction(proxy, client, direction, expected):
     """
     proxy.delay(0.05, direction)
 
-    began = time.monotonic()
-    client.ping()
-
-    assert expected <= time.monotonic() - began < expected + TIMEOUT
+    assert best_of_many(client.ping, expected, 2 * expected)
 
 
-def test_delayed_requests_do_not_queue_up(proxy, server):
+def test_delayed_requests_do_not_queue_up(proxy, client):
     """
     Latency is not bandwidth: ten requests that are sent at once arrive at once.
     """
-    with redis.Redis.from_url(proxy.url) as client, client.pipeline(transaction=False) as pipeline:
-        client.ping()
-        proxy.delay(0.1, "requests")
-        for _ in range(10):
-            pipeline.ping()
 
-        began = time.monotonic()
-        pipeline.execute()
+    def ten_at_once() -> None:
+        with client.pipeline(transaction=False) as pipeline:
+            for _ in range(10):
+                pipeline.ping()
+            pipeline.execute()
 
-    assert 0.1 <= time.monotonic() - began < 0.5
+    proxy.delay(0.1, "requests")
+
+    assert best_of_many(ten_at_once, 0.1, 0.5)
 
 
-def test_black_hole_holds_requests_back(proxy, client, direct):
+def test_black_hole_holds_requests_back(proxy, hasty, direct):
     """
     A request into a black hole reaches the node late, after its client has gone.
     """
     proxy.black_hole("requests")
     with pytest.raises(redis.TimeoutError):
-        client.set("a", "1")
-    client.close()
+        hasty.set("a", "1")
+    hasty.close()
     assert direct.get("a") is None
 
     proxy.heal()
@@ -105,28 +129,26 @@ def test_black_hole_holds_requests_back(proxy, client, direct):
     assert wait_for(lambda: direct.get("a") == "1")
 
 
-def test_black_hole_for_replies_lets_requests_through(proxy, client, direct):
+def test_black_hole_for_replies_lets_requests_through(proxy, hasty, direct):
     """
     The node carries out what it is told, and the client does not know.
     """
     proxy.black_hole("replies")
 
     with pytest.raises(redis.TimeoutError):
-        client.set("a", "1")
+        hasty.set("a", "1")
 
     assert direct.get("a") == "1"
 
 
-def test_held_back_reply_arrives_after_healing(proxy, server):
+def test_held_back_reply_arrives_after_healing(proxy, client):
     """
     A reply that was held back is late, not lost.
     """
-    with redis.Redis.from_url(proxy.url, socket_timeout=5.0) as patient:
-        patient.ping()
-        proxy.black_hole("replies")
-        threading.Timer(0.1, proxy.heal).start()
+    proxy.black_hole("replies")
+    threading.Timer(0.1, proxy.heal).start()
 
-        assert patient.ping()
+    assert client.ping()
 
 
 def test_black_hole_accepts_connections(proxy):
@@ -142,43 +164,41 @@ def test_black_hole_accepts_connections(proxy):
         client.ping()
 
 
-def test_reset_breaks_connections_and_loses_what_was_underway(proxy, client, direct):
+def test_reset_breaks_connections_and_loses_what_was_underway(proxy, hasty, direct):
     """
     After a reset the client is told at once, and a request held back never arrives.
     """
     proxy.black_hole("requests")
     with pytest.raises(redis.TimeoutError):
-        client.set("a", "1")
+        hasty.set("a", "1")
 
     proxy.reset()
     proxy.heal()
 
-    assert client.ping()
+    assert wait_for(lambda: answers(hasty))
     assert direct.get("a") is None
 
 
-def test_waiting_client_sees_a_reset(proxy):
+def test_waiting_client_sees_a_reset(proxy, client):
     """
     A client that waits for a reply gets a connection error, not a timeout.
     """
-    with redis.Redis.from_url(proxy.url, socket_timeout=5.0) as client:
-        client.ping()
-        proxy.black_hole("replies")
-        threading.Timer(0.1, proxy.reset).start()
+    proxy.black_hole("replies")
+    threading.Timer(0.1, proxy.reset).start()
 
-        with pytest.raises(redis.ConnectionError, match="reset"):
-            client.ping()
+    with pytest.raises(redis.ConnectionError, match="reset"):
+        client.ping()
 
 
 @pytest.mark.parametrize(("reset", "error"), [(False, redis.TimeoutError), (True, redis.ConnectionError)])
-def test_dropped_reply_belongs_to_a_request_carried_out(proxy, client, direct, reset, error):
+def test_dropped_reply_belongs_to_a_request_carried_out(proxy, client, hasty, direct, reset, error):
     """
     The node did it, the client cannot know; the next connection works.
     """
     proxy.drop_next_reply(reset=reset)
 
     with pytest.raises(error):
-        client.set("a", "1")
+        hasty.set("a", "1")
 
     assert direct.get("a") == "1"
     assert proxy.dropped == 1
@@ -228,10 +248,10 @@ def test_connections_left_in_a_black_hole_are_closed_after_it(proxy, server, end
     What clients that gave up have left behind is kept while the fault lasts, and not any longer.
     """
     proxy.black_hole()
-    for _ in range(300):
+    for _ in range(150):  # more than wait to be accepted
         with socket.create_connection(("127.0.0.1", proxy.port)) as abandoned:
             abandoned.sendall(b"PING\r\n")
-    assert wait_for(lambda: len(proxy._connections) == 300)
+    assert wait_for(lambda: len(proxy._connections) == 150)
 
     getattr(proxy, end)()
     proxy.heal()
@@ -242,8 +262,8 @@ def test_connections_left_in_a_black_hole_are_closed_after_it(proxy, server, end
 
 
 def wait_for(condition) -> bool:
-    """Wait up to five seconds for something that another process does."""
-    deadline = time.monotonic() + 5.0
+    """Wait for something that another thread or process does."""
+    deadline = time.monotonic() + PATIENCE
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)
     return bool(condition())
@@ -256,7 +276,7 @@ def test_connections_accepted_just_before_the_end_are_closed(proxy):
     over = threading.Event()
 
     def connect() -> None:
-        while not over.is_set():
+        while not over.wait(0.001):
             with suppress(OSError):
                 socket.create_connection(("127.0.0.1", proxy.port), 1).close()
 
@@ -265,7 +285,7 @@ def test_connections_accepted_just_before_the_end_are_closed(proxy):
         storm = [threading.Thread(target=connect) for _ in range(4)]
         for thread in storm:
             thread.start()
-        for _ in range(50):
+        for _ in range(20):
             proxy.stop()
             proxy.start()
         over.set()

@@ -11,9 +11,9 @@ import pytest
 
 from django_redlock import LockTakenError
 from django_redlock.testing import Server, Servers
-from tests.managers import Flavour, Manager
+from tests.managers import Flavour, Manager, eventually
 
-PATIENCE = 10.0  # seconds after which something that should have happened has not
+PATIENCE = 100.0  # seconds that a node that does not answer must not cost
 
 
 def scripts_run(server: Server) -> int:
@@ -25,7 +25,7 @@ def scripts_run(server: Server) -> int:
 
 async def test_every_node_gets_every_request(real: Manager, nodes: Servers, flavour: Flavour):
     """L17: every node gets each request of twenty holds, and of an attempt in vain during each."""
-    manager = real(ttl=30.0, node_timeout=3.0)
+    manager = real(ttl=60.0, node_timeout=10.0)
     await flavour.release(await flavour.acquire(manager.lock("warm up")))
     for server in nodes:
         with server.client() as client:
@@ -37,9 +37,8 @@ async def test_every_node_gets_every_request(real: Manager, nodes: Servers, flav
             await flavour.acquire(manager.lock("a", wait=0))
         await flavour.release(lease)
 
-    until = time.monotonic() + PATIENCE
-    while min(map(scripts_run, nodes)) < 3 * 20:  # the last requests are on their way: nobody waits for their replies
-        assert time.monotonic() < until, f"the nodes were asked {list(map(scripts_run, nodes))} times"
+    # The last requests are on their way: nobody waits for their replies.
+    await eventually(lambda: min(map(scripts_run, nodes)) >= 3 * 20)
     await flavour.close(manager)
 
 
@@ -48,7 +47,7 @@ async def test_no_node_is_waited_for_before_the_next_is_asked(
     real: Manager, nodes: Servers, flavour: Flavour, first: int
 ):
     """L17: whichever node does not answer, the others are asked all the same, long before its time is over."""
-    manager = real(ttl=60.0, node_timeout=PATIENCE)
+    manager = real(ttl=600.0, max_ttl=600.0, node_timeout=PATIENCE)
     await flavour.release(await flavour.acquire(manager.lock("warm up")))
     nodes[first].freeze()
     started = time.monotonic()

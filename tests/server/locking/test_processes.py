@@ -1,5 +1,6 @@
 """Many processes, one lock, and a node that forgets."""
 
+import ctypes
 import json
 import os
 import signal
@@ -7,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from django_redlock.core.messages import Kind
 from django_redlock.locks import LockManager
 from django_redlock.nodes.redis import RedisLink
 from django_redlock.testing import Servers
-from tests.managers import Manager, held_by, holders, real_manager
+from tests.managers import Manager, held_by, real_manager
+
+PATIENCE = 120.0  # seconds
 
 
 @contextmanager
@@ -34,7 +38,7 @@ def working(
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield process
-        errors = process.communicate(timeout=120)[1]
+        errors = process.communicate(timeout=PATIENCE)[1]
         assert process.returncode == 0, errors
     finally:
         if process.poll() is None:
@@ -68,54 +72,56 @@ def test_contended_counter_loses_nothing_while_a_node_restarts_empty(nodes: Serv
 
 
 def test_tokens_increase_across_processes_while_a_node_is_away(nodes: Servers, tmp_path: Path):
-    """P1, P2: two hundred acquisitions in a row, by four processes, with a node down for part of the time."""
-    options = {"ttl": 5.0, "retry_delay": 0.005, "restart_guard": False}
+    """P1, P2: acquisitions in a row, by four processes, with a node down for part of the time."""
+    options = {"ttl": 30.0, "retry_delay": 0.005, "restart_guard": False}
 
-    with working(tmp_path, nodes.urls, 4, 50, **options) as process:
-        wait_for(tmp_path, 50, process)
+    with working(tmp_path, nodes.urls, 4, 25, **options) as process:
+        wait_for(tmp_path, 20, process)
         nodes[0].kill()
-        wait_for(tmp_path, 120, process)
+        wait_for(tmp_path, 60, process)
         nodes[0].start()
 
     tokens = [int(line) for line in (tmp_path / "tokens").read_text().split()]
-    assert len(tokens) == 200
+    assert len(tokens) == 100
     assert tokens == sorted(set(tokens))
 
 
-def test_lock_of_a_killed_process_is_free_after_its_lease(nodes: Servers, tmp_path: Path):
-    """P24, L28, L58: who dies extends nothing; the next one waits for the rest of the lease and no longer."""
-    script = (
-        "import os, signal\n"
-        "from tests.managers import real_manager\n"
-        f"manager = real_manager({nodes.urls!r}, ttl=1.0, node_timeout=0.2)\n"
-        "lease = manager.lock('a').acquire()\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    died = subprocess.run([sys.executable, "-c", script], check=False)
-    assert died.returncode == -signal.SIGKILL
-    manager = real_manager(nodes.urls, ttl=1.0, node_timeout=0.2)
-    assert holders(manager, "{a}")
-
-    lease = manager.lock("a", wait=5).acquire()
-
-    assert lease.release() == "released"
-    manager.close()
-
-
-def fork(child: Any) -> int:
-    """Run *child* in a forked process; returns its exit code, which is what it returned."""
-    import warnings
-
+def start(child: Callable[[], Any]) -> int:
+    """Run *child* in a forked process; returns its id. It exits with what *child* returned, if that was a number."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # forking a process with threads is the point
         pid = os.fork()
     if not pid:
         try:
-            os._exit(child())
+            os._exit(child() or 0)
         except BaseException:
             sys.excepthook(*sys.exc_info())
             os._exit(99)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return pid
+
+
+def fork(child: Callable[[], Any]) -> int:
+    """Run *child* in a forked process to its end; returns its exit code."""
+    return os.waitstatus_to_exitcode(os.waitpid(start(child), 0)[1])
+
+
+def test_lock_of_a_killed_process_is_free_after_its_lease(nodes: Servers):
+    """P24, L28, L58: who dies extends nothing; the next one waits for the rest of the lease and no longer."""
+
+    def child() -> None:
+        manager = real_manager(nodes.urls, ttl=1.0, node_timeout=0.2)
+        while True:
+            lease = manager.lock("a").acquire()
+            if lease.valid():
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    assert fork(child) == -signal.SIGKILL
+    manager = real_manager(nodes.urls)
+
+    lease = manager.lock("a", wait=60).acquire()
+
+    assert lease.release() == "released"
+    manager.close()
 
 
 def test_forked_child_holds_nothing_and_releases_nothing(real: Manager):
@@ -155,11 +161,11 @@ def test_lock_that_was_made_before_the_fork_is_taken_in_the_name_of_the_child(re
 
 def test_forked_child_uses_connections_of_its_own(real: Manager):
     """P30, C87: parent and child use one manager at once without reading each other's replies."""
-    manager = real(retry_delay=0.002)
+    manager = real(retry_delay=0.002, ttl=60.0, node_timeout=10.0)
     manager.lock("warm up").acquire().release()
 
     def use(manager: LockManager) -> int:
-        for _ in range(50):
+        for _ in range(25):
             with manager.lock("shared") as lease:
                 assert lease.valid()
         manager.close()
@@ -210,66 +216,68 @@ def test_threads_of_a_forked_child_wait_until_the_parents_connections_are_put_aw
     assert fork(child) == 0
 
 
-# Threads that connect may still be at it. A child that Python knows nothing of would wait for one of them to take the
-# interpreter, in vain.
-ALONE = "for thread in threading.enumerate()[1:]: thread.join()\n"
+def unannounced_fork(child: Callable[[], Any]) -> int:
+    """Fork as uWSGI does, in C and without Python's hooks; only where there is no other thread to wait for."""
+    for thread in threading.enumerate()[1:]:
+        thread.join()  # such as connect
+    pid = ctypes.PyDLL(None).fork()
+    if not pid:
+        try:
+            child()
+            os._exit(0)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(99)
+    return os.waitpid(pid, 0)[1]
 
 
 def test_fork_that_python_is_not_told_of_is_noticed_by_the_next_acquisition(nodes: Servers):
     """P30, C87: uWSGI forks in C and calls none of Python's hooks; parent and child must not share connections."""
-    script = (
-        "import ctypes, os, sys, threading\n"
-        "from tests.managers import real_manager\n"
-        f"manager = real_manager({nodes.urls!r})\n"
-        "def take(): manager.lock('a', detached=True).acquire().release()\n"  # detached: no thread while it forks
-        "take()\n"
-        f"{ALONE}"
-        "(inherited,) = manager._gather._bundles\n"
-        "child = ctypes.PyDLL(None).fork()\n"
-        "if not child:\n"
-        "    take()\n"
-        "    os._exit(0 if inherited.closed else 1)\n"
-        "assert os.waitpid(child, 0)[1] == 0\n"
-        "take()\n"
-        "assert not inherited.closed\n"
-        "manager.close()\n"
-    )
 
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    def parent() -> None:
+        manager = real_manager(nodes.urls)
+
+        def take() -> None:
+            manager.lock("a", detached=True).acquire().release()  # detached: no thread while it forks
+
+        def child() -> None:
+            take()
+            assert inherited.closed
+
+        take()
+        (inherited,) = manager._gather._bundles
+        assert unannounced_fork(child) == 0
+        take()
+        assert not inherited.closed
+        manager.close()
+
+    assert fork(parent) == 0  # has no threads, unlike this process
 
 
 def test_fork_that_python_is_not_told_of_leaves_the_parents_lease_alone(nodes: Servers):
     """P30, L41: before it has taken any lock of its own, such a child neither has, sends nor releases anything."""
-    script = (
-        "import ctypes, os, threading\n"
-        "from tests.managers import held_by, real_manager\n"
-        f"manager = real_manager({nodes.urls!r})\n"
-        "lease = manager.lock('a', detached=True).acquire()\n"  # detached: no thread while it forks
-        f"{ALONE}"
-        "(inherited,) = manager._gather._bundles\n"
-        "def child():\n"
-        "    said = (lease.valid(), lease.reason, lease.release(), lease.extend())\n"
-        "    assert said == (False, 'forked', 'unknown', False), said\n"
-        "def asking_child():\n"
-        "    manager.survey()\n"
-        "    assert inherited.closed\n"
-        "def run(work):\n"
-        "    pid = ctypes.PyDLL(None).fork()\n"
-        "    if not pid:\n"
-        "        try:\n"
-        "            work()\n"
-        "            os._exit(0)\n"
-        "        finally:\n"
-        "            os._exit(1)\n"
-        "    assert os.waitpid(pid, 0)[1] == 0, work\n"
-        "run(child)\n"
-        "run(asking_child)\n"
-        "assert lease.valid() and held_by(manager, '{a}', lease.token)\n"
-        "assert lease.release() == 'released'\n"
-        "manager.close()\n"
-    )
 
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    def parent() -> None:
+        manager = real_manager(nodes.urls, ttl=60.0)
+        lease = manager.lock("a", detached=True).acquire()  # detached: no thread while it forks
+
+        def child() -> None:
+            said = (lease.valid(), lease.reason, lease.release(), lease.extend())
+            assert said == (False, "forked", "unknown", False)
+
+        def asking_child() -> None:
+            manager.survey()
+            assert inherited.closed
+
+        (inherited,) = manager._gather._bundles
+        assert unannounced_fork(child) == 0
+        assert unannounced_fork(asking_child) == 0
+        assert lease.valid()
+        assert held_by(manager, "{a}", lease.token)
+        assert lease.release() == "released"
+        manager.close()
+
+    assert fork(parent) == 0  # has no threads, unlike this process
 
 
 def test_forked_child_ends_though_the_parents_threads_were_busy(memory: Manager):
@@ -283,7 +291,7 @@ def test_forked_child_ends_though_the_parents_threads_were_busy(memory: Manager)
             done.wait(60)
 
     def child() -> int:
-        signal.alarm(20)  # ends it if it waits
+        signal.alarm(60)  # ends it if it waits
         manager.close()
         return 0
 
@@ -297,50 +305,32 @@ def test_forked_child_ends_though_the_parents_threads_were_busy(memory: Manager)
         thread.join()
 
 
-def test_process_that_was_stopped_longer_than_its_lease_knows_it(nodes: Servers, tmp_path: Path):
+def test_process_that_was_stopped_longer_than_its_lease_knows_it(nodes: Servers):
     """P31, L7, L34: the first look after SIGCONT says lost, and no extension revives it."""
-    script = (
-        "import sys\n"
-        "from tests.managers import real_manager\n"
-        f"manager = real_manager({nodes.urls!r}, ttl=1.0, node_timeout=0.2)\n"
-        "lease = manager.lock('a').acquire()\n"
-        "print('held', flush=True)\n"
-        "sys.stdin.readline()\n"
-        "print(lease.valid(), lease.reason, lease.extend(), flush=True)\n"
-    )
-    command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin
-        assert process.stdout
-        assert process.stdout.readline() == "held\n"
-        os.kill(process.pid, signal.SIGSTOP)
+    (held, hold), (went_on, go_on) = os.pipe(), os.pipe()
+
+    def child() -> None:
         manager = real_manager(nodes.urls, ttl=1.0, node_timeout=0.2)
-        thief = manager.lock("a", wait=10).acquire()
-        process.stdin.write("\n")
-        process.stdin.flush()
-        os.kill(process.pid, signal.SIGCONT)
+        lease = manager.lock("a").acquire()
+        os.write(hold, b"held")
+        os.read(went_on, 1)
+        assert (lease.valid(), lease.reason, lease.extend()) == (False, "expired", False)
 
-        assert process.stdout.readline() == "False expired False\n"
+    pid = start(child)
+    assert os.read(held, 4) == b"held"
+    os.kill(pid, signal.SIGSTOP)
+    manager = real_manager(nodes.urls, ttl=60.0)
+    thief = manager.lock("a", wait=60).acquire()
+    os.write(go_on, b"!")
+    os.kill(pid, signal.SIGCONT)
 
-        assert thief.valid()
-        assert held_by(manager, "{a}", thief.token)
-        thief.release()
-        manager.close()
-
-
-@pytest.mark.parametrize("ending", ["", "import sys; sys.exit(3)", "raise SystemExit"])
-def test_interpreter_that_exits_with_a_held_lock_neither_hangs_nor_prints(nodes: Servers, ending: str):
-    """L40: nothing is released in a finalizer, and no thread keeps the process alive."""
-    script = (
-        "from tests.managers import real_manager\n"
-        f"manager = real_manager({nodes.urls!r})\n"
-        "lease = manager.lock('a').acquire()\n"
-        f"{ending}\n"
-    )
-
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
-
-    assert (ended.stdout, ended.stderr) == ("", "")
+    assert os.waitpid(pid, 0)[1] == 0
+    assert thief.valid()
+    assert held_by(manager, "{a}", thief.token)
+    thief.release()
+    manager.close()
+    for end in (held, hold, went_on, go_on):
+        os.close(end)
 
 
 def test_dropped_lease_is_not_renewed(real: Manager):
@@ -348,18 +338,44 @@ def test_dropped_lease_is_not_renewed(real: Manager):
     manager = real(ttl=1.0, node_timeout=0.2)
     manager.lock("a").acquire()  # dropped at once
 
-    lease = manager.lock("a", wait=5).acquire()
+    lease = manager.lock("a", wait=60).acquire()
 
-    assert lease.valid()
     lease.release()
     replies = manager.survey(slugs=("{a}",))
     assert {reply.kind for reply in replies.values()} == {Kind.LISTED}
 
 
+MANAGER = """
+import sys
+from django_redlock.core.rules import Rules
+from django_redlock.locks import LockManager
+from django_redlock.nodes import NodeSpec, open_node
+
+def manager_of_nodes():
+    rules = Rules(5, ttl=60.0, node_timeout=10.0, restart_guard=False)
+    return LockManager([open_node(NodeSpec(url), "t:") for url in sys.argv[1:]], rules)
+
+"""
+# Without tests.managers, whose imports take longer than all else that these processes do.
+
+
+def test_interpreter_that_exits_with_a_held_lock_neither_hangs_nor_prints(nodes: Servers):
+    """L40: nothing is released in a finalizer, and no thread keeps the process alive, whatever ends it."""
+    endings = {"": 0, "sys.exit(3)": 3}
+    processes = []
+    for end in endings:
+        script = f"{MANAGER}lease = manager_of_nodes().lock('ends: {end}').acquire()\n{end}"
+        command = [sys.executable, "-c", script, *nodes.urls]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+
+    outputs = [process.communicate(timeout=PATIENCE)[0] for process in processes]
+
+    assert (outputs, [process.returncode for process in processes]) == (["", ""], list(endings.values()))
+
+
 LEFTOVERS = """
-import asyncio, os, sys, threading
+import asyncio, os, threading
 from django_redlock import LockTakenError
-from tests.managers import real_manager
 
 def sockets():
     folder = "/proc/self/fd"
@@ -388,7 +404,7 @@ async def acontend(manager):
     return len(asyncio.all_tasks())
 
 before = sockets()
-manager = real_manager(URLS)
+manager = manager_of_nodes()
 contend(manager)
 manager.close()
 print(len(threading.enumerate()), sockets() - before)
@@ -400,14 +416,8 @@ print(len(threading.enumerate()), sockets() - before)
 
 def test_nothing_is_left_when_the_last_lease_is_released_and_the_manager_closed(nodes: Servers):
     """L40: no thread, no socket and no task; in development mode nothing warns."""
-    script = LEFTOVERS.replace("URLS", repr(nodes.urls))
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", MANAGER + LEFTOVERS, *nodes.urls]
 
-    ended = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
     assert (ended.stdout.split("\n"), ended.stderr) == (["1 0", "1", "1 0", ""], "")

@@ -13,12 +13,14 @@ from django_redlock.testing import Server, Servers, start_servers
 from tests.certificates import Certificates, tls_server
 from tests.managers import Flavour, rules
 
+pytestmark = pytest.mark.xdist_group("transport")  # certificates and a server with TLS are made once
+
 LOGIN = "app:s3same%40:x@"  # the password is s3same@:x
 
 
 def manager_of(*urls: str, **options: Any) -> LockManager:
-    nodes = [open_node(NodeSpec(url, options=options), "t:") for url in urls]
-    return LockManager(nodes, rules(len(urls), node_timeout=2.0))
+    limits = rules(len(urls), ttl=60.0, node_timeout=options.pop("node_timeout", 10.0))
+    return LockManager([open_node(NodeSpec(url, options=options), "t:") for url in urls], limits)
 
 
 async def works(flavour: Flavour, *urls: str, **options: Any) -> None:
@@ -46,18 +48,15 @@ async def complaint(flavour: Flavour, url: str, *, at_once: bool, attempts: int 
 # TLS
 
 
-@pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-async def test_tls_with_an_authority_of_ones_own(tls: Certificates, flavour: Flavour, scheme: str, host: str):
+async def test_tls_with_an_authority_of_ones_own(secure: Server, certificates: Certificates, flavour: Flavour):
     """L69: the certificate is verified against the authority that the node's OPTIONS name."""
-    with tls_server(tls) as server:
-        await works(flavour, f"{scheme}://{host}:{server.port}/0", ssl_ca_certs=tls["ca.crt"])
+    for scheme, host in (("rediss", "localhost"), ("rediss", "127.0.0.1"), ("valkeys", "localhost")):
+        await works(flavour, f"{scheme}://{host}:{secure.port}/0", ssl_ca_certs=certificates["ca.crt"])
 
 
-async def test_tls_settings_can_be_in_the_url(tls: Certificates, flavour: Flavour):
+async def test_tls_settings_can_be_in_the_url(secure: Server, certificates: Certificates, flavour: Flavour):
     """L69: as with redis-py, so that one environment variable can hold everything."""
-    with tls_server(tls) as server:
-        await works(flavour, f"rediss://localhost:{server.port}/0?ssl_ca_certs={tls['ca.crt']}")
+    await works(flavour, f"rediss://localhost:{secure.port}/0?ssl_ca_certs={certificates['ca.crt']}")
 
 
 async def test_verification_can_be_switched_off_by_name(tls: Certificates, flavour: Flavour):
@@ -69,20 +68,19 @@ async def test_verification_can_be_switched_off_by_name(tls: Certificates, flavo
         await works(flavour, url, ssl_ca_certs=tls["ca.crt"], ssl_check_hostname=False)
 
 
-async def test_tls_carries_much_in_both_directions(tls: Certificates, flavour: Flavour):
+async def test_tls_carries_much_in_both_directions(secure: Server, certificates: Certificates, flavour: Flavour):
     """L69: requests that are too large for a socket's buffer, and replies of more than one record of TLS."""
     names = [f"{number}".rjust(400, "x") for number in range(3000)]
-    with tls_server(tls) as server:
-        manager = manager_of(f"rediss://localhost:{server.port}/0", ssl_ca_certs=tls["ca.crt"])
-        lease = await flavour.acquire(manager.lock(names, wait=0))
-        (listed,) = manager.survey(count=500).values()
-        (alisted,) = (await manager.asurvey(count=500)).values()
+    manager = manager_of(f"rediss://localhost:{secure.port}/0", ssl_ca_certs=certificates["ca.crt"])
+    lease = await flavour.acquire(manager.lock(names, wait=0))
+    (listed,) = manager.survey(count=500).values()
+    (alisted,) = (await manager.asurvey(count=500)).values()
 
-        assert (len(listed.rows), len(alisted.rows), listed.total) == (500, 500, 3000)
-        assert await flavour.release(lease) == "released"
-        await flavour.close(manager)
-        await manager.aclose()
-        manager.close()
+    assert (len(listed.rows), len(alisted.rows), listed.total) == (500, 500, 3000)
+    assert await flavour.release(lease) == "released"
+    await flavour.close(manager)
+    await manager.aclose()
+    manager.close()
 
 
 async def test_client_certificate(tls: Certificates, flavour: Flavour):
@@ -98,11 +96,11 @@ async def test_client_certificate(tls: Certificates, flavour: Flavour):
     assert said == "wants a client certificate"
 
 
-async def test_certificate_that_is_not_good_enough_is_refused(tls: Certificates, flavour: Flavour):
+async def test_certificate_that_is_not_good_enough_is_refused(secure: Server, tls: Certificates, flavour: Flavour):
     """L65, P36: an unknown authority, another host and an expired certificate are told apart, and are no vote."""
     authority = {"ssl_ca_certs": tls["ca.crt"]}
-    with tls_server(tls) as server, tls_server(tls, "elsewhere") as elsewhere, tls_server(tls, "expired") as expired:
-        urls = [f"rediss://{LOGIN}localhost:{one.port}/0" for one in (server, elsewhere, expired)]
+    with tls_server(tls, "elsewhere") as elsewhere, tls_server(tls, "expired") as expired:
+        urls = [f"rediss://{LOGIN}localhost:{one.port}/0" for one in (secure, elsewhere, expired)]
 
         unknown = await complaint(flavour, urls[0], at_once=True)
         stranger = await complaint(flavour, urls[0], ssl_ca_certs=tls["stranger.crt"], at_once=True)
@@ -115,20 +113,19 @@ async def test_certificate_that_is_not_good_enough_is_refused(tls: Certificates,
     assert old == "certificate refused, certificate has expired"
 
 
-async def test_file_of_the_authority_that_is_missing_is_named(tls: Certificates, flavour: Flavour):
+async def test_file_of_the_authority_that_is_missing_is_named(secure: Server, flavour: Flavour):
     """L65: a typing error in a path is not called an unreachable node."""
-    with tls_server(tls) as server:
-        url = f"rediss://localhost:{server.port}/0"
-        assert await complaint(flavour, url, ssl_ca_certs="/no/such/file", at_once=False) == "no such file"
+    url = f"rediss://localhost:{secure.port}/0"
+    assert await complaint(flavour, url, ssl_ca_certs="/no/such/file", at_once=False) == "no such file"
 
 
-async def test_tls_on_one_side_only(tls: Certificates, nodes: Servers, flavour: Flavour):
+async def test_tls_on_one_side_only(secure: Server, certificates: Certificates, nodes: Servers, flavour: Flavour):
     """L65: a plain server asked for TLS, and the reverse, say that something is wrong with the connection."""
     plain = f"rediss://127.0.0.1:{nodes[0].port}/0"
     # Redis waits for the end of a line that does not come.
-    assert await complaint(flavour, plain, ssl_ca_certs=tls["ca.crt"], at_once=False) in ("TLS failed", "timeout")
-    with tls_server(tls) as server:
-        said = await complaint(flavour, f"redis://127.0.0.1:{server.port}/0", at_once=False)
+    authority = {"ssl_ca_certs": certificates["ca.crt"]}
+    assert await complaint(flavour, plain, **authority, node_timeout=0.3, at_once=False) in ("TLS failed", "timeout")
+    said = await complaint(flavour, f"redis://127.0.0.1:{secure.port}/0", at_once=False)
     assert said in ("closed", "reset", "malformed reply")
 
 

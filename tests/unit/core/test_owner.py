@@ -11,10 +11,11 @@ from django_redlock.core.owner import MAX_LABEL, MAX_REF, Owner, decode, encode,
 
 NONCE = "0123456789abcdef" * 2
 
-texts = st.text(max_size=MAX_LABEL + 10)
+texts = st.text(max_size=20)
+labels, refs = st.text(max_size=MAX_LABEL + 10), st.text(max_size=MAX_REF + 10)
 times = st.floats(min_value=0, max_value=1e12)
 owners = st.builds(
-    Owner, host=texts, pid=st.integers(0), kind=texts, label=texts, ref=texts, since=times, ttl=times, process=texts
+    Owner, host=texts, pid=st.integers(0), kind=texts, label=labels, ref=refs, since=times, ttl=times, process=texts
 )
 
 

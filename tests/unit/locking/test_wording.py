@@ -9,13 +9,14 @@ from redis.connection import Connection
 from django_redlock.core.messages import Acquire, Request
 from django_redlock.nodes.wording import SCRIPTS, Wording, resp
 
+CONNECTION = Connection()
 words = st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=12)
 
 
 @given(words)
 def test_bytes_are_those_of_redis_py(words: list[str]):
     """Every word has its length in bytes in front, whatever letters it has."""
-    packed = b"".join(Connection().pack_command("EVAL", *words))
+    packed = b"".join(CONNECTION.pack_command("EVAL", *words))
 
     assert resp(["EVAL", *words]) == packed
 

@@ -1,0 +1,289 @@
+"""Rounds over nodes that fail: every combination, the end of a round's time, links that come late, late releases."""
+
+import asyncio
+import sys
+import time
+from itertools import combinations
+
+import pytest
+
+from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock.core.admission import Admission
+from django_redlock.core.messages import Acquire, Ballot, Kind
+from django_redlock.core.rules import Rules
+from django_redlock.locks import LockManager
+from django_redlock.nodes import courier
+from django_redlock.nodes.aio import AsyncGather
+from django_redlock.nodes.gather import Breaker, Breakers, Bundle, Gather, steady
+from django_redlock.nodes.memory import AsyncMemoryLink, MemoryLink, MemoryNode
+from django_redlock.watchdog import AsyncWatchdog, Watchdog
+from tests.managers import Blocking, Flavour, Manager, eventually, renew_now, rules
+
+NAMES = ("a", "b", "c")
+PATIENT = {"ttl": 600.0, "max_ttl": 600.0, "node_timeout": 60.0}
+HASTY = {"node_timeout": 0.01}  # where asyncio waits for nodes that do not answer
+
+
+async def works(manager: LockManager, flavour: Flavour) -> None:
+    """Use every operation of a lock once."""
+    lease = await flavour.acquire(manager.lock("a", wait=0))
+    assert await flavour.extend(lease)
+    with pytest.raises(LockTakenError):
+        await flavour.acquire(manager.lock("a", wait=0))
+    assert await flavour.release(lease) == "released"
+    assert lease.extensions == 1
+    again = await flavour.acquire(manager.lock("a", wait=0))
+    assert again.fencing_token > lease.fencing_token
+    assert await flavour.release(again) == "released"
+
+
+async def no_quorum(manager: LockManager, flavour: Flavour) -> None:
+    """Fail to take a lock."""
+    with pytest.raises(QuorumUnavailableError, match="3 of 5 nodes must answer"):
+        await flavour.acquire(manager.lock("a", wait=0))
+
+
+@pytest.mark.parametrize("failing", range(6))
+@pytest.mark.parametrize("fault", ["down", "deaf", "silent"])
+async def test_every_subset_of_failing_nodes(flavour: Flavour, fault: str, failing: int):
+    """L1, L2, L3, P25: any two of five may fail in any way; with three gone it is *no quorum*, never *taken*."""
+    for subset in combinations(range(5), failing):
+        nodes = [MemoryNode(f"m{number}") for number in range(5)]
+        manager = LockManager(nodes, rules(5, **(PATIENT if failing <= 2 else HASTY)))
+        for node in subset:
+            setattr(nodes[node], fault, True)
+
+        await (works if failing <= 2 else no_quorum)(manager, flavour)
+
+        await flavour.close(manager)
+
+
+def ballot_of(timeout: float, needed: int, *, mending: bool = False) -> Ballot:
+    request = Acquire(("{a}",), "0" * 32, "0" * 32, 30.0, 1, 600.0, 600.0)
+    requests = dict.fromkeys(range(3), request)
+    return Ballot(requests, lambda replies: len(replies) == needed, timeout, mending=mending)
+
+
+def admission() -> Admission:
+    return Admission(Rules(3, ttl=30.0, restart_guard=False), NAMES, steady, time.time)
+
+
+class MuteLink(MemoryLink):
+    """A link whose node takes everything and answers nothing."""
+
+    def fileno(self) -> int:
+        return 0  # to be waited for, unlike those of memory
+
+    def readable(self) -> bool:
+        return False
+
+
+class Mute(MemoryNode):
+    """A node that answers nothing."""
+
+    def connect(self, timeout: float) -> MuteLink:
+        return MuteLink(self)
+
+
+def test_blocking_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
+    """L3, P25: nodes that do not answer keep nobody longer than one node timeout, to the millisecond."""
+    now = 100.0
+
+    def wait(bundle: Bundle, seconds: float) -> list[object]:
+        nonlocal now
+        now += seconds
+        return []
+
+    monkeypatch.setattr(Bundle, "seat", lambda bundle, seat: bundle.seats.update({seat.node: seat}))
+    monkeypatch.setattr(Bundle, "ready", wait)
+    gather = Gather([Mute(name) for name in NAMES], admission(), lambda: now)
+    ballot = ballot_of(0.5, needed=2)
+
+    gather.ask(ballot)
+
+    assert now == 100.5
+    assert {(reply.kind, reply.detail) for reply in ballot.replies.values()} == {(Kind.UNKNOWN, "timeout")}
+
+
+async def test_asyncio_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
+    """L3, P25: the same, with a timer of the event loop."""
+    loop, timers = asyncio.get_running_loop(), []
+    nodes = [MemoryNode(name) for name in NAMES]
+
+    def at_once(delay, callback, *args):
+        timers.append(delay)
+        return loop.call_at(0.0, callback, *args)
+
+    gather = AsyncGather(nodes, admission(), Breakers(3))
+    await gather.ask(ballot_of(30.0, needed=3))  # connects
+    for node in nodes:
+        node.deaf = True
+    monkeypatch.setattr(loop, "call_later", at_once)
+    ballot = ballot_of(500.0, needed=2)
+
+    await gather.ask(ballot)
+
+    assert timers == [500.0]
+    assert {(reply.kind, reply.detail) for reply in ballot.replies.values()} == {(Kind.UNKNOWN, "timeout")}
+    await gather.aclose()
+
+
+def test_extension_does_not_wait_for_a_connection_that_has_failed_already(monkeypatch: pytest.MonkeyPatch):
+    """L32: a round that mends waits for connections that may come, not for one that was refused at once."""
+    nodes = [MemoryNode(name) for name in NAMES]
+    manager = LockManager(nodes, rules(3, **PATIENT))
+    lease = manager.lock("a", renew=False).acquire()
+    nodes[2].down = True
+    assert lease.extend()  # notices that
+    manager._gather.breakers[2].until = 0.0  # it has been left alone for long enough
+    monkeypatch.setattr(Bundle, "ready", lambda bundle, seconds: pytest.fail(f"waits {seconds} s"))
+
+    assert lease.extend()
+
+    assert lease.release() == "released"
+
+
+class Halting(MemoryNode):
+    """A node that takes as long as a test says to connect, and to answer."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.connects, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def aconnect(self, timeout: float) -> AsyncMemoryLink:
+        await self.connects.wait()
+        await asyncio.sleep(0)  # one turn, as the answers that are held back need
+        return HaltingLink(self)
+
+
+class HaltingLink(AsyncMemoryLink):
+    """Holds replies back."""
+
+    def __init__(self, node: Halting) -> None:
+        super().__init__(node.connect(1.0))
+        self._node = node
+
+    def send(self, request, packed, on_reply, *, in_full=False):
+        def answer(_=None):
+            super(HaltingLink, self).send(request, packed, on_reply)
+
+        if self._node.answers.is_set():
+            answer()
+        else:
+            asyncio.ensure_future(self._node.answers.wait()).add_done_callback(answer)
+
+
+async def test_link_that_comes_with_the_deciding_vote():
+    """
+    L32: a round that mends is also sent to a node whose link comes in the very turn in which the round is decided.
+    """
+    nodes = [Halting(name) for name in NAMES]
+    gather = AsyncGather(nodes, admission(), Breakers(3))
+    ballot = ballot_of(30.0, needed=2, mending=True)
+
+    for node in nodes[:2]:
+        node.connects.set()
+    nodes[0].answers.set()
+    nodes[2].answers.set()
+    asked = asyncio.create_task(gather.ask(ballot))
+    await eventually(lambda: len(gather._lines) == 2 and len(ballot.replies) == 1)
+    nodes[1].answers.set()  # of both the round hears in one turn, of the vote first
+    nodes[2].connects.set()
+    await asked
+
+    assert {reply.kind for reply in (ballot.replies | ballot.late).values()} == {Kind.ACCEPTED}
+    assert sorted(ballot.replies | ballot.late) == [0, 1, 2]
+    await gather.aclose()
+
+
+def test_late_end_of_a_try_to_connect_lets_nobody_in_beside_the_next():
+    """The next one may begin when the time of the one before is over, and has its own time then."""
+    breaker = Breaker()
+    breaker.failed(0.0)
+    first = breaker.admits(0.0, 0.25)
+    assert not breaker.admits(0.2, 0.25)
+    second = breaker.admits(0.3, 0.25)
+
+    breaker.was_tried(first)
+
+    assert not breaker.admits(0.4, 0.25)
+    breaker.was_tried(second)
+    assert breaker.admits(0.4, 0.25)
+
+
+class StackOfAThreadThatIsSlow(list):  # type: ignore[type-arg]
+    """Between the moment in which a bundle is put on it and the next one, another thread takes the bundle."""
+
+    def append(self, bundle: Bundle) -> None:
+        """Put it on, and have it taken."""
+        super().append(bundle)
+        self.pop().close()
+
+
+def test_bundle_may_be_taken_at_once_by_another_thread(memory: Manager):
+    """L10, P39: a lock that has been taken is not lost to an error about connections that others use by now."""
+    manager = memory(3)
+    manager._gather._bundles = StackOfAThreadThatIsSlow()
+
+    assert manager.lock("a", wait=0).acquire().release() == "released"
+
+
+async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(
+    memory: Manager, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+):
+    """L38: a node that stays away is not called upon for ever, and no thread is left."""
+    monkeypatch.setattr(courier, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(courier, "LONGEST_PAUSE", 0.01)
+    manager = memory(1, ttl=30.0)
+    later = 0.0
+    manager.courier._clock = lambda: steady() + later
+    lease = await flavour.acquire(manager.lock("a"))
+    manager.nodes[0].down = True
+
+    assert await flavour.release(lease) == "unknown"
+    await eventually(lambda: len(manager.courier) == 1)
+    thread = manager.courier._thread
+    later = 31.0
+
+    await eventually(lambda: not manager.courier)
+    await eventually(lambda: not thread.is_alive())
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_nodes_that_do_not_answer_do_not_delay_other_aliases(flavour: Flavour):
+    """Leases that nobody can extend cost one round of a node timeout in all, and those of others go on."""
+    ill, well = (LockManager([MemoryNode(name) for name in NAMES], rules(3, **some)) for some in (HASTY, PATIENT))
+    wasted = [await flavour.acquire(ill.lock(f"a{number}")) for number in range(300)]
+    lease = await flavour.acquire(well.lock("b"))
+    rounds, renewals = [], ill._renewals
+    ill._renewals = lambda *args: (rounds.append(one) or one for one in renewals(*args))
+    for node in ill.nodes:
+        node.deaf = True
+
+    if isinstance(flavour, Blocking):
+        Watchdog()._tend([*wasted, lease])
+    else:
+        await AsyncWatchdog()._tend([*wasted, lease])
+
+    assert (len(rounds), lease.extensions, wasted[0].extensions) == (1, 1, 0)
+    for one in [*wasted, lease]:
+        one.release(wait=False)
+    for manager in (ill, well):
+        await flavour.close(manager)
+        manager.close()
+
+
+async def test_callback_that_exits_ends_no_renewal(memory: Manager, caplog: pytest.LogCaptureFixture):
+    """L22, L28: ``sys.exit()`` in a callback of a lost lock ends no process, and the other locks are still renewed."""
+    manager = memory(3, node_timeout=0.02)
+    kept, lost = manager.lock("a").acquire(), manager.lock("b", ttl=0.2, renew=False).acquire()
+    lost.on_lost(lambda lease: sys.exit(1))
+    await eventually(lambda: "SystemExit" in caplog.text)
+
+    renew_now(kept)
+
+    await eventually(lambda: kept.extensions > 0)
+    assert (lost.reason, kept.valid()) == ("expired", True)
+    kept.release()
+    manager.close()
