@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_redlock import locks
+from django_redlock.celery.slots import peek
 
 from . import project
 from .project import LEASE as LEASE
@@ -71,7 +71,6 @@ def take_back(*task_ids: str) -> None:
                 channel.qos.restore_by_tag(tag)
 
 
-def watching() -> int:
-    """Return how many copies of messages are being watched."""
-    rows = locks["default"].survey(count=200)[0].rows
-    return sum(row.slug.startswith("{watch:") for row in rows if row.value)
+def watching(task_id: str) -> bool:
+    """Return whether a copy of this task's message watches another."""
+    return bool(peek("default", f"watch:{task_id}").value)

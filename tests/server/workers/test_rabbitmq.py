@@ -53,7 +53,7 @@ def test_broker_that_crashes_while_a_body_runs(start, rabbitmq_server, stage, wh
     hang_up()
     rabbitmq_server.start()
 
-    until(lambda: watching() == 1)
+    until(lambda: watching(result.id))
     assert stage.heard() == []
     stage.allow()
     assert result.get(timeout=90) == f"{what} done"

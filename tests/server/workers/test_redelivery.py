@@ -18,7 +18,7 @@ def copied(worker, stages):
     results = {call: task("hold_watched").delay(call) for call in CALLS}
     children = {call: stages(call).hear("started") for call in CALLS}
     take_back(*(result.id for result in results.values()))
-    until(lambda: watching() == len(CALLS))
+    until(lambda: all(watching(result.id) for result in results.values()))
     assert not any(stages(call).heard() for call in CALLS)
     os.kill(children["is killed"], signal.SIGKILL)
     return results
@@ -50,4 +50,4 @@ def test_killed_after_its_copy_arrived(copied, stages):
     # Celery has stored the failure of the first run by then; a result that has seen it does not look again.
     until(lambda: task("hold_watched").AsyncResult(result.id).state == "SUCCESS")
     assert stages(call).heard() == ["ended"]
-    until(lambda: watching() == 0)
+    until(lambda: not watching(result.id))
