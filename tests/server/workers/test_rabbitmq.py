@@ -29,9 +29,9 @@ def test_expired_in_the_broker(broker, what):
     """
     with project.app.connection_for_write() as connection:
         connection.default_channel.queue_declare("nobody", durable=True, auto_delete=False)
-    lasting = task("double").apply_async((f"{what} later",), queue="nobody", expires=300)
     start = time.monotonic()
     result = task("double").apply_async((what,), queue="nobody", expires=1)
+    lasting = task("double").apply_async((f"{what} later",), queue="nobody", expires=300)
 
     assert task("double").apply_async((f"{what} later",), queue="nobody").id == lasting.id
     until(free("double", what))
