@@ -448,8 +448,10 @@ class MemoryStore:
         if request.size > 0:
             slugs, cursor = self._page(request.after, request.size)
         rows: list[Row] = []
+        named = 0
         for slug in slugs:
-            rows.append(self._row(slug, now, request.waiters, sum(len(row.waiters) for row in rows)))
+            rows.append(self._row(slug, now, request.waiters, named))
+            named += len(rows[-1].waiters)
         return Reply(Kind.LISTED, 0, int(now * 1e6), rows=tuple(rows), total=len(self._index), cursor=cursor)
 
     def _page(self, after: str, size: int) -> tuple[tuple[str, ...], str]:

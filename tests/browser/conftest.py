@@ -8,45 +8,62 @@ from pathlib import Path
 
 import django
 import pytest
-from django.test import override_settings
+from django.test import Client, override_settings
 from pytest_django.live_server_helper import LiveServer
 
+from django_redlock import locks
+from django_redlock.inventory import poll
 from django_redlock.testing import Servers
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+TIMEOUT = 60_000.0  # milliseconds for what happens at once unless the machine is busy
 SCREENSHOTS = os.environ.get("REDLOCK_SCREENSHOTS")  # a folder; unset writes none
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser():
-    """Chromium: the one that ``CHROMIUM`` names, one on the path, or Playwright's own."""
+    """
+    Chromium: the one that ``CHROMIUM`` names, one on the path, or Playwright's own.
+
+    Playwright's blocking interface runs an event loop in this thread, in which Django would refuse to touch the
+    database, and other tests could run no loop of theirs: so it lives no longer than the tests of this folder.
+    """
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-    if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
-        pytest.skip("needs DJANGO_ALLOW_ASYNC_UNSAFE=1: run `tox run -e newest`")
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, PROGRAMS)), None)
-    with api.sync_playwright() as playwright:
+    with pytest.MonkeyPatch.context() as patch, api.sync_playwright() as playwright:
         if not found and not Path(playwright.chromium.executable_path).exists():
             pytest.skip("needs a browser: install chromium, or run `playwright install chromium`")
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+        api.expect.set_options(timeout=TIMEOUT)
         chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield chromium
         chromium.close()
 
 
-@pytest.fixture
-def site(transactional_db, nodes: Servers) -> Iterator[str]:
+@pytest.fixture(scope="package")
+def live_site(django_db_setup, django_db_blocker, servers: Servers) -> Iterator[str]:
     """The admin over five real servers; where Django can, with a policy that runs nothing without a nonce."""
-    with override_settings(
-        ALLOWED_HOSTS=["localhost"],
-        REDLOCK={"default": {"NODES": named(nodes), "OPTIONS": {"restart_guard": False, "node_timeout": 2.0}}},
-        **strict_policy(),
-    ):
-        server = LiveServer("localhost")
+    options = {"restart_guard": False, "node_timeout": 7.0, "max_ttl": 900.0}
+    redlock = {"default": {"NODES": named(servers), "OPTIONS": options}}
+    with override_settings(ALLOWED_HOSTS=["localhost"], REDLOCK=redlock, **strict_policy()):
+        with django_db_blocker.unblock():
+            server = LiveServer("localhost")
         yield server.url
-        # The browser has closed its connections. Their threads share the database until the server stops.
-        for thread in threading.enumerate():
-            if "process_request_thread" in thread.name:
-                thread.join(5)
-        server.stop()
+        with django_db_blocker.unblock():
+            server.stop()
+
+
+@pytest.fixture
+def site(transactional_db, nodes: Servers, live_site: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The same, with servers that run and hold nothing; on a busy machine its pages wait for late nodes."""
+    monkeypatch.setattr(poll, "PATIENCE", 7.0)
+    monkeypatch.setattr(poll, "MAX_SECONDS", 30.0)
+    locks.reset()
+    yield live_site
+    # The browser has closed its connections. Their threads share the database, which is emptied next.
+    for thread in threading.enumerate():
+        if "process_request_thread" in thread.name:
+            thread.join(5)
 
 
 def named(nodes: Servers) -> list[dict[str, str]]:
@@ -84,14 +101,15 @@ def open_page(browser, site, admin_user):
     def open_with(**options):
         context = browser.new_context(base_url=site, **options)
         contexts.append(context)
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(TIMEOUT)
+        if options.get("java_script_enabled", True):
+            context.clock.install()  # so that a test can have time pass there
+        client = Client()
+        client.force_login(admin_user)
+        context.add_cookies([{"name": "sessionid", "value": client.cookies["sessionid"].value, "url": site}])
         page = context.new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: errors.append(message.text) if noteworthy(message) else None)
-        page.goto("/admin/")
-        page.fill("#id_username", "admin")
-        page.fill("#id_password", "password")
-        page.click("input[type=submit]")
         page.goto("/admin/redlock/heldlock/")
         return page
 

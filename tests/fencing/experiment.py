@@ -66,8 +66,8 @@ class Experiment:
         self.surprises: list[BaseException] = []
         self.lost = 0  # committed increments that are not in the counter
 
-    def run(self) -> None:
-        """Run all threads to their end."""
+    def run(self) -> int:
+        """Run all threads to their end; returns how many increments are lost."""
         before = self.counter.read()
         threads = [threading.Thread(target=self._work) for _ in range(THREADS)]
         for thread in threads:
@@ -77,6 +77,7 @@ class Experiment:
         assert not any(thread.is_alive() for thread in threads)
         assert self.surprises == []
         self.lost = self.seen["committed"] - (self.counter.read() - before)
+        return self.lost
 
     def _work(self) -> None:
         try:

@@ -25,7 +25,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.fixture(params=["postgresql", "mariadb", "rabbitmq"])
+# What is tested is the launcher; the two that take long to start use it in the same way.
+SLOW = [pytest.param(name, marks=pytest.mark.endurance) for name in ("mariadb", "rabbitmq")]
+
+
+@pytest.fixture(params=["postgresql", *SLOW])
 def service(request) -> Service:
     """Each kind of service in turn."""
     found = request.getfixturevalue(request.param)
@@ -65,13 +69,13 @@ def test_frozen_service_answers_when_thawed(service):
     client.start()
     frozen = not answered.wait(0.3)
     service.thaw()
-    client.join(30)
+    client.join(120)
 
     assert frozen
     assert answered.is_set()
 
 
-@pytest.mark.parametrize("name", ["postgresql", "mariadb"])
+@pytest.mark.parametrize("name", ["postgresql", SLOW[0]])
 def test_stopped_database_keeps_its_data(name, request, django_db_blocker):
     """
     A database that was stopped in good order starts with what it had.
@@ -110,7 +114,7 @@ def test_services_end_with_their_process(service):
 
             assert handles
             for handle in handles:
-                assert select.select([handle], [], [], 30.0)[0], "a process of the server is still there"
+                assert select.select([handle], [], [], 120.0)[0], "a process of the server is still there"
                 os.close(handle)
 
 
@@ -153,4 +157,4 @@ def test_program_of_another_user_ends_with_its_parent(tmp_path):
     """
     child = processes.spawn(["id", "-un"], user="nobody", stdout=subprocess.PIPE)
 
-    assert child.communicate(timeout=30)[0] == b"nobody\n"
+    assert child.communicate(timeout=120)[0] == b"nobody\n"

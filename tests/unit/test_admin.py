@@ -24,7 +24,8 @@ from django_redlock.admin import MAX_RELEASE, clock, rows
 from django_redlock.admin.actions import audit, look_again
 from django_redlock.core.names import slug
 from django_redlock.core.owner import Owner, encode, fingerprint
-from django_redlock.inventory import PAGE, find_lock, held_locks
+from django_redlock.inventory import PAGE, find_locks, held_locks
+from django_redlock.inventory import HeldLock as Held
 from django_redlock.models import HeldLock, key_of, parse_key
 from django_redlock.nodes.memory import forget_nodes
 
@@ -73,6 +74,11 @@ def put(name: str, nonce: str = A, left: float | None = 20, *, kind: str = "task
     for node in locks["default"].nodes[:count]:
         node.store.put(slug(name), encode(nonce, owner), left)
     return key_of(fingerprint(nonce), "default", slug(name))
+
+
+def find_lock(name: str) -> Held | None:
+    """Return a lock, without looking for the thousand places that one of its name may have."""
+    return next(iter(find_locks([slug(name)]).locks), None)
 
 
 def names(response) -> list[str]:
@@ -275,17 +281,16 @@ CRAFTED = [
 
 
 @pytest.mark.parametrize("query", CRAFTED, ids=lambda query: urlencode(query)[:40])
-@pytest.mark.parametrize("page", [LIST, LIVE])
-def test_crafted_queries_do_nothing(nodes, operator, page, query):
+def test_crafted_queries_do_nothing(nodes, operator, query):
     """
     No query is an error of the server, and none releases a lock.
     """
     put("orders:7")
 
-    response = operator.get(page, query)
+    responses = [operator.get(page, query) for page in (LIST, LIVE)]
 
-    assert response.status_code == 200
-    assert len(response.content) < 100_000
+    assert [response.status_code for response in responses] == [200, 200]
+    assert max(len(response.content) for response in responses) < 100_000
     assert find_lock("orders:7") is not None
 
 

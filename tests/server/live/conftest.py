@@ -6,10 +6,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from subprocess import PIPE, Popen, run
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
+from django.apps import apps
+from django.core.management import call_command
+from django.db import connections
 
 from django_redlock.models import Fence
 from django_redlock.testing import Servers
@@ -18,7 +21,6 @@ from tests.services import django_database
 from tests.shop.models import Order
 
 CHECKOUT = Path(__file__).parents[3]
-TTL = 5.0  # seconds
 PATIENCE = 60.0  # seconds
 
 
@@ -31,7 +33,6 @@ class Live(list["Popen[bytes]"]):
             **os.environ,
             "DJANGO_SETTINGS_MODULE": "tests.server.live.settings",
             "LIVE_NODES": ",".join(nodes.urls[:3]),
-            "LIVE_TTL": str(TTL),
         }
 
     def python(self, *args: str, **options: Any) -> "Popen[bytes]":
@@ -47,12 +48,6 @@ class Live(list["Popen[bytes]"]):
     def use(self, entry: dict[str, Any]) -> None:
         """Have the processes use a database."""
         self.env["LIVE_DATABASE"] = json.dumps({key: value for key, value in entry.items() if value is not None})
-
-    def migrate(self) -> None:
-        """Create the tables of the database."""
-        command = [sys.executable, "-m", "django", "migrate", "--run-syncdb", "--verbosity", "0"]
-        done = run(command, cwd=CHECKOUT, env=self.env, capture_output=True, text=True, check=False)
-        assert not done.returncode, done.stderr
 
 
 @pytest.fixture
@@ -79,9 +74,13 @@ def database(engine: Any, live: Live, prepared: Any, django_db_blocker: Any) -> 
     known = entries.get(engine.scheme)
     entry = known or entries.setdefault(engine.scheme, engine.settings(stack.enter_context(engine.database())))
     live.use(entry)
-    if not known:
-        live.migrate()
     with django_db_blocker.unblock(), django_database("live", entry):
+        if not known:
+            call_command("migrate", "redlock", database="live", verbosity=0)
+            with connections["live"].schema_editor() as editor:
+                for model in apps.get_app_config("shop").get_models():
+                    if not model._meta.proxy:
+                        editor.create_model(model)
         Order.objects.using("live").all().delete()
         Fence.objects.using("live").all().delete()
         yield "live"

@@ -20,7 +20,7 @@ def main(seconds: float, reverse: bool) -> int:
 
     locked = 0
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while not locked or time.monotonic() < end:
         chosen = random.sample(range(1, ROWS + 1), SET)
         orders = sorted(Order.objects.filter(pk__in=chosen), key=lambda order: order.pk, reverse=reverse)
         with lock_for_update(orders):

@@ -16,10 +16,11 @@ DATABASES = {"default": {**json.loads(os.environ.get("LIVE_DATABASE", IN_MEMORY)
 if DATABASES["default"]["ENGINE"].endswith("mysql"):
     drivers.install_mysql()
 
+TTL = float(os.environ.get("LIVE_TTL", "60"))  # seconds, short only where a lease is to end
 REDLOCK = {
     "default": {
         "NODES": os.environ.get("LIVE_NODES", "memory://a,memory://b,memory://c"),
         "KEY_PREFIX": "live",
-        "OPTIONS": {"ttl": float(os.environ.get("LIVE_TTL", "10")), "node_timeout": 1.0, "restart_guard": False},
+        "OPTIONS": {"ttl": TTL, "node_timeout": 0.24 * TTL, "restart_guard": False},
     }
 }

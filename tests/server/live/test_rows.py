@@ -22,7 +22,7 @@ from .lockers import ROWS, SET
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.endurance)])
+@pytest.mark.parametrize("seconds", [1, pytest.param(60, marks=pytest.mark.endurance)])
 def test_overlapping_sets_in_opposite_order_never_deadlock(live: Live, database: str, seconds: int):
     """
     Two processes that lock overlapping sets of rows, one forwards and one backwards, waiting for ever, go on until

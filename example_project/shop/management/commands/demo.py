@@ -3,6 +3,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from os import environ
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,10 +31,11 @@ class Command(BaseCommand):
             raise CommandError(f"--seconds must be from {SHORTEST:.0f} to 86400, not {seconds:g}.")
         stop_like_ctrl_c()
         # Without a visitor to look at them, imports may be short: several shall fit.
-        pace = 30.0 if seconds is None else min(30.0, max(6.0, seconds / 5))
+        slow = float(environ.get("SHOP_IMPORT_SECONDS", "30"))
+        pace = slow if seconds is None else min(30.0, max(6.0, seconds / 5))
         try:
             with folder_for_files() as folder:
-                self.run(Stack(folder, port=port, import_seconds=pace, import_every=pace / 4), seconds)
+                self.run(Stack(folder, port=port, import_seconds=pace, import_every=min(pace, 30.0) / 4), seconds)
         except KeyboardInterrupt:
             if seconds is not None:
                 raise CommandError("Interrupted before the checks were done.", returncode=130) from None
