@@ -95,8 +95,8 @@ async def test_shared_holders_keep_out_an_exclusive_one_and_it_them(make: Manage
 
 async def test_shared_holders_end_each_by_itself(make: Manager, flavour: Flavour):
     """P18, P29: an extension is that of one holder; who lets its lease lapse takes nobody along."""
-    manager = make(node_timeout=0.2)
-    short = await take(flavour, manager, "a", wait=30, shared=True, ttl=1.0, renew=False)
+    manager, brief = make(), make(node_timeout=0.2)
+    short = await take(flavour, brief, "a", wait=30, shared=True, ttl=1.0, renew=False)
     long = await take(flavour, manager, "a", shared=True, ttl=60.0, renew=False)
 
     assert await flavour.extend(long)
