@@ -465,8 +465,9 @@ class Gather:
         """
         until = deadline if ballot.mending else min(deadline, self._clock() + GRACE)
         while bundle.connecting and (left := until - self._clock()) > 0:
-            for seat in bundle.ready(left):
-                self._read(bundle, seat)
+            if not bundle.arrived:  # nothing would announce the link of an instant node, which is there already
+                for seat in bundle.ready(left):
+                    self._read(bundle, seat)
             self._welcome(bundle, ballot, packed)
 
     def _welcome(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:

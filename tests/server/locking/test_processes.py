@@ -352,7 +352,8 @@ from django_redlock.locks import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 
 def manager_of_nodes():
-    return LockManager([open_node(NodeSpec(url), "t:") for url in sys.argv[1:]], Rules(5, restart_guard=False))
+    rules = Rules(5, ttl=60.0, node_timeout=10.0, restart_guard=False)
+    return LockManager([open_node(NodeSpec(url), "t:") for url in sys.argv[1:]], rules)
 
 """
 # Without tests.managers, whose imports take longer than all else that these processes do.

@@ -128,6 +128,19 @@ async def test_asyncio_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch)
     await gather.aclose()
 
 
+def test_extension_does_not_wait_for_a_connection_that_has_failed_already(monkeypatch: pytest.MonkeyPatch):
+    """L32: a round that mends waits for connections that may come, not for one that was refused at once."""
+    nodes = [MemoryNode(name) for name in NAMES]
+    manager = LockManager(nodes, rules(3, **PATIENT))
+    lease = manager.lock("a", renew=False).acquire()
+    nodes[2].down = True
+    monkeypatch.setattr(Bundle, "ready", lambda bundle, seconds: pytest.fail(f"waits {seconds} s"))
+
+    assert lease.extend()
+
+    assert lease.release() == "released"
+
+
 class Halting(MemoryNode):
     """A node that takes as long as a test says to connect, and to answer."""
 
