@@ -22,12 +22,23 @@ def task(name: str) -> Any:
     return project.app.tasks[f"tests.server.workers.project.{name}"]
 
 
-def until(condition: Callable[[], Any]) -> None:
+def until(condition: Callable[[], Any], pause: float = 0.03) -> None:
     """Wait until *condition* holds, for longer than a busy machine can take."""
     start = time.monotonic()
     while not condition():
         assert time.monotonic() < start + 90, "it never happened"
-        time.sleep(0.03)
+        time.sleep(pause)
+
+
+def answer(result: Any, pause: float = 0.03) -> Any:
+    """
+    Return what a task has returned, or raise what it has raised.
+
+    Celery asks once and then waits to be told. On a busy machine Redis may read that question, the result and the wish
+    to be told of it in this order, and then ``get()`` waits in vain; so this asks again.
+    """
+    until(result.ready, pause)
+    return result.get(timeout=90)
 
 
 def gone(pid: int) -> Callable[[], bool]:

@@ -14,7 +14,7 @@ from django_redlock.celery import singleton_task
 from django_redlock.inventory import held_locks
 
 from . import project
-from .real import LEASE, ON_BOTH, consume, free, gone, take_back, task, until
+from .real import LEASE, ON_BOTH, answer, consume, free, gone, take_back, task, until
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,12 +49,12 @@ def test_killed_child_frees_the_slot(worker, stage, what):
     os.kill(stage.hear("started"), signal.SIGKILL)
 
     with pytest.raises(WorkerLostError):
-        result.get(timeout=90)
+        answer(result)
 
     again = task("hold_long").delay(what)
     assert not again.duplicate
     stage.allow()
-    assert again.get(timeout=90) == f"{what} done"
+    assert answer(again) == f"{what} done"
 
 
 @ON_BOTH
@@ -63,7 +63,7 @@ def test_child_that_exits_frees_the_slot(worker):
     ``os._exit`` is like SIGKILL. C63
     """
     with pytest.raises(WorkerLostError):
-        task("die").delay(3).get(timeout=90)
+        answer(task("die").delay(3))
 
     assert free("die", 3)()
 
@@ -77,7 +77,7 @@ def test_duplicate_joins_the_result(worker, stage, what):
     second = task("hold").delay(what)
     stage.allow()
 
-    assert (second.duplicate, second.get(timeout=90)) == (True, f"{what} done")
+    assert (second.duplicate, answer(second)) == (True, f"{what} done")
     assert first.id == second.id
     assert stage.heard() == ["ended"]
 
@@ -93,7 +93,7 @@ def test_retry_keeps_the_slot(worker, stage, what):
 
     assert (joined.id, joined.duplicate) == (first.id, True)
     stage.allow()
-    assert joined.get(timeout=90) == f"{what} done"
+    assert answer(joined) == f"{what} done"
     assert free("once_more", what)()
 
 
@@ -103,7 +103,7 @@ def test_retry_at_once(worker):
     """
     results = [task("at_once").delay(number) for number in range(20)]
 
-    assert [result.get(timeout=90) for result in results] == list(range(20))
+    assert [answer(result) for result in results] == list(range(20))
     assert all(free("at_once", number)() for number in range(20))
 
 
@@ -112,7 +112,7 @@ def test_retries_are_used_up(worker):
     ``autoretry_for`` until there are no retries left ends with the error and a free slot. C53
     """
     with pytest.raises(OSError, match="7"):
-        task("failing").delay(7).get(timeout=90)
+        answer(task("failing").delay(7))
 
     assert free("failing", 7)()
 
@@ -125,7 +125,7 @@ def test_equals_in_a_group(worker, stage, what):
     until(lambda: sorted(stage.heard()) == ["overlapped", "started"])
     stage.allow()
 
-    assert result.get(timeout=90) == [f"{what} done"] * 2
+    assert answer(result) == [f"{what} done"] * 2
     assert sorted(stage.heard()) == ["ended", "overlapped", "started"]
 
 
@@ -136,7 +136,7 @@ def test_result_then_call(worker):
     results = []
     for _ in range(30):
         results.append(task("double").delay(21))
-        assert results[-1].get(timeout=90, interval=0.001) == 42
+        assert answer(results[-1], pause=0.001) == 42
 
     assert not any(result.duplicate for result in results)
 
@@ -184,7 +184,7 @@ def test_terminated_with_kill(worker, stage, what):
 
     until(free("hold_long", what))
     with pytest.raises(TaskRevokedError):
-        result.get(timeout=90)
+        answer(result)
 
 
 @ON_BOTH
@@ -199,7 +199,7 @@ def test_rejected_when_the_child_died(worker, stage, what):
     assert task("hold_on").delay(what).id == result.id
     stage.allow()
 
-    assert result.get(timeout=90) == f"{what} done"
+    assert answer(result) == f"{what} done"
     assert stage.heard() == ["ended"]
 
 
@@ -217,7 +217,7 @@ if hasattr(Task, "retry_on_worker_lost"):  # from Celery 5.7 on; elsewhere there
 
         assert (joined.id, joined.duplicate) == (result.id, True)
         stage.allow()
-        assert result.get(timeout=90) == f"{what} done"
+        assert answer(result) == f"{what} done"
 
 
 @ON_BOTH
@@ -248,7 +248,7 @@ def test_message_by_name(worker, stage, what):
     by_name = project.app.send_task("tests.server.workers.project.hold", (what,))
 
     with pytest.raises(TaskRevokedError, match="Skipped"):
-        by_name.get(timeout=90)
+        answer(by_name)
     stage.allow()
     stage.hear("ended")
     assert stage.heard() == []
@@ -267,7 +267,7 @@ def test_workflows_with_a_duplicate_end(worker, stage, what):
 
     for result in (in_chain, in_chord):
         with pytest.raises(Exception, match="Skipped"):
-            result.get(timeout=90)
+            answer(result)
     stage.allow()
 
 
@@ -277,7 +277,7 @@ def test_chain_of_equals(worker):
     """
     double = task("double")
 
-    assert chain(double.si(4), double.si(4)).delay().get(timeout=90) == 8
+    assert answer(chain(double.si(4), double.si(4)).delay()) == 8
 
 
 @pytest.mark.parametrize("option", ["--terminate-task", "--polite=1"])
@@ -300,7 +300,7 @@ def test_operator_takes_a_task_its_slot(worker, stage, what, monkeypatch, option
         assert f"told the workers to revoke task {result.id}." in out.getvalue()
         until(gone(child))
         with pytest.raises(TaskRevokedError):
-            result.get(timeout=90)
+            answer(result)
     else:
         assert f"{name}: its holder was asked to stop." in out.getvalue()
         stage.allow()
@@ -319,7 +319,7 @@ def test_killed_worker_frees_the_slot(killed, stages):
 
     assert all(gone(child)() for child in children)
     stages(what).allow()
-    assert task(name).delay(what).get(timeout=90) == f"{what} done"
+    assert answer(task(name).delay(what)) == f"{what} done"
 
 
 @ON_BOTH
@@ -334,7 +334,7 @@ def test_late_ack_after_a_killed_worker(killed, stages):
     assert task(name).delay(what).id == result.id
     stages(what).allow()
 
-    assert result.get(timeout=90) == f"{what} done"
+    assert answer(result) == f"{what} done"
     assert stages(what).heard() == ["ended"]
 
 
@@ -347,7 +347,7 @@ def test_hard_time_limit(long, name):
     calls, results, children, _ = long
 
     with pytest.raises(TimeLimitExceeded):
-        results[name].get(timeout=90)
+        answer(results[name])
 
     until(free(name, calls[name]))
     until(gone(children[name]))
@@ -362,5 +362,5 @@ def test_body_longer_than_its_lease(long, stages):
 
     assert task("hold").delay(calls["hold"]).id == results["hold"].id
     stages(calls["hold"]).allow()
-    assert results["hold"].get(timeout=90) == f"{calls['hold']} done"
+    assert answer(results["hold"]) == f"{calls['hold']} done"
     assert free("hold", calls["hold"])()

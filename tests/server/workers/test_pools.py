@@ -12,7 +12,7 @@ from django_redlock import LockLostError, locks
 from tests.conftest import needs
 
 from . import project
-from .real import ON_REDIS, free, task, until
+from .real import ON_REDIS, answer, free, task, until
 
 pytestmark = ON_REDIS
 
@@ -64,7 +64,7 @@ def test_computing_body_is_renewed(pool, computed):
     """
     A body that computes, and lets no other greenlet run, keeps its slot: it is renewed meanwhile. C81 C82 C86
     """
-    assert computed[pool].get(timeout=90) is False
+    assert answer(computed[pool]) is False
     assert free("compute", f"compute in {pool}")()
 
 
@@ -79,13 +79,13 @@ def test_overlap(pool, stage, what):
 
     if pool != "solo":
         with pytest.raises(TaskRevokedError, match="Skipped"):
-            by_name.get(timeout=90)
+            answer(by_name)
     stage.allow()
     stage.hear("ended")
     if pool == "solo":
         stage.hear("started")
         stage.allow()
-        assert by_name.get(timeout=90) == f"{what} done"
+        assert answer(by_name) == f"{what} done"
 
 
 def test_retry_and_copies(pool, what, stage):
@@ -96,12 +96,12 @@ def test_retry_and_copies(pool, what, stage):
     until(lambda: first.state == "RETRY")
     assert send("once_more", pool, what).id == first.id
     stage.allow()
-    assert first.get(timeout=90) == f"{what} done"
+    assert answer(first) == f"{what} done"
 
     results = []
     for _ in range(10):
         results.append(send("double", pool, 4))
-        assert results[-1].get(timeout=90, interval=0.001) == 8
+        assert answer(results[-1], pause=0.001) == 8
     assert not any(result.duplicate for result in results)
 
 
@@ -123,7 +123,7 @@ def test_interrupted_when_lost(started, prefork, stages, what):
             others.enter_context(lock)
         for queue, call in calls.items():
             with pytest.raises(LockLostError):
-                results[queue].get(timeout=90)
+                answer(results[queue])
 
             assert task("spin").singleton.holder(call).id == "somebody else"
 
@@ -137,14 +137,14 @@ def test_body_that_exits(prefork, stage, what):
     stage.hear("left")
 
     until(free("leave", what, 1))
-    assert send("double", prefork, 7).get(timeout=90) == 14
+    assert answer(send("double", prefork, 7)) == 14
 
 
 def test_threads_of_a_child(prefork, what):
     """
     A child has a heartbeat thread of its own while it runs a task, and nothing of its parent's. C86 C87
     """
-    pid, names = send("report", prefork, what).get(timeout=90)
+    pid, names = answer(send("report", prefork, what))
 
     assert pid != os.getpid()
     assert "django_redlock watchdog" in names
@@ -167,7 +167,7 @@ def test_body_that_stops_the_interpreter(stalled):
     """
     A body that keeps the interpreter for longer than its lease is told that it lost its slot. C83
     """
-    assert stalled.get(timeout=90) == [True, "expired"]
+    assert answer(stalled) == [True, "expired"]
 
 
 def test_killed_worker_of_every_pool(started, stages, what):

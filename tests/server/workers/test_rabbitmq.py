@@ -4,7 +4,7 @@ import time
 
 from . import project
 from .conftest import hang_up
-from .real import ON_RABBITMQ, free, task, until, watching
+from .real import ON_RABBITMQ, answer, free, task, until, watching
 
 pytestmark = ON_RABBITMQ
 
@@ -17,7 +17,7 @@ def test_headers(worker, what):
 
     result = task("show_headers").apply_async((what,), headers=headers)
 
-    first, second = result.get(timeout=90)
+    first, second = answer(result)
     assert {name: first[name] for name in headers} == headers
     assert {name: second[name] for name in headers} == headers
     assert free("show_headers", what)()
@@ -56,6 +56,6 @@ def test_broker_that_crashes_while_a_body_runs(start, rabbitmq_server, stage, wh
     until(lambda: watching(result.id))
     assert stage.heard() == []
     stage.allow()
-    assert result.get(timeout=90) == f"{what} done"
+    assert answer(result) == f"{what} done"
     until(free("hold_watched", what))
     assert stage.heard() == ["ended"]

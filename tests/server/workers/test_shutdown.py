@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from . import project
-from .real import ON_BOTH, consume, free, renewal, task, until
+from .real import ON_BOTH, answer, consume, free, renewal, task, until
 
 # Celery calls what redis-py 8.1 warns of.
 pytestmark = [pytest.mark.filterwarnings("ignore:Call to deprecated setex")]
@@ -55,8 +55,8 @@ def test_shutdown(leaving, worker, stages, what, how):
     for call in (late, early):
         stages(call).hear("started")
         stages(call).allow()
-    assert result.get(timeout=90) == f"{late} done"
-    assert again.get(timeout=90) == f"{early} done"
+    assert answer(result) == f"{late} done"
+    assert answer(again) == f"{early} done"
     until(free("hold_on", late))
     assert stages(late).heard() == stages(early).heard() == ["ended"]
 
@@ -67,7 +67,7 @@ def test_recycled_children_leave_no_slot(leaving, what):
     """
     calls = [f"{what} {number}" for number in range(3)]
 
-    pids = {task("report").apply_async((call,), queue="warm").get(timeout=90)[0] for call in calls}
+    pids = {answer(task("report").apply_async((call,), queue="warm"))[0] for call in calls}
 
     assert len(pids) == 3
     assert all(free("report", call)() for call in calls)
@@ -87,7 +87,7 @@ def test_warm_shutdown(leaving, stage, what):
     assert task("hold").delay(what).id == result.id
     stage.allow()
     leaving["warm"].wait(timeout=90)
-    assert result.get(timeout=90) == f"{what} done"
+    assert answer(result) == f"{what} done"
     assert free("hold", what)()
 
 
@@ -100,11 +100,11 @@ def test_rerun(worker, stage, what):
 
     later = [task("trailing").apply_async((what, number)) for number in range(1, 6)]
     stage.allow()
-    assert first.get(timeout=90) == 0
+    assert answer(first) == 0
     stage.hear("run 5")
     stage.allow()
 
-    assert later[0].get(timeout=90) == later[4].get(timeout=90) == 5
+    assert answer(later[0]) == answer(later[4]) == 5
     until(lambda: not task("trailing").singleton.is_locked(what, 0))
     assert stage.heard() == []
 
@@ -123,7 +123,7 @@ def test_events(worker, stage, what):
             project.app.send_task("tests.server.workers.project.hold", (what,), task_id=f"{what}-2")
             until(lambda: receive(consuming, heard))
     stage.allow()
-    first.get(timeout=90)
+    answer(first)
 
     assert (heard[0]["uuid"], heard[0]["holder_id"]) == (f"{what}-2", first.id)
     assert heard[0]["lock"] == task("hold").singleton.key(what)
@@ -156,7 +156,7 @@ def test_replaced_with_a_countdown(delayed, stages):
     """
     about, _, early, late, afterwards = delayed
 
-    assert late.get(timeout=90) == "late"
-    assert afterwards.get(timeout=90) == 6
+    assert answer(late) == "late"
+    assert answer(afterwards) == 6
     until(lambda: early.state == "REVOKED")
     assert stages(about).heard() == ["late"]

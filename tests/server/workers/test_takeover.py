@@ -4,7 +4,7 @@ import pytest
 
 from django_redlock import locks
 
-from .real import ON_REDIS, consume, free, task, until
+from .real import ON_REDIS, answer, consume, free, task, until
 
 pytestmark = ON_REDIS
 
@@ -46,7 +46,7 @@ def test_node_is_there_again_during_the_run(worker, node, stage, what):
     until(lambda: on_node(node, "hold", what) not in ("", before))
     stage.allow()
 
-    assert result.get(timeout=90) == f"{what} done"
+    assert answer(result) == f"{what} done"
     until(lambda: not on_node(node, "hold", what))
 
 
@@ -57,7 +57,7 @@ def test_node_is_there_again_after_the_run(worker, node, stage, what, name):
     """
     result, _ = begin(stage, node, what, name, f"after-{name}")
     stage.allow()
-    assert result.get(timeout=90) == f"{what} done"
+    assert answer(result) == f"{what} done"
     assert free(name, what)()
 
     node.thaw()
@@ -97,5 +97,5 @@ def test_nodes_that_die_and_come_back_empty(worker, servers, stage, what):
     assert task("hold_long").delay(what).id == result.id
 
     stage.allow()
-    assert result.get(timeout=90) == f"{what} done"
+    assert answer(result) == f"{what} done"
     until(free("hold_long", what))
