@@ -9,7 +9,7 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
-from django_redlock.core.messages import LONGEST_VALUE, Ballot, Extend
+from django_redlock.core.messages import LONGEST_VALUE
 from django_redlock.core.names import presence, slug
 from django_redlock.inventory import (
     MAX_NAMES,
@@ -30,7 +30,6 @@ from django_redlock.inventory import (
     remove_stale,
     stale_keys,
 )
-from django_redlock.presence import Presence, this_process
 from django_redlock.testing import Servers
 from tests.holder import holding
 
@@ -664,7 +663,7 @@ def test_one_foreign_key_does_not_hide_the_others(five):
     L73, L78: a queue of another type, or a fence that is no number, costs its own row and no more.
     """
     taken()
-    for place, text in enumerate(["abc", "", "1e30", "nan", "0x10", "9" * 5000, "-1"]):
+    for place, text in enumerate(["abc", "", "1e30", "nan", "0x10", "9" * 5000, "-1", "\u0663"]):
         taken(f"odd:{place}")
         everywhere(five, "SET", f"redlock:{{odd:{place}}}:f", text)
     everywhere(five, "ZADD", "redlock:{odd:0}:s", 9e15, "p|1")
@@ -676,8 +675,9 @@ def test_one_foreign_key_does_not_hide_the_others(five):
     snapshot = held_locks()
 
     assert snapshot.trouble == ""
-    assert {held.name for held in snapshot.locks} == {"orders:7", *(f"odd:{place}" for place in range(7))}
+    assert {held.name for held in snapshot.locks} == {"orders:7", *(f"odd:{place}" for place in range(8))}
     assert found("orders:7").fencing_token > 0
+    assert {found(f"odd:{place}").fencing_token for place in range(8)} <= {0, 3}
     assert (found("odd:0").state, found("odd:0").waiters, found("odd:1").fencing_token) == (State.DEGRADED, (), 0)
 
 
@@ -743,29 +743,6 @@ def test_any_number_of_names_can_be_asked_for_at_once(five):
     assert lease.valid()
 
 
-def test_a_process_says_that_it_lives_with_one_voice(five):
-    """
-    L77: a thread and each event loop of a process keep the same sign of life, whichever of them began it; otherwise
-    a living process would count as dead for a moment when one of them ends, and its locks as orphaned.
-    """
-    manager = locks["default"]
-    owner = this_process("web-1", "abc.123")
-    blocking, looping, other = (Presence(manager, each, lambda: None) for each in (owner, owner, owner))
-
-    assert blocking.extend(()) >= 3
-    assert looping.extend(()) >= 3
-    assert asyncio.run(beat_once(other)) >= 3
-    assert blocking.extend(()) >= 3
-
-
-async def beat_once(presence: Presence) -> int:
-    """Say in an event loop that the process lives, and leave no connections behind."""
-    try:
-        return await presence.aextend(())
-    finally:
-        await locks["default"].aclose()
-
-
 @pytest.mark.parametrize("kind", ["q", "s", "f"])
 def test_a_key_of_another_type_beside_a_lock_hides_nothing(five, kind):
     """
@@ -786,52 +763,6 @@ def test_a_key_of_another_type_beside_a_lock_hides_nothing(five, kind):
     assert len(snapshot.locks) == 2
 
 
-@pytest.mark.parametrize("text", ["abc", "", "1e30", "nan", "-1", "0x10", "9" * 400, "\u0663"])
-def test_a_token_that_is_none_hides_nothing(five, text):
-    """
-    L73: a fencing token that is no number costs that number, and nothing else.
-    """
-    taken("orders:7")
-    everywhere(five, "SET", "redlock:{orders:7}:f", text)
-
-    snapshot = held_locks()
-
-    assert snapshot.answering == 5
-    assert [held.name for held in snapshot.locks] == ["orders:7"]
-    assert snapshot.locks[0].fencing_token in (0, 3)
-
-
-def test_more_time_does_not_bring_back_what_was_released(five, monkeypatch):
-    """
-    L74: a lock that its holder releases while an operator gives it more time stays free.
-    """
-    lease = taken()
-    seen = found().fingerprint
-    ask = LockManager.ask
-
-    def release_first(manager: LockManager, ballot: Ballot) -> None:
-        if any(isinstance(request, Extend) for request in ballot.requests.values()):
-            assert lease.release() == "released"
-        ask(manager, ballot)
-
-    monkeypatch.setattr(LockManager, "ask", release_first)
-
-    assert extend_lock("orders:7", seen, 55.0) == "gone"
-    assert find_lock("orders:7") is None
-
-
-def test_more_time_makes_no_lock_of_what_is_left_of_one(five):
-    """
-    L74: what a minority still has of a lock is no lock, and more time makes none of it.
-    """
-    taken()
-    seen = found().fingerprint
-    everywhere(five[:3], "DEL", "redlock:{orders:7}:h")
-
-    assert extend_lock("orders:7", seen, 55.0) == "gone"
-    assert (found().state, found().votes) == (State.PARTIAL, 2)
-
-
 def test_a_shared_lock_released_by_force_is_lost_as_revoked(five):
     """
     L74: each of several holders learns why it lost the lock.
@@ -841,20 +772,3 @@ def test_a_shared_lock_released_by_force_is_lost_as_revoked(five):
     assert force_release("orders:7", found().fingerprint) == "released"
     assert [lease.extend() for lease in leases] == [False, False]
     assert [lease.reason for lease in leases] == ["revoked", "revoked"]
-
-
-def test_a_lock_that_was_extended_for_longer_stays_released(five):
-    """
-    L74: who was extended beyond the length of its lease is refused for as long as it may come back, and learns why.
-    """
-    lease = taken()
-    assert lease.extend(ttl=60)
-
-    assert force_release("orders:7", found().fingerprint) == "released"
-
-    for server in five:
-        with server.client() as client:
-            (marker,) = [key for key in client.keys("redlock:x:*") if client.get(key) in ("stop", b"stop")]
-            assert client.pttl(marker) > 30_000
-    assert lease.extend() is False
-    assert lease.reason == "revoked"

@@ -553,12 +553,3 @@ def test_release_goes_on_without_the_broker(five, monkeypatch):
     assert "could not be told to revoke task id-1: OperationalError" in err
     assert "orders:7: released." in out
     assert find_lock("orders:7") is None
-
-
-def test_release_of_a_free_lock_by_fingerprint_is_no_change(five):
-    """
-    L74: nobody holds it any more is not the same as somebody else does.
-    """
-    out, _, code = run("redlock_release", "orders:7", "--fingerprint", "0123456789ab", interactive=False)
-
-    assert (out, code) == ("Nothing is held.\n", 0)

@@ -76,9 +76,9 @@ def put(name: str, nonce: str = A, left: float | None = 20, *, kind: str = "task
     return key_of(fingerprint(nonce), "default", slug(name))
 
 
-def find_lock(name: str) -> Held | None:
+def find_lock(name: str, using: str = "default") -> Held | None:
     """Return a lock, without looking for the thousand places that one of its name may have."""
-    return next(iter(find_locks([slug(name)]).locks), None)
+    return next(iter(find_locks([slug(name)], using).locks), None)
 
 
 def names(response) -> list[str]:

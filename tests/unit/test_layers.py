@@ -7,6 +7,7 @@ The directions of imports: from the edges down to the exceptions, never up.
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,6 +92,7 @@ def floor(room: str) -> int:
 
 
 @pytest.fixture(scope="module")
+@cache
 def imports() -> list[Import]:
     files = sorted(PACKAGE.rglob("*.py"))
     return [
