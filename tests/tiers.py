@@ -59,6 +59,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.xdist_group(service))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Have groups of pytest-xdist take effect: 3.8 writes them into an attribute that pytest 9.2 no longer reads."""
+    for item in session.items:
+        if (grouped := getattr(item, "_nodeid", item.nodeid)) != item.nodeid:
+            item._id = type(item._id).parse(grouped)  # type: ignore[attr-defined]
+
+
 def needs_of(item: pytest.Item) -> set[str]:
     """Return the names of fixtures that a test uses, by name or as the value of a parameter."""
     callspec = getattr(item, "callspec", None)
