@@ -1,12 +1,11 @@
 """
 A Celery app in memory, and a worker that does nothing but trace messages, one at a time, when it is told to.
 
-What a process does to a task is tested in ``workers/``, with real ones.
+What a process does to a task is tested in ``tests/server/workers/``, with real ones.
 """
 
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,14 +19,6 @@ from django_redlock.celery import singleton_task
 from django_redlock.celery.slots import RECEIVED_HEADER
 from django_redlock.nodes.gather import steady
 from django_redlock.nodes.memory import MemoryNode, forget_nodes
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Have one process run all tests of real workers: those of a file share a worker, and time matters to them."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.path.parent == Path(__file__).with_name("workers"):
-                item.add_marker(pytest.mark.xdist_group("celery-workers"))
 
 
 @pytest.fixture(autouse=True)
