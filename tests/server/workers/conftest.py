@@ -1,14 +1,16 @@
 """
 Real workers over real servers.
 
-Leases are short where a lease must run out, and long where something must happen before it could.
+Leases are short where a lease must run out, and long where something must happen before it could. What takes its time
+(a lease that ends, a limit, a countdown) is begun by a fixture of the module, and looked at by one of its last tests.
 """
 
-import gc
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 from django.test import override_settings
@@ -21,21 +23,29 @@ from . import project, worker_settings
 from .real import until
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have one process run all tests that share workers; those over RabbitMQ are where the RabbitMQ is."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.callspec.params["broker"] == "redis":
+            item.add_marker(pytest.mark.xdist_group("pools" if item.path.stem == "test_pools" else "workers"))
+
+
 @pytest.fixture(scope="session")
 def results() -> Iterator[Server]:
     """Where results are kept, and what tests and tasks tell each other; also the broker, as a rule."""
     with Server() as server:
         project.configure(server.url, server.url)
         yield server
-        gc.collect()  # a result that is collected later talks to a server that is gone by then
         project.app.backend.result_consumer.stop()
+        project.app.backend.result_consumer._pubsub = None  # or results that are collected later talk to it
         project.app.backend.client.close()
         hang_up()
 
 
-@pytest.fixture(scope="module", params=["redis", "rabbitmq"])
+@pytest.fixture(scope="package", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.endurance)])
 def broker(request: pytest.FixtureRequest, results: Server) -> Iterator[str]:
-    """The URL of the broker of this module's tests."""
+    """The URL of the tests' broker. RabbitMQ matters to those that say so; the others run on it in the long tiers."""
     url = results.url if request.param == "redis" else request.getfixturevalue("rabbitmq_server").start().url
     project.configure(url, results.url)
     yield url
@@ -63,32 +73,25 @@ def memory_nodes() -> None:
 Start = Callable[..., subprocess.Popen[bytes]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def start(broker: str, results: Server, servers: Servers) -> Iterator[Start]:
-    """Start a worker for some queues, and return when it is ready."""
+    """Start a worker for a queue, and return at once: messages wait until it is ready."""
     workers: list[subprocess.Popen[bytes]] = []
 
-    def start(
-        *queues: str, visibility: float = 3600, pool: str = "prefork", concurrency: int = 2, **environment: str
-    ) -> subprocess.Popen[bytes]:
+    def start(queue: str, *, pool: str = "prefork", concurrency: int = 2, **settings: str) -> subprocess.Popen[bytes]:
         surroundings = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "DJANGO_SETTINGS_MODULE": "tests.server.workers.worker_settings",
             "TEST_BROKER": broker,
             "TEST_RESULTS": results.url,
             "TEST_NODES": ",".join(servers.urls),
-            "TEST_VISIBILITY": str(visibility),
-            **environment,
+            **settings,
         }
-        name = f"{len(workers)}@tests"
-        options = [f"--pool={pool}", f"--concurrency={concurrency}", "--loglevel=INFO", f"--hostname={name}"]
-        options += ["--without-gossip", "--without-mingle", "--without-heartbeat", f"--queues={','.join(queues)}"]
-        command = [sys.executable, "-m", "celery", "-A", "tests.server.workers.project", "worker", *options]
+        options = [f"--pool={pool}", f"--concurrency={concurrency}", f"--hostname={queue}@tests", f"--queues={queue}"]
         log = None if os.environ.get("TEST_LOG") else subprocess.DEVNULL
-        worker = spawn(command, env=surroundings, stdout=log, stderr=log)
-        workers.append(worker)
-        until(lambda: project.app.control.ping(destination=[name], timeout=0.3), timeout=60)
-        return worker
+        command = [sys.executable, "-m", "tests.server.workers", *options]
+        workers.append(spawn(command, env=surroundings, stdout=log, stderr=log))
+        return workers[-1]
 
     yield start
     for worker in workers:
@@ -96,10 +99,12 @@ def start(broker: str, results: Server, servers: Servers) -> Iterator[Start]:
         worker.wait()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def worker(start: Start) -> subprocess.Popen[bytes]:
-    """The worker that the tests of a module share; nobody may kill it, only its children."""
-    return start("celery")
+    """The worker that most tests share, ready; nobody may kill it, only its children."""
+    worker = start("celery", concurrency=8, TEST_EVENTS="1")
+    until(lambda: project.app.control.ping(destination=["celery@tests"], timeout=1))
+    return worker
 
 
 @pytest.fixture
@@ -108,8 +113,21 @@ def what(request: pytest.FixtureRequest) -> str:
     return str(request.node.name)
 
 
-@pytest.fixture
-def stage(results: Server, what: str) -> Iterator[project.Stage]:
-    stage = project.Stage(results.url, what)
+@pytest.fixture(scope="package")
+def stages(results: Server, broker: str) -> Iterator[Callable[[str], project.Stage]]:
+    """Return the stage of whatever a call is about."""
+    made: list[project.Stage] = []
+
+    @cache
+    def stage(what: str) -> project.Stage:
+        made.append(project.Stage(results.url, what))
+        return made[-1]
+
     yield stage
-    stage.close()
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def stage(stages: Callable[[str], project.Stage], what: str) -> project.Stage:
+    return stages(what)

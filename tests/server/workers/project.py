@@ -16,20 +16,22 @@ from typing import Any
 
 import redis
 from celery import Celery, shared_task
+from celery.concurrency.asynpool import AsynPool
 from django.dispatch import receiver
 
 from django_redlock.celery import singleton_overlap, singleton_task
 
+LEASE = 5.0  # seconds, of the tasks whose lease is to run out; renewed after a third
+LIMIT = 4  # seconds, the hard time limit of the tasks that exceed it
+
 app = Celery("tests.server.workers.project", set_as_current=False)
 
 
-def configure(broker: str, results: str, visibility_timeout: float = 3600) -> None:
+def configure(broker: str, results: str) -> None:
     """Use this broker, and this server for results and for the talk between tests and tasks."""
-    options = {"visibility_timeout": visibility_timeout, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
     app.conf.update(
         broker_url=broker,
         result_backend=results,
-        broker_transport_options=options if broker.startswith("redis") else {},
         broker_connection_retry_on_startup=True,
         worker_prefetch_multiplier=1,
         worker_hijack_root_logger=False,
@@ -51,7 +53,7 @@ class Stage:
     """
 
     def __init__(self, url: str, what: str) -> None:
-        self._client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=90)
+        self._client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=None)
         self._events, self._word = f"events:{what}", f"word:{what}"
 
     def say(self, event: str) -> None:
@@ -61,7 +63,7 @@ class Stage:
     def hear(self, event: str) -> int:
         """Wait until a task tells that this happened; returns its process id. Other events are forgotten."""
         while True:
-            heard: Any = self._client.blpop([self._events], timeout=20)
+            heard: Any = self._client.blpop([self._events], timeout=90)
             assert heard, f"no task ever told of {event!r}"
             name, pid = json.loads(heard[1])
             if name == event:
@@ -78,7 +80,7 @@ class Stage:
 
     def wait(self) -> bool:
         """Wait until the test allows to go on; returns whether it did."""
-        return bool(self._client.blpop([self._word], timeout=60))
+        return bool(self._client.blpop([self._word], timeout=600))
 
     def close(self) -> None:
         """Hang up."""
@@ -96,7 +98,9 @@ def _stage(pid: int, what: str) -> Stage:
 
 
 if "TEST_BROKER" in os.environ:
-    configure(os.environ["TEST_BROKER"], os.environ["TEST_RESULTS"], float(os.environ.get("TEST_VISIBILITY", 3600)))
+    configure(os.environ["TEST_BROKER"], os.environ["TEST_RESULTS"])
+    # How often a parent looks for children that have died, which is every five seconds otherwise.
+    AsynPool.timers = property(lambda pool: {pool.maintain_pool: 0.1})
 
 
 def perform(what: str) -> str:
@@ -110,37 +114,37 @@ def perform(what: str) -> str:
 # Of each pair, the short lease shows what happens when nobody frees a slot, the long one that somebody does.
 
 
-@singleton_task(lease=2.0)
+@singleton_task(lease=LEASE)
 def hold(what: str) -> str:
     return perform(what)
 
 
-@singleton_task(lease=30.0)
+@singleton_task(lease=600.0)
 def hold_long(what: str) -> str:
     return perform(what)
 
 
-@singleton_task(lease=2.0, acks_late=True)
+@singleton_task(lease=LEASE, acks_late=True)
 def hold_late(what: str) -> str:
     return perform(what)
 
 
-@singleton_task(lease=30.0, acks_late=True, reject_on_worker_lost=True)
+@singleton_task(lease=600.0, acks_late=True, reject_on_worker_lost=True)
 def hold_on(what: str) -> str:
     return perform(what)
 
 
-@singleton_task(lease=30.0, retry_on_worker_lost=True, default_retry_delay=1)
+@singleton_task(lease=600.0, retry_on_worker_lost=True, default_retry_delay=1)
 def try_on(what: str) -> str:
     return perform(what)
 
 
-@singleton_task(lease=30.0)
+@singleton_task(lease=600.0)
 def die(status: int) -> None:
     os._exit(status)
 
 
-@singleton_task(lease=30.0)
+@singleton_task(lease=600.0)
 def stubborn(what: str) -> None:
     """Carry on when told to stop, as often as that may be."""
     event = "started"
@@ -152,7 +156,7 @@ def stubborn(what: str) -> None:
             event = "stopped"
 
 
-@singleton_task(lease=2.0, time_limit=1)
+@singleton_task(lease=LEASE, time_limit=LIMIT)
 def endless(what: str) -> None:
     """Carry on for ever."""
     stage(what).say("started")
@@ -161,36 +165,40 @@ def endless(what: str) -> None:
             stage(what).wait()
 
 
-@singleton_task(lease=60.0, time_limit=1)
+@singleton_task(lease=600.0, time_limit=LIMIT)
 def endless_long(what: str) -> None:
     """Carry on for ever, with a lease that outlasts every test."""
     endless.run(what)
 
 
-@singleton_task(lease=60.0, time_limit=1, acks_late=True)
+@singleton_task(lease=600.0, time_limit=LIMIT, acks_late=True)
 def endless_late(what: str) -> None:
     """Carry on until stopped, with late acknowledgement."""
     stage(what).say("started")
     stage(what).wait()
 
 
-@singleton_task(bind=True, lease=30.0)
+@singleton_task(bind=True, lease=600.0)
 def once_more(self: Any, what: str) -> str:
     if not self.request.retries:
         raise self.retry(countdown=0.5)
     return perform(what)
 
 
-@singleton_task(bind=True, lease=2.0)
-def compute(self: Any, what: str, seconds: float) -> list[Any]:
-    """Compute in Python without ever letting another greenlet run; returns how that went."""
-    until, turns = time.monotonic() + seconds, 0
-    while time.monotonic() < until:
+@singleton_task(bind=True, lease=LEASE)
+def compute(self: Any, what: str) -> bool:
+    """Let no other greenlet run until the slot has been renewed, then compute until it is again; was it ever lost?"""
+    stage(what).say("started")
+    lease, turns, sleep = self.singleton.lease, 0, ctypes.CDLL(None).usleep
+    while lease.extensions < 1 and not self.singleton.lost:
+        sleep(20_000)
+    sleep(int(1e6 * (LEASE / 3 - 0.5)))
+    while lease.extensions < 2 and not self.singleton.lost:
         turns += 1
-    return [self.singleton.lost, self.singleton.lease.extensions]
+    return bool(self.singleton.lost)
 
 
-@singleton_task(bind=True, lease=2.0)
+@singleton_task(bind=True, lease=LEASE)
 def stall(self: Any, what: str, seconds: int) -> list[Any]:
     """Keep the interpreter to itself in C, so that no other thread runs."""
     ctypes.PyDLL(None).sleep(seconds)
@@ -205,7 +213,7 @@ def spin(what: str) -> None:
         time.sleep(0.01)
 
 
-@singleton_task(bind=True, lease=30.0)
+@singleton_task(bind=True, lease=600.0)
 def at_once(self: Any, number: int) -> int:
     """Retry without a pause, so that another process may begin before this one has ended."""
     if self.request.retries < 2:
@@ -213,12 +221,12 @@ def at_once(self: Any, number: int) -> int:
     return number
 
 
-@singleton_task(lease=30.0, autoretry_for=(OSError,), max_retries=2, default_retry_delay=0)
+@singleton_task(lease=600.0, autoretry_for=(OSError,), max_retries=2, default_retry_delay=0)
 def failing(number: int) -> None:
     raise OSError(number)
 
 
-@singleton_task(lease=30.0, on_overlap="join")
+@singleton_task(lease=600.0, on_overlap="join")
 def hold_joined(what: str) -> str:
     return perform(what)
 
@@ -230,14 +238,14 @@ def tell_overlap(sender: Any, **about: Any) -> None:
         stage(sender.request.args[0]).say("overlapped")
 
 
-@singleton_task(lease=30.0, on_overlap="wait")
+@singleton_task(lease=600.0, on_overlap="wait")
 def leave(what: str, status: int) -> str:
     """End the process, by the way that Python programs end."""
     stage(what).say("left")
     sys.exit(status)
 
 
-@singleton_task(lease=30.0)
+@singleton_task(lease=600.0)
 def report(what: str) -> list[Any]:
     """Return what this process has of the locks: its id, its threads, and whether its parent's were left alone."""
     names = sorted(thread.name for thread in threading.enumerate() if "redlock" in thread.name)
@@ -252,7 +260,7 @@ def show_headers(self: Any, what: str, first: Any = None) -> list[Any]:
     return [first, dict(self.request.headers)]
 
 
-@singleton_task(lease=3.0, acks_late=True)
+@singleton_task(lease=LEASE, acks_late=True)
 def hold_watched(what: str) -> str:
     return perform(what)
 

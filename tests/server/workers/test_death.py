@@ -14,24 +14,31 @@ from django_redlock.celery import singleton_task
 from django_redlock.inventory import held_locks
 
 from . import project
-from .real import LEASE, SLACK, free, gone, task, until
+from .real import LEASE, ON_BOTH, answer, consume, free, gone, take_back, task, until
 
 
-def test_killed_worker_frees_the_slot(start, worker, stage, what):
-    """
-    SIGKILL of the whole worker frees the slot within one lease, and the next call runs. C62
-    """
+@pytest.fixture(scope="module", autouse=True)
+def killed(worker, start, stages, broker):
+    """A worker that is killed while it runs one call that was acknowledged and one that was not: both, and children."""
     doomed = start("doomed")
-    task("hold").apply_async((what,), queue="doomed")
-    child = stage.hear("started")
-    assert task("hold").delay(what).reason == "running"
-
+    calls = {name: (name, f"{name} killed over {broker[:5]}") for name in ("hold", "hold_late")}
+    results = {name: task(name).apply_async((what,), queue="doomed") for name, what in calls.values()}
+    children = [stages(what).hear("started") for _, what in calls.values()]
+    assert task("hold").delay(calls["hold"][1]).reason == "running"
     doomed.kill()
+    doomed.wait()
+    if broker.startswith("redis"):
+        take_back(results["hold_late"].id)
+    consume("doomed")
+    return calls, results["hold_late"], children
 
-    assert until(free("hold", what)) < LEASE + SLACK
-    assert gone(child)()
-    stage.allow()
-    assert task("hold").delay(what).get(timeout=10) == f"{what} done"
+
+@pytest.fixture(scope="module", autouse=True)
+def long(worker, stages, broker):
+    """Calls that last: one until its test says so, three until their time limit; with their children, and the time."""
+    calls = {name: f"{name} over {broker[:5]}" for name in ("hold", "endless", "endless_long", "endless_late")}
+    results = {name: task(name).delay(what) for name, what in calls.items()}
+    return calls, results, {name: stages(what).hear("started") for name, what in calls.items()}, time.monotonic()
 
 
 def test_killed_child_frees_the_slot(worker, stage, what):
@@ -42,36 +49,23 @@ def test_killed_child_frees_the_slot(worker, stage, what):
     os.kill(stage.hear("started"), signal.SIGKILL)
 
     with pytest.raises(WorkerLostError):
-        result.get(timeout=10)
+        answer(result)
 
     again = task("hold_long").delay(what)
     assert not again.duplicate
     stage.allow()
-    assert again.get(timeout=10) == f"{what} done"
+    assert answer(again) == f"{what} done"
 
 
+@ON_BOTH
 def test_child_that_exits_frees_the_slot(worker):
     """
     ``os._exit`` is like SIGKILL. C63
     """
     with pytest.raises(WorkerLostError):
-        task("die").delay(3).get(timeout=10)
+        answer(task("die").delay(3))
 
     assert free("die", 3)()
-
-
-def test_body_longer_than_its_lease(worker, stage, what):
-    """
-    A body of more than two leases keeps its slot to its end. C81
-    """
-    result = task("hold").delay(what)
-    stage.hear("started")
-    time.sleep(2.2 * LEASE)  # what is tested is that time passes and nothing happens
-
-    assert task("hold").delay(what).id == result.id
-    stage.allow()
-    result.get(timeout=10)
-    assert free("hold", what)()
 
 
 def test_duplicate_joins_the_result(worker, stage, what):
@@ -83,7 +77,7 @@ def test_duplicate_joins_the_result(worker, stage, what):
     second = task("hold").delay(what)
     stage.allow()
 
-    assert (second.duplicate, second.get(timeout=10)) == (True, f"{what} done")
+    assert (second.duplicate, answer(second)) == (True, f"{what} done")
     assert first.id == second.id
     assert stage.heard() == ["ended"]
 
@@ -97,9 +91,9 @@ def test_retry_keeps_the_slot(worker, stage, what):
 
     joined = task("once_more").delay(what)
 
-    assert (joined.id, joined.reason) == (first.id, "queued")
+    assert (joined.id, joined.duplicate) == (first.id, True)
     stage.allow()
-    assert joined.get(timeout=10) == f"{what} done"
+    assert answer(joined) == f"{what} done"
     assert free("once_more", what)()
 
 
@@ -109,7 +103,7 @@ def test_retry_at_once(worker):
     """
     results = [task("at_once").delay(number) for number in range(20)]
 
-    assert [result.get(timeout=30) for result in results] == list(range(20))
+    assert [answer(result) for result in results] == list(range(20))
     assert all(free("at_once", number)() for number in range(20))
 
 
@@ -118,7 +112,7 @@ def test_retries_are_used_up(worker):
     ``autoretry_for`` until there are no retries left ends with the error and a free slot. C53
     """
     with pytest.raises(OSError, match="7"):
-        task("failing").delay(7).get(timeout=30)
+        answer(task("failing").delay(7))
 
     assert free("failing", 7)()
 
@@ -131,7 +125,7 @@ def test_equals_in_a_group(worker, stage, what):
     until(lambda: sorted(stage.heard()) == ["overlapped", "started"])
     stage.allow()
 
-    assert result.get(timeout=30) == [f"{what} done"] * 2
+    assert answer(result) == [f"{what} done"] * 2
     assert sorted(stage.heard()) == ["ended", "overlapped", "started"]
 
 
@@ -140,13 +134,14 @@ def test_result_then_call(worker):
     A call right after ``get()`` is accepted every time. C39
     """
     results = []
-    for _ in range(50):
+    for _ in range(30):
         results.append(task("double").delay(21))
-        assert results[-1].get(timeout=10, interval=0.001) == 42
+        assert answer(results[-1], pause=0.001) == 42
 
     assert not any(result.duplicate for result in results)
 
 
+@ON_BOTH
 def test_revoked_before_it_started(worker):
     """
     A waiting message that is revoked frees its slot when the worker drops it. C68
@@ -154,9 +149,9 @@ def test_revoked_before_it_started(worker):
     result = task("double").apply_async((1,), queue="revoked")
     result.revoke()
 
-    project.app.control.add_consumer("revoked", reply=True, timeout=5, limit=1)
+    consume("revoked")
 
-    assert until(free("double", 1)) < 10
+    until(free("double", 1))
     until(lambda: result.state == "REVOKED")  # which is said afterwards
 
 
@@ -189,9 +184,10 @@ def test_terminated_with_kill(worker, stage, what):
 
     until(free("hold_long", what))
     with pytest.raises(TaskRevokedError):
-        result.get(timeout=10)
+        answer(result)
 
 
+@ON_BOTH
 def test_rejected_when_the_child_died(worker, stage, what):
     """
     With ``reject_on_worker_lost`` the job of a killed child comes back, and runs once more, alone. C64
@@ -203,7 +199,7 @@ def test_rejected_when_the_child_died(worker, stage, what):
     assert task("hold_on").delay(what).id == result.id
     stage.allow()
 
-    assert result.get(timeout=10) == f"{what} done"
+    assert answer(result) == f"{what} done"
     assert stage.heard() == ["ended"]
 
 
@@ -219,51 +215,12 @@ if hasattr(Task, "retry_on_worker_lost"):  # from Celery 5.7 on; elsewhere there
 
         joined = task("try_on").delay(what)
 
-        assert (joined.id, joined.reason) == (result.id, "queued")
+        assert (joined.id, joined.duplicate) == (result.id, True)
         stage.allow()
-        assert result.get(timeout=10) == f"{what} done"
+        assert answer(result) == f"{what} done"
 
 
-def test_hard_time_limit(worker, stage, what):
-    """
-    A body that a hard limit kills keeps its slot until it is dead, and frees it within one lease. C65
-    """
-    result = task("endless").delay(what)
-    child = stage.hear("started")
-
-    with pytest.raises(TimeLimitExceeded):
-        result.get(timeout=10)
-
-    until(free("endless", what), timeout=LEASE + SLACK)
-    until(gone(child), timeout=SLACK)
-
-
-def test_hard_time_limit_of_a_long_lease(worker, stage, what):
-    """
-    After a hard limit nobody waits for a long lease to end, though the child can free nothing any more. C65
-    """
-    result = task("endless_long").delay(what)
-    stage.hear("started")
-
-    with pytest.raises(TimeLimitExceeded):
-        result.get(timeout=10)
-
-    assert until(free("endless_long", what), timeout=20) < 20
-
-
-def test_hard_time_limit_with_late_acknowledgement(worker, stage, what):
-    """
-    The child that is stopped for its limit does not give the slot to a message that never comes again. C65
-    """
-    result = task("endless_late").delay(what)
-    stage.hear("started")
-
-    with pytest.raises(TimeLimitExceeded):
-        result.get(timeout=10)
-
-    assert until(free("endless_late", what), timeout=30) < 30
-
-
+@ON_BOTH
 def test_unknown_task(worker, what):
     """
     A message whose task the worker does not know frees its slot when it is refused. C37
@@ -291,7 +248,7 @@ def test_message_by_name(worker, stage, what):
     by_name = project.app.send_task("tests.server.workers.project.hold", (what,))
 
     with pytest.raises(TaskRevokedError, match="Skipped"):
-        by_name.get(timeout=10)
+        answer(by_name)
     stage.allow()
     stage.hear("ended")
     assert stage.heard() == []
@@ -310,7 +267,7 @@ def test_workflows_with_a_duplicate_end(worker, stage, what):
 
     for result in (in_chain, in_chord):
         with pytest.raises(Exception, match="Skipped"):
-            result.get(timeout=10)
+            answer(result)
     stage.allow()
 
 
@@ -320,44 +277,7 @@ def test_chain_of_equals(worker):
     """
     double = task("double")
 
-    assert chain(double.si(4), double.si(4)).delay().get(timeout=10) == 8
-
-
-def test_late_ack_after_a_killed_worker(start, worker, stage, what):
-    """
-    With late acknowledgement the job of a killed worker comes back, and runs once more, alone. C62 C77
-    """
-    doomed = start("late")
-    result = task("hold_late").apply_async((what,), queue="late")
-    stage.hear("started")
-    doomed.kill()
-    time.sleep(1.1)  # Celery 5.5 looks for such messages when it starts, and then not for a long time
-    start("late", visibility=1)
-
-    stage.hear("started")
-    assert task("hold_late").delay(what).id == result.id
-    stage.allow()
-
-    assert result.get(timeout=10) == f"{what} done"
-    assert stage.heard() == ["ended"]
-
-
-def test_warm_shutdown(start, stage, what):
-    """
-    A worker that is asked to stop lets the body finish, and its slot is held to the end. C70
-    """
-    leaving = start("leaving")
-    result = task("hold").apply_async((what,), queue="leaving")
-    stage.hear("started")
-
-    leaving.terminate()
-
-    time.sleep(1.2 * LEASE)  # what is tested is that time passes and nothing happens
-    assert task("hold").delay(what).id == result.id
-    stage.allow()
-    leaving.wait(timeout=10)
-    assert result.get(timeout=10) == f"{what} done"
-    assert free("hold", what)()
+    assert answer(chain(double.si(4), double.si(4)).delay()) == 8
 
 
 @pytest.mark.parametrize("option", ["--terminate-task", "--polite=1"])
@@ -380,8 +300,67 @@ def test_operator_takes_a_task_its_slot(worker, stage, what, monkeypatch, option
         assert f"told the workers to revoke task {result.id}." in out.getvalue()
         until(gone(child))
         with pytest.raises(TaskRevokedError):
-            result.get(timeout=10)
+            answer(result)
     else:
         assert f"{name}: its holder was asked to stop." in out.getvalue()
         stage.allow()
         stage.hear("ended")
+
+
+@ON_BOTH
+def test_killed_worker_frees_the_slot(killed, stages):
+    """
+    SIGKILL of the whole worker frees the slot within one lease, and the next call runs. C62
+    """
+    calls, _, children = killed
+    name, what = calls["hold"]
+
+    until(free(name, what))
+
+    assert all(gone(child)() for child in children)
+    stages(what).allow()
+    assert answer(task(name).delay(what)) == f"{what} done"
+
+
+@ON_BOTH
+def test_late_ack_after_a_killed_worker(killed, stages):
+    """
+    With late acknowledgement the job of a killed worker comes back, and runs once more, alone. C62 C77
+    """
+    calls, result, _ = killed
+    name, what = calls["hold_late"]
+
+    stages(what).hear("started")
+    assert task(name).delay(what).id == result.id
+    stages(what).allow()
+
+    assert answer(result) == f"{what} done"
+    assert stages(what).heard() == ["ended"]
+
+
+@pytest.mark.parametrize("name", ["endless", "endless_long", "endless_late"])
+def test_hard_time_limit(long, name):
+    """
+    A body that a hard limit kills keeps its slot until it is dead. Then nobody waits for a long lease to end, though
+    the child can free nothing any more, nor does it give the slot to a message that never comes again. C65
+    """
+    calls, results, children, _ = long
+
+    with pytest.raises(TimeLimitExceeded):
+        answer(results[name])
+
+    until(free(name, calls[name]))
+    until(gone(children[name]))
+
+
+def test_body_longer_than_its_lease(long, stages):
+    """
+    A body of more than two leases keeps its slot to its end. C81
+    """
+    calls, results, _, since = long
+    until(lambda: time.monotonic() > since + 2.2 * LEASE)
+
+    assert task("hold").delay(calls["hold"]).id == results["hold"].id
+    stages(calls["hold"]).allow()
+    assert answer(results["hold"]) == f"{calls['hold']} done"
+    assert free("hold", calls["hold"])()

@@ -1,8 +1,8 @@
-"""The other pools: threads, gevent and one process that does it all."""
+"""What differs between the pools: child processes, threads, gevent and one process that does it all."""
 
 import os
 import signal
-import time
+from contextlib import ExitStack
 from importlib.util import find_spec
 
 import pytest
@@ -12,20 +12,35 @@ from django_redlock import LockLostError, locks
 from tests.conftest import needs
 
 from . import project
-from .real import LEASE, free, task, until
+from .real import ON_REDIS, answer, free, task, until
 
-pytestmark = [pytest.mark.parametrize("broker", ["redis"], indirect=True, scope="module")]
+pytestmark = ON_REDIS
 
-POOLS = ["threads", "gevent", "solo"]
+GEVENT = bool(find_spec("gevent"))
+POOLS = {"threads": 4, "gevent": 4, "solo": 1}  # with the number of bodies that run at a time
 
 
-@pytest.fixture(scope="module", params=POOLS)
-def pool(request, start):
-    """A queue whose worker has this pool."""
-    if request.param == "gevent":
-        needs("gevent", find_spec("gevent"), "pip install gevent")
-    start(request.param, pool=request.param, concurrency=1 if request.param == "solo" else 4)
+@pytest.fixture(scope="module")
+def started(start):
+    """Workers of every pool, each with a queue of its name."""
+    pools = {pool: number for pool, number in POOLS.items() if pool != "gevent" or GEVENT}
+    return {pool: start(pool, pool=pool, concurrency=number) for pool, number in pools.items()}
+
+
+@pytest.fixture(params=POOLS)
+def pool(request, started):
+    needs("gevent", request.param in started, "pip install gevent")
     return request.param
+
+
+@pytest.fixture(scope="module")
+def computed(started, stages):
+    """A computing body in every pool, side by side."""
+    results = {pool: send("compute", pool, f"compute in {pool}") for pool in started}
+    for pool, result in results.items():
+        stages(f"compute in {pool}").hear("started")
+        assert send("compute", pool, f"compute in {pool}").id == result.id
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -35,32 +50,22 @@ def prefork(start):
     return "prefork"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def stalled(prefork):
+    """A body that keeps the interpreter to itself, begun before the other tests."""
+    return send("stall", prefork, "interpreter", 8)
+
+
 def send(name, queue, *args, **options):
     return task(name).apply_async(args, queue=queue, **options)
 
 
-def test_body_longer_than_its_lease(pool, stage, what):
+def test_computing_body_is_renewed(pool, computed):
     """
-    In every pool a body of several leases keeps its slot, and frees it at its end. C81 C86
+    A body that computes, and lets no other greenlet run, keeps its slot: it is renewed meanwhile. C81 C82 C86
     """
-    result = send("hold", pool, what)
-    stage.hear("started")
-    time.sleep(1.5 * LEASE)  # what is tested is that time passes and nothing happens
-
-    assert send("hold", pool, what).id == result.id
-    stage.allow()
-    assert result.get(timeout=30) == f"{what} done"
-    assert free("hold", what)()
-
-
-def test_computing_body_longer_than_its_lease(pool, what):
-    """
-    A body that computes for several leases, and lets no other greenlet run, keeps its slot. C81 C82
-    """
-    lost, extensions = send("compute", pool, what, 2.5 * LEASE).get(timeout=30)
-
-    assert not lost
-    assert extensions >= 2
+    assert answer(computed[pool]) is False
+    assert free("compute", f"compute in {pool}")()
 
 
 def test_overlap(pool, stage, what):
@@ -74,13 +79,13 @@ def test_overlap(pool, stage, what):
 
     if pool != "solo":
         with pytest.raises(TaskRevokedError, match="Skipped"):
-            by_name.get(timeout=20)
+            answer(by_name)
     stage.allow()
     stage.hear("ended")
     if pool == "solo":
         stage.hear("started")
         stage.allow()
-        assert by_name.get(timeout=20) == f"{what} done"
+        assert answer(by_name) == f"{what} done"
 
 
 def test_retry_and_copies(pool, what, stage):
@@ -91,56 +96,36 @@ def test_retry_and_copies(pool, what, stage):
     until(lambda: first.state == "RETRY")
     assert send("once_more", pool, what).id == first.id
     stage.allow()
-    assert first.get(timeout=20) == f"{what} done"
+    assert answer(first) == f"{what} done"
 
     results = []
     for _ in range(10):
         results.append(send("double", pool, 4))
-        assert results[-1].get(timeout=20, interval=0.001) == 8
+        assert answer(results[-1], pause=0.001) == 8
     assert not any(result.duplicate for result in results)
 
 
-def test_killed_worker_of_every_pool(start, stage, what, broker):
+def test_interrupted_when_lost(started, prefork, stages, what):
     """
-    SIGKILL of a worker that runs bodies in its own process frees their slots within a lease. C62
+    With ``on_lost="raise"`` a looping body is interrupted when somebody else has the slot, in every pool. C84 C85
     """
-    for pool in ("threads", "solo"):
-        doomed = start(f"doomed-{pool}", pool=pool)
-        send("hold", f"doomed-{pool}", f"{what}", headers={})
-        stage.hear("started")
-        doomed.kill()
-        assert until(free("hold", what), timeout=20) < 20
+    queues = [prefork, *(pool for pool in started if pool != "solo")]  # solo does nothing else until its body ends
+    calls = {queue: f"{what} {queue}" for queue in queues}
+    results = {queue: send("spin", queue, call) for queue, call in calls.items()}
+    for call in calls.values():
+        stages(call).hear("started")
 
+    with ExitStack() as others:
+        for call in calls.values():
+            task("spin").singleton.release(call, force=True)
+            name = task("spin").singleton.key(call)
+            lock = locks["default"].lock(name, wait=10, ttl=60, kind="task", ref="somebody else", label="else")
+            others.enter_context(lock)
+        for queue, call in calls.items():
+            with pytest.raises(LockLostError):
+                answer(results[queue])
 
-@pytest.mark.parametrize("queue", ["prefork", "threads", "gevent"])
-def test_interrupted_when_lost(queue, request, stage, what, prefork, start):
-    """
-    With ``on_lost="raise"`` a looping body is interrupted when somebody else has the slot. C84 C85
-    """
-    if queue != "prefork":
-        if queue == "gevent":
-            needs("gevent", find_spec("gevent"), "pip install gevent")
-        start(f"spin-{queue}", pool=queue)
-        queue = f"spin-{queue}"
-    result = send("spin", queue, what)
-    stage.hear("started")
-    name = task("spin").singleton.key(what)
-
-    task("spin").singleton.release(what, force=True)
-    with locks["default"].lock(name, wait=10, ttl=20, kind="task", ref="somebody else", label="else"):
-        with pytest.raises(LockLostError):
-            result.get(timeout=30)
-
-        assert task("spin").singleton.holder(what).id == "somebody else"
-
-
-def test_body_that_stops_the_interpreter(prefork, what):
-    """
-    A body that keeps the interpreter for longer than its lease is told that it lost its slot. C83
-    """
-    lost, reason = send("stall", prefork, what, 4).get(timeout=30)
-
-    assert (lost, reason) == (True, "expired")
+            assert task("spin").singleton.holder(call).id == "somebody else"
 
 
 def test_body_that_exits(prefork, stage, what):
@@ -149,36 +134,21 @@ def test_body_that_exits(prefork, stage, what):
     """
     send("leave", prefork, what, 1)
 
-    until(lambda: "left" in stage.heard(), timeout=20)
+    stage.hear("left")
 
     until(free("leave", what, 1))
-    assert send("double", prefork, 7).get(timeout=20) == 14
+    assert answer(send("double", prefork, 7)) == 14
 
 
 def test_threads_of_a_child(prefork, what):
     """
     A child has a heartbeat thread of its own while it runs a task, and nothing of its parent's. C86 C87
     """
-    pid, names = send("report", prefork, what).get(timeout=20)
+    pid, names = answer(send("report", prefork, what))
 
     assert pid != os.getpid()
     assert "django_redlock watchdog" in names
     assert free("report", what)()
-
-
-def test_recycled_children_leave_no_slot(start, what):
-    """
-    A worker that replaces its children after each task leaves no slot behind. C73
-    """
-    start("recycling", TEST_MAX_TASKS="1")
-    pids = set()
-
-    for number in range(6):
-        pid, _ = send("report", "recycling", f"{what} {number}").get(timeout=30)
-        pids.add(pid)
-
-    assert len(pids) == 6
-    assert all(free("report", f"{what} {number}")() for number in range(6))
 
 
 def test_killed_by_memory_limit_signal(prefork, stage, what):
@@ -188,6 +158,29 @@ def test_killed_by_memory_limit_signal(prefork, stage, what):
     result = send("hold_long", prefork, what)
     os.kill(stage.hear("started"), signal.SIGSEGV)
 
-    until(result.ready, timeout=20)
+    until(result.ready)
 
-    until(free("hold_long", what), timeout=20)
+    until(free("hold_long", what))
+
+
+def test_body_that_stops_the_interpreter(stalled):
+    """
+    A body that keeps the interpreter for longer than its lease is told that it lost its slot. C83
+    """
+    assert answer(stalled) == [True, "expired"]
+
+
+def test_killed_worker_of_every_pool(started, stages, what):
+    """
+    SIGKILL of a worker that runs bodies in its own process frees their slots within a lease. C62
+    """
+    calls = {pool: f"{what} {pool}" for pool in started}
+    for pool, call in calls.items():
+        send("hold", pool, call)
+        stages(call).hear("started")
+
+    for worker in started.values():
+        worker.kill()
+
+    for call in calls.values():
+        until(free("hold", call))

@@ -6,123 +6,124 @@ from contextlib import suppress
 import pytest
 
 from . import project
-from .real import free, task, until
+from .real import ON_BOTH, answer, consume, free, renewal, task, until
 
 # Celery calls what redis-py 8.1 warns of.
 pytestmark = [pytest.mark.filterwarnings("ignore:Call to deprecated setex")]
 
 
-@pytest.mark.parametrize("soft", ["0", "1"], ids=["cold", "soft"])
-def test_shutdown_with_late_ack(start, stage, what, soft):
-    """
-    A cold or soft shutdown gives the slot back to its message, which nothing overtakes, and which then runs. C71
-    """
-    queue = f"late-{soft}"
-    stopping = start(queue, TEST_SOFT_SHUTDOWN=soft)
-    result = task("hold_on").apply_async((what,), queue=queue)
-    stage.hear("started")
+@pytest.fixture(scope="module", autouse=True)
+def leaving(start):
+    """Workers that are going to be stopped, each with a queue of its name."""
+    soft = start("soft", TEST_SOFT_SHUTDOWN="1")
+    return {"cold": start("cold"), "soft": soft, "warm": start("warm", concurrency=1, TEST_MAX_TASKS="1")}
 
-    stopping.send_signal(signal.SIGQUIT)
-    stopping.wait(timeout=30)
 
-    duplicate = task("hold_on").apply_async((what,), queue=queue)
+@pytest.fixture(scope="module", autouse=True)
+def delayed(worker, broker):
+    """Calls with a countdown: one that is revoked and one that is replaced before it is due, and what comes after."""
+    about = f"countdown over {broker[:5]}"
+    revoked = task("hold_long").apply_async((about,), countdown=10)
+    revoked.revoke()
+    assert task("hold_long").delay(about).id == revoked.id
+    early = task("newest").apply_async((about, "early"), countdown=10)
+    late = task("newest").apply_async((about, "late"), countdown=1)
+    return about, revoked, early, late, task("double").apply_async((3,), countdown=12)
+
+
+@ON_BOTH
+@pytest.mark.parametrize("how", ["cold", "soft"])
+def test_shutdown(leaving, worker, stages, what, how):
+    """
+    A cold or soft shutdown gives the slot back to its message, which nothing overtakes, and which then runs; it leaves
+    no slot of a task that was acknowledged early, and is gone. C71 C72
+    """
+    late, early = f"{what} late", f"{what} early"
+    result = task("hold_on").apply_async((late,), queue=how)
+    task("hold_long").apply_async((early,), queue=how)
+    for call in (late, early):
+        stages(call).hear("started")
+
+    leaving[how].send_signal(signal.SIGQUIT)
+    leaving[how].wait(timeout=90)
+
+    duplicate = task("hold_on").apply_async((late,), queue=how)
     assert (duplicate.id, duplicate.reason) == (result.id, "queued")
-    start(queue, visibility=1)
+    until(free("hold_long", early))
+    again = task("hold_long").apply_async((early,), queue=how)
+    consume(how)
+    for call in (late, early):
+        stages(call).hear("started")
+        stages(call).allow()
+    assert answer(result) == f"{late} done"
+    assert answer(again) == f"{early} done"
+    until(free("hold_on", late))
+    assert stages(late).heard() == stages(early).heard() == ["ended"]
+
+
+def test_recycled_children_leave_no_slot(leaving, what):
+    """
+    A worker that replaces its children after each task leaves no slot behind. C73
+    """
+    calls = [f"{what} {number}" for number in range(3)]
+
+    pids = {answer(task("report").apply_async((call,), queue="warm"))[0] for call in calls}
+
+    assert len(pids) == 3
+    assert all(free("report", call)() for call in calls)
+
+
+def test_warm_shutdown(leaving, stage, what):
+    """
+    A worker that is asked to stop lets the body finish, and its slot is renewed to the end. C70
+    """
+    result = task("hold").apply_async((what,), queue="warm")
     stage.hear("started")
+
+    leaving["warm"].terminate()
+
+    until(lambda: not project.app.control.ping(destination=["warm@tests"], timeout=1))
+    until(renewal("hold", what))
+    assert task("hold").delay(what).id == result.id
     stage.allow()
-    assert result.get(timeout=30) == f"{what} done"
-    until(free("hold_on", what))
-    assert stage.heard() == ["ended"]
+    leaving["warm"].wait(timeout=90)
+    assert answer(result) == f"{what} done"
+    assert free("hold", what)()
 
 
-def test_cold_shutdown_with_early_ack(start, stage, what):
-    """
-    A cold shutdown leaves no slot of a task that was acknowledged early, and is gone. C72
-    """
-    stopping = start("early")
-    task("hold_long").apply_async((what,), queue="early")
-    stage.hear("started")
-
-    stopping.send_signal(signal.SIGQUIT)
-    stopping.wait(timeout=30)
-
-    until(free("hold_long", what))
-    start("early")
-    again = task("hold_long").apply_async((what,), queue="early")
-    stage.hear("started")
-    stage.allow()
-    assert again.get(timeout=30) == f"{what} done"
-
-
-def test_revoked_with_a_countdown(start, stage, what):
-    """
-    ``cancel()`` frees the slot of a task with a countdown at once; Celery's ``revoke()`` when it is due. C68 C69
-    """
-    start("delayed")
-    first = task("hold_long").apply_async((what,), queue="delayed", countdown=3600)
-    assert task("hold_long").singleton.cancel(what) == first.id
-
-    second = task("hold_long").apply_async((what,), queue="delayed", countdown=5)
-    assert not second.duplicate
-    second.revoke()
-    assert task("hold_long").apply_async((what,), queue="delayed").duplicate
-
-    until(free("hold_long", what), timeout=30)
-    until(lambda: second.state == "REVOKED")
-    assert stage.heard() == []
-
-
-def test_replaced_with_a_countdown(start, stage, what):
-    """
-    ``replace`` of a task that waits for its countdown moves the time: the earlier message never runs. C99
-    """
-    start("replaced")
-    early = task("newest").apply_async((what, "early"), queue="replaced", countdown=4)
-
-    late = task("newest").apply_async((what, "late"), queue="replaced", countdown=1)
-
-    assert late.get(timeout=30) == "late"
-    assert early.state == "REVOKED"
-    marker = task("double").apply_async((3,), queue="replaced", countdown=5)  # after the early one was due
-    assert marker.get(timeout=30) == 6
-    assert stage.heard() == ["late"]
-
-
-def test_rerun(start, stage, what):
+def test_rerun(worker, stage, what):
     """
     Five calls during a run cause one more, with the arguments of the last, right after it. C96 C97
     """
-    start("rerun")
-    first = task("trailing").apply_async((what, 0), queue="rerun")
+    first = task("trailing").apply_async((what, 0))
     stage.hear("run 0")
 
-    later = [task("trailing").apply_async((what, number), queue="rerun") for number in range(1, 6)]
+    later = [task("trailing").apply_async((what, number)) for number in range(1, 6)]
     stage.allow()
-    assert first.get(timeout=30) == 0
+    assert answer(first) == 0
     stage.hear("run 5")
     stage.allow()
 
-    assert later[0].get(timeout=30) == later[4].get(timeout=30) == 5
+    assert answer(later[0]) == answer(later[4]) == 5
     until(lambda: not task("trailing").singleton.is_locked(what, 0))
     assert stage.heard() == []
 
 
-def test_events(start, stage, what, broker):
+def test_events(worker, stage, what):
     """
     A worker tells of an overlap in a Celery event, where the project has switched them on.
     """
-    start("told", TEST_EVENTS="1")
     heard = []
     with project.app.connection_for_read() as connection:
         receiver = project.app.events.Receiver(connection, handlers={"singleton-overlap": heard.append})
         with receiver.consumer_context() as (consuming, _, _):
             receive(consuming, heard)  # over Redis, it subscribes with the first look, and what came before is lost
-            first = task("hold").apply_async((what,), queue="told")
+            first = task("hold").apply_async((what,))
             stage.hear("started")
-            project.app.send_task("tests.server.workers.project.hold", (what,), queue="told", task_id=f"{what}-2")
-            until(lambda: receive(consuming, heard), timeout=30)
+            project.app.send_task("tests.server.workers.project.hold", (what,), task_id=f"{what}-2")
+            until(lambda: receive(consuming, heard))
     stage.allow()
-    first.get(timeout=30)
+    answer(first)
 
     assert (heard[0]["uuid"], heard[0]["holder_id"]) == (f"{what}-2", first.id)
     assert heard[0]["lock"] == task("hold").singleton.key(what)
@@ -133,3 +134,29 @@ def receive(connection, heard):
     with suppress(TimeoutError):
         connection.drain_events(timeout=0.2)
     return heard
+
+
+def test_revoked_with_a_countdown(delayed, stages, what):
+    """
+    ``cancel()`` frees the slot of a task with a countdown at once; Celery's ``revoke()`` when it is due. C68 C69
+    """
+    cancelled = task("hold_long").apply_async((what,), countdown=3600)
+    assert task("hold_long").singleton.cancel(what) == cancelled.id
+    assert free("hold_long", what)()
+
+    about, revoked, *_ = delayed
+    until(free("hold_long", about))
+    until(lambda: revoked.state == "REVOKED")
+    assert "started" not in stages(about).heard()
+
+
+def test_replaced_with_a_countdown(delayed, stages):
+    """
+    ``replace`` of a task that waits for its countdown moves the time: the earlier message never runs. C99
+    """
+    about, _, early, late, afterwards = delayed
+
+    assert answer(late) == "late"
+    assert answer(afterwards) == 6
+    until(lambda: early.state == "REVOKED")
+    assert stages(about).heard() == ["late"]

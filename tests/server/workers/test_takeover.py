@@ -4,10 +4,9 @@ import pytest
 
 from django_redlock import locks
 
-from . import project
-from .real import free, task, until
+from .real import ON_REDIS, answer, consume, free, task, until
 
-pytestmark = [pytest.mark.parametrize("broker", ["redis"], indirect=True, scope="module")]
+pytestmark = ON_REDIS
 
 MISSED = 4  # which node it is
 
@@ -26,70 +25,68 @@ def on_node(node, name, *args):
         return (client.get(keys[0]) or "")[:32] if keys else ""
 
 
-def begin(start, stage, node, what, name, queue):
+def begin(stage, node, what, name, queue):
     """Have a worker take a call's slot over while a node is frozen; returns the result, and the token before."""
     result = task(name).apply_async((what,), queue=queue)
     until(lambda: on_node(node, name, what))
     before = on_node(node, name, what)
     node.freeze()
-    start(queue, concurrency=1)
+    consume(queue)
     stage.hear("started")
     return result, before
 
 
-def test_node_is_there_again_during_the_run(start, node, stage, what):
+def test_node_is_there_again_during_the_run(worker, node, stage, what):
     """
     The node learns of the run with its next renewal, and has nothing when it is over. C49 C81 L38
     """
-    result, before = begin(start, stage, node, what, "hold", "during")
+    result, before = begin(stage, node, what, "hold", "during")
 
     node.thaw()
-    until(lambda: on_node(node, "hold", what) not in ("", before), timeout=30)
+    until(lambda: on_node(node, "hold", what) not in ("", before))
     stage.allow()
 
-    assert result.get(timeout=30) == f"{what} done"
+    assert answer(result) == f"{what} done"
     until(lambda: not on_node(node, "hold", what))
 
 
 @pytest.mark.parametrize("name", ["hold", "hold_long"])
-def test_node_is_there_again_after_the_run(start, node, stage, what, name):
+def test_node_is_there_again_after_the_run(worker, node, stage, what, name):
     """
     The node gives the slot up, though it was to wait for an hour, as soon as it can be reached. C49 L38
     """
-    result, _ = begin(start, stage, node, what, name, f"after-{name}")
+    result, _ = begin(stage, node, what, name, f"after-{name}")
     stage.allow()
-    assert result.get(timeout=30) == f"{what} done"
+    assert answer(result) == f"{what} done"
     assert free(name, what)()
 
     node.thaw()
 
-    until(lambda: not on_node(node, name, what), timeout=30)
+    until(lambda: not on_node(node, name, what))
 
 
-def test_node_is_there_again_after_a_message_was_dropped(start, node, stage, what):
+def test_node_is_there_again_after_a_message_was_dropped(worker, node, stage, what):
     """
     A node that misses how the slot of a revoked call is freed is told of it later. C68 L38
     """
-    start("elsewhere", concurrency=1)
     result = task("hold").apply_async((what,), queue="dropped")
     until(lambda: on_node(node, "hold", what))
     node.freeze()
     result.revoke()  # every worker hears of it before it hears of the queue
-    project.app.control.add_consumer("dropped")
-    until(lambda: result.state == "REVOKED", timeout=30)
+    consume("dropped")
+    until(lambda: result.state == "REVOKED")
 
     node.thaw()
 
-    until(lambda: not on_node(node, "hold", what), timeout=30)
+    until(lambda: not on_node(node, "hold", what))
 
 
-def test_nodes_that_die_and_come_back_empty(start, servers, stage, what):
+def test_nodes_that_die_and_come_back_empty(worker, servers, stage, what):
     """
     While a majority knows the run, nodes that die and come back empty let nobody else in. C88 C89
     """
-    until(lambda: all(reply.time for reply in locks["default"].survey(count=1).values()), timeout=30)
-    result = task("hold_long").apply_async((what,), queue="dying")
-    start("dying", concurrency=1)
+    until(lambda: all(reply.time for reply in locks["default"].survey(count=1).values()))
+    result = task("hold_long").apply_async((what,))
     stage.hear("started")
 
     for node in servers[:2]:
@@ -100,5 +97,5 @@ def test_nodes_that_die_and_come_back_empty(start, servers, stage, what):
     assert task("hold_long").delay(what).id == result.id
 
     stage.allow()
-    assert result.get(timeout=30) == f"{what} done"
-    until(free("hold_long", what), timeout=30)
+    assert answer(result) == f"{what} done"
+    until(free("hold_long", what))
