@@ -5,7 +5,6 @@ Leases are short where a lease must run out, and long where something must happe
 (a lease that ends, a limit, a countdown) is begun by a fixture of the module, and looked at by one of its last tests.
 """
 
-import gc
 import os
 import subprocess
 import sys
@@ -38,8 +37,8 @@ def results() -> Iterator[Server]:
     with Server() as server:
         project.configure(server.url, server.url)
         yield server
-        gc.collect()  # a result that is collected later talks to a server that is gone by then
         project.app.backend.result_consumer.stop()
+        project.app.backend.result_consumer._pubsub = None  # or results that are collected later talk to it
         project.app.backend.client.close()
         hang_up()
 
