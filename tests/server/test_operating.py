@@ -387,10 +387,12 @@ def test_inspect_tells_wrong_from_free(five, args):
 PROJECT = """
 import contextlib, os, sys, django
 from django.conf import settings
-nodes = {{"NODES": {urls!r}, "OPTIONS": {{"restart_guard": False}}}}
+nodes = {{"NODES": {urls!r}, "OPTIONS": {{"restart_guard": False, "node_timeout": 7.0}}}}
 settings.configure(INSTALLED_APPS=["django_redlock"], REDLOCK={{"default": nodes}})
 django.setup()
 from django.core.management import execute_from_command_line
+from django_redlock.inventory import poll
+poll.PATIENCE, poll.MAX_SECONDS = 7.0, 60.0  # as here
 for args in {commands!r}:
     if not (pid := os.fork()):
         with contextlib.suppress(BrokenPipeError):
@@ -427,7 +429,7 @@ def test_who_interrupts_a_command_or_stops_reading_ends_it_quietly(five):
     ``redlock_top`` is shown anew until Ctrl-C, ``redlock_top | head -1`` and ``redlock_list | true`` end: all without
     a traceback.
     """
-    top = ("redlock_top", "--interval=0.1")
+    top = ("redlock_top", "--interval=0.5")
     process = project(five, top, top, ("redlock_list",))
     assert process.stdout
     assert process.stderr
