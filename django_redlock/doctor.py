@@ -276,15 +276,25 @@ WRITES = ("rdb_last_bgsave_status", "aof_last_bgrewrite_status", "aof_last_write
 
 
 def _restarted(node: Examination, rules: Rules) -> Iterator[Finding]:
-    left = rules.guard - node.number("uptime_in_seconds")
-    if node.info and rules.guards_restarts and left > 0 and node.name not in rules.durable:
+    if not node.info or not rules.guards_restarts or node.name in rules.durable:
+        return
+    if node.age is None:
+        yield Finding(
+            "no-age",
+            "warning",
+            node.name,
+            "It does not say since when it has served these locks: it gives no vote to any process until that process "
+            f"has known it for {rules.guard:.0f} s.",
+            "See the other findings about it: it may be full, or its user may lack a right.",
+        )
+    elif (left := rules.guard - node.age) > 0:
         yield Finding(
             "restarted",
             "warning",
             node.name,
-            f"It started {node.number('uptime_in_seconds')} s ago and may have forgotten locks: it gives no vote for "
-            f"{left:.0f} s.",
-            "Wait, and find out why it restarted (its log, dmesg). Every lease of before has ended by then.",
+            f"It has served these locks for {node.age:.0f} s and may lack earlier ones: it gives no vote for {left:.0f} "
+            "s. It restarted, took the place of another server, was emptied, or is new.",
+            "Wait; every earlier lease has ended by then. Unless it is new, find out what happened (its log, dmesg).",
         )
 
 

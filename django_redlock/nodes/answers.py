@@ -85,6 +85,7 @@ def parse_reply(raw: Any) -> Reply:
 
 KINDS = {kind.name: kind for kind in Kind}
 LONGEST_TOKEN = 16  # digits of 2 ** 53, beyond which the scripts cannot count
+HIGHEST, LONGEST_NUMBER = 2**53 - 1, 16
 EXTENSIONS = frozenset({Kind.HELD, Kind.MIXED, Kind.REFUSED})
 
 
@@ -155,9 +156,13 @@ def error_word(error: Exception) -> str:
     return next((word for word in words if word in ERROR_WORDS), "")
 
 
-def parse_greeting(raw: Any) -> Greeting:
+def parse_greeting(raw: Any, served: Any) -> Greeting:
     """
     Return what a node's INFO says that matters to a vote.
+
+    Args:
+        raw: The reply to INFO.
+        served: The reply of the script that says for how long the server has served these locks.
 
     Raises:
         LinkError: It cannot be used, now or at all.
@@ -178,10 +183,46 @@ def parse_greeting(raw: Any) -> Greeting:
     evicts = info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy", "noeviction") != "noeviction"
     return Greeting(
         run_id=info["run_id"],
-        uptime=float(info["uptime_in_seconds"]) if "uptime_in_seconds" in info else None,
+        age=parse_age(served, info["run_id"]),
         evicts=evicts,
         promoted=info.get("master_replid", "?") if info.get("second_repl_offset", "-1") != "-1" else "",
     )
+
+
+def parse_age(raw: Any, run_id: str) -> float | None:
+    """
+    Return for how many seconds the server with this *run_id* has served these locks; None if it did not say.
+
+    Raises:
+        LinkError: It is loading its data, it has become a replica, or another server answered.
+    """
+    if isinstance(raw, exceptions.RedisError):
+        detail = parse_error(raw).detail
+        if detail == "LOADING":
+            raise LinkError(detail)  # it will be able to say soon, and this connection is not asked again
+        if detail in ("READONLY", "MASTERDOWN"):
+            raise LinkError("is a replica")
+        return None
+    try:
+        word, run, age = raw.decode().split(" ")
+        seconds = whole(age) / 1e6
+    except (ValueError, AttributeError):
+        return None
+    if run != run_id:
+        raise LinkError("answers as two servers")
+    return seconds if word == "SERVED" else None
+
+
+def whole(text: str) -> int:
+    """
+    Return the number that *text* is, from 0 to 2^53 - 1.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not (text.isascii() and text.isdigit()) or len(text) > LONGEST_NUMBER or int(text) > HIGHEST:
+        raise ValueError("no number")
+    return int(text)
 
 
 def check_subscription(raw: Any) -> None:

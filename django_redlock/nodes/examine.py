@@ -15,10 +15,12 @@ from typing import Any
 from redis import exceptions
 from redis.connection import AbstractConnection
 
-from .answers import BROKEN, describe, parse_error
+from .answers import BROKEN, describe, parse_age, parse_error
 from .base import LinkError, Node
-from .redis import RedisNode, read
+from .exchange import exchange
+from .redis import RedisNode
 from .sentinel import SentinelNode, parse_master
+from .wording import resp
 
 SAMPLES = 5  # round trips, of which the shortest counts
 IGNORED = frozenset({"retry", "retry_on_timeout", "retry_on_error", "health_check_interval", "max_connections"})
@@ -43,6 +45,7 @@ class Examination:
         known: Whether this kind of node can be examined at all.
         user: As whom locks connect.
         deaf: The sentinels that were asked for the master in vain, each with the reason.
+        age: For how many seconds it has served these locks; None if it does not say.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Examination:
     known: bool = True
     user: str = "default"
     deaf: tuple[str, ...] = ()
+    age: float | None = None
 
     def number(self, what: str) -> int:
         """Return a number that the server says of itself; 0 if it does not."""
@@ -139,7 +143,7 @@ def _open(node: RedisNode, timeout: float, **where: Any) -> AbstractConnection:
 
 
 def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: Examination) -> Examination:
-    raw = _say(connection, "INFO")
+    (raw, served), _ = exchange(connection, node._wording.greeting, 2)
     info: dict[str, str] = {}
     if isinstance(raw, bytes):
         lines = raw.decode("utf-8", "replace").splitlines()
@@ -149,7 +153,15 @@ def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: E
     round_trip, ahead = _clock(connection)
     db = int(node._arguments.get("db") or 0)
     refused = tuple(_refused(connection, blank.user, node._wording.prefix, db)) if rights else ()
-    return replace(blank, round_trip=round_trip, ahead=ahead, info=info, refused=refused)
+    age = _age(served, info.get("run_id", ""))
+    return replace(blank, round_trip=round_trip, ahead=ahead, info=info, refused=refused, age=age)
+
+
+def _age(served: Any, run_id: str) -> float | None:
+    try:
+        return parse_age(served, run_id)
+    except LinkError:
+        return None
 
 
 def _clock(connection: AbstractConnection) -> tuple[float, float]:
@@ -224,5 +236,5 @@ def _missing(said: Any, right: str, user: str, prefix: str) -> str:
 
 
 def _say(connection: AbstractConnection, *command: Any) -> Any:
-    connection.send_command(*command, check_health=False)
-    return read(connection)
+    (said,), _ = exchange(connection, resp([str(word) for word in command]))
+    return said

@@ -151,10 +151,10 @@ class Ledger:
 
     def _know(self, greeting: Greeting) -> Greeting:
         """Compare with what the server said before: who has links to it must hear of a restart."""
-        before, since = self._greeting, steady() - (greeting.uptime or 0.0)
+        before, since = self._greeting, steady() - (greeting.age or 0.0)
         if before and (
             before.run_id != greeting.run_id
-            or (greeting.uptime != float("inf") and abs(since - self._since) > SAME_START)
+            or (greeting.age != float("inf") and abs(since - self._since) > SAME_START)
         ):
             raise LinkError("restarted")
         self._greeting, self._since = greeting, since

@@ -108,6 +108,25 @@ class MemoryStore:
             self._markers: dict[str, float] = {}
             self._revoked: set[str] = set()
             self._index: dict[str, float] = {}
+            self._served: tuple[str, str, int] | None = None
+
+    def serve(self, run_id: str, replication_id: str, *, was_replica: bool = False) -> float:
+        """
+        Return for how many seconds the server with these ids has served these locks; see ``served.lua``.
+
+        Args:
+            run_id: Changes with every start.
+            replication_id: Changes when it becomes a master again, and when it has had no replica for long.
+            was_replica: Whether it remembers to have been a replica.
+        """
+        with self._mutex:
+            now = int(self._now() * 1e6)
+            ran, replicated, since = self._served or ("", "", now)
+            stayed = replicated == replication_id or not was_replica
+            if ran != run_id or not stayed or since > now:
+                since = now
+            self._served = (run_id, replication_id, since)
+            return (now - since) / 1e6
 
     def put(self, slug: str, value: str, ttl: float | None) -> None:
         """Write a holder key as a foreign program would; *ttl* in seconds, None for no expiry."""
@@ -490,7 +509,7 @@ class MemoryNode:
         self.name = name
         self.address = f"memory:{name}"
         self.store = store or MemoryStore()
-        self.greeting = Greeting(run_id=f"memory {name} {id(self)}", uptime=float("inf"))
+        self.greeting = Greeting(run_id=f"memory {name} {id(self)}", age=float("inf"))
         self.down = self.silent = self.deaf = False
 
     def connect(self, timeout: float) -> "MemoryLink":

@@ -28,6 +28,7 @@ from ..core.admission import Greeting
 from ..core.messages import Kind, Reply, Request
 from .answers import BROKEN, Assembly, check_subscription, describe, parse_answer, parse_greeting
 from .base import INCOMPLETE, LinkError, NodeSpec, until_cancelled
+from .exchange import READ_SIZE, aexchange, exchange, some
 from .resp import PARTIAL, Replies
 from .wording import Introductions, Wording
 
@@ -46,7 +47,6 @@ SAID, ENDED = select.POLLIN, select.POLLHUP | select.POLLERR | select.POLLNVAL |
 # What a socket that does not block raises when it would.
 BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 NOTHING = object()  # stands for a reply that has not come
-READ_SIZE = 16_384  # bytes that a link reads at a time
 CROWD = 4  # requests on their way, from which on a link writes once per turn of the loop
 
 # What redis-py's own lock raises, for django_redlock.compat.
@@ -54,32 +54,6 @@ RedisLockError = exceptions.LockError
 RedisLockNotOwnedError = exceptions.LockNotOwnedError
 
 Said = TypeVar("Said")
-
-
-def read(connection: AbstractConnection) -> Any:
-    """
-    Read one reply; an error reply is returned, not raised.
-
-    Raises:
-        LinkError: There is none, or it is not one, or it is an error after which redis-py hangs up.
-    """
-    try:
-        return connection.read_response(disable_decoding=True)
-    except exceptions.ResponseError as error:
-        return error
-    except BROKEN as error:
-        raise LinkError(describe(error)) from None
-
-
-async def aread(connection: aioconnection.AbstractConnection) -> Any:
-    """Do what :func:`read` does without blocking."""
-    try:
-        return await connection.read_response(disable_decoding=True)
-    except exceptions.ResponseError as error:
-        return error
-    except BROKEN as error:
-        raise LinkError(describe(error)) from None
-
 
 def verification(
     ssl_cert_reqs: ssl.VerifyMode | str | None = "required", ssl_check_hostname: bool | None = None, **others: Any
@@ -170,20 +144,26 @@ class RedisNode:
     def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "RedisHintLink":
         """Open a link for hints; see :class:`~django_redlock.nodes.base.Node`."""
         connection = self._new_connection(timeout)
-        self._open(connection, ("SUBSCRIBE", self._wording.channel(process)), check_subscription)
-        return RedisHintLink(connection)
+        _, messages = self._open(connection, self._wording.subscription(process), 1, check_subscription)
+        return RedisHintLink(connection, messages)
 
     def _connect(self, connection: AbstractConnection) -> "RedisLink":
-        return RedisLink(connection, self._wording, self._open(connection, ("INFO",), parse_greeting))
+        greeting, _ = self._open(connection, self._wording.greeting, 2, parse_greeting)
+        return RedisLink(connection, self._wording, greeting)
 
     def _open(
-        self, connection: AbstractConnection, command: tuple[str, ...], understand: Callable[[Any], Said]
-    ) -> Said:
-        """Connect and send the first command; returns what *understand* makes of the reply."""
+        self, connection: AbstractConnection, data: bytes, count: int, understand: Callable[..., Said]
+    ) -> tuple[Said, Replies]:
+        """
+        Connect and send the first commands.
+
+        Returns:
+            What *understand* makes of the *count* replies, and what reads on from there.
+        """
         try:
             connection.connect()
-            connection.send_command(*command, check_health=False)
-            return understand(read(connection))
+            said, replies = exchange(connection, data, count)
+            return understand(*said), replies
         except (LinkError, *BROKEN) as error:
             connection.disconnect()
             raise LinkError(describe(error)) from None
@@ -195,8 +175,9 @@ class RedisNode:
     async def alisten(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "AsyncRedisHintLink":
         """Open a link for hints; see :class:`~django_redlock.nodes.base.Node`."""
         connection = self._new_async_connection(timeout)
-        await self._aopen(connection, timeout, ("SUBSCRIBE", self._wording.channel(process)), check_subscription)
-        return AsyncRedisHintLink(connection)
+        data = self._wording.subscription(process)
+        _, messages = await self._aopen(connection, timeout, data, 1, check_subscription)
+        return AsyncRedisHintLink(connection, messages)
 
     def _new_async_connection(self, timeout: float, **where: Any) -> aioconnection.AbstractConnection:
         classes = {
@@ -211,7 +192,7 @@ class RedisNode:
         return connection
 
     async def _aconnect(self, connection: aioconnection.AbstractConnection, timeout: float) -> "AsyncRedisLink":
-        greeting = await self._aopen(connection, timeout, ("INFO",), parse_greeting)
+        greeting, _ = await self._aopen(connection, timeout, self._wording.greeting, 2, parse_greeting)
         try:
             return AsyncRedisLink(connection, self._wording, greeting)
         except LinkError:
@@ -222,15 +203,16 @@ class RedisNode:
         self,
         connection: aioconnection.AbstractConnection,
         timeout: float,
-        command: tuple[str, ...],
-        understand: Callable[[Any], Said],
-    ) -> Said:
+        data: bytes,
+        count: int,
+        understand: Callable[..., Said],
+    ) -> tuple[Said, Replies]:
         """Do what :meth:`_open` does without blocking."""
         try:
             async with asyncio.timeout(timeout):
                 await connection.connect()
-                await connection.send_command(*command, check_health=False)
-                return understand(await aread(connection))
+                said, replies = await aexchange(connection, data, count)
+                return understand(*said), replies
         except BaseException as error:
             await connection.disconnect(nowait=True)
             if isinstance(error, (LinkError, *BROKEN)):
@@ -325,32 +307,26 @@ class RedisLink:
 
 
 class RedisHintLink:
-    """A connection that has subscribed to the channel of a process; what comes on it is read without redis-py."""
+    """
+    A connection that has subscribed to the channel of a process.
 
-    def __init__(self, connection: AbstractConnection) -> None:
+    Args:
+        connection: The connection.
+        messages: Reads what comes on it, and has what came right behind the reply to the subscription.
+    """
+
+    def __init__(self, connection: AbstractConnection, messages: Replies) -> None:
         self._connection = connection
-        self._early = self._drain()
-        self._messages = Replies(connection._parser.parse_error)
+        self._messages = messages
         self._sock: socket.socket | None = connection._sock
         if self._sock is not None:
             self._sock.setblocking(False)
-
-    def _drain(self) -> list[str]:
-        """Return whom the messages name that redis-py has read behind the reply to the subscription."""
-        told = []
-        try:
-            while readable(self._connection):
-                fileno(self._connection)  # redis-py drops the socket when it is reset, and then fails to read
-                told.append(hinted(self._connection.read_response(disable_decoding=True)))
-        except BROKEN as error:
-            raise LinkError(describe(error)) from None
-        return told
 
     def fileno(self) -> int:
         return fileno(self._connection)
 
     def read(self) -> list[str]:
-        told, self._early = self._early, []
+        told = []
         try:
             self._feed()
             while (message := self._messages.next()) is not PARTIAL:
@@ -366,9 +342,7 @@ class RedisHintLink:
                 data = self._sock.recv(READ_SIZE)
             except BLOCKED:
                 return
-            if not data:
-                raise LinkError("closed")
-            self._messages.feed(data)
+            self._messages.feed(some(data))
         raise LinkError("closed")
 
     def close(self) -> None:
@@ -379,14 +353,19 @@ class RedisHintLink:
 class AsyncRedisHintLink:
     """The same for an event loop."""
 
-    def __init__(self, connection: aioconnection.AbstractConnection) -> None:
+    def __init__(self, connection: aioconnection.AbstractConnection, messages: Replies) -> None:
         self._connection = connection
+        self._messages = messages
 
     async def read(self) -> list[str]:
         try:
-            return [hinted(await self._connection.read_response(disable_decoding=True))]
+            while (message := self._messages.next()) is PARTIAL:
+                if self._connection._reader is None:
+                    raise LinkError("closed")
+                self._messages.feed(some(await self._connection._reader.read(READ_SIZE)))
         except BROKEN as error:
             raise LinkError(describe(error)) from None
+        return [hinted(message)]
 
     def close(self) -> None:
         drop(self._connection)
@@ -405,16 +384,6 @@ def fileno(connection: AbstractConnection) -> int:
     if sock is None:
         raise LinkError("closed")
     return int(sock.fileno())
-
-
-def readable(connection: AbstractConnection) -> bool:
-    """Return whether there is something to read, or the connection ended."""
-    if connection._sock is None:
-        return True
-    try:
-        return bool(connection.can_read(timeout=0))
-    except (exceptions.RedisError, OSError):
-        return True
 
 
 def drop(connection: aioconnection.AbstractConnection) -> None:

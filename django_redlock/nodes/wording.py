@@ -25,6 +25,7 @@ class Script:
 
 
 SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey)}
+SERVED = Script("served")
 
 
 class Introductions:
@@ -56,6 +57,8 @@ class Wording:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self._index = f"{prefix}index"
+        self.greeting = resp(["INFO"]) + resp(["EVAL", SERVED.text, "1", f"{prefix}served"])
+        """What a connection begins with: the server introduces itself, and reports since when it serves these locks."""
         self._say: dict[type[Request], Any] = {
             Acquire: self._acquire,
             Raise: self._raise,
@@ -67,6 +70,10 @@ class Wording:
     def channel(self, process: str) -> str:
         """Return the channel on which the waiters of a process are told that they are first in line."""
         return f"{self.prefix}w:{process}"
+
+    def subscription(self, process: str) -> bytes:
+        """Return the bytes of the command that subscribes to the channel of a process."""
+        return resp(["SUBSCRIBE", self.channel(process)])
 
     def pack(self, request: Request, packed: dict[int, bytes], in_full: bool) -> bytes:
         """Return the bytes of a request, made once for all nodes of a round, with or without the script's text."""

@@ -12,7 +12,7 @@ from .schedule import run
 
 pytestmark = [pytest.mark.once, pytest.mark.timeless]
 
-EACH = 300  # schedules of each profile: 3,300 in all
+EACH = 300  # schedules of each profile: 3,600 in all
 
 
 @pytest.fixture(scope="module")
