@@ -20,7 +20,7 @@ lease of before has ended. A step that is undone before a client hears from the 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .messages import POSITIVE, Kind, Reply, no_vote
+from .messages import FAR, HIGHEST, POSITIVE, Kind, Reply, believable, no_vote
 from .rules import EXPIRY_ROUNDING, Rules
 
 MAX_SKEW = 1.0  # seconds by which the clocks of nodes may disagree for a client that has just started
@@ -104,6 +104,8 @@ class Admission:
     def judge(self, node: int, reply: Reply, sent: float) -> Reply:
         """Return *reply* to a request of the time *sent*, without its vote if the node may not vote."""
         now = self._clock()
+        if reply.fence > reply.time + FAR or reply.fence >= HIGHEST:
+            reply = believable(reply)
         if reply.time:
             self._last_reply[node] = now
             if self._guards_clocks:
@@ -190,10 +192,9 @@ class Admission:
         promoted = greeting.promoted and self._promotions.get(node, greeting.promoted) != greeting.promoted
         if known != greeting.run_id or promoted or node not in self._met:
             self._met[node] = now
-        if greeting.age is None:
-            up = now - self._met[node]  # not anew with each connection, or it would never vote
-        else:
-            up = max(0.0, greeting.age - 1)  # some count whole seconds, so it may be nearly one too many
+        # Where a server does not say its age, not anew with each connection, or it would never vote.
+        age = now - self._met[node] if greeting.age is None else greeting.age
+        up = max(0.0, age - 1)  # some count whole seconds, so it may be nearly one too many
         if known != greeting.run_id or promoted:
             # A clock that ran forward makes the age too long; we know better when the old run still answered.
             up = min(up, now - self._last_reply.get(node, now))

@@ -107,9 +107,7 @@ def greet_mysql(query: Query, connection: Any) -> Greeting:
     if read_only:
         raise LinkError("is a replica")
     uptime = float(query("SHOW GLOBAL STATUS LIKE 'Uptime'")[0][1])
-    return Greeting(
-        run_id=f"mysql {known[0][1] if known else where}", age=float("inf") if int(flush) == 1 else uptime
-    )
+    return Greeting(run_id=f"mysql {known[0][1] if known else where}", age=float("inf") if int(flush) == 1 else uptime)
 
 
 def greet_sqlite(query: Query, connection: Any) -> Greeting:

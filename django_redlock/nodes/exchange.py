@@ -20,70 +20,88 @@ from .resp import PARTIAL, Replies
 READ_SIZE = 16_384  # bytes that are read at a time
 LONGEST_GREETING = 1_048_576  # bytes; INFO takes about 7,000, and more only with thousands of databases or replicas
 
+Parse = Callable[[Any], Any]
 
-def exchange(connection: AbstractConnection, data: bytes, count: int = 1) -> tuple[list[Any], Replies]:
+
+def unchanged(raw: Any) -> Any:
+    """Return a reply as it is; an error reply is an exception, and not raised."""
+    return raw
+
+
+class Exchange:
     """
-    Send *data* and read *count* replies, within the timeout of the connection.
+    The replies to the first commands on a connection.
+
+    Args:
+        connection: The connection, on which nothing is on its way.
+        parsers: One for each reply, called as soon as it is there: what is no Redis server may never send the next one.
+    """
+
+    def __init__(self, connection: Any, parsers: tuple[Parse, ...]) -> None:
+        self.replies = Replies(connection._parser.parse_error, LONGEST_GREETING)
+        self.found: list[Any] = []
+        self._parsers = parsers
+
+    def complete(self) -> bool:
+        """Take the replies that are there; returns whether those are all."""
+        while len(self.found) < len(self._parsers) and (reply := self.replies.next()) is not PARTIAL:
+            self.found.append(self._parsers[len(self.found)](reply))
+        return len(self.found) == len(self._parsers)
+
+
+def exchange(connection: AbstractConnection, data: bytes, *parsers: Parse) -> tuple[list[Any], Replies]:
+    """
+    Send some commands, and read their replies within the timeout of the connection.
+
+    Args:
+        connection: The connection, on which nothing is on its way.
+        data: The commands.
+        parsers: One for each reply.
 
     Returns:
-        The replies (an error reply is an exception, and not raised), and the reader with what came behind them.
+        What the parsers returned, and the reader with what came behind the replies.
 
     Raises:
         LinkError: The connection broke, or what came is no reply or too long.
     """
-    sock, replies = connection._sock, greeted_by(connection)
+    under_way, sock = Exchange(connection, parsers), connection._sock
     if sock is None:
         raise LinkError("closed")
     try:
-        return _exchange(sock, data, count, replies, connection.socket_timeout), replies
+        _carry_out(under_way, sock, data, connection.socket_timeout)
     except BROKEN as error:
         raise LinkError(describe(error)) from None
+    return under_way.found, under_way.replies
 
 
-def _exchange(sock: socket.socket, data: bytes, count: int, replies: Replies, timeout: float | None) -> list[Any]:
+def _carry_out(under_way: Exchange, sock: socket.socket, data: bytes, timeout: float | None) -> None:
     until = None if timeout is None else time.monotonic() + timeout
     sock.settimeout(timeout)
     sock.sendall(data)
-    found: list[Any] = []
-    while not collect(replies, found, count):
+    while not under_way.complete():
         if until is not None:  # for all of it: a server that drips must not keep anybody for longer
-            sock.settimeout(max(0.001, until - time.monotonic()))
-        replies.feed(some(sock.recv(READ_SIZE)))
-        if until is not None and time.monotonic() > until:
-            raise TimeoutError
-    return found
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            sock.settimeout(left)
+        under_way.replies.feed(some(sock.recv(READ_SIZE)))
 
 
 async def aexchange(
-    connection: aioconnection.AbstractConnection, data: bytes, count: int = 1
+    connection: aioconnection.AbstractConnection, data: bytes, *parsers: Parse
 ) -> tuple[list[Any], Replies]:
     """Do what :func:`exchange` does without blocking; the caller bounds the time."""
-    reader, writer = connection._reader, connection._writer
+    under_way, reader, writer = Exchange(connection, parsers), connection._reader, connection._writer
     if reader is None or writer is None:
         raise LinkError("closed")
-    replies = greeted_by(connection)
     try:
         writer.write(data)
         await writer.drain()
-        found: list[Any] = []
-        while not collect(replies, found, count):
-            replies.feed(some(await reader.read(READ_SIZE)))
+        while not under_way.complete():
+            under_way.replies.feed(some(await reader.read(READ_SIZE)))
     except BROKEN as error:
         raise LinkError(describe(error)) from None
-    return found, replies
-
-
-def greeted_by(connection: Any) -> Replies:
-    """Return a reader for the first replies on a connection."""
-    error: Callable[[str], Exception] = connection._parser.parse_error
-    return Replies(error, LONGEST_GREETING)
-
-
-def collect(replies: Replies, found: list[Any], count: int) -> bool:
-    """Take the replies that are complete; returns whether there are *count* of them."""
-    while len(found) < count and (reply := replies.next()) is not PARTIAL:
-        found.append(reply)
-    return len(found) == count
+    return under_way.found, under_way.replies
 
 
 def some(data: bytes) -> bytes:

@@ -14,7 +14,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from redis import exceptions
@@ -26,9 +26,9 @@ from redis.retry import Retry
 
 from ..core.admission import Greeting
 from ..core.messages import Kind, Reply, Request
-from .answers import BROKEN, Assembly, check_subscription, describe, parse_answer, parse_greeting
+from .answers import BROKEN, Assembly, aged, check_subscription, describe, parse_age, parse_answer, parse_info
 from .base import INCOMPLETE, LinkError, NodeSpec, until_cancelled
-from .exchange import READ_SIZE, aexchange, exchange, some
+from .exchange import READ_SIZE, Parse, aexchange, exchange, some
 from .resp import PARTIAL, Replies
 from .wording import Introductions, Wording
 
@@ -53,7 +53,6 @@ CROWD = 4  # requests on their way, from which on a link writes once per turn of
 RedisLockError = exceptions.LockError
 RedisLockNotOwnedError = exceptions.LockNotOwnedError
 
-Said = TypeVar("Said")
 
 def verification(
     ssl_cert_reqs: ssl.VerifyMode | str | None = "required", ssl_check_hostname: bool | None = None, **others: Any
@@ -144,26 +143,18 @@ class RedisNode:
     def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "RedisHintLink":
         """Open a link for hints; see :class:`~django_redlock.nodes.base.Node`."""
         connection = self._new_connection(timeout)
-        _, messages = self._open(connection, self._wording.subscription(process), 1, check_subscription)
+        _, messages = self._open(connection, self._wording.subscription(process), check_subscription)
         return RedisHintLink(connection, messages)
 
     def _connect(self, connection: AbstractConnection) -> "RedisLink":
-        greeting, _ = self._open(connection, self._wording.greeting, 2, parse_greeting)
-        return RedisLink(connection, self._wording, greeting)
+        (greeting, age), _ = self._open(connection, self._wording.greeting, parse_info, parse_age)
+        return RedisLink(connection, self._wording, aged(greeting, age))
 
-    def _open(
-        self, connection: AbstractConnection, data: bytes, count: int, understand: Callable[..., Said]
-    ) -> tuple[Said, Replies]:
-        """
-        Connect and send the first commands.
-
-        Returns:
-            What *understand* makes of the *count* replies, and what reads on from there.
-        """
+    def _open(self, connection: AbstractConnection, data: bytes, *parsers: Parse) -> tuple[list[Any], Replies]:
+        """Connect and send the first commands; see :func:`~django_redlock.nodes.exchange.exchange`."""
         try:
             connection.connect()
-            said, replies = exchange(connection, data, count)
-            return understand(*said), replies
+            return exchange(connection, data, *parsers)
         except (LinkError, *BROKEN) as error:
             connection.disconnect()
             raise LinkError(describe(error)) from None
@@ -176,7 +167,7 @@ class RedisNode:
         """Open a link for hints; see :class:`~django_redlock.nodes.base.Node`."""
         connection = self._new_async_connection(timeout)
         data = self._wording.subscription(process)
-        _, messages = await self._aopen(connection, timeout, data, 1, check_subscription)
+        _, messages = await self._aopen(connection, timeout, data, check_subscription)
         return AsyncRedisHintLink(connection, messages)
 
     def _new_async_connection(self, timeout: float, **where: Any) -> aioconnection.AbstractConnection:
@@ -192,27 +183,21 @@ class RedisNode:
         return connection
 
     async def _aconnect(self, connection: aioconnection.AbstractConnection, timeout: float) -> "AsyncRedisLink":
-        greeting, _ = await self._aopen(connection, timeout, self._wording.greeting, 2, parse_greeting)
+        (greeting, age), _ = await self._aopen(connection, timeout, self._wording.greeting, parse_info, parse_age)
         try:
-            return AsyncRedisLink(connection, self._wording, greeting)
+            return AsyncRedisLink(connection, self._wording, aged(greeting, age))
         except LinkError:
             drop(connection)
             raise
 
     async def _aopen(
-        self,
-        connection: aioconnection.AbstractConnection,
-        timeout: float,
-        data: bytes,
-        count: int,
-        understand: Callable[..., Said],
-    ) -> tuple[Said, Replies]:
+        self, connection: aioconnection.AbstractConnection, timeout: float, data: bytes, *parsers: Parse
+    ) -> tuple[list[Any], Replies]:
         """Do what :meth:`_open` does without blocking."""
         try:
             async with asyncio.timeout(timeout):
                 await connection.connect()
-                said, replies = await aexchange(connection, data, count)
-                return understand(*said), replies
+                return await aexchange(connection, data, *parsers)
         except BaseException as error:
             await connection.disconnect(nowait=True)
             if isinstance(error, (LinkError, *BROKEN)):

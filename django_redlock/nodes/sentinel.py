@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from .answers import BROKEN, describe, parse_error
 from .base import LinkError, NodeSpec
-from .exchange import aexchange, exchange
+from .exchange import aexchange, exchange, unchanged
 from .redis import AsyncRedisLink, RedisLink, RedisNode
 from .wording import resp
 
@@ -71,6 +71,7 @@ class SentinelNode(RedisNode):
             RedisNode(NodeSpec(url, options=own), prefix) for url, own in zip(spec.sentinels, options, strict=True)
         ]
         self._service = urlsplit(spec.url).netloc
+        self._question = resp(["SENTINEL", "MASTER", self._service])
         super().__init__(spec, prefix)
         self.name = spec.name or self._service
 
@@ -114,7 +115,7 @@ class SentinelNode(RedisNode):
         connection = sentinel._new_connection(timeout)
         try:
             connection.connect()
-            (said,), _ = exchange(connection, resp(["SENTINEL", "MASTER", self._service]))
+            (said,), _ = exchange(connection, self._question, unchanged)
             return said
         except (LinkError, *BROKEN) as error:
             raise LinkError(f"sentinel: {describe(error)}") from None
@@ -126,8 +127,8 @@ class SentinelNode(RedisNode):
         try:
             async with asyncio.timeout(timeout):
                 await connection.connect()
-                (said,), _ = await aexchange(connection, resp(["SENTINEL", "MASTER", self._service]))
-            return said
+                (said,), _ = await aexchange(connection, self._question, unchanged)
+                return said
         except (LinkError, *BROKEN) as error:
             raise LinkError(f"sentinel: {describe(error)}") from None
         finally:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from ..core.messages import ENROLMENT, Acquire, Extend, Raise, Release, Request, Survey
+from ..core.messages import ENROLMENT, FAR, Acquire, Extend, Raise, Release, Repair, Request, Survey
 from ..core.parts import many, split
 
 
@@ -24,7 +24,7 @@ class Script:
         self.sha = hashlib.sha1(text, usedforsecurity=False).hexdigest()
 
 
-SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey)}
+SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey, Repair)}
 SERVED = Script("served")
 
 
@@ -65,6 +65,7 @@ class Wording:
             Extend: self._extend,
             Release: self._release,
             Survey: self._survey,
+            Repair: self._repair,
         }
 
     def channel(self, process: str) -> str:
@@ -128,6 +129,10 @@ class Wording:
     def _survey(self, request: Survey) -> tuple[list[str], list[str]]:
         slugs, after, size, waiters = request
         return [self._index], [self.prefix, after, str(size), "" if waiters is None else str(waiters), *slugs]
+
+    def _repair(self, request: Repair) -> tuple[list[str], list[str]]:
+        slug, number, keep = request
+        return [self._index, *self._keys((slug,), "hf", False)], [slug, str(number), ms(keep), str(FAR)]
 
     def _marker(self, nonce: str) -> str:
         return f"{self.prefix}x:{nonce}"

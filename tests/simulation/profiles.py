@@ -123,5 +123,6 @@ EVERYTHING = replace(
 )
 
 PROFILES = {
-    profile.name: profile for profile in (CALM, NET, PAUSE, SKEW, SLOW, CRASH, LOSS, FAILOVER, KEEPING, WITHIN, STEPS, EVERYTHING)
+    profile.name: profile
+    for profile in (CALM, NET, PAUSE, SKEW, SLOW, CRASH, LOSS, FAILOVER, KEEPING, WITHIN, STEPS, EVERYTHING)
 }
