@@ -127,6 +127,10 @@ class Admission:
             return f"{what}, votes again in {left:.0f} s (OPTIONS['{option}'])"
         return self._excluded.get(node, "")
 
+    def exclusion(self, node: int) -> str:
+        """Return why a node never votes as it is set up; nothing if it may."""
+        return self._excluded.get(node, "")
+
     def doubted(self) -> Mapping[int, str]:
         """
         Return the nodes whose clocks are far from most others', and why they do not vote.
