@@ -12,6 +12,7 @@ from typing import Any
 
 from redis.asyncio import connection as aioconnection
 from redis.connection import AbstractConnection
+from redis.exceptions import RedisError, ResponseError
 
 from .answers import BROKEN, describe
 from .base import LinkError
@@ -24,7 +25,14 @@ Parse = Callable[[Any], Any]
 
 
 def unchanged(raw: Any) -> Any:
-    """Return a reply as it is; an error reply is an exception, and not raised."""
+    """
+    Return a reply as it is; an error reply is an exception, and not raised.
+
+    Raises:
+        LinkError: It is an error after which the server hangs up, or does nothing else for now.
+    """
+    if isinstance(raw, RedisError) and not isinstance(raw, ResponseError):
+        raise LinkError(describe(raw))
     return raw
 
 
