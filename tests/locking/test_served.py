@@ -122,11 +122,10 @@ async def test_promoted_replica_gives_no_vote_to_a_process_that_did_not_know_the
     moving.endpoints[2].start()
 
     moving.move()
-    with pytest.raises(QuorumUnavailableError, match=r"votes again in \d s") as caught:
+    with pytest.raises(QuorumUnavailableError, match=r"votes again in \d s"):
         await flavour.acquire(newcomer.lock("a", wait=0.0))
 
     assert lease.valid()
-    assert next(iter(caught.value.nodes.values())) == "taken"
     for manager in (holder, newcomer):
         await flavour.close(manager)
         manager.close()
