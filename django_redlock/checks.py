@@ -1,12 +1,14 @@
 """
-System checks: what can be seen in the settings without a connection.
+System checks: what can be seen in the settings without a connection. Only ``check --deploy`` connects to the nodes.
 
 One id has one cause. Errors say that locks cannot work, warnings that they will surprise. The same errors are
 raised as :class:`~django_redlock.conf.InvalidRedlockError` when the alias is used.
 """
 
 import re
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from django.conf import settings
@@ -15,9 +17,13 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections
 
 from .conf import EXAMPLE, REDIS_CACHES, AliasConfig, InvalidRedlockError, aliases, caches_of, databases_of, read_alias
+from .core.admission import Admission
+from .core.messages import Kind, Reply
 from .nodes import NodeSpec, open_node
+from .nodes.base import LinkError
 
 TAG = "redlock"
+PATIENCE = 1.0  # seconds to connect to a node
 
 
 @register(TAG)
@@ -41,9 +47,11 @@ def check_deployment(**kwargs: Any) -> list[CheckMessage]:
 
 def _check_deployed(alias: str) -> Iterator[CheckMessage]:
     try:
-        nodes: list[Any] = [node for node in read_alias(alias).nodes if getattr(node, "remote", False)]
+        config = read_alias(alias)
     except InvalidRedlockError:
         return
+    yield from _without_vote(config)
+    nodes: list[Any] = [node for node in config.nodes if getattr(node, "remote", False)]
     for node in nodes:
         if not node.encrypted:
             yield Warning(
@@ -64,6 +72,34 @@ def _check_deployed(alias: str) -> Iterator[CheckMessage]:
             hint="Put each node on a machine of its own, or use one node and silence redlock.W001.",
             id="redlock.W103",
         )
+
+
+def _without_vote(config: AliasConfig) -> Iterator[CheckMessage]:
+    """
+    Connect to each node, and warn about those that answer and can never vote.
+
+    A node that does not answer is none of them: where the checks run, the network may be another one.
+    """
+    admission = Admission(config.rules, tuple(node.name for node in config.nodes), time.monotonic, time.time)
+
+    def why(place: int) -> str:
+        try:
+            link = config.nodes[place].connect(PATIENCE)
+        except LinkError as error:
+            return error.detail if Reply(Kind.FAILED, detail=error.detail).misconfigured else ""
+        link.close()
+        admission.greet(place, link.greeting)
+        return admission.exclusion(place)
+
+    with ThreadPoolExecutor(len(config.nodes), thread_name_prefix="django_redlock check") as pool:
+        reasons = list(pool.map(why, range(len(config.nodes))))
+    for node, reason in zip(config.nodes, reasons, strict=True):
+        if reason:
+            yield Warning(
+                f"REDLOCK[{config.alias!r}] has the node {node.name!r}, which can never vote: {reason}.",
+                hint="Correct the server or its entry in NODES; manage.py redlock_doctor says more.",
+                id="redlock.W104",
+            )
 
 
 def _error(error: InvalidRedlockError) -> CheckMessage:

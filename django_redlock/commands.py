@@ -158,7 +158,7 @@ def give_up(lease: Lease) -> None:
 
 def explain(lease: Lease) -> str:
     """Return how a lock was lost, in words."""
-    reason = "superseded" if lease.reason in (None, "released") else lease.reason
+    reason = "forgotten" if lease.reason in (None, "released") else lease.reason
     return f"the lock {lease.name!r} was lost: {EXPLANATIONS[reason]}"
 
 

@@ -20,6 +20,7 @@ from .core.admission import MAX_SKEW
 from .core.rules import Rules
 from .exceptions import RedlockError
 from .handler import locks
+from .inventory import absurd_tokens, held_locks, name_of, printable
 from .locks import LockManager
 from .nodes.base import Node
 from .nodes.examine import Examination, examine_all
@@ -92,6 +93,7 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
         *_duplicates(said),
         *_clocks(said),
         *_trials(manager, said, timeout),
+        *_tokens(using),
     ]
     told = [finding for finding in found if f"redlock.{finding.id}" not in settings.SILENCED_SYSTEM_CHECKS]
     worst_first = sorted(told, key=lambda finding: -LEVELS.index(finding.level))
@@ -276,15 +278,25 @@ WRITES = ("rdb_last_bgsave_status", "aof_last_bgrewrite_status", "aof_last_write
 
 
 def _restarted(node: Examination, rules: Rules) -> Iterator[Finding]:
-    left = rules.guard - node.number("uptime_in_seconds")
-    if node.info and rules.guards_restarts and left > 0 and node.name not in rules.durable:
+    if not node.info or not rules.guards_restarts or node.name in rules.durable:
+        return
+    if node.age is None:
+        yield Finding(
+            "no-age",
+            "warning",
+            node.name,
+            "It does not say since when it has served these locks: it gives no vote to any process until that process "
+            f"has known it for {rules.guard:.0f} s.",
+            "See the other findings about it: it may be full, or its user may lack a right.",
+        )
+    elif (left := rules.guard - node.age) > 0:
         yield Finding(
             "restarted",
             "warning",
             node.name,
-            f"It started {node.number('uptime_in_seconds')} s ago and may have forgotten locks: it gives no vote for "
-            f"{left:.0f} s.",
-            "Wait, and find out why it restarted (its log, dmesg). Every lease of before has ended by then.",
+            f"It has served these locks for {node.age:.0f} s and may lack earlier ones: it gives no vote for "
+            f"{left:.0f} s. It restarted, took the place of another server, was emptied, or is new.",
+            "Wait; every earlier lease has ended by then. Unless it is new, find out what happened (its log, dmesg).",
         )
 
 
@@ -399,6 +411,21 @@ def _clocks(said: list[Examination]) -> Iterator[Finding]:
             "tokens cost a second round trip, and ages are shown wrong.",
             "Run NTP on this host.",
         )
+
+
+def _tokens(alias: str) -> Iterator[Finding]:
+    """Yield the nodes that have no vote on a lock because of what is under its fence."""
+    absurd = {**held_locks(alias).absurd, **absurd_tokens(alias).absurd}
+    for slug, nodes in sorted(absurd.items()):
+        name = printable(name_of(slug))
+        for node in nodes:
+            yield Finding(
+                "absurd-token",
+                "error",
+                node,
+                f"Its fencing token for the lock {name!r} is absurd, so it gives no vote on this lock.",
+                f"manage.py redlock_clear --using {alias}, or with --name for this lock alone; find out what wrote it.",
+            )
 
 
 def _trials(manager: LockManager, said: list[Examination], timeout: float) -> Iterator[Finding]:

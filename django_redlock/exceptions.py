@@ -115,8 +115,8 @@ class LockLostError(RedlockError):
 
     Args:
         name: The lock's name.
-        reason: ``expired``, ``superseded``, ``revoked``, ``fenced``, ``margin``, ``max_hold``, ``max_extensions``,
-            ``heartbeat``, ``forked`` or ``released``.
+        reason: ``expired``, ``superseded``, ``forgotten``, ``revoked``, ``fenced``, ``margin``, ``max_hold``,
+            ``max_extensions``, ``heartbeat``, ``forked`` or ``released``.
         held: How long it was held, in seconds.
     """
 
@@ -150,7 +150,8 @@ class StaleTokenError(RedlockError):
 
 EXPLANATIONS = {
     "expired": "the lease ran out before it could be extended",
-    "superseded": "a majority of the nodes no longer knows this holder",
+    "superseded": "another caller has tried to take it since, and the nodes no longer extend the earlier hold",
+    "forgotten": "too many nodes no longer know this holder: they lost its keys, or somebody removed them",
     "revoked": "an operator took it away, or asked its holder to stop",
     "fenced": "a database has seen a later holder",
     "margin": "it was still held, but less of its time was left than the next step needs",

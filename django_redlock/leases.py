@@ -90,8 +90,9 @@ class Lease:
         """
         Why it ended; None while it goes on.
 
-        ``released``, ``expired``, ``superseded``, ``fenced``, ``revoked`` (an operator asked for it), ``max_hold``,
-        ``max_extensions``, ``heartbeat`` or ``forked``.
+        ``released``, ``expired``, ``superseded`` (another caller came since, and may have got it or failed),
+        ``forgotten`` (the nodes no longer know this holder), ``fenced``, ``revoked`` (an operator asked for it),
+        ``max_hold``, ``max_extensions``, ``heartbeat`` or ``forked``.
         """
         return "forked" if self._forked() else self._tenure.ended
 
@@ -363,7 +364,7 @@ class Lease:
         """Raise the loss at the end of a ``with`` block, unless the body raised: then its exception counts."""
         if outcome in ("expired", "taken") and not body_failed:
             if self._tenure.ended == "released":
-                self._tenure.ended = "superseded"
+                self._tenure.ended = "superseded" if outcome == "taken" else "forgotten"
             raise self._loss()
 
 

@@ -488,14 +488,18 @@ class LockManager:
         news = self._gather.breakers.news
         while news:
             try:
-                place, down = news.popleft()
+                place, down, why = news.popleft()
             except IndexError:  # another thread was quicker
                 return
-            event, node = "node_down" if down else "node_up", self.nodes[place].name
-            level = logging.WARNING if down else logging.INFO
-            about = {"event": event, "node": node, "alias": self.alias}
-            log.log(level, "node %s: %s (%s)", "down" if down else "up", node, self.alias, extra=about)
-            self.notify(event, node=node)
+            node = self.nodes[place].name
+            about = {"node": node, "alias": self.alias}
+            if down:
+                about |= {"event": "node_down", "reason": why}
+                log.warning("node down: %s (%s): %s", node, self.alias, why, extra=about)
+                self.notify("node_down", node=node, reason=why)
+            else:
+                log.info("node up: %s (%s)", node, self.alias, extra=about | {"event": "node_up"})
+                self.notify("node_up", node=node)
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is its name in the queues of the nodes."""

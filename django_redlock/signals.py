@@ -23,7 +23,10 @@ lock_lost = Signal()
 lock_forced = Signal()
 """A lock was released by an operator. Arguments: ``name``, ``outcome``."""
 node_down = Signal()
-"""A node did not answer, and had before. Arguments: ``node``, its display name."""
+"""
+A node did not answer, and had before. Arguments: ``node``, its display name; ``reason``, such as ``refused``,
+``timeout``, ``WRONGPASS`` or ``is a replica``.
+"""
 node_up = Signal()
 """A node answers again. Arguments: ``node``, its display name."""
 

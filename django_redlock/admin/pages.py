@@ -39,7 +39,7 @@ class NodeRow:
     locks: str = DASH
     memory: str = DASH
     persistence: str = DASH
-    uptime: str = DASH
+    age: str = DASH
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,5 +164,5 @@ def _node(snapshot: Snapshot, place: int, said: Any) -> NodeRow:
         locks=held,
         memory=policy if limited else gettext("unlimited"),
         persistence=gettext("append-only file") if appends else gettext("none"),
-        uptime=clock(said.number("uptime_in_seconds")),
+        age=DASH if said.age is None else clock(said.age),
     )

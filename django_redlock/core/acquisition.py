@@ -16,7 +16,21 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from . import owner as owners
-from .messages import ABSENT, ANSWERS, Acquire, Ballot, Instant, Kind, Raise, Release, Reply, Request, Survey, count
+from .messages import (
+    ABSENT,
+    ANSWERS,
+    HIGHEST,
+    Acquire,
+    Ballot,
+    Instant,
+    Kind,
+    Raise,
+    Release,
+    Reply,
+    Request,
+    Survey,
+    count,
+)
 from .names import place, slug
 from .rules import Rules
 
@@ -43,7 +57,9 @@ class Floor:
         return max((self._highest.get(slug, 0) for slug in slugs), default=0)
 
     def lift(self, slugs: Iterable[str], number: int) -> None:
-        """Remember that *number* has been seen for *slugs*."""
+        """Remember that *number* has been seen for *slugs*, unless no node could accept a higher one."""
+        if number >= HIGHEST:
+            return
         for name in slugs:
             if number > self._highest.get(name, 0):
                 self._highest[name] = number
@@ -325,7 +341,7 @@ class Acquisition:
         self._nonce = self.wanted.nonce or self._fresh_nonce()
         start, ttl = self._at.now, self.wanted.ttl
         value = self._value()
-        token = max(self._at.wall, self._floor.of(slugs) + 1)
+        token = min(max(self._at.wall, self._floor.of(slugs) + 1), HIGHEST)
         ballot = yield from self._ask_all(value, token)
         if ballot.count(Kind.ACCEPTED) < self._rules.needed:
             if ballot.count(*GRANTS) < self._rules.needed:

@@ -2,10 +2,13 @@
 Who may vote.
 
 A node that restarted without its data would vote for a second holder. "Distributed Locks with Redis" asks the
-operator to keep such a node down for one ttl ("Performance, crash recovery and fsync"); here the client does it: a
-restart cuts every connection, so each new connection asks for the node's run id and uptime, and a node gives no
-vote until the longest lease of before has passed. A replica, a cluster node, the same server twice and a node that
-may evict keys give none either. Requests still go to such nodes: their keys keep others out.
+operator to keep such a node down for one ttl ("Performance, crash recovery and fsync"); here the client does it. A
+restart cuts every connection, so each new connection asks for the server's run id and for how long this server has
+served the locks. Below the length of the longest lease the node gives no vote. That age is not the server's uptime: a
+replica may have been running for weeks when it is promoted, and an emptied server goes on running.
+
+A replica, a cluster node, the same server twice and a node that may evict keys give no vote either. Requests still go
+to such nodes: their keys keep others out.
 
 Nodes expire keys by their wall clock, so one whose clock ran forward has dropped keys too early. Every reply carries
 the node's time; two kinds of look at it find such a node. Who knows the node sees its clock jump between two replies,
@@ -17,12 +20,13 @@ lease of before has ended. A step that is undone before a client hears from the 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .messages import POSITIVE, Kind, Reply, no_vote
+from .messages import FAR, HIGHEST, POSITIVE, Kind, Reply, believable, no_vote
 from .rules import EXPIRY_ROUNDING, Rules
 
 MAX_SKEW = 1.0  # seconds by which the clocks of nodes may disagree for a client that has just started
 INFINITY = float("inf")
 NEVER = (0.0, "", "")
+NEW = "restarted or is new to these locks"
 FRESH = 1.0  # seconds for which a node's clock is not looked at again unless it has moved
 EVEN = EXPIRY_ROUNDING / 2  # seconds by which it has moved if more than the way of a reply accounts for it
 CLOCK_RATE = 0.001  # seconds by which a clock may gain in a second without having been set: NTP slews half of that
@@ -35,17 +39,17 @@ class Greeting:
 
     Args:
         run_id: Changes with every start; empty when the node does not say.
-        uptime: Seconds since its start, by its own clock; None when it does not say.
+        age: Seconds for which the server has certainly kept all locks, by its own clock; None when it does not say.
         role: ``master`` or something that does not vote.
         mode: ``standalone`` or something that does not vote.
         evicts: Whether it may drop keys when its memory is full.
         promoted: Changes each time it is made a master again after it was a replica; empty if it never was one, as far
-            as it knows. Then ``uptime`` counts from then on at the latest, if that is known.
+            as it knows.
         refused: Why it says nothing of itself, such as ``NOPERM``.
     """
 
     run_id: str = ""
-    uptime: float | None = None
+    age: float | None = None
     role: str = "master"
     mode: str = "standalone"
     evicts: bool = False
@@ -78,6 +82,7 @@ class Admission:
         self._wall = wall
         self._run_ids: dict[int, str] = {}
         self._promotions: dict[int, str] = {}
+        self._met: dict[int, float] = {}  # when this process first heard of the present run
         self._last_reply: dict[int, float] = {}
         self._quarantined: dict[int, tuple[float, str, str]] = {}  # until when, why, and the option
         self._excluded: dict[int, str] = {}
@@ -99,6 +104,8 @@ class Admission:
     def judge(self, node: int, reply: Reply, sent: float) -> Reply:
         """Return *reply* to a request of the time *sent*, without its vote if the node may not vote."""
         now = self._clock()
+        if reply.fence > reply.time + FAR or reply.fence >= HIGHEST:
+            reply = believable(reply)
         if reply.time:
             self._last_reply[node] = now
             if self._guards_clocks:
@@ -118,6 +125,10 @@ class Admission:
         if until > (now if when is None else when):
             left = max(0.0, until - now)
             return f"{what}, votes again in {left:.0f} s (OPTIONS['{option}'])"
+        return self._excluded.get(node, "")
+
+    def exclusion(self, node: int) -> str:
+        """Return why a node never votes as it is set up; nothing if it may."""
         return self._excluded.get(node, "")
 
     def doubted(self) -> Mapping[int, str]:
@@ -179,14 +190,19 @@ class Admission:
 
     def _quarantine(self, node: int, greeting: Greeting) -> None:
         """Keep a node from voting until every lease that it may have forgotten has ended."""
-        up = max(0.0, (greeting.uptime or 0.0) - 1)  # whole seconds, so it may be nearly one too many
-        known = self._run_ids.get(node, greeting.run_id)
         now = self._clock()
+        known = self._run_ids.get(node, greeting.run_id)
         # It has the data of the master that it followed meanwhile. (A promotion is forgotten after a while.)
         promoted = greeting.promoted and self._promotions.get(node, greeting.promoted) != greeting.promoted
+        if known != greeting.run_id or promoted or node not in self._met:
+            self._met[node] = now
+        # Where a server does not say its age, not anew with each connection, or it would never vote.
+        age = now - self._met[node] if greeting.age is None else greeting.age
+        up = max(0.0, age - 1)  # some count whole seconds, so it may be nearly one too many
         if known != greeting.run_id or promoted:
-            # A clock that ran forward makes the uptime too long; we know better when the old run still answered.
+            # A clock that ran forward makes the age too long; we know better when the old run still answered.
             up = min(up, now - self._last_reply.get(node, now))
         until = now + self._rules.guard - up
         if until > self._quarantined.get(node, NEVER)[0]:
-            self._quarantined[node] = (until, "was a replica" if promoted else "restarted", "restart_guard")
+            what = "was a replica" if promoted else "restarted" if known != greeting.run_id else NEW
+            self._quarantined[node] = (until, what, "restart_guard")

@@ -122,7 +122,7 @@ class Release(NamedTuple):
     shared: bool = False
     queue: str = ""
     revoke: bool = False
-    token: int = 2**53 - 1  # none is higher: all numbers are exact in the scripts
+    token: int = 2**53 - 1  # HIGHEST
 
 
 class Survey(NamedTuple):
@@ -143,7 +143,28 @@ class Survey(NamedTuple):
     waiters: int | None = None
 
 
-Request = Acquire | Raise | Extend | Release | Survey
+class Repair(NamedTuple):
+    """
+    Replace an absurd fencing token of a lock by *number*, or by nothing if that is 0; leave any other as it is.
+
+    *keep* is as in :class:`Acquire`.
+    """
+
+    slug: str
+    number: int
+    keep: float | None
+
+
+Request = Acquire | Raise | Extend | Release | Survey | Repair
+
+HIGHEST = 2**53 - 1
+"""The highest number that the scripts can count to; no greater one is taken from a node."""
+
+FAR = 100 * 31_557_600 * 10**6
+"""Microseconds, a hundred years. A fencing token so far ahead of its node's clock was never a time."""
+
+ABSURD = "has an absurd fencing token for this lock (redlock_clear repairs it)"
+"""Why a node may not vote on a name: its next token could not be higher."""
 
 PART = 200
 """Names that a node is asked for in one atomic step; of more, it may grant some and refuse others."""
@@ -210,6 +231,7 @@ MISCONFIGURED = (
     *("NOPERM", "NOAUTH", "WRONGPASS", "has no password", "no such database", "READONLY", "MASTERDOWN"),
     *("CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK", "runs in", "is a replica", "is unknown"),
     *("lacks its table", "is in memory", "is unknown to DATABASES", "cannot be used"),
+    "has an absurd fencing token",
     *("certificate refused", "has a certificate for another host", "wants a client certificate"),
 )
 """How the details begin that stay the same until the server or the settings are changed."""
@@ -284,6 +306,29 @@ class Reply(NamedTuple):
         """Whether there will be no vote until the server or the settings are changed, however long one waits."""
         failed = self.kind in (Kind.FAILED, Kind.UNKNOWN)
         return self.kind is Kind.EXCLUDED or (failed and self.detail.startswith(MISCONFIGURED))
+
+
+def is_absurd(fence: int, time: int) -> bool:
+    """Return whether no node can have accepted *fence* in earnest, by the node's *time*, which is 0 if unknown."""
+    return fence >= HIGHEST or (fence > time + FAR and time > 0)
+
+
+def believable(reply: Reply) -> Reply:
+    """
+    Return *reply* without absurd fencing tokens, and without what rests on them.
+
+    A grant is no vote then, because no token of the quorum could be accepted there. That a lease was extended is true
+    all the same. Of a refusal nobody knows whether the token alone was the reason, so it counts as no answer.
+    """
+    if not is_absurd(reply.fence, reply.time):
+        return reply
+    if reply.kind in (Kind.ACCEPTED, Kind.GRANTED):
+        return no_vote(reply._replace(fence=0), ABSURD, Kind.EXCLUDED)
+    terms = tuple(
+        (Kind.NO_VOTE if kind is Kind.REFUSED else kind, 0) if is_absurd(fence, reply.time) else (kind, fence)
+        for kind, fence in reply.terms
+    )
+    return reply._replace(fence=max([fence for _, fence in terms], default=0), terms=terms)
 
 
 def no_vote(reply: Reply, why: str, kind: Kind = Kind.NO_VOTE) -> Reply:

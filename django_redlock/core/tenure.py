@@ -180,9 +180,9 @@ class Tenure:
             self.deadline = max(self.deadline, self._rules.deadline(start, ttl))
             self._renew_at = start + ttl / 3
             return True
-        refused = [kind for kind, _ in said if kind in REFUSALS]
+        refused = [(kind, fence) for kind, fence in said if kind in REFUSALS]
         if len(refused) > self._rules.spare:
-            self.end("revoked" if Kind.REVOKED in refused else "superseded", now)
+            self.end(self._reason_of_refusal(refused), now)
         return False
 
     def release(self, timeout: float) -> Ballot:
@@ -226,6 +226,18 @@ class Tenure:
     def _used_up(self) -> bool:
         allowed = self._rules.max_extensions
         return allowed is not None and self.extensions >= allowed
+
+    def _reason_of_refusal(self, refused: Sequence[tuple[Kind, int]]) -> str:
+        """
+        Return what the nodes' refusals tell for certain.
+
+        A later token on so many nodes means that another caller came since. Whether it got the lock, they do not tell.
+        Without one, they have lost or been given other data, or somebody removed the keys.
+        """
+        if any(kind is Kind.REVOKED for kind, _ in refused):
+            return "revoked"
+        later = sum(fence > self.token for _, fence in refused)
+        return "superseded" if later > self._rules.spare else "forgotten"
 
     def _reason_of_lapse(self) -> str:
         if self._used_up():

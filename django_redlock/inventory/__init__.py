@@ -33,6 +33,7 @@ from .model import (
 from .poll import MAX_NAMES, MAX_SECONDS, PAGE, PATIENCE, Poll, aask, ask, ask_for
 from .release import ask_to_stop, extend_lock, force_release
 from .stale import remove_stale, stale_keys
+from .tokens import absurd_tokens
 
 __all__ = [
     "MAX_NAMES",
@@ -46,6 +47,7 @@ __all__ = [
     "State",
     "View",
     "Waiting",
+    "absurd_tokens",
     "afind_locks",
     "aheld_locks",
     "ask_to_stop",

@@ -2,7 +2,7 @@
 What an inventory is made of: nodes, what each of them has under a name, and what they make of it together.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -48,6 +48,7 @@ class Staleness(TextChoices):
     FOREIGN = "foreign", gettext_lazy("its value is not one that this library writes")
     RESIDUE = "residue", gettext_lazy("too few nodes have it, and it is older than its lease")
     ORPHANED = "orphaned", gettext_lazy("the process that held it died, and nobody will release it")
+    ABSURD = "absurd", gettext_lazy("its fencing token is absurd, so that the node gives no vote on this lock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +218,7 @@ class Snapshot:
         taken: When it was made, in seconds since the epoch.
         rules: The numbers of the alias.
         total: How many names the nodes' indexes have; those whose holders died a while ago may be among them.
+        absurd: The nodes with an absurd fencing token, by the slug of the lock; it may be held or free.
     """
 
     alias: str
@@ -226,6 +228,7 @@ class Snapshot:
     taken: float
     rules: Rules = field(repr=False)
     total: int = 0
+    absurd: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def answering(self) -> int:

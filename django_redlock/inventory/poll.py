@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..core.messages import ENDLESS, Kind, Reply, Row, Survey
+from ..core.messages import ENDLESS, Kind, Reply, Row, Survey, is_absurd
 from ..core.names import presence, process_of
 from ..core.owner import decode, fingerprint, lease_of
 from ..locks import LockManager
@@ -47,6 +47,7 @@ class Poll:
         self._through: set[int] = set()  # the nodes that have nothing more in theirs
         self._living: dict[str, dict[int, bool]] = {}  # of each process, which node knows that it lives
         self._locks: list[HeldLock] | None = None
+        self._absurd: dict[str, set[int]] = {}  # which nodes have an absurd fencing token for a name
         self._suspects: dict[str, str] = {}  # by the slugs of their locks, the processes that may be dead
 
     def pages(self) -> Iterator[Survey]:
@@ -97,7 +98,7 @@ class Poll:
             self.total = max(self.total, reply.total)
             if reply.detail:
                 self.refusing[node] = reply.detail
-            self._file(node, reply.rows)
+            self._file(node, reply.rows, reply.time)
             if self._paging:
                 self._go_on(node, reply.cursor)
 
@@ -110,8 +111,12 @@ class Poll:
             self._through.add(node)
         self._after[node] = cursor
 
-    def _file(self, node: int, rows: Iterable[Row]) -> None:
-        """Sort in what a node said, with the moment at which each key ends instead of the time that it has left."""
+    def _file(self, node: int, rows: Iterable[Row], time: int) -> None:
+        """
+        Sort in what a node said, with the moment at which each key ends instead of the time that it has left.
+
+        An absurd fencing token is noted, and is no token of the lock.
+        """
         filed, sent = self.rows, self._sent
         for slug, value, left, fence, waiters, waiting in rows:
             process = process_of(slug)
@@ -120,6 +125,9 @@ class Poll:
                 continue
             if left is not None and left >= 0:
                 left += sent  # at the latest: the node may have answered as soon as it was asked
+            if is_absurd(fence, time):
+                self._absurd.setdefault(slug, set()).add(node)
+                fence = 0
             row = Row(slug, value, left, fence, waiters, waiting)
             try:
                 filed[slug][node] = row
@@ -130,6 +138,14 @@ class Poll:
         """Return what each answering node has under a name; without those that have nothing."""
         rows = self.rows.get(slug, {})
         return {node: row for node, row in rows.items() if node not in self.silent and _present(row)}
+
+    def absurd(self, slug: str) -> set[int]:
+        """Return the nodes that have an absurd fencing token for a name."""
+        return self._absurd.get(slug, set())
+
+    def fence(self, slug: str) -> int:
+        """Return the highest fencing token that any node knows of a name, absurd ones aside."""
+        return max([row.fence for row in self.rows.get(slug, {}).values()], default=0)
 
     def left(self, row: Row) -> float:
         """Return for how many more seconds a node keeps what it has; 0 if for ever."""
@@ -147,6 +163,10 @@ class Poll:
             taken=time.time(),
             rules=self.manager.rules,
             total=self.total,
+            absurd={
+                slug: tuple(self.manager.nodes[place].name for place in sorted(places))
+                for slug, places in self._absurd.items()
+            },
         )
 
     def _processes(self) -> Iterator[Survey]:

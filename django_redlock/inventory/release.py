@@ -4,9 +4,10 @@ What an operator can do to a lock that somebody else holds: ask its holder to st
 
 import logging
 import math
+from collections.abc import Iterable
 
 from ..conf import DEFAULT_ALIAS
-from ..core.messages import SHARED, Ballot, Extend, Kind, Release, Term
+from ..core.messages import SHARED, Ballot, Extend, Kind, Release, Repair, Term
 from ..core.names import is_cut, printable, queue_of
 from ..core.names import slug as slug_of
 from ..core.owner import NONCE_SIZE, fingerprint_of_sharers, nonce_of
@@ -84,7 +85,7 @@ def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALI
         return _absence(poll, slug)
     if nonce == SHARED:
         return "shared"
-    ballot = _everywhere(manager, Release((), nonce, manager.rules.guard, revoke=True))
+    ballot = everywhere(manager, Release((), nonce, manager.rules.guard, revoke=True))
     outcome = "asked" if ballot.count(Kind.GONE) >= manager.rules.needed else "unknown"
     _tell(manager, "revoked, so that its holder stops", "lock_forced", slug, outcome)
     return outcome
@@ -121,7 +122,7 @@ def extend_lock(
     if sorted(math.inf if row.left is None else poll.left(row) for row in rows)[-manager.rules.needed] >= ttl:
         return "longer"
     request = Extend((Term((slug,), nonce, rows[0].value, ttl, NOWHERE),), manager.rules.fence_keep)
-    ballot = _everywhere(manager, request)
+    ballot = everywhere(manager, request)
     if ballot.count(Kind.REFUSED, Kind.REVOKED) > manager.rules.spare:
         poll = ask_for([slug], manager)
         return "unknown" if nonce_with(poll, slug, fingerprint) else _absence(poll, slug)
@@ -138,7 +139,7 @@ def delete(poll: Poll, slug: str, wanted: str, bury: float) -> Ballot | None:
     shared = nonce == SHARED
     bury = bury if len(nonce) == NONCE_SIZE else 0.0  # another program has nothing to put back
     release = Release((slug,), nonce, bury, shared=shared, queue=queue_of(slug), revoke=True)
-    return _everywhere(poll.manager, release._replace(token=last(poll, slug)) if shared else release)
+    return everywhere(poll.manager, release._replace(token=last(poll, slug)) if shared else release)
 
 
 def nonce_with(poll: Poll, slug: str, wanted: str) -> str | None:
@@ -184,8 +185,9 @@ def _which(lock: str | HeldLock, using: str, slug: str) -> tuple[LockManager, st
     return locks[using], slug or slug_of(lock)
 
 
-def _everywhere(manager: LockManager, request: Release | Extend) -> Ballot:
-    requests = dict.fromkeys(range(len(manager.nodes)), request)
+def everywhere(manager: LockManager, request: Release | Extend | Repair, nodes: Iterable[int] | None = None) -> Ballot:
+    """Send a request to all nodes, or to some of them, and wait for each reply."""
+    requests = dict.fromkeys(range(len(manager.nodes)) if nodes is None else nodes, request)
     ballot = Ballot(requests, lambda replies: False, manager.rules.timeout(manager.rules.ttl), farewell=True)
     manager.ask(ballot)
     return ballot

@@ -5,13 +5,13 @@ Which keys no live holder needs, and their end.
 import time
 from collections.abc import Iterator
 
-from ..core.messages import Kind
+from ..core.messages import Kind, Repair
 from ..core.owner import Owner
 from ..core.rules import Rules
 from ..handler import locks
 from .model import HeldLock, Snapshot, StaleKey, Staleness, State, View, by_holder
 from .poll import ask_for
-from .release import burial, delete, marks
+from .release import burial, delete, everywhere, marks
 
 
 def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
@@ -24,12 +24,20 @@ def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
     did not answer, nor what was renewed in the last half of its lease: its holder lost some nodes and is about to put
     it back. That goes for keys whose expiry somebody else changed or took away as well.
 
+    An absurd fencing token is stale as well, whether somebody holds the lock or not: a node with such a token cannot
+    accept a higher one, so it has no vote on this lock.
+
     Args:
         snapshot: A listing.
         now: The time in seconds since the epoch; None is now.
     """
     moment = time.time() if now is None else now
-    return [key for lock in snapshot.locks for key in _stale(lock, snapshot.rules, moment)]
+    keys = [key for lock in snapshot.locks for key in _stale(lock, snapshot.rules, moment)]
+    known = {lock.slug: lock for lock in snapshot.locks}
+    for slug, nodes in sorted(snapshot.absurd.items()):
+        lock = known.get(slug) or HeldLock(slug, snapshot.alias, State.PARTIAL, None, 0, "", "", None, "", 0, ())
+        keys.append(StaleKey(lock, "", Staleness.ABSURD, nodes, None))
+    return keys
 
 
 def remove_stale(key: StaleKey) -> str:
@@ -37,9 +45,12 @@ def remove_stale(key: StaleKey) -> str:
     Delete a stale key from the nodes that have it, if it is still there and still stale.
 
     Returns:
-        ``removed``; ``changed`` if it is gone, or no longer stale; ``failed`` if a node that has it may still have it.
+        ``removed``, also of an absurd token that was replaced; ``changed`` if it is gone, or no longer stale;
+        ``failed`` if a node that has it may still have it.
     """
     slug = key.lock.slug
+    if key.reason is Staleness.ABSURD:
+        return _repair(key)
     poll = ask_for([slug], locks[key.lock.alias])
     again = [each for each in stale_keys(poll.snapshot()) if each.fingerprint == key.fingerprint]
     # Should the process live after all, it must not put back what it finds missing.
@@ -53,6 +64,22 @@ def remove_stale(key: StaleKey) -> str:
     if kinds <= {Kind.RELEASED, Kind.GONE}:
         return "removed"
     return "changed" if kinds <= {Kind.RELEASED, Kind.GONE, Kind.BUSY} else "failed"
+
+
+def _repair(key: StaleKey) -> str:
+    """
+    Replace an absurd fencing token by the highest that the other nodes know, so that the node forgets nothing.
+
+    Each node decides for itself whether its token is still absurd.
+    """
+    slug, manager = key.lock.slug, locks[key.lock.alias]
+    poll = ask_for([slug], manager)
+    if not poll.absurd(slug):
+        return "changed"
+    repair = Repair(slug, poll.fence(slug), manager.rules.fence_keep)
+    ballot = everywhere(manager, repair, sorted(poll.absurd(slug)))
+    kinds = {ballot.replies[node].kind if node in ballot.replies else Kind.UNKNOWN for node in ballot.requests}
+    return "removed" if kinds <= {Kind.RELEASED, Kind.GONE} else "failed"
 
 
 def _stale(lock: HeldLock, rules: Rules, now: float) -> Iterator[StaleKey]:

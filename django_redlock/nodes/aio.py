@@ -107,7 +107,7 @@ class AsyncGather:
         """Note the nodes that did not answer in time; that settles the round."""
         now = self._clock()
         for node in poll.missing():
-            self._breakers[node].failed(now)
+            self._breakers[node].failed(now, "timeout")
             sent = node in poll.sent
             poll.tell(node, Reply(Kind.UNKNOWN if sent else Kind.FAILED, detail="timeout"))
 
@@ -136,7 +136,7 @@ class AsyncGather:
         if not line.link.broken and (ballot.farewell or not silent or line.link.readable()) and not stale:
             return line
         if silent:
-            self._breakers[node].failed(now)
+            self._breakers[node].failed(now, "timeout")
         del self._lines[node]
         line.link.close()
         return None
@@ -190,11 +190,11 @@ class AsyncGather:
             self._lines[node] = Line(link, silent_since=self._clock())
             return ""
         except LinkError as error:
-            self._breakers[node].failed(self._clock())
+            self._breakers[node].failed(self._clock(), error.detail)
             return error.detail
         except Exception:  # whatever it was, the round must be told
             log.exception("connecting to %s failed", self._nodes[node].name)
-            self._breakers[node].failed(self._clock())
+            self._breakers[node].failed(self._clock(), "unreachable")
             return "unreachable"
 
 

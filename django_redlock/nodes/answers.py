@@ -6,12 +6,27 @@ import errno
 import json
 import socket
 import ssl
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from redis import exceptions
 
 from ..core.admission import Greeting
-from ..core.messages import ABSENT, Kind, Reply, Request, Row
+from ..core.messages import (
+    ABSENT,
+    ABSURD,
+    HIGHEST,
+    Acquire,
+    Extend,
+    Kind,
+    Raise,
+    Release,
+    Repair,
+    Reply,
+    Request,
+    Row,
+    Survey,
+)
 from ..core.parts import many, merge, split
 from .base import INCOMPLETE, LinkError
 
@@ -42,6 +57,9 @@ ERROR_PHRASES = (
 )
 # How the servers refuse a command inside a script, each version in its own words.
 SCRIPT_PHRASES = ("ACL failure in script", "The user executing the script can't")
+
+# What Lua says when a script compares a fencing token that is no number; they compare nothing else that others write.
+COMPARED = "attempt to compare"
 
 # What redis-py raises for error replies; the last two are connection errors to it.
 ERROR_REPLIES = (exceptions.ResponseError, exceptions.BusyLoadingError, exceptions.AuthenticationError)
@@ -76,21 +94,50 @@ def parse_reply(raw: Any) -> Reply:
             return parse_survey([part.decode("utf-8", "replace") for part in raw])
         word, fence, time, left, place, detail = raw.decode("utf-8", "replace").split(" ", 5)
         kind = KINDS[word]
+        # As token() and whole() do, which cost as much as the rest: this is read for every lock.
+        if len(fence) == len(time) == LONGEST_NUMBER and (both := fence + time).isdigit() and both.isascii():
+            number, now = int(fence), int(time)
+        else:
+            number, now = token(fence), whole(time)
+        if now > HIGHEST:
+            raise ValueError("no number")
         if kind in EXTENSIONS:
-            return Reply(kind, int(fence), int(time), terms=tuple(map(parse_term, detail.split())))
-        return Reply(kind, int(fence), int(time), seconds_left(left), detail, int(place))
-    except (ValueError, KeyError, TypeError, AttributeError):
+            return Reply(kind, number, now, terms=tuple(map(parse_term, detail.split())))
+        return Reply(kind, number, now, seconds_left(left), detail, -1 if place == "-1" else whole(place))
+    except MALFORMED:
         return Reply(Kind.UNKNOWN, detail="malformed reply")
 
 
-KINDS = {kind.name: kind for kind in Kind}
-LONGEST_TOKEN = 16  # digits of 2 ** 53, beyond which the scripts cannot count
+# What comes of reading what is not what it should be; JSON may be nested too deeply, or hold a number without end.
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+# What a node itself can say; the other kinds are the client's.
+SAID = frozenset(Kind) - {Kind.NO_VOTE, Kind.EXCLUDED, Kind.FAILED, Kind.UNKNOWN}
+KINDS = {kind.name: kind for kind in SAID}
 EXTENSIONS = frozenset({Kind.HELD, Kind.MIXED, Kind.REFUSED})
+LONGEST_NUMBER = 16  # digits of 2^53
+EXPECTED: dict[type[Request], frozenset[Kind]] = {
+    Acquire: frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.QUEUED, Kind.CANCELLED}),
+    Raise: frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.REFUSED}),
+    Extend: EXTENSIONS,
+    Release: frozenset({Kind.RELEASED, Kind.BUSY, Kind.GONE}),
+    Survey: frozenset({Kind.LISTED}),
+    Repair: frozenset({Kind.RELEASED, Kind.GONE}),
+}
+
+
+def checked(request: Request, reply: Reply) -> Reply:
+    """Return *reply* if it can be one to *request*: what was accepted is what was proposed, and no other number."""
+    kind = reply.kind
+    if kind is Kind.ACCEPTED:
+        sound = isinstance(request, (Acquire, Raise)) and reply.fence == request.number
+    else:
+        sound = kind in EXPECTED[type(request)] or kind in (Kind.FAILED, Kind.UNKNOWN)
+    return reply if sound else Reply(Kind.UNKNOWN, detail="malformed reply")
 
 
 def parse_term(said: str) -> tuple[Kind, int]:
     """Return what became of one lease of an extension, and its fence."""
-    return {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}[said[0]], int(said[1:])
+    return {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}[said[0]], token(said[1:])
 
 
 def parse_survey(parts: list[str]) -> Reply:
@@ -99,7 +146,7 @@ def parse_survey(parts: list[str]) -> Reply:
     cells, queues = json.loads(said, strict=False), json.loads(lines, strict=False)
     parsed = tuple(
         [
-            Row(slug, value, seconds_left(pttl), token(number))
+            Row(text(slug), text(value), seconds_left(pttl), token(number))
             for slug, value, pttl, number in zip(cells[::4], cells[1::4], cells[2::4], cells[3::4], strict=True)
         ]
     )
@@ -107,22 +154,33 @@ def parse_survey(parts: list[str]) -> Reply:
         line = zip(parsed, queues[::2], queues[1::2], strict=True)
         parsed = tuple(
             [
-                row._replace(waiters=tuple(names.split(" ")) if names else (), waiting=count)
+                row._replace(waiters=tuple(names.split(" ")) if names else (), waiting=whole(str(count)))
                 for row, count, names in line
             ]
         )
     detail = parse_error(exceptions.ResponseError(refused)).detail if refused else ""
-    return Reply(KINDS[kind], int(fence), int(time), detail=detail, rows=parsed, total=int(total), cursor=cursor)
+    return Reply(KINDS[kind], token(fence), whole(time), detail=detail, rows=parsed, total=whole(total), cursor=cursor)
+
+
+def text(value: object) -> str:
+    """Return *value* if it is text, else raise TypeError."""
+    if not isinstance(value, str):
+        raise TypeError("no text")
+    return value
 
 
 def token(text: str) -> int:
-    """Return a fencing token; 0 if it is none, because anybody can write one key and must not hide the others."""
-    return int(text) if text.isdecimal() and len(text) <= LONGEST_TOKEN else 0
+    """Return a fencing token; what is no number, or too high for the scripts, is just above all that are."""
+    if len(text) > LONGEST_NUMBER or not (text.isdigit() and text.isascii()):
+        return HIGHEST + 1
+    return min(int(text), HIGHEST + 1)
 
 
-def seconds_left(pttl: str | int) -> float | None:
+def seconds_left(pttl: str | float) -> float | None:
     """Return a PTTL in seconds: None for a key without expiry, ``ABSENT`` for no key."""
-    value = int(pttl)
+    value = min(int(pttl), HIGHEST)
+    if value < -2:
+        raise ValueError("no time left")
     return None if value == -1 else ABSENT if value == -2 else value / 1000
 
 
@@ -133,8 +191,11 @@ def parse_error(error: exceptions.RedisError) -> Reply:
     The scripts read every key before they write, so nothing was written when a known error came; except that a
     command inside a script is refused only when its turn comes.
     """
-    if any(phrase in str(error) for phrase in SCRIPT_PHRASES):
+    text = str(error)
+    if any(phrase in text for phrase in SCRIPT_PHRASES):
         return Reply(Kind.UNKNOWN, detail="NOPERM")
+    if COMPARED in text:
+        return Reply(Kind.UNKNOWN, detail=ABSURD)
     word = error_word(error)
     return Reply(Kind.FAILED, detail=word) if word else Reply(Kind.UNKNOWN, detail="error reply")
 
@@ -155,7 +216,7 @@ def error_word(error: Exception) -> str:
     return next((word for word in words if word in ERROR_WORDS), "")
 
 
-def parse_greeting(raw: Any) -> Greeting:
+def parse_info(raw: Any) -> Greeting:
     """
     Return what a node's INFO says that matters to a vote.
 
@@ -178,10 +239,61 @@ def parse_greeting(raw: Any) -> Greeting:
     evicts = info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy", "noeviction") != "noeviction"
     return Greeting(
         run_id=info["run_id"],
-        uptime=float(info["uptime_in_seconds"]) if "uptime_in_seconds" in info else None,
         evicts=evicts,
         promoted=info.get("master_replid", "?") if info.get("second_repl_offset", "-1") != "-1" else "",
     )
+
+
+class Age(NamedTuple):
+    """For how many seconds the server with a run id has served the locks; None if it does not say."""
+
+    run_id: str = ""
+    seconds: float | None = None
+
+
+def parse_age(raw: Any) -> Age:
+    """
+    Return for how long a server has served these locks.
+
+    Raises:
+        LinkError: It loads its data, or has become a replica.
+    """
+    if isinstance(raw, exceptions.RedisError):
+        detail = parse_error(raw).detail
+        if detail == "LOADING":
+            raise LinkError(detail)  # it will be able to say soon, and this connection is not asked again
+        if detail in ("READONLY", "MASTERDOWN"):
+            raise LinkError("is a replica")
+        return Age()
+    try:
+        word, run_id, micros = raw.decode().split(" ")
+        return Age(run_id, whole(micros) / 1e6) if word == "SERVED" else Age()
+    except (ValueError, AttributeError):
+        return Age()
+
+
+def aged(greeting: Greeting, age: Age) -> Greeting:
+    """
+    Return *greeting* with the age.
+
+    Raises:
+        LinkError: They are those of two servers.
+    """
+    if greeting.run_id and age.run_id not in ("", greeting.run_id):
+        raise LinkError("answers as two servers")
+    return replace(greeting, age=age.seconds)
+
+
+def whole(text: str) -> int:
+    """
+    Return the number that *text* is, from 0 to 2^53 - 1.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not (text.isascii() and text.isdigit()) or len(text) > LONGEST_NUMBER or int(text) > HIGHEST:
+        raise ValueError("no number")
+    return int(text)
 
 
 def check_subscription(raw: Any) -> None:
@@ -242,8 +354,11 @@ class Assembly:
     def add(self, request: Request, reply: Reply | None) -> Reply | None:
         """Take a reply, None for a script that is unknown; returns what came of the whole, or ``INCOMPLETE``."""
         if not many(request):
-            return reply
-        self._replies.append(reply)
+            # What is usual is looked at here: this is done for every lock.
+            if reply is None or (reply.kind is not Kind.ACCEPTED and reply.kind in EXPECTED[type(request)]):
+                return reply
+            return checked(request, reply)
+        self._replies.append(reply and checked(request, reply))
         if len(self._replies) < len(split(request)):
             return INCOMPLETE
         replies, self._replies = self._replies, []

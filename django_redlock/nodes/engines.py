@@ -94,7 +94,7 @@ def greet_postgresql(query: Query, connection: Any) -> Greeting:
     identity, log = query(
         "SELECT (SELECT system_identifier FROM pg_control_system()), pg_walfile_name(pg_current_wal_lsn())"
     )[0]
-    return Greeting(run_id=f"postgresql {identity} {log[:8]}", uptime=float("inf") if fsync else float(uptime))
+    return Greeting(run_id=f"postgresql {identity} {log[:8]}", age=float("inf") if fsync else float(uptime))
 
 
 def greet_mysql(query: Query, connection: Any) -> Greeting:
@@ -107,15 +107,13 @@ def greet_mysql(query: Query, connection: Any) -> Greeting:
     if read_only:
         raise LinkError("is a replica")
     uptime = float(query("SHOW GLOBAL STATUS LIKE 'Uptime'")[0][1])
-    return Greeting(
-        run_id=f"mysql {known[0][1] if known else where}", uptime=float("inf") if int(flush) == 1 else uptime
-    )
+    return Greeting(run_id=f"mysql {known[0][1] if known else where}", age=float("inf") if int(flush) == 1 else uptime)
 
 
 def greet_sqlite(query: Query, connection: Any) -> Greeting:
     """Return which file it is."""
     file = os.stat(query("PRAGMA database_list")[0][2])
-    return Greeting(run_id=f"sqlite {file.st_dev} {file.st_ino}", uptime=float("inf"))
+    return Greeting(run_id=f"sqlite {file.st_dev} {file.st_ino}", age=float("inf"))
 
 
 # How drivers and servers say what is known by a word, in lower case.

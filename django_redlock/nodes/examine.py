@@ -6,6 +6,7 @@ locks need, as the user that they use, on keys that are gone a second later.
 """
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +16,15 @@ from typing import Any
 from redis import exceptions
 from redis.connection import AbstractConnection
 
-from .answers import BROKEN, describe, parse_error
+from ..core.messages import is_absurd
+from .answers import BROKEN, MALFORMED, describe, parse_age, parse_error, token, whole
 from .base import LinkError, Node
-from .redis import RedisNode, read
+from .exchange import exchange, unchanged
+from .redis import RedisNode
 from .sentinel import SentinelNode, parse_master
+from .wording import resp
 
+AT_ONCE = 100  # keys, about
 SAMPLES = 5  # round trips, of which the shortest counts
 IGNORED = frozenset({"retry", "retry_on_timeout", "retry_on_error", "health_check_interval", "max_connections"})
 IGNORED |= {"socket_timeout", "socket_connect_timeout"}
@@ -43,6 +48,7 @@ class Examination:
         known: Whether this kind of node can be examined at all.
         user: As whom locks connect.
         deaf: The sentinels that were asked for the master in vain, each with the reason.
+        age: For how many seconds it has served these locks; None if it does not say.
     """
 
     name: str
@@ -57,6 +63,7 @@ class Examination:
     known: bool = True
     user: str = "default"
     deaf: tuple[str, ...] = ()
+    age: float | None = None
 
     def number(self, what: str) -> int:
         """Return a number that the server says of itself; 0 if it does not."""
@@ -139,7 +146,7 @@ def _open(node: RedisNode, timeout: float, **where: Any) -> AbstractConnection:
 
 
 def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: Examination) -> Examination:
-    raw = _say(connection, "INFO")
+    (raw, served), _ = exchange(connection, node._wording.greeting, unchanged, unchanged)
     info: dict[str, str] = {}
     if isinstance(raw, bytes):
         lines = raw.decode("utf-8", "replace").splitlines()
@@ -149,7 +156,15 @@ def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: E
     round_trip, ahead = _clock(connection)
     db = int(node._arguments.get("db") or 0)
     refused = tuple(_refused(connection, blank.user, node._wording.prefix, db)) if rights else ()
-    return replace(blank, round_trip=round_trip, ahead=ahead, info=info, refused=refused)
+    age = _age(served)
+    return replace(blank, round_trip=round_trip, ahead=ahead, info=info, refused=refused, age=age)
+
+
+def _age(served: Any) -> float | None:
+    try:
+        return parse_age(served).seconds
+    except LinkError:
+        return None
 
 
 def _clock(connection: AbstractConnection) -> tuple[float, float]:
@@ -162,6 +177,47 @@ def _clock(connection: AbstractConnection) -> tuple[float, float]:
         there = int(said[0]) + int(said[1]) / 1e6 if isinstance(said, list) else wall + took / 2
         samples.append((took, there - (wall + took / 2)))
     return min(samples)
+
+
+def find_absurd_tokens(nodes: tuple[Node, ...], timeout: float, seconds: float = 2.0) -> set[str]:
+    """
+    Return the slugs whose fencing tokens are absurd on a server among *nodes*, whether somebody holds the locks or not.
+
+    A server is searched for *seconds* at most, and only if its user has the right ``+scan``.
+    """
+    servers = [node for node in nodes if isinstance(node, RedisNode)]
+    with ThreadPoolExecutor(len(servers) or 1, thread_name_prefix="django_redlock examine") as pool:
+        return set().union(*pool.map(lambda node: set(_search(node, timeout, seconds)), servers))
+
+
+def _search(node: RedisNode, timeout: float, seconds: float) -> Iterator[str]:
+    prefix, until, cursor = node._wording.prefix, time.monotonic() + seconds, "0"
+    pattern = re.sub(r"([\\*?\[\]^])", r"\\\1", prefix) + "*:f"
+    try:
+        connection = _find(node, timeout)[0] if isinstance(node, SentinelNode) else _open(node, timeout)
+    except (LinkError, *BROKEN):
+        return
+    try:
+        while time.monotonic() < until:
+            page = _say(connection, "SCAN", cursor, "MATCH", pattern, "COUNT", AT_ONCE)
+            if not isinstance(page, list):
+                return  # it may lack the right
+            keys = [key.decode("utf-8", "replace") for key in page[1]]
+            values = _say(connection, "MGET", *keys) if keys else []
+            now = _say(connection, "TIME")
+            if not isinstance(values, list) or not isinstance(now, list):
+                return
+            micros = whole(now[0].decode()) * 10**6
+            for key, value in zip(keys, values, strict=True):
+                if value is not None and is_absurd(token(value.decode("utf-8", "replace")), micros):
+                    yield key[len(prefix) : -len(":f")]
+            cursor = page[0].decode()
+            if cursor == "0":
+                return
+    except (LinkError, *BROKEN, *MALFORMED):
+        return
+    finally:
+        connection.disconnect()
 
 
 def commands(prefix: str, db: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -224,5 +280,5 @@ def _missing(said: Any, right: str, user: str, prefix: str) -> str:
 
 
 def _say(connection: AbstractConnection, *command: Any) -> Any:
-    connection.send_command(*command, check_health=False)
-    return read(connection)
+    (said,), _ = exchange(connection, resp([str(word) for word in command]), unchanged)
+    return said

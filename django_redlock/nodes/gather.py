@@ -55,12 +55,12 @@ class Breaker:
     rest: float = 0.0
     until: float = 0.0
     tried: float = 0.0  # until when somebody tries to connect to it
-    tell: Callable[[bool], object] = bool  # called with whether it is down now, when that changes
+    tell: Callable[[bool, str], object] = lambda down, why: None  # called when it goes down, with why, or comes back
 
-    def failed(self, now: float) -> None:
-        """Note a failure; the node is left alone for a while."""
+    def failed(self, now: float, why: str = "") -> None:
+        """Note a failure, and why it was one; the node is left alone for a while."""
         if not self.rest:
-            self.tell(True)
+            self.tell(True, why)
         if now >= self.until:
             self.rest = min(LONGEST_REST, self.rest * 2 or FIRST_REST)
             self.until = now + self.rest
@@ -81,22 +81,22 @@ class Breaker:
         """Note an answer; the node is asked again."""
         if self.rest:
             self.rest = self.until = 0.0
-            self.tell(False)
+            self.tell(False, "")
 
 
 class Breakers(list[Breaker]):
     """
     One breaker per node, shared by all that ask the nodes of an alias.
 
-    ``news`` has the nodes that went down or came back, until somebody takes it.
+    ``news`` has the nodes that went down, with the reason, or came back, until somebody takes it.
     """
 
     def __init__(self, nodes: int) -> None:
-        self.news: deque[tuple[int, bool]] = deque(maxlen=100)
+        self.news: deque[tuple[int, bool, str]] = deque(maxlen=100)
         super().__init__(Breaker(tell=partial(self._note, node)) for node in range(nodes))
 
-    def _note(self, node: int, down: bool) -> None:
-        self.news.append((node, down))
+    def _note(self, node: int, down: bool, why: str) -> None:
+        self.news.append((node, down, why))
 
     def resting(self, ballot: Ballot, now: float) -> set[int]:
         """
@@ -373,7 +373,7 @@ class Gather:
             seat.send(ballot, packed, now)
         except LinkError as error:
             self._unseat(bundle, seat, error.detail)
-            self.breakers[node].failed(now)
+            self.breakers[node].failed(now, error.detail)
         else:
             if seat.fd < 0:
                 self._read(bundle, seat)
@@ -386,7 +386,7 @@ class Gather:
         if ballot.farewell or not seat.owed or now <= seat.owed[0].overdue:
             return seat
         self._unseat(bundle, seat, "timeout")
-        self.breakers[seat.node].failed(now)
+        self.breakers[seat.node].failed(now, "timeout")
         return None
 
     def _see_to(self, bundle: Bundle, ballot: Ballot, nodes: list[int], now: float) -> None:
@@ -420,7 +420,7 @@ class Gather:
             seat.read()
         except LinkError as error:
             self._unseat(bundle, seat, error.detail)
-            self.breakers[seat.node].failed(self._clock())
+            self.breakers[seat.node].failed(self._clock(), error.detail)
         else:
             self.breakers[seat.node].answered()
 
@@ -522,7 +522,7 @@ class Gather:
         self.breakers[node].was_tried(until)
         if isinstance(link, LinkError):
             # Noted now: the bundle may not be used again for long, and the node has then been left alone long enough.
-            self.breakers[node].failed(self._clock())
+            self.breakers[node].failed(self._clock(), link.detail)
         bundle.deliver(node, link)
 
     def _time_out(self, bundle: Bundle, ballot: Ballot) -> None:
@@ -530,7 +530,7 @@ class Gather:
         now = self._clock()
         for node in list(ballot.requests.keys() - ballot.replies.keys()):
             sent = node in bundle.seats
-            self.breakers[node].failed(now)
+            self.breakers[node].failed(now, "timeout")
             ballot.receive(node, Reply(Kind.UNKNOWN if sent else Kind.FAILED, detail="timeout"))
 
     def _unseat(self, bundle: Bundle, seat: Seat, detail: str) -> None:

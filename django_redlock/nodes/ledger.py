@@ -24,7 +24,20 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
 
 from ..core.admission import Greeting
-from ..core.messages import ENDLESS, SHARED, Acquire, Extend, Kind, Raise, Release, Reply, Request, Survey
+from ..core.messages import (
+    ENDLESS,
+    HIGHEST,
+    SHARED,
+    Acquire,
+    Extend,
+    Kind,
+    Raise,
+    Release,
+    Repair,
+    Reply,
+    Request,
+    Survey,
+)
 from ..core.names import queue_of
 from ..core.parts import merge, split
 from .base import LinkError
@@ -94,6 +107,8 @@ def names_of(requests: Iterable[Request]) -> Names:
                 names.nonces.add(request.nonce)
             case Raise() | Survey():
                 names.slugs.update(request.slugs)
+            case Repair():
+                names.slugs.add(request.slug)
     return names
 
 
@@ -151,10 +166,9 @@ class Ledger:
 
     def _know(self, greeting: Greeting) -> Greeting:
         """Compare with what the server said before: who has links to it must hear of a restart."""
-        before, since = self._greeting, steady() - (greeting.uptime or 0.0)
+        before, since = self._greeting, steady() - (greeting.age or 0.0)
         if before and (
-            before.run_id != greeting.run_id
-            or (greeting.uptime != float("inf") and abs(since - self._since) > SAME_START)
+            before.run_id != greeting.run_id or (greeting.age != float("inf") and abs(since - self._since) > SAME_START)
         ):
             raise LinkError("restarted")
         self._greeting, self._since = greeting, since
@@ -292,7 +306,7 @@ class Ledger:
                 f"LEFT JOIN {TABLE} AS r ON r.digest IN ({marks})",
                 some,
             )
-            now = now or int(found[0][0])
+            now = now or clock(found[0][0])
             rows |= {key: Stored(version, json.loads(state)) for _, key, version, state in found if key}
         return now, rows
 
@@ -350,6 +364,18 @@ class Ledger:
                 self.query(f"DELETE FROM {TABLE} WHERE digest IN ({marks}) AND {useless}", found)
             if len(found) == CLEANED:
                 self._clean_at = now
+
+
+def clock(said: Any) -> int:
+    """
+    Return the server's clock in microseconds.
+
+    Raises:
+        LinkError: It shows no time that can be.
+    """
+    if not 0 < said <= HIGHEST:
+        raise LinkError("malformed reply")
+    return int(said)
 
 
 def columns_of(change: Change) -> tuple[Any, ...]:

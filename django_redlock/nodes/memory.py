@@ -16,6 +16,7 @@ from ..core.admission import Greeting
 from ..core.messages import (
     ABSENT,
     ENROLMENT,
+    HIGHEST,
     LONGEST_SLUG,
     LONGEST_VALUE,
     QUEUE_CAP,
@@ -25,11 +26,13 @@ from ..core.messages import (
     Kind,
     Raise,
     Release,
+    Repair,
     Reply,
     Request,
     Row,
     Survey,
     Term,
+    is_absurd,
 )
 from ..core.names import queue_of
 from ..core.owner import NONCE_SIZE
@@ -83,6 +86,16 @@ NOBODY = Queue()
 """Stands for the queue of a name that nobody waits for."""
 
 
+def counted(number: Any) -> int:
+    """Return a number that a record holds; one that is none, or too high, is just above all others."""
+    return number if isinstance(number, int) and 0 <= number <= HIGHEST else HIGHEST + 1
+
+
+def moment(until: Any) -> float | None:
+    """Return when something ends, in seconds since the epoch; what is no such time is never, and None stays so."""
+    return float(until) if isinstance(until, (int, float)) and abs(until) <= HIGHEST / 1e6 else None
+
+
 class MemoryStore:
     """
     The keys of one node: holders and fences, queues, the index, the cancel markers.
@@ -108,6 +121,25 @@ class MemoryStore:
             self._markers: dict[str, float] = {}
             self._revoked: set[str] = set()
             self._index: dict[str, float] = {}
+            self._served: tuple[str, str, int] | None = None
+
+    def serve(self, run_id: str, replication_id: str, *, was_replica: bool = False) -> float:
+        """
+        Return for how many seconds the server with these ids has served these locks; see ``served.lua``.
+
+        Args:
+            run_id: Changes with every start.
+            replication_id: Changes when it becomes a master again, and when it has had no replica for long.
+            was_replica: Whether it remembers to have been a replica.
+        """
+        with self._mutex:
+            now = int(self._now() * 1e6)
+            ran, replicated, since = self._served or ("", "", now)
+            stayed = replicated == replication_id or not was_replica
+            if ran != run_id or not stayed or since > now:
+                since = now
+            self._served = (run_id, replication_id, since)
+            return (now - since) / 1e6
 
     def put(self, slug: str, value: str, ttl: float | None) -> None:
         """Write a holder key as a foreign program would; *ttl* in seconds, None for no expiry."""
@@ -120,20 +152,21 @@ class MemoryStore:
         """Take what :meth:`dump` gave of a name; for nodes that keep it elsewhere."""
         if "holder" in record:
             value, until = record["holder"]
-            self._holders[slug], self._index[slug] = (value, until), until
-            self._shared[slug] = dict(record.get("sharers", {}))
+            ends = moment(until)
+            self._holders[slug], self._index[slug] = (str(value), ends), math.inf if ends is None else ends
+            self._shared[slug] = {nonce: moment(until) or 0.0 for nonce, until in record.get("sharers", {}).items()}
         if "fence" in record:
             number, until = record["fence"]
-            self._fences[slug] = (number, until)
+            self._fences[slug] = (counted(number), moment(until))
         if "queue" in record:
             queue = self._queues[slug] = Queue()
             for waiter, (stamp, until) in record["queue"].items():
-                queue.stamps[waiter], queue.enrolled[waiter] = stamp, until
+                queue.stamps[waiter], queue.enrolled[waiter] = counted(stamp), moment(until) or 0.0
 
     def load_marker(self, nonce: str, record: Mapping[str, Any]) -> None:
         """Take what :meth:`dump_marker` gave."""
         if "until" in record:
-            self._markers[nonce] = record["until"]
+            self._markers[nonce] = moment(record["until"]) or 0.0
         if record.get("revoked"):
             self._revoked.add(nonce)
 
@@ -183,6 +216,8 @@ class MemoryStore:
                     return self._release(request, now)
                 case Survey():
                     return self._survey(request, now)
+                case Repair():
+                    return self._repair(request, now)
 
     def _now(self) -> float:
         # Whole microseconds, as TIME gives them: expiry and tokens are compared with it.
@@ -454,6 +489,18 @@ class MemoryStore:
             named += len(rows[-1].waiters)
         return Reply(Kind.LISTED, 0, int(now * 1e6), rows=tuple(rows), total=len(self._index), cursor=cursor)
 
+    def _repair(self, request: Repair, now: float) -> Reply:
+        time_us = int(now * 1e6)
+        if not is_absurd(self._fence(request.slug, now), time_us):
+            return Reply(Kind.GONE, 0, time_us)
+        if request.number:
+            self._write_fence((request.slug,), request.number, request.keep, now)
+        else:
+            del self._fences[request.slug]
+        if self._holder(request.slug, now) is None:
+            self._index.pop(request.slug, None)
+        return Reply(Kind.RELEASED, 0, time_us)
+
     def _page(self, after: str, size: int) -> tuple[tuple[str, ...], str]:
         """Return so many slugs, and where to go on."""
         score, _, last = after.partition(" ")
@@ -469,7 +516,7 @@ class MemoryStore:
         held = (self._holder(slug, now) or "")[:LONGEST_VALUE]
         names = waiting[: max(0, (asked or 0) - named)] if held else ()
         count = 0 if asked is None else len(waiting)
-        return Row(slug, held, self._left(slug, now), self._fence(slug, now), names, count)
+        return Row(slug, held, self._left(slug, now), min(self._fence(slug, now), HIGHEST + 1), names, count)
 
 
 class MemoryNode:
@@ -492,7 +539,7 @@ class MemoryNode:
         self.name = name
         self.address = f"memory:{name}"
         self.store = store or MemoryStore()
-        self.greeting = Greeting(run_id=f"memory {name} {id(self)}", uptime=float("inf"))
+        self.greeting = Greeting(run_id=f"memory {name} {id(self)}", age=float("inf"))
         self.down = self.silent = self.deaf = False
 
     def connect(self, timeout: float) -> "MemoryLink":

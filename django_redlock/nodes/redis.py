@@ -14,7 +14,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from redis import exceptions
@@ -26,8 +26,9 @@ from redis.retry import Retry
 
 from ..core.admission import Greeting
 from ..core.messages import Kind, Reply, Request
-from .answers import BROKEN, Assembly, check_subscription, describe, parse_answer, parse_greeting
+from .answers import BROKEN, Assembly, aged, check_subscription, describe, parse_age, parse_answer, parse_info
 from .base import INCOMPLETE, LinkError, NodeSpec, until_cancelled
+from .exchange import READ_SIZE, Parse, aexchange, exchange, some
 from .resp import PARTIAL, Replies
 from .wording import Introductions, Wording
 
@@ -46,39 +47,11 @@ SAID, ENDED = select.POLLIN, select.POLLHUP | select.POLLERR | select.POLLNVAL |
 # What a socket that does not block raises when it would.
 BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 NOTHING = object()  # stands for a reply that has not come
-READ_SIZE = 16_384  # bytes that a link reads at a time
 CROWD = 4  # requests on their way, from which on a link writes once per turn of the loop
 
 # What redis-py's own lock raises, for django_redlock.compat.
 RedisLockError = exceptions.LockError
 RedisLockNotOwnedError = exceptions.LockNotOwnedError
-
-Said = TypeVar("Said")
-
-
-def read(connection: AbstractConnection) -> Any:
-    """
-    Read one reply; an error reply is returned, not raised.
-
-    Raises:
-        LinkError: There is none, or it is not one, or it is an error after which redis-py hangs up.
-    """
-    try:
-        return connection.read_response(disable_decoding=True)
-    except exceptions.ResponseError as error:
-        return error
-    except BROKEN as error:
-        raise LinkError(describe(error)) from None
-
-
-async def aread(connection: aioconnection.AbstractConnection) -> Any:
-    """Do what :func:`read` does without blocking."""
-    try:
-        return await connection.read_response(disable_decoding=True)
-    except exceptions.ResponseError as error:
-        return error
-    except BROKEN as error:
-        raise LinkError(describe(error)) from None
 
 
 def verification(
@@ -170,20 +143,18 @@ class RedisNode:
     def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "RedisHintLink":
         """Open a link for hints; see :class:`~django_redlock.nodes.base.Node`."""
         connection = self._new_connection(timeout)
-        self._open(connection, ("SUBSCRIBE", self._wording.channel(process)), check_subscription)
-        return RedisHintLink(connection)
+        _, messages = self._open(connection, self._wording.subscription(process), check_subscription)
+        return RedisHintLink(connection, messages)
 
     def _connect(self, connection: AbstractConnection) -> "RedisLink":
-        return RedisLink(connection, self._wording, self._open(connection, ("INFO",), parse_greeting))
+        (greeting, age), _ = self._open(connection, self._wording.greeting, parse_info, parse_age)
+        return RedisLink(connection, self._wording, aged(greeting, age))
 
-    def _open(
-        self, connection: AbstractConnection, command: tuple[str, ...], understand: Callable[[Any], Said]
-    ) -> Said:
-        """Connect and send the first command; returns what *understand* makes of the reply."""
+    def _open(self, connection: AbstractConnection, data: bytes, *parsers: Parse) -> tuple[list[Any], Replies]:
+        """Connect and send the first commands; see :func:`~django_redlock.nodes.exchange.exchange`."""
         try:
             connection.connect()
-            connection.send_command(*command, check_health=False)
-            return understand(read(connection))
+            return exchange(connection, data, *parsers)
         except (LinkError, *BROKEN) as error:
             connection.disconnect()
             raise LinkError(describe(error)) from None
@@ -195,8 +166,9 @@ class RedisNode:
     async def alisten(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "AsyncRedisHintLink":
         """Open a link for hints; see :class:`~django_redlock.nodes.base.Node`."""
         connection = self._new_async_connection(timeout)
-        await self._aopen(connection, timeout, ("SUBSCRIBE", self._wording.channel(process)), check_subscription)
-        return AsyncRedisHintLink(connection)
+        data = self._wording.subscription(process)
+        _, messages = await self._aopen(connection, timeout, data, check_subscription)
+        return AsyncRedisHintLink(connection, messages)
 
     def _new_async_connection(self, timeout: float, **where: Any) -> aioconnection.AbstractConnection:
         classes = {
@@ -211,26 +183,21 @@ class RedisNode:
         return connection
 
     async def _aconnect(self, connection: aioconnection.AbstractConnection, timeout: float) -> "AsyncRedisLink":
-        greeting = await self._aopen(connection, timeout, ("INFO",), parse_greeting)
+        (greeting, age), _ = await self._aopen(connection, timeout, self._wording.greeting, parse_info, parse_age)
         try:
-            return AsyncRedisLink(connection, self._wording, greeting)
+            return AsyncRedisLink(connection, self._wording, aged(greeting, age))
         except LinkError:
             drop(connection)
             raise
 
     async def _aopen(
-        self,
-        connection: aioconnection.AbstractConnection,
-        timeout: float,
-        command: tuple[str, ...],
-        understand: Callable[[Any], Said],
-    ) -> Said:
+        self, connection: aioconnection.AbstractConnection, timeout: float, data: bytes, *parsers: Parse
+    ) -> tuple[list[Any], Replies]:
         """Do what :meth:`_open` does without blocking."""
         try:
             async with asyncio.timeout(timeout):
                 await connection.connect()
-                await connection.send_command(*command, check_health=False)
-                return understand(await aread(connection))
+                return await aexchange(connection, data, *parsers)
         except BaseException as error:
             await connection.disconnect(nowait=True)
             if isinstance(error, (LinkError, *BROKEN)):
@@ -325,32 +292,26 @@ class RedisLink:
 
 
 class RedisHintLink:
-    """A connection that has subscribed to the channel of a process; what comes on it is read without redis-py."""
+    """
+    A connection that has subscribed to the channel of a process.
 
-    def __init__(self, connection: AbstractConnection) -> None:
+    Args:
+        connection: The connection.
+        messages: Reads what comes on it, and has what came right behind the reply to the subscription.
+    """
+
+    def __init__(self, connection: AbstractConnection, messages: Replies) -> None:
         self._connection = connection
-        self._early = self._drain()
-        self._messages = Replies(connection._parser.parse_error)
+        self._messages = messages
         self._sock: socket.socket | None = connection._sock
         if self._sock is not None:
             self._sock.setblocking(False)
-
-    def _drain(self) -> list[str]:
-        """Return whom the messages name that redis-py has read behind the reply to the subscription."""
-        told = []
-        try:
-            while readable(self._connection):
-                fileno(self._connection)  # redis-py drops the socket when it is reset, and then fails to read
-                told.append(hinted(self._connection.read_response(disable_decoding=True)))
-        except BROKEN as error:
-            raise LinkError(describe(error)) from None
-        return told
 
     def fileno(self) -> int:
         return fileno(self._connection)
 
     def read(self) -> list[str]:
-        told, self._early = self._early, []
+        told = []
         try:
             self._feed()
             while (message := self._messages.next()) is not PARTIAL:
@@ -366,9 +327,7 @@ class RedisHintLink:
                 data = self._sock.recv(READ_SIZE)
             except BLOCKED:
                 return
-            if not data:
-                raise LinkError("closed")
-            self._messages.feed(data)
+            self._messages.feed(some(data))
         raise LinkError("closed")
 
     def close(self) -> None:
@@ -379,14 +338,19 @@ class RedisHintLink:
 class AsyncRedisHintLink:
     """The same for an event loop."""
 
-    def __init__(self, connection: aioconnection.AbstractConnection) -> None:
+    def __init__(self, connection: aioconnection.AbstractConnection, messages: Replies) -> None:
         self._connection = connection
+        self._messages = messages
 
     async def read(self) -> list[str]:
         try:
-            return [hinted(await self._connection.read_response(disable_decoding=True))]
+            while (message := self._messages.next()) is PARTIAL:
+                if self._connection._reader is None:
+                    raise LinkError("closed")
+                self._messages.feed(some(await self._connection._reader.read(READ_SIZE)))
         except BROKEN as error:
             raise LinkError(describe(error)) from None
+        return [hinted(message)]
 
     def close(self) -> None:
         drop(self._connection)
@@ -405,16 +369,6 @@ def fileno(connection: AbstractConnection) -> int:
     if sock is None:
         raise LinkError("closed")
     return int(sock.fileno())
-
-
-def readable(connection: AbstractConnection) -> bool:
-    """Return whether there is something to read, or the connection ended."""
-    if connection._sock is None:
-        return True
-    try:
-        return bool(connection.can_read(timeout=0))
-    except (exceptions.RedisError, OSError):
-        return True
 
 
 def drop(connection: aioconnection.AbstractConnection) -> None:

@@ -14,6 +14,8 @@ PARTIAL: Final = object()
 """Stands for a reply of which some bytes are still to come."""
 
 LONGEST_LINE = 65_536  # bytes; redis-py's streams end at the same length
+LONGEST_REPLY = 8_388_608  # bytes; a page of locks has less, even if a survey cuts each of its values short
+LONGEST_LIST = 1000  # parts; what a sentinel says of a master has about 50
 DEEPEST = 8  # lists in lists; our scripts reply with no more than one
 KINDS = b"$-:+*"
 
@@ -24,10 +26,12 @@ class Replies:
 
     Args:
         error: Makes an exception of the text of an error reply.
+        longest: How many bytes a reply may have.
     """
 
-    def __init__(self, error: Callable[[str], Exception]) -> None:
+    def __init__(self, error: Callable[[str], Exception], longest: int = LONGEST_REPLY) -> None:
         self._error = error
+        self._longest = longest
         self._data = b""
         self._at = 0
 
@@ -51,6 +55,8 @@ class Replies:
         reply, end = self._read(data, self._at, 0)
         if reply is not PARTIAL:
             self._at = end
+        elif len(data) - self._at > self._longest:
+            raise ValueError("a reply without end")
         return reply
 
     def _read(self, data: bytes, start: int, depth: int) -> tuple[Any, int]:
@@ -65,7 +71,7 @@ class Replies:
             return PARTIAL, start
         line, end = data[start + 1 : end], end + 2
         if kind == b"$":
-            return read_string(data, end, int(line) if line.isdigit() else length(line))
+            return self._read_string(data, end, int(line) if line.isdigit() else length(line))
         if kind == b"-":
             return self._error(line.decode("utf-8", "replace")), end
         if kind == b":":
@@ -76,9 +82,24 @@ class Replies:
             raise ValueError("lists without end")
         return self._read_list(data, end, length(line), depth + 1)
 
+    def _read_string(self, data: bytes, start: int, size: int) -> tuple[Any, int]:
+        """Return the string of *size* bytes at *start* and where the next reply begins; None for size -1."""
+        if size < 0:
+            return None, start
+        end = start + size
+        if len(data) < end + 2:
+            if size > self._longest:
+                raise ValueError("a string without end")  # before any of it is kept
+            return PARTIAL, start
+        if data[end : end + 2] != b"\r\n":
+            raise ValueError("a string longer than it says")
+        return data[start:end], end + 2
+
     def _read_list(self, data: bytes, at: int, size: int, depth: int) -> tuple[Any, int]:
         if size < 0:
             return None, at
+        if size > LONGEST_LIST:
+            raise ValueError("a list without end")
         parts = []
         for _ in range(size):
             part, at = self._read(data, at, depth)
@@ -86,18 +107,6 @@ class Replies:
                 return PARTIAL, at
             parts.append(part)
         return parts, at
-
-
-def read_string(data: bytes, start: int, size: int) -> tuple[Any, int]:
-    """Return the string of *size* bytes at *start* and where the next reply begins; None for size -1."""
-    if size < 0:
-        return None, start
-    end = start + size
-    if len(data) < end + 2:
-        return PARTIAL, start
-    if data[end : end + 2] != b"\r\n":
-        raise ValueError("a string longer than it says")
-    return data[start:end], end + 2
 
 
 def length(line: bytes) -> int:

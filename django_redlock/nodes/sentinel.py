@@ -5,6 +5,7 @@ Each new connection asks the sentinels where the master is now. A replica that t
 locks, and votes like a server that has just restarted: the sentinel knows for how long it has been the master.
 """
 
+import asyncio
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -13,7 +14,9 @@ from redis.exceptions import RedisError
 
 from .answers import BROKEN, describe, parse_error
 from .base import LinkError, NodeSpec
-from .redis import AsyncRedisLink, RedisLink, RedisNode, aread, read
+from .exchange import aexchange, exchange, unchanged
+from .redis import AsyncRedisLink, RedisLink, RedisNode
+from .wording import resp
 
 SomeLink = TypeVar("SomeLink", RedisLink, AsyncRedisLink)
 
@@ -68,6 +71,7 @@ class SentinelNode(RedisNode):
             RedisNode(NodeSpec(url, options=own), prefix) for url, own in zip(spec.sentinels, options, strict=True)
         ]
         self._service = urlsplit(spec.url).netloc
+        self._question = resp(["SENTINEL", "MASTER", self._service])
         super().__init__(spec, prefix)
         self.name = spec.name or self._service
 
@@ -103,16 +107,16 @@ class SentinelNode(RedisNode):
         self._arguments = self._arguments | {"host": master.host, "port": master.port}
         link.demoted = FAILING_OVER
         if link.greeting.promoted:
-            uptime = link.greeting.uptime
-            link.greeting = replace(link.greeting, uptime=master.age if uptime is None else min(uptime, master.age))
+            age = link.greeting.age
+            link.greeting = replace(link.greeting, age=master.age if age is None else min(age, master.age))
         return link
 
     def _ask(self, sentinel: RedisNode, timeout: float) -> Any:
         connection = sentinel._new_connection(timeout)
         try:
             connection.connect()
-            connection.send_command("SENTINEL", "MASTER", self._service, check_health=False)
-            return read(connection)
+            (said,), _ = exchange(connection, self._question, unchanged)
+            return said
         except (LinkError, *BROKEN) as error:
             raise LinkError(f"sentinel: {describe(error)}") from None
         finally:
@@ -121,9 +125,10 @@ class SentinelNode(RedisNode):
     async def _aask(self, sentinel: RedisNode, timeout: float) -> Any:
         connection = sentinel._new_async_connection(timeout, socket_timeout=timeout)
         try:
-            await connection.connect()
-            await connection.send_command("SENTINEL", "MASTER", self._service, check_health=False)
-            return await aread(connection)
+            async with asyncio.timeout(timeout):
+                await connection.connect()
+                (said,), _ = await aexchange(connection, self._question, unchanged)
+                return said
         except (LinkError, *BROKEN) as error:
             raise LinkError(f"sentinel: {describe(error)}") from None
         finally:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from ..core.messages import ENROLMENT, Acquire, Extend, Raise, Release, Request, Survey
+from ..core.messages import ENROLMENT, FAR, Acquire, Extend, Raise, Release, Repair, Request, Survey
 from ..core.parts import many, split
 
 
@@ -24,7 +24,8 @@ class Script:
         self.sha = hashlib.sha1(text, usedforsecurity=False).hexdigest()
 
 
-SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey)}
+SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey, Repair)}
+SERVED = Script("served")
 
 
 class Introductions:
@@ -56,17 +57,24 @@ class Wording:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self._index = f"{prefix}index"
+        self.greeting = resp(["INFO"]) + resp(["EVAL", SERVED.text, "1", f"{prefix}served"])
+        """What a connection begins with: the server introduces itself, and reports since when it serves these locks."""
         self._say: dict[type[Request], Any] = {
             Acquire: self._acquire,
             Raise: self._raise,
             Extend: self._extend,
             Release: self._release,
             Survey: self._survey,
+            Repair: self._repair,
         }
 
     def channel(self, process: str) -> str:
         """Return the channel on which the waiters of a process are told that they are first in line."""
         return f"{self.prefix}w:{process}"
+
+    def subscription(self, process: str) -> bytes:
+        """Return the bytes of the command that subscribes to the channel of a process."""
+        return resp(["SUBSCRIBE", self.channel(process)])
 
     def pack(self, request: Request, packed: dict[int, bytes], in_full: bool) -> bytes:
         """Return the bytes of a request, made once for all nodes of a round, with or without the script's text."""
@@ -121,6 +129,10 @@ class Wording:
     def _survey(self, request: Survey) -> tuple[list[str], list[str]]:
         slugs, after, size, waiters = request
         return [self._index], [self.prefix, after, str(size), "" if waiters is None else str(waiters), *slugs]
+
+    def _repair(self, request: Repair) -> tuple[list[str], list[str]]:
+        slug, number, keep = request
+        return [self._index, *self._keys((slug,), "hf", False)], [slug, str(number), ms(keep), str(FAR)]
 
     def _marker(self, nonce: str) -> str:
         return f"{self.prefix}x:{nonce}"

@@ -63,7 +63,7 @@ class SimulatedNode(MemoryNode):
         """Open a link, at once."""
         if self.down:
             raise LinkError("refused")
-        self.greeting = Greeting(run_id=f"{self.name}/{self.boot}", uptime=self._clock() - self._since)
+        self.greeting = Greeting(run_id=f"{self.name}/{self.boot}", age=self._clock() - self._since)
         return SimulatedLink(self)
 
     def execute(self, request: Request) -> Reply | None:

@@ -620,14 +620,14 @@ def test_no_hold_comes_of_more_time(five, monkeypatch):
     outcomes = [extend_lock(left, left.fingerprint, 50.0)]
     lease = taken()
     seen = found()
-    send = release._everywhere
+    send = release.everywhere
 
     def late(manager, request):
         monkeypatch.undo()
         assert lease.release() == "released"
         return send(manager, request)
 
-    monkeypatch.setattr(release, "_everywhere", late)
+    monkeypatch.setattr(release, "everywhere", late)
     outcomes.append(extend_lock(seen, seen.fingerprint, 50.0))
 
     assert outcomes == ["gone", "gone"]

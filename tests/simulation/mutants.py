@@ -397,6 +397,13 @@ def no_restart_guard() -> Iterator[None]:
         yield
 
 
+@mutant("failover", "moving endpoint")
+def served_key_ignored() -> Iterator[None]:
+    """a promoted replica counts the time for which it has been running, not for which it has served the locks"""
+    with patch.object(MemoryStore, "serve", lambda *args, **options: 1e6):
+        yield
+
+
 @mutant("crash without data", "loses data")
 def everybody_votes() -> Iterator[None]:
     """objections to a node are not looked at"""

@@ -1,6 +1,7 @@
 """Nodes that crash, stop and have clocks of their own, and connections to them that fail in every way."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from math import exp
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 NOBODY: "Missing" = frozenset()
 MOMENT = 0.0004  # seconds that a message takes as a rule
+# What a node in memory knows, and so what a replica has a copy of.
+KNOWN = ("_holders", "_shared", "_fences", "_queues", "_markers", "_revoked", "_index", "_served")
 
 
 class Machine(Place):
@@ -40,24 +43,49 @@ class Machine(Place):
         self.at_end: list[Callable[[], None]] = []  # connections that end with it
         self.wrong = False  # whether its clock has stepped away
         self.stepped = -1e9  # when its clock last stepped, in true time
-        self._booted_wall = EPOCH - 1e6
+        self._promoted = ""
+        self._replica: dict[str, Any] = {}
         self._oracles = oracles
+        self.store._served = (self._run(), "", int((EPOCH - 1e6) * 1e6))
+
+    def _run(self) -> str:
+        return f"{self.number}/{self.boot}"
 
     def greeting(self) -> Greeting:
-        """Return what ``INFO`` says: the uptime is in whole seconds of the node's wall clock."""
-        return Greeting(run_id=f"{self.number}/{self.boot}", uptime=float(int(self.clock() - self._booted_wall)))
+        """Return how the node introduces itself: for how long it has served counts on its wall clock."""
+        age = self.store.serve(self._run(), self._promoted, was_replica=bool(self._promoted))
+        return Greeting(run_id=self._run(), age=age, promoted=self._promoted)
+
+    def copy(self) -> None:
+        """Have a replica that gets nothing from now on."""
+        self._replica = deepcopy({what: getattr(self.store, what) for what in KNOWN})
+
+    def fail_over(self) -> None:
+        """Let the replica take its place: another server, which has been running for long and lacks the last writes."""
+        if self.up and self._replica:
+            self.world.log(self.name, "fails over")
+            self._end()
+            self._promoted = self._run()
+            self.booted = self.world.now
+            for what, known in self._replica.items():
+                setattr(self.store, what, known)
+            self._replica = {}
+            self._oracles.forgot(self)
 
     def crash(self, forget: bool) -> None:
         """End, at once; *forget* loses its data."""
         self.world.log(self.name, "crashes", "and forgets" if forget else "")
         self.up = False
+        self._end()
+        if forget:
+            self.store.reset()
+            self._oracles.forgot(self)
+
+    def _end(self) -> None:
         self.boot += 1
         self.store.listeners.clear()
         while self.at_end:
             self.at_end.pop()()
-        if forget:
-            self.store.reset()
-            self._oracles.forgot(self)
 
     def start(self) -> None:
         """Come back."""
@@ -65,7 +93,6 @@ class Machine(Place):
             self.world.log(self.name, "starts")
             self.up = True
             self.booted = self.world.now
-            self._booted_wall = self.clock()
 
     def stop(self, seconds: float) -> None:
         """Do nothing for so long."""

@@ -26,6 +26,7 @@ class Profile:
         rate: How much faster or slower a clock may run.
         crash: Rate of node crashes.
         forget: Chance that a crashed node comes back empty.
+        failover: Rate at which a replica that lacks the last writes takes a node's place.
         step: Rate at which a node's clock steps away; it comes back within two leases.
         together: How many clocks may be wrong, or have just been, at one time.
         wall_step: Rate at which a client's wall clock steps.
@@ -50,6 +51,7 @@ class Profile:
     rate: float = 0.0
     crash: float = 0.0
     forget: float = 0.0
+    failover: float = 0.0
     step: float = 0.0
     together: tuple[int, ...] = (1,)
     wall_step: float = 0.0
@@ -88,6 +90,9 @@ SKEW = Profile("skew", "clocks that are off and run at different rates", ANY_SIZ
 SLOW = Profile("slow database", "steps of a transaction take seconds", slow=0.1)
 CRASH = Profile("crash with data", "nodes restart with their data", ANY_SIZE, crash=0.3, cut=0.005)
 LOSS = Profile("crash without data", "nodes restart empty", GUARDED, crash=0.3, forget=1.0, cut=0.005)
+FAILOVER = Profile(
+    "failover", "replicas that lack the last writes take the places of nodes", GUARDED, failover=0.5, cut=0.01, die=0.2
+)
 KEEPING = replace(
     NET,
     name="keeps data and clocks",
@@ -118,5 +123,6 @@ EVERYTHING = replace(
 )
 
 PROFILES = {
-    profile.name: profile for profile in (CALM, NET, PAUSE, SKEW, SLOW, CRASH, LOSS, KEEPING, WITHIN, STEPS, EVERYTHING)
+    profile.name: profile
+    for profile in (CALM, NET, PAUSE, SKEW, SLOW, CRASH, LOSS, FAILOVER, KEEPING, WITHIN, STEPS, EVERYTHING)
 }

@@ -102,6 +102,39 @@ def stepping_node(seed: int) -> Violations:
     return oracles.violations
 
 
+def moving_endpoint(seed: int) -> Violations:
+    """
+    P20: a bare quorum holds, and a replica that lacks the lock takes the place of one of its nodes.
+
+    The replica has the served key of its master, or it has nothing at all. Somebody who has just started tries then.
+    """
+    schedule = Schedule(THREE, seed)
+    machines, oracles = schedule.machines, schedule.oracles
+    holder, cold = _bystander(schedule), _bystander(schedule)
+
+    def story() -> Routine:
+        served = machines[0].store._served
+        machines[0].store._served = schedule.world.random.choice((served, None))
+        machines[0].copy()
+        machines[0].store._served = served
+        yield from visit(holder)
+        for bundle in holder._bundles:
+            bundle.seats[2].wire.deaf = True
+        lease = yield from holder.acquire(("a",), 0.0)
+        machines[0].fail_over()
+        cold.spawn(attempt())
+        yield Sleep(0.1)
+        if not lease.believed():
+            oracles.violated("stuck", "P20: the holder lost the lock")
+
+    def attempt() -> Routine:
+        yield from cold.acquire(("a",), 0.0)
+
+    holder.spawn(story())
+    schedule.world.run(3.0)
+    return oracles.violations
+
+
 def visit(client: Client) -> Routine:
     """Have a client hear from every node, under a name of its own."""
     lease = yield from client.acquire((client.name,), 0.0)
@@ -239,6 +272,7 @@ SCENARIOS: dict[str, Callable[[int], Violations]] = {
     "lost replies": lost_replies,
     "late raises": late_raises,
     "stepping node": stepping_node,
+    "moving endpoint": moving_endpoint,
     "connections reset": reset_connections,
     "no lock": no_lock,
     "cancelled": cancelled,

@@ -164,6 +164,7 @@ class Schedule:
             self.start_client()
         profile = self.profile
         self._often(profile.crash, self._crash)
+        self._often(profile.failover, self._fail_over)
         self._often(profile.step, self._step)
         self._often(profile.wall_step, self._step_wall)
         self._often(profile.freeze, lambda: random.choice(self.machines).stop(random.expovariate(5 / TTL)))
@@ -216,6 +217,13 @@ class Schedule:
         if machine.up:
             machine.crash(random.random() < self.profile.forget)
             self.world.at(self.world.now + random.expovariate(2 / TTL), machine.start)
+
+    def _fail_over(self) -> None:
+        """Cut a replica off, and some time later let it take its master's place."""
+        random = self.world.random
+        machine = random.choice(self.machines)
+        machine.copy()
+        self.world.at(self.world.now + random.expovariate(2 / TTL), machine.fail_over)
 
     def _step(self) -> None:
         """Step clocks away and later back, no more of them within a while than the profile says."""

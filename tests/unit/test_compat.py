@@ -1143,7 +1143,7 @@ async def test_renewal_does_not_bring_back_what_a_token_released(make, options):
     await done(receiver.release())
 
     assert await done(sender.lease.extend() if isinstance(sender, Lock) else sender.lease.aextend()) is False
-    assert sender.lease.reason == "superseded"
+    assert sender.lease.reason == "forgotten"
     assert await done(receiver.locked()) is False
 
 

@@ -16,7 +16,7 @@ ROWS = 50_000  # the latest
 FEW = 20  # holds, from which on there is something to say
 Row = tuple[str, float, float | None, float | None]
 
-LOST = frozenset({"expired", "superseded", "taken", "fenced", "max_hold", "max_extensions", "heartbeat"})
+LOST = frozenset({"expired", "superseded", "forgotten", "taken", "fenced", "max_hold", "max_extensions", "heartbeat"})
 
 
 @dataclass(frozen=True, slots=True)

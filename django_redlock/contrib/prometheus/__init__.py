@@ -18,7 +18,7 @@ from ...handler import locks
 from ...telemetry import Listener, listen, template, unlisten
 
 UID = "prometheus"
-LOSSES = ("expired", "superseded", "taken", "fenced", "revoked", "max_hold", "max_extensions", "heartbeat")
+LOSSES = ("expired", "superseded", "forgotten", "taken", "fenced", "revoked", "max_hold", "max_extensions", "heartbeat")
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 
 

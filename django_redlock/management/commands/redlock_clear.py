@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
-from ...inventory import StaleKey, printable, remove_stale, stale_keys
+from ...inventory import Snapshot, StaleKey, Staleness, absurd_tokens, printable, remove_stale, stale_keys
 from ..shown import NO_QUORUM, OperatorCommand, agreed, listing, positive, warn
 
 PARTIAL = 1
@@ -18,7 +18,8 @@ class Command(OperatorCommand):
     """``manage.py redlock_clear``."""
 
     help = (
-        "Delete stale keys: without expiry, with more than any lease, in a foreign format, or left on too few nodes. "
+        "Delete stale keys: without expiry, with more than any lease, in a foreign format, or left on too few nodes; "
+        "and replace absurd fencing tokens. "
         "A lock that a quorum holds, or may hold, is never touched. Exits with 1 when a key could not be deleted, "
         "with 3 when too few nodes answer."
     )
@@ -66,7 +67,7 @@ class Command(OperatorCommand):
         warn(self, snapshot)
         if not snapshot.has_quorum:
             raise CommandError("Too few nodes answer to say what is stale.", returncode=NO_QUORUM)
-        keys = [key for key in stale_keys(snapshot) if _old_enough(key, older_than)]
+        keys = [key for key in _stale(snapshot, searched=not names) if _old_enough(key, older_than)]
         for key in keys:
             self.stdout.write(_explanation(key))
         if not keys:
@@ -95,6 +96,16 @@ class Command(OperatorCommand):
         self.stdout.write(self.style.SUCCESS(f"Deleted {_keys(outcomes['removed'])}."))
         if outcomes["failed"]:
             raise CommandError(f"{_keys(outcomes['failed'])} could not be deleted everywhere.", returncode=PARTIAL)
+
+
+def _stale(snapshot: Snapshot, searched: bool) -> list[StaleKey]:
+    """Return what is stale; in all that there is, also the tokens of locks that nobody holds, which are not listed."""
+    keys = stale_keys(snapshot)
+    if searched:
+        known = {key.lock.slug for key in keys if key.reason is Staleness.ABSURD}
+        others = stale_keys(absurd_tokens(snapshot.alias))
+        keys += [key for key in others if key.reason is Staleness.ABSURD and key.lock.slug not in known]
+    return keys
 
 
 def _old_enough(key: StaleKey, older_than: int | None) -> bool:

@@ -120,8 +120,9 @@ def summary(node: Any) -> str:
     version = node.info.get("valkey_version") or node.info.get("redis_version") or "of unknown version"
     server = "Valkey" if "valkey_version" in node.info else "Redis"
     role = node.info.get("role", "unknown role")
+    serving = "" if node.age is None else f"serving for {node.age:.0f} s, "
     return (
-        f"{node.name}: {server} {version}, {role}, up {node.number('uptime_in_seconds')} s, "
+        f"{node.name}: {server} {version}, {role}, up {node.number('uptime_in_seconds')} s, {serving}"
         f"round trip {node.round_trip * 1000:.1f} ms, clock {node.ahead:+.3f} s"
     )
 
@@ -145,6 +146,7 @@ def document(found: list[Diagnosis]) -> str:
                             "version": node.info.get("valkey_version") or node.info.get("redis_version"),
                             "role": node.info.get("role"),
                             "uptime": node.number("uptime_in_seconds"),
+                            "age": None if node.age is None else round(node.age, 3),
                         }
                         for node in each.nodes
                     ],

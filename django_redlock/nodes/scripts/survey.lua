@@ -63,7 +63,7 @@ end
 for i, slug in ipairs(slugs) do
   local value, fence, at = values[2 * i - 1] or '', values[2 * i] or '0', 4 * i
   if #value > LONGEST_VALUE then value = string.sub(value, 1, LONGEST_VALUE) end
-  if #fence > 16 then fence = '0' end
+  if #fence > 16 then fence = '9007199254740992' end -- absurd: one more than these scripts can count to
   cells[at - 3], cells[at - 2], cells[at - 1], cells[at] = slug, value, redis.call('PTTL', keys[2 * i - 1]), fence
   if left then lines[2 * i - 1], lines[2 * i] = waiters(slug, value ~= '') end
 end

@@ -10,7 +10,7 @@ from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.runs import HEADS, Runs, line
 from tests.simulation.schedule import run
 
-EACH = 300  # schedules of each profile: 3,300 in all
+EACH = 300  # schedules of each profile: 3,600 in all
 
 
 @pytest.fixture(scope="module")

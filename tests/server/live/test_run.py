@@ -288,7 +288,7 @@ def test_frozen_program_is_ended_when_the_lock_is_taken_over(runs, manager):
         _, err, code = outcome(process)
 
     assert code == 76
-    assert "the lock 'nightly' was lost: a majority of the nodes no longer knows this holder" in err
+    assert "the lock 'nightly' was lost: " in err
     wait_until_gone(pid)
 
 

@@ -442,7 +442,7 @@ def test_server_that_forgets_nothing_needs_no_guard(mariadb: MariaDB):
         (before,) = mariadb.execute("SELECT @@innodb_flush_log_at_trx_commit")
         mariadb.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
         try:
-            assert ledger.open().uptime == float("inf")
+            assert ledger.open().age == float("inf")
         finally:
             mariadb.execute(f"SET GLOBAL innodb_flush_log_at_trx_commit = {before[0]}")
 
@@ -454,7 +454,7 @@ def test_file_survives_a_power_cut_and_needs_no_guard(tmp_path: Path):
     with server.database() as name, django_database("file", server.settings(name, OPTIONS=careless)):
         call_command("migrate", "redlock", database="file", verbosity=0, skip_checks=True)
         with closing(Ledger("file", "t:", 5.0)) as ledger:
-            assert ledger.open().uptime == float("inf")
+            assert ledger.open().age == float("inf")
             assert ledger.query("PRAGMA synchronous") == [(3,)]  # EXTRA
 
 

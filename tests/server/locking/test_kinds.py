@@ -254,7 +254,7 @@ async def test_body_is_cancelled_when_the_lock_is_lost(virtual: Virtual):
 
     thieves: list[Any] = []
     began = virtual.sim.clock()
-    with pytest.raises(LockLostError, match="no longer knows this holder"):
+    with pytest.raises(LockLostError, match="another caller has tried to take it"):
         await work()
 
     assert len(ended) == 1

@@ -166,10 +166,10 @@ def admission(**options: Any) -> tuple[Admission, Clock]:
 def test_restarted_node_votes_after_the_guard_time():
     """P20, L62: the longest lease and its drift after its start, and it says how long that is."""
     watch, clock = admission()
-    watch.greet(0, Greeting("r1", uptime=11.0))
+    watch.greet(0, Greeting("r1", age=11.0))
 
     assert watch.judge(0, VOTE, 1000.0).kind is Kind.NO_VOTE
-    assert watch.objection(0) == "restarted, votes again in 51 s (OPTIONS['restart_guard'])"
+    assert watch.objection(0) == "restarted or is new to these locks, votes again in 51 s (OPTIONS['restart_guard'])"
     clock.now += 50.7
     assert watch.judge(0, VOTE, 1000.0).kind is Kind.NO_VOTE  # said in quarantine, read after it
     assert watch.judge(0, VOTE, clock.now).kind is Kind.ACCEPTED
@@ -178,7 +178,7 @@ def test_restarted_node_votes_after_the_guard_time():
 def test_node_that_has_been_up_for_long_votes_at_once():
     """P20: connecting to a node is no reason to wait."""
     watch, _ = admission()
-    watch.greet(0, Greeting("r1", uptime=100.0))
+    watch.greet(0, Greeting("r1", age=100.0))
 
     assert watch.judge(0, VOTE, 1000.0) is VOTE
 
@@ -186,11 +186,11 @@ def test_node_that_has_been_up_for_long_votes_at_once():
 def test_uptime_is_not_believed_when_the_old_run_answered_later():
     """P20, L6: a node clock that ran forward makes the uptime too long; a new run id and our own clock know better."""
     watch, clock = admission()
-    watch.greet(0, Greeting("r1", uptime=5000.0))
+    watch.greet(0, Greeting("r1", age=5000.0))
     watch.judge(0, VOTE, 1000.0)
     clock.now += 2.0
 
-    watch.greet(0, Greeting("r2", uptime=900.0))
+    watch.greet(0, Greeting("r2", age=900.0))
 
     assert "votes again in 59 s" in watch.objection(0)
 
@@ -199,11 +199,11 @@ def test_uptime_is_not_believed_when_the_old_run_answered_later():
 def test_node_that_was_a_replica_meanwhile_votes_after_the_guard_time(before: str, silent: float, said: str):
     """P20, L63: it has the data of another server, though it has not been restarted; counted from its last reply."""
     watch, clock = admission()
-    watch.greet(0, Greeting("r1", uptime=5000.0, promoted=before))
+    watch.greet(0, Greeting("r1", age=5000.0, promoted=before))
     assert watch.judge(0, VOTE, 1000.0) is VOTE
     clock.now += silent
 
-    watch.greet(0, Greeting("r1", uptime=5000.0 + silent, promoted="again"))
+    watch.greet(0, Greeting("r1", age=5000.0 + silent, promoted="again"))
 
     assert watch.objection(0) == f"was a replica, votes again in {said} (OPTIONS['restart_guard'])"
 
@@ -212,7 +212,7 @@ def test_promotion_that_has_been_known_costs_no_vote():
     """P20, L63: it is the same at every connection, and servers forget it when they have had no replica for long."""
     watch, _ = admission()
     for promoted in ("once", "once", ""):
-        watch.greet(0, Greeting("r1", uptime=5000.0, promoted=promoted))
+        watch.greet(0, Greeting("r1", age=5000.0, promoted=promoted))
 
     assert watch.judge(0, VOTE, 1000.0) is VOTE
 
@@ -241,7 +241,7 @@ def test_threads_that_connect_at_once_do_not_disturb_each_other():
 def test_guard_can_be_turned_off_and_durable_nodes_need_none(options: dict[str, Any]):
     """P20: for tests and for nodes whose append-only file is synced always."""
     watch, _ = admission(**options)
-    watch.greet(0, Greeting("r1", uptime=0.0))
+    watch.greet(0, Greeting("r1", age=0.0))
 
     assert watch.judge(0, VOTE, 1000.0) is VOTE
 

@@ -14,6 +14,7 @@ from tests.simulation.scenarios import (
     lagging,
     late_raises,
     lost_replies,
+    moving_endpoint,
     no_lock,
     reset_connections,
     same_microsecond,
@@ -53,6 +54,12 @@ def test_connections_are_reset_after_the_request(seed: int):
 def test_clock_of_a_node_steps(seed: int):
     """P21: the node that dropped the key gives no vote, neither to who knows it nor to who has just started."""
     assert stepping_node(seed) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_endpoint_moves_to_a_replica_that_lost_the_lock(seed: int):
+    """P20: the replica gives no vote to a process that did not know its master."""
+    assert moving_endpoint(seed) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)

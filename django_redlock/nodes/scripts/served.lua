@@ -1,0 +1,22 @@
+-- Report for how long this server has served the locks of a prefix, in microseconds.
+-- A promoted replica, a restored snapshot and an emptied server may all lack locks, however long they have been running.
+-- Each of them has a key of another server, or none, so the time starts anew with the first connection.
+-- KEYS: served, which holds "<run id>/<replication id> <since, in microseconds>"
+local served = KEYS[1]
+local clock = redis.call('TIME')
+local now = clock[1] .. string.format('%06d', clock[2])
+-- The script reads the ids itself: those of another reply could be another server's, behind an endpoint that fails over.
+local replication = redis.call('INFO', 'replication')
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') or '-'
+local replica = string.match(replication, 'master_replid:(%w+)') or '-'
+local known = redis.pcall('GET', served) -- a key of another type is as good as none
+known = type(known) == 'string' and known or ''
+local ran, replicated, since = string.match(known, '^(%w+)/(%w+) (%d+)$')
+-- A master gets another replication id in two cases: it was a replica meanwhile, or it has had no replica for an hour.
+-- In the second case it has lost nothing. Only the first one leaves a second offset behind.
+local stayed = replicated == replica or string.find(replication, 'second_repl_offset:-1\r', 1, true)
+-- A time in the future was written before the clock was set back.
+if ran ~= run or not stayed or #since > 16 or tonumber(since) > tonumber(now) then since = now end
+local present = run .. '/' .. replica .. ' ' .. since
+if known ~= present then redis.call('SET', served, present) end
+return 'SERVED ' .. run .. ' ' .. string.format('%.0f', tonumber(now) - tonumber(since))

@@ -1,0 +1,481 @@
+"""No number and no size that comes from a node is taken on trust: each is bounded where it is read."""
+
+import asyncio
+import io
+import json
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.test import override_settings
+
+from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock.core.acquisition import Floor
+from django_redlock.core.messages import (
+    ABSURD,
+    FAR,
+    HIGHEST,
+    Acquire,
+    Extend,
+    Kind,
+    Raise,
+    Repair,
+    Reply,
+    Request,
+    Survey,
+    Term,
+    believable,
+)
+from django_redlock.doctor import diagnose
+from django_redlock.inventory import Staleness, absurd_tokens, find_locks, held_locks, remove_stale, stale_keys
+from django_redlock.locks import LockManager
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes.answers import checked, parse_reply
+from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.memory import MemoryStore
+from django_redlock.nodes.resp import LONGEST_LIST, LONGEST_REPLY, PARTIAL, Replies
+from django_redlock.testing import Servers
+from tests.managers import Blocking, Flavour, Manager, Tables, real_manager
+
+# Values that anybody can write under the key of a fencing token.
+ABSURD_TOKENS = [str(2**63 - 1), "9" * 23, str(2**53), str(HIGHEST), str(HIGHEST - 1), "1e300", "inf", "soon"]
+NAME, SLUG = "a", "{a}"
+SECRET = "a" * 32
+
+
+def poison(nodes: Servers, value: str, *places: int) -> None:
+    for place in places:
+        with nodes[place].client() as client:
+            client.set(f"t:{SLUG}:f", value)
+
+
+def fences(nodes: Servers) -> list[str | None]:
+    found = []
+    for node in nodes:
+        with node.client() as client:
+            found.append(client.get(f"t:{SLUG}:f"))
+    return found
+
+
+@pytest.mark.parametrize("value", ABSURD_TOKENS)
+async def test_absurd_token_on_one_node_does_not_spread(nodes: Servers, flavour: Flavour, value: str):
+    """P5, L7: it costs a vote; the others decide, with a token from a clock, and are not raised to the absurd one."""
+    poison(nodes, value, 0)
+    manager = real_manager(nodes.urls[:3])
+
+    lease = await flavour.acquire(manager.lock(NAME, wait=0))
+
+    assert lease.fencing_token < HIGHEST / 2
+    assert [fence for fence in fences(nodes)[1:3] if fence != str(lease.fencing_token)] == []
+    assert fences(nodes)[0] == value
+    assert await flavour.extend(lease)
+    assert await flavour.release(lease) == "released"
+    again = await flavour.acquire(manager.lock(NAME, wait=0))
+    assert again.fencing_token > lease.fencing_token
+    await flavour.release(again)
+    await flavour.close(manager)
+    manager.close()
+
+
+@pytest.mark.parametrize("value", ABSURD_TOKENS)
+async def test_absurd_token_on_too_many_nodes_is_named(nodes: Servers, flavour: Flavour, value: str):
+    """P5: nobody waits for what only an operator can repair, and the error names it; no lock is left behind."""
+    poison(nodes, value, 0, 1)
+    manager = real_manager(nodes.urls[:3])
+
+    with pytest.raises(QuorumUnavailableError) as caught:
+        await flavour.acquire(manager.lock(NAME, wait=60))
+
+    assert [said for said in caught.value.nodes.values() if said == ABSURD] == [ABSURD] * 2
+    assert (caught.value.misconfigured, caught.value.attempts) == (True, 1)
+    poison(nodes, "5", 0, 1)
+    await flavour.release(await flavour.acquire(manager.lock(NAME, wait=30)))
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_holder_goes_on_when_a_token_becomes_absurd(nodes: Servers, flavour: Flavour):
+    """P19: what the nodes extend is extended; a node that lost the lock as well gives no answer, and no refusal."""
+    manager = real_manager(nodes.urls[:3])
+    lease = await flavour.acquire(manager.lock(NAME, wait=0))
+    poison(nodes, str(2**63 - 1), 0, 1)
+    assert await flavour.extend(lease)
+    for place in (0, 1):
+        with nodes[place].client() as client:
+            client.delete(f"t:{SLUG}:h")
+
+    longer = await flavour.extend(lease)
+
+    assert not longer
+    assert lease.valid()
+    assert lease.reason is None
+    await flavour.release(lease)
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_taken_lock_with_an_absurd_token_is_taken(nodes: Servers, flavour: Flavour):
+    """P23: who holds it is known all the same."""
+    holder, other = real_manager(nodes.urls[:3]), real_manager(nodes.urls[:3])
+    lease = await flavour.acquire(holder.lock(NAME, wait=0))
+    poison(nodes, str(2**63 - 1), 0, 1, 2)
+
+    with pytest.raises(LockTakenError):
+        await flavour.acquire(other.lock(NAME, wait=0))
+
+    assert other._floor.of([SLUG]) < HIGHEST
+    await flavour.release(lease)
+    for manager in (holder, other):
+        await flavour.close(manager)
+        manager.close()
+
+
+def test_database_node_agrees(sqlite_tables: Tables, unblocked: None):
+    """P5: what stands in a row is bounded as what stands under a key; the other node is not raised to it."""
+    sqlite_tables.empty()
+    manager = real_manager(sqlite_tables.urls[:1])
+    manager.lock(NAME, wait=30).acquire().release()
+    [(state,)] = [row for row in sqlite_tables.query("SELECT state FROM redlock_noderecord") if "slug" in row[0]]
+    for value in (2**63 - 1, 10**30, -1, 1.5, "soon", None, float("inf")):
+        record = json.loads(state) | {"fence": [value, None]}
+        text = json.dumps(record).replace("'", "''")
+        sqlite_tables.query(f"UPDATE redlock_noderecord SET version = 1, state = '{text}' WHERE state LIKE '%slug%'")
+
+        with pytest.raises(QuorumUnavailableError, match="absurd fencing token") as caught:
+            manager.lock(NAME, wait=0).acquire()
+
+        assert caught.value.misconfigured, value
+    manager.close()
+
+
+# What is proposed and what is accepted
+
+
+def test_floor_does_not_rise_above_what_can_be_proposed():
+    """P5: a token of a database or of a node that is too high for all nodes is not gone above."""
+    floor = Floor()
+    floor.lift(["a"], 2**63 - 1)
+    floor.lift(["a"], HIGHEST)
+    assert floor.of(["a"]) == 0
+    floor.lift(["a"], HIGHEST - 1)
+
+    assert floor.of(["a"]) == HIGHEST - 1
+
+
+ACQUIRE = Acquire((SLUG,), SECRET, SECRET + "{}", 30.0, 5, None, 30.0)
+RAISE = Raise((SLUG,), SECRET, 5, None)
+EXTEND = Extend((Term((SLUG,), SECRET, SECRET, 30.0, 5),), None)
+
+
+@pytest.mark.parametrize(
+    ("request_", "reply", "sound"),
+    [
+        (ACQUIRE, Reply(Kind.ACCEPTED, 5), True),
+        (ACQUIRE, Reply(Kind.ACCEPTED, 6), False),
+        (RAISE, Reply(Kind.ACCEPTED, 5), True),
+        (RAISE, Reply(Kind.ACCEPTED, 4), False),
+        (EXTEND, Reply(Kind.ACCEPTED, 5), False),
+        (EXTEND, Reply(Kind.HELD, 5), True),
+        (ACQUIRE, Reply(Kind.HELD, 5), False),
+        (ACQUIRE, Reply(Kind.LISTED), False),
+        (Survey((SLUG,)), Reply(Kind.GONE), False),
+        (ACQUIRE, Reply(Kind.FAILED, detail="OOM"), True),
+    ],
+)
+def test_reply_is_compared_with_what_was_asked(request_: Request, reply: Reply, sound: bool):
+    """P4: a node accepts the number that was proposed, or none; an answer to another question is no answer."""
+    assert (checked(request_, reply) is reply) is sound
+    assert checked(request_, reply).kind in (reply.kind, Kind.UNKNOWN)
+
+
+@pytest.mark.parametrize("word", ["FAILED", "UNKNOWN", "NO_VOTE", "EXCLUDED"])
+def test_node_cannot_say_what_only_a_client_can_know(word: str):
+    """P23: that a request was certainly not carried out is for the client to say."""
+    reply = parse_reply(f"{word} 5 5 0 -1 ".encode())
+
+    assert (reply.kind, reply.detail) == (Kind.UNKNOWN, "malformed reply")
+
+
+NUMBERS = ["-5", "x", "", "1e3", "9" * 17, str(2**53), "9" * 5000, "٣", "0x10", "1_000", "+5"]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("line", ["BUSY 5 {} 0 -1 x", "BUSY 5 5 0 {} x"], ids=["time", "place"])
+def test_number_that_is_none_makes_a_reply_malformed(line: str, number: str):
+    """P23: of the time and of the place in the queue."""
+    assert parse_reply(line.format(number).encode()).detail == "malformed reply"
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_fence_that_is_none_is_absurd(number: str):
+    """P5: whatever it is, the reply is understood, and the number just above all others stands for it."""
+    assert parse_reply(f"GRANTED {number} 5 0 -1 ".encode()).fence == HIGHEST + 1
+    assert parse_reply(f"HELD 5 5 0 -1 H{number}".encode()).terms == ((Kind.HELD, HIGHEST + 1),)
+
+
+def survey(cells: Any = (), lines: Any = (), total: str = "1", time: str = "5") -> list[bytes]:
+    parts = ["LISTED", "0", time, total, cells, lines, "", ""]
+    return [(part if isinstance(part, str) else json.dumps(part)).encode() for part in parts]
+
+
+MALFORMED = [
+    survey([SLUG, "v", float("inf"), "5"]),
+    survey([SLUG, "v", float("nan"), "5"]),
+    survey([SLUG, "v", -7, "5"]),
+    survey([SLUG, "v", None, "5"]),
+    survey([SLUG, 5, 5, "5"]),
+    survey([5, "v", 5, "5"]),
+    survey([SLUG, "v", 5, 5]),
+    survey([SLUG, "v", 5]),
+    survey({"a": 1}),
+    survey("[" * 100_000),
+    survey([SLUG, "v", 5, "5"], [-1, ""]),
+    survey([SLUG, "v", 5, "5"], [10**400, ""]),
+    survey([SLUG, "v", 5, "5"], [1.5, ""]),
+    survey(total="-1"),
+    survey(total="9" * 30),
+    survey(time="1e9"),
+    survey()[:-1],
+]
+
+
+@pytest.mark.parametrize("raw", MALFORMED, ids=range(len(MALFORMED)))
+def test_survey_that_makes_no_sense_is_malformed(raw: list[bytes]):
+    """P23: it is no exception either."""
+    assert parse_reply(raw).detail == "malformed reply"
+
+
+def test_survey_bounds_times_and_tokens():
+    """L72: a key may last for thousands of years, and its token may be anything."""
+    rows = parse_reply(survey([SLUG, "v", 9e18, "9" * 16, "{b}", "v", 10**18, "soon"])).rows
+
+    assert [row.left for row in rows] == [HIGHEST / 1000] * 2
+    assert [row.fence for row in rows] == [HIGHEST + 1] * 2
+
+
+def test_token_a_hundred_years_ahead_of_the_clock_is_absurd():
+    """P5: it would leave no room in which tokens can grow; one of another century is merely odd."""
+    now = 1_800_000_000_000_000
+    for fence, kind in ((now + FAR, Kind.GRANTED), (now + FAR + 1, Kind.EXCLUDED), (HIGHEST, Kind.EXCLUDED)):
+        assert believable(Reply(Kind.GRANTED, fence, now)).kind is kind
+    assert believable(Reply(Kind.GRANTED, 2**52, 0)).kind is Kind.GRANTED
+    assert believable(Reply(Kind.GRANTED, HIGHEST, 0)).kind is Kind.EXCLUDED
+
+
+# Sizes
+
+
+def fed(data: bytes, longest: int = LONGEST_REPLY) -> Replies:
+    replies = Replies(ValueError, longest)
+    replies.feed(data)
+    return replies
+
+
+TOO_MUCH = [b"$%d\r\n" % (LONGEST_REPLY + 1), b"*%d\r\n" % (LONGEST_LIST + 1), b"$" + b"9" * 5000]
+
+
+@pytest.mark.parametrize("head", TOO_MUCH)
+def test_reply_that_announces_too_much_is_refused_before_it_is_read(head: bytes):
+    """P23: nothing of it is kept."""
+    with pytest.raises(ValueError, match=r"without end|no length|digits"):
+        fed(head + b"\r\n").next()
+
+
+def test_reply_is_bounded_however_it_is_put_together():
+    """P23: a list of short strings is no way around it."""
+    part = b"$8\r\n12345678\r\n"
+    replies = fed(b"*900\r\n" + 300 * part, longest=5000)
+    assert replies.next() is PARTIAL
+    replies.feed(100 * part)
+
+    with pytest.raises(ValueError, match="a reply without end"):
+        replies.next()
+
+
+@contextmanager
+def flooding(head: bytes, chunk: bytes = b"x" * 65536, chunks: int = 3200) -> Iterator[list[int]]:
+    """Run a server that answers every request with *head* and about 200 MB; yields its port, and what it could send."""
+    about = [0, 0]
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):
+                self.request.recv(65536)
+                self.request.sendall(head)
+                for _ in range(chunks):
+                    self.request.sendall(chunk)
+                    about[1] += len(chunk)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as it:
+        it.daemon_threads = True
+        about[0] = it.server_address[1]
+        thread = threading.Thread(target=it.serve_forever, args=(0.01,))
+        thread.start()
+        yield about
+        it.shutdown()
+        thread.join()
+
+
+HEADS = [b"$209715200\r\n", b"+", b"*200000\r\n$65530\r\n"]
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("open_", ["connect", "listen"])
+def test_first_reply_of_a_server_is_bounded(head: bytes, open_: str, flavour: Flavour):
+    """P23: of an INFO of 200 MB, and of the reply to a subscription, about a megabyte is read at most."""
+    with flooding(head) as about:
+        node = open_node(NodeSpec(f"redis://127.0.0.1:{about[0]}"), "t:")
+        arguments = ("p", 5.0, print) if open_ == "listen" else (5.0,)
+
+        def opened() -> object:
+            if isinstance(flavour, Blocking):
+                return getattr(node, open_)(*arguments)
+            return asyncio.run(getattr(node, f"a{open_}")(*arguments))
+
+        with pytest.raises(LinkError, match="malformed reply"):
+            opened()
+
+        assert about[1] < 20 * 2**20  # the rest is in the buffers of the system
+
+
+def test_messages_of_a_subscription_are_bounded():
+    """P23: those that come later, too."""
+    head = b"*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n$209715200\r\n"
+    with flooding(head) as about:
+        node = open_node(NodeSpec(f"redis://127.0.0.1:{about[0]}"), "t:")
+
+        async def read() -> None:
+            link = await node.alisten("p", 5.0, print)
+            try:
+                await link.read()
+            finally:
+                link.close()
+
+        with pytest.raises(LinkError, match="malformed reply"):
+            asyncio.run(read())
+
+
+# What operators see and do
+
+
+@contextmanager
+def settings_of(nodes: Servers, count: int = 3) -> Iterator[None]:
+    options = {"restart_guard": False, "node_timeout": 2.0}
+    alias = {"NODES": nodes.urls[:count], "KEY_PREFIX": "t", "OPTIONS": options}
+    with override_settings(REDLOCK={"default": alias}):
+        yield
+
+
+@pytest.mark.parametrize("value", [str(2**63 - 1), "9" * 23, str(HIGHEST)])
+@pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
+def test_doctor_finds_an_absurd_token_and_clear_repairs_it(nodes: Servers, value: str, held: bool):
+    """L77: whether somebody holds the lock or not; the node then knows the highest token of the others."""
+    with settings_of(nodes):
+        manager = real_manager(nodes.urls[:3])
+        lease = manager.lock(NAME, wait=0).acquire()
+        if not held:
+            lease.release()
+        poison(nodes, value, 0)
+        found = [finding for finding in diagnose(timeout=5.0).findings if finding.id == "absurd-token"]
+        dry, wet = io.StringIO(), io.StringIO()
+        call_command("redlock_clear", dry_run=True, stdout=dry)
+        before = fences(nodes)[0]
+
+        call_command("redlock_clear", interactive=False, stdout=wet)
+
+        assert [(finding.level, NAME in finding.text) for finding in found] == [("error", True)]
+        assert "redlock_clear" in found[0].remedy
+        assert "its fencing token is absurd" in dry.getvalue()
+        assert before == value
+        assert "Deleted 1 key." in wet.getvalue()
+        assert fences(nodes)[:3] == [str(lease.fencing_token)] * 3
+        assert not [finding for finding in diagnose(timeout=5.0).findings if finding.id == "absurd-token"]
+        if held:
+            lease.release()
+        lock = manager.lock(NAME, wait=0).acquire()
+        assert lock.fencing_token > lease.fencing_token
+        lock.release()
+        manager.close()
+
+
+def test_absurd_token_everywhere_is_removed(nodes: Servers):
+    """L77: if it has spread, as it could with earlier versions, the next token comes from the clock."""
+    with settings_of(nodes):
+        poison(nodes, str(2**63 - 1), 0, 1, 2)
+        out = io.StringIO()
+
+        call_command("redlock_clear", interactive=False, names=[NAME], stdout=out)
+
+        assert fences(nodes)[:3] == [None] * 3
+        real_manager(nodes.urls[:3]).lock(NAME, wait=0).acquire().release()
+
+
+def test_token_that_changed_meanwhile_is_left_alone(nodes: Servers):
+    """L74: the node decides at that moment whether its token is absurd."""
+    with settings_of(nodes):
+        poison(nodes, str(2**63 - 1), 0)
+        (key,) = [key for key in stale_keys(absurd_tokens()) if key.reason is Staleness.ABSURD]
+        poison(nodes, "7", 0)
+
+        outcome = remove_stale(key)
+
+        assert outcome == "changed"
+        assert fences(nodes)[0] == "7"
+
+
+def test_absurd_token_is_no_token_of_a_listing(nodes: Servers):
+    """L71: pages and commands show the token of the holder."""
+    with settings_of(nodes):
+        lease = real_manager(nodes.urls[:3]).lock(NAME, wait=0).acquire()
+        poison(nodes, str(2**63 - 1), 0, 1)
+
+        (lock,) = held_locks().locks
+
+        assert {view.fence for view in lock.views} == {0, lease.fencing_token}
+        assert find_locks([SLUG]).absurd[SLUG] == tuple(url.removeprefix("redis://")[:-2] for url in nodes.urls[:2])
+        lease.release()
+
+
+@pytest.mark.parametrize("keep", [600.0, None])
+@pytest.mark.parametrize("number", [0, 1_795_000_000_000_000])
+@pytest.mark.parametrize("present", [None, 7, HIGHEST, 2**63 - 1])
+def test_node_in_memory_repairs_as_the_script_does(
+    real: Callable[..., LockManager], nodes: Servers, present: int | None, number: int, keep: float | None
+):
+    """The two agree on what is absurd, and on what is left."""
+    manager, store = real(1), MemoryStore()
+    if present is not None:
+        poison(nodes, str(present), 0)
+        store._fences[SLUG] = (present, None)
+    request = Repair(SLUG, number, keep)
+
+    link = manager.nodes[0].connect(5.0)
+    link.send(request, {})
+    theirs = None
+    while theirs is None:
+        if link.readable():
+            theirs = link.receive(request)
+    link.close()
+    ours = store.execute(request)
+
+    left = fences(nodes)[0]
+    assert (theirs.kind, theirs.fence) == (ours.kind, ours.fence)
+    assert int(left or 0) == store._fence(SLUG, store._now())
+    with nodes[0].client() as client:
+        assert (client.pttl(f"t:{SLUG}:f") > 0) is (store._fences.get(SLUG, (0, None))[1] is not None)
+
+
+def test_node_in_memory_is_left_out_as_well(memory: Manager):
+    """P5: the reference of the scripts says the same of an absurd token."""
+    manager = memory(3)
+    manager.nodes[0].store._fences[SLUG] = (2**63 - 1, None)
+
+    lease = manager.lock(NAME, wait=0).acquire()
+
+    assert lease.fencing_token < HIGHEST / 2
+    assert manager.nodes[0].store._fences[SLUG] == (2**63 - 1, None)
+    lease.release()

@@ -1,0 +1,179 @@
+"""Why a node is down is in the log and in the signal, and ``check --deploy`` finds one that can never vote."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core import checks
+from django.test import override_settings
+
+from django_redlock import signals
+from django_redlock.core.rules import Rules
+from django_redlock.handler import RedlockHandler
+from django_redlock.locks import LockManager
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.testing import FaultProxy, Server, Servers
+from tests.managers import Flavour, eventually
+from tests.services import SQLite, django_database
+
+USER = "ACL SETUSER worker on >sesame ~* &* +@all"
+
+
+@pytest.fixture
+def patient() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+def killed(server: Server, client: redis.Redis) -> str:
+    server.kill()
+    return server.url
+
+
+def demoted(server: Server, client: redis.Redis) -> str:
+    client.replicaof("127.0.0.1", 1)
+    return server.url
+
+
+def wrong_password(server: Server, client: redis.Redis) -> str:
+    client.execute_command(*USER.split())
+    return server.url.replace("//", "//worker:wrong@")
+
+
+def password_is_wanted(server: Server, client: redis.Redis) -> str:
+    client.config_set("requirepass", "sesame")
+    return server.url
+
+
+def frozen(server: Server, client: redis.Redis) -> str:
+    server.freeze()
+    return server.url
+
+
+STATES = [
+    (killed, "refused"),
+    (demoted, "is a replica"),
+    (wrong_password, "WRONGPASS"),
+    (password_is_wanted, "NOAUTH"),
+    (frozen, "timeout"),
+]
+
+
+@pytest.mark.parametrize(("state", "why"), STATES, ids=[why for _, why in STATES])
+async def test_reason_is_logged_and_sent(
+    nodes: Servers,
+    patient: Server,
+    flavour: Flavour,
+    caplog: pytest.LogCaptureFixture,
+    state: Callable[[Server, redis.Redis], str],
+    why: str,
+):
+    """L65, L73: an operator need not guess, nor look into the node's log first; no password is in it."""
+    heard: list[dict[str, Any]] = []
+    with patient.client() as client:
+        urls = [*nodes.urls[:2], state(patient, client)]
+    specs = [NodeSpec(url, f"lock-{place}") for place, url in enumerate(urls)]
+    rules = Rules(3, ttl=10.0, restart_guard=False, node_timeout=0.3)
+    manager = LockManager([open_node(spec, "t:") for spec in specs], rules)
+    manager.notify = lambda event, **about: heard.append(about) if event == "node_down" else None
+
+    with caplog.at_level(logging.WARNING, "django_redlock"):
+        await flavour.release(await flavour.acquire(manager.lock("a", wait=0)))
+
+        async def told() -> None:
+            await flavour.release(await flavour.acquire(manager.lock("a", wait=0)))
+
+        while not heard:
+            await told()
+
+    assert heard == [{"node": "lock-2", "reason": why}]
+    assert [record.getMessage() for record in caplog.records] == [f"node down: lock-2 (default): {why}"]
+    assert [(record.node, record.reason) for record in caplog.records] == [("lock-2", why)]
+    if patient.running:
+        patient.thaw()
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_reason_is_sent_with_the_signal_of_django(nodes: Servers, patient: Server):
+    """L73: the receivers of ``node_down`` get it."""
+    heard: list[str] = []
+
+    def down(sender: Any, node: str, reason: str, **about: Any) -> None:
+        heard.append(reason)
+
+    patient.kill()
+    signals.node_down.connect(down)
+    options = {"restart_guard": False, "node_timeout": 2.0}
+    try:
+        with override_settings(REDLOCK={"default": {"NODES": [*nodes.urls[:2], patient.url], "OPTIONS": options}}):
+            manager = RedlockHandler()["default"]
+            manager.lock("a", wait=0).acquire().release()
+            await eventually(lambda: manager.lock("a", wait=0).acquire().release() == "released" and bool(heard))
+            manager.close()
+    finally:
+        signals.node_down.disconnect(down)
+
+    assert heard == ["refused"]
+
+
+# What the checks find
+
+
+def deployed(*nodes: str, **options: Any) -> dict[str, str]:
+    """Return what ``check --deploy`` says of nodes that can never vote, and what ``check`` alone says of them."""
+    with override_settings(REDLOCK={"default": {"NODES": list(nodes), "OPTIONS": options}}):
+        plain = checks.run_checks(tags=["redlock"])
+        messages = checks.run_checks(tags=["redlock"], include_deployment_checks=True)
+    assert "redlock.W104" not in [message.id for message in plain]
+    found = [message for message in messages if message.id == "redlock.W104"]
+    assert all("redlock_doctor" in message.hint for message in found)
+    return {message.msg.split("the node '")[1].split("'")[0]: message.msg.partition("vote: ")[2] for message in found}
+
+
+def name(url: str) -> str:
+    return url.rpartition("@")[2].removeprefix("redis://").removesuffix("/0")
+
+
+@pytest.mark.parametrize(("state", "why"), STATES[1:4], ids=[why for _, why in STATES[1:4]])
+def test_check_finds_a_node_that_can_never_vote(
+    nodes: Servers, patient: Server, state: Callable[[Server, redis.Redis], str], why: str
+):
+    """L66: it answers, and will not vote until the server or the settings are changed."""
+    with patient.client() as client:
+        url = state(patient, client)
+
+    assert deployed(*nodes.urls[:2], url) == {name(url): f"{why}."}
+
+
+def test_check_finds_one_that_may_evict_and_one_that_is_listed_twice(nodes: Servers, patient: Server):
+    """L66: what only INFO tells, the check finds as well."""
+    with patient.client() as client, FaultProxy(nodes.urls[0]) as twice:
+        client.config_set("maxmemory", "100mb")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        found = deployed(*nodes.urls[:2], twice.url, patient.url)
+        allowed = deployed(*nodes.urls[1:3], patient.url, allow_evicting=[name(patient.url)])
+
+    assert found[name(patient.url)].startswith("may evict keys")
+    assert any("is the same server as" in why for why in found.values())
+    assert allowed == {}
+
+
+def test_check_is_silent_about_nodes_that_do_not_answer_or_that_are_only_new(nodes: Servers, patient: Server):
+    """L66: where checks run, the network may be another one; a server that has just started will vote."""
+    patient.kill()
+
+    assert deployed(*nodes.urls[:2], patient.url, node_timeout=1.0) == {}
+    assert deployed(*nodes.urls[:3], restart_guard=True) == {}
+
+
+def test_check_finds_a_database_without_its_table(tmp_path: Path, nodes: Servers, unblocked: None):
+    """L66: the same for nodes of other kinds."""
+    server = SQLite(tmp_path)
+    with server.database() as database, django_database("bare", server.settings(database)):
+        found = deployed(*nodes.urls[:2], "database://bare")
+
+    assert "lacks its table" in found["database:bare"]

@@ -1,0 +1,90 @@
+"""The reason of a loss says what the nodes told, and nothing that nobody knows."""
+
+from collections.abc import Callable
+
+import pytest
+
+from django_redlock import LockLostError
+from django_redlock.leases import Lease
+from django_redlock.locks import LockManager
+from django_redlock.testing import Servers
+from tests.managers import Flavour, real_manager
+
+SLUG = "{a}"
+
+
+def on_each(nodes: Servers, *command: str, count: int = 3) -> None:
+    for node in nodes[:count]:
+        with node.client() as client:
+            client.execute_command(*command)
+
+
+async def later_holder(nodes: Servers, flavour: Flavour, manager: LockManager, lease: Lease) -> None:
+    manager.release("a", lease.token)
+    await flavour.acquire(manager.lock("a", renew=False))
+
+
+async def later_attempt_that_failed(nodes: Servers, flavour: Flavour, manager: LockManager, lease: Lease) -> None:
+    """The nodes lose the keys and accept the token of an attempt, whose quorum then comes too late."""
+    on_each(nodes, "DEL", f"t:{SLUG}:h")
+    on_each(nodes, "SET", f"t:{SLUG}:f", str(lease.fencing_token + 1))
+
+
+async def earlier_data(nodes: Servers, flavour: Flavour, manager: LockManager, lease: Lease) -> None:
+    """The nodes are restored from a time when somebody else had the lock; that hold has long ended."""
+    on_each(nodes, "SET", f"t:{SLUG}:h", "f" * 32 + '{"host":"h"}')
+    on_each(nodes, "SET", f"t:{SLUG}:f", str(lease.fencing_token - 1))
+
+
+async def removed_by_token(nodes: Servers, flavour: Flavour, manager: LockManager, lease: Lease) -> None:
+    """Another process that knows the token releases the lock, and what is on its way to put it back is refused."""
+    on_each(nodes, "DEL", f"t:{SLUG}:h")
+    on_each(nodes, "SET", f"t:x:{lease.token}", "1")
+
+
+@pytest.mark.parametrize(
+    ("happen", "reason"),
+    [
+        (later_holder, "superseded"),
+        (later_attempt_that_failed, "superseded"),
+        (earlier_data, "forgotten"),
+        (removed_by_token, "forgotten"),
+    ],
+)
+async def test_refused_extension_says_what_the_nodes_told(
+    nodes: Servers, flavour: Flavour, happen: Callable[..., object], reason: str
+):
+    """L24, P19: a later token means that another caller came; without one, the nodes only do not know the holder."""
+    manager = real_manager(nodes.urls[:3])
+    lease = await flavour.acquire(manager.lock("a", renew=False))
+    await happen(nodes, flavour, manager, lease)
+
+    assert not await flavour.extend(lease)
+
+    assert lease.reason == reason
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_block_whose_lock_was_removed_is_not_superseded(nodes: Servers, flavour: Flavour):
+    """L24: nobody else had it; the nodes no longer did when it was given back."""
+    manager = real_manager(nodes.urls[:3])
+    with pytest.raises(LockLostError, match="no longer know this holder") as caught:
+        async with flavour.entered(manager.lock("a", renew=False)):
+            on_each(nodes, "DEL", f"t:{SLUG}:h")
+
+    assert caught.value.reason == "forgotten"
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_block_whose_lock_somebody_else_has_is_superseded(nodes: Servers, flavour: Flavour):
+    """L24: the nodes name another holder when it is given back."""
+    manager = real_manager(nodes.urls[:3])
+    with pytest.raises(LockLostError, match="another caller") as caught:
+        async with flavour.entered(manager.lock("a", renew=False)):
+            on_each(nodes, "SET", f"t:{SLUG}:h", "f" * 32 + '{"host":"h"}')
+
+    assert caught.value.reason == "superseded"
+    await flavour.close(manager)
+    manager.close()

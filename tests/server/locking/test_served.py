@@ -1,0 +1,404 @@
+"""The served key: since when a server has served the locks of a prefix, which every process sees."""
+
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+import redis
+
+from django_redlock import QuorumUnavailableError
+from django_redlock.core.admission import Admission, Greeting
+from django_redlock.core.rules import Rules
+from django_redlock.doctor import CHECKS, Finding
+from django_redlock.locks import LockManager
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.examine import examine
+from django_redlock.nodes.memory import MemoryStore
+from django_redlock.testing import FaultProxy, Server, Servers, start_servers
+from tests.managers import Flavour
+
+REPLICATES_AT_ONCE = ("--repl-diskless-sync-delay", "0")
+TTL = 3.0  # seconds; the guard time is a little more
+WEEK = 7 * 86_400.0
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def guarded(urls: list[str], **options: object) -> LockManager:
+    """Return a manager as a fresh process has it: it knows nothing of the nodes."""
+    numbers = {"ttl": TTL, "max_ttl": TTL, "renew": False, "restart_guard": True, "node_timeout": 0.5, **options}
+    return LockManager([open_node(NodeSpec(url), "t:") for url in urls], Rules(len(urls), **numbers))
+
+
+def replicate(replica: Server, master: str) -> None:
+    """Have a server copy all that another one has, and return when it has."""
+    with replica.client() as client:
+        client.replicaof(*master.removeprefix("redis://").removesuffix("/0").split(":"))
+        until(lambda: client.info("replication")["master_link_status"] == "up")
+
+
+def greeting(server: Server) -> Greeting:
+    """Return what a new connection learns of a server."""
+    link = open_node(NodeSpec(server.url), "t:").connect(1.0)
+    link.close()
+    return link.greeting
+
+
+def served(client: redis.Redis, **change: object) -> str:
+    """Write the key of this server as of a week ago, but for the *change*; returns the ids."""
+    ids = f"{client.info('server')['run_id']}/{client.info('replication')['master_replid']}"
+    seconds, micros = client.time()
+    about = {"ids": ids, "since": seconds * 10**6 + micros - int(WEEK * 1e6), **change}
+    client.set("t:served", f"{about['ids']} {about['since']}")
+    return ids
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(args=REPLICATES_AT_ONCE) as one:
+        yield one
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[redis.Redis]:
+    with server.client() as one:
+        yield one
+
+
+class Moving:
+    """Three masters behind endpoints, and a replica of the second that has been running for long."""
+
+    def __init__(self, servers: Servers, endpoints: list[FaultProxy], wire: FaultProxy) -> None:
+        self.endpoints = endpoints
+        self._replica = servers[3]
+        self._wire = wire
+
+    def cut(self) -> None:
+        """Have the replica get nothing from now on."""
+        self._wire.black_hole()
+
+    def move(self) -> None:
+        """Promote the replica, and lead the second endpoint to it."""
+        with self._replica.client() as client:
+            client.replicaof("NO", "ONE")
+        self.endpoints[1].target = self._replica.url
+        self.endpoints[1].reset()
+
+
+@pytest.fixture
+def moving() -> Iterator[Moving]:
+    with start_servers(4, args=REPLICATES_AT_ONCE) as servers, ExitStack() as stack:
+        endpoints = [stack.enter_context(FaultProxy(server.url)) for server in servers[:3]]
+        wire = stack.enter_context(FaultProxy(servers[1].url))
+        replicate(servers[3], wire.url)
+        with servers[3].client() as client:
+            until(lambda: client.info("server")["uptime_in_seconds"] > TTL + 2)
+        yield Moving(servers, endpoints, wire)
+
+
+@pytest.mark.parametrize("copied", [True, False], ids=["copied", "missing"])
+async def test_promoted_replica_gives_no_vote_to_a_process_that_did_not_know_the_master(
+    moving: Moving, flavour: Flavour, copied: bool
+):
+    """P20: one node misses the lock, another one's endpoint moves to a replica that lost it; nobody gets it twice."""
+    urls = [endpoint.url for endpoint in moving.endpoints]
+    holder, newcomer = guarded(urls), guarded(urls)
+    if not copied:
+        moving.cut()
+    await flavour.release(await flavour.acquire(holder.lock("warm", wait=30)))
+    moving.cut()
+    moving.endpoints[2].stop()  # unreachable for a moment
+    lease = await flavour.acquire(holder.lock("a", wait=30))
+    moving.endpoints[2].start()
+
+    moving.move()
+    with pytest.raises(QuorumUnavailableError, match=r"votes again in \d s"):
+        await flavour.acquire(newcomer.lock("a", wait=0.0))
+
+    assert lease.valid()
+    for manager in (holder, newcomer):
+        await flavour.close(manager)
+        manager.close()
+
+
+async def test_server_that_is_new_to_the_locks_votes_after_the_guard_time_for_everybody(
+    server: Server, client: redis.Redis, flavour: Flavour
+):
+    """P20, L62: one that has been running for long may have been emptied; the time counts from the first connection."""
+    first, second = guarded([server.url]), guarded([server.url])
+    with pytest.raises(QuorumUnavailableError, match="restarted or is new to these locks, votes again in"):
+        await flavour.acquire(first.lock("a", wait=0))
+    age = greeting(server).age
+    served(client)
+
+    lease = await flavour.acquire(second.lock("a", wait=0))
+
+    assert age is not None
+    assert age < 30.0
+    assert await flavour.release(lease) == "released"
+    for manager in (first, second):
+        await flavour.close(manager)
+        manager.close()
+
+
+def test_key_names_the_server_and_never_expires(server: Server, client: redis.Redis):
+    """L62: it holds the run id, the replication id and the time of the first connection, and stays as it is."""
+    greeting(server)
+    written = client.get("t:served")
+    ids, since = written.split(" ")
+
+    again = greeting(server)
+
+    assert ids == f"{client.info('server')['run_id']}/{client.info('replication')['master_replid']}"
+    assert abs(int(since) / 1e6 - time.time()) < 30.0
+    assert client.get("t:served") == written
+    assert client.pttl("t:served") == -1
+    assert again.age is not None
+    assert again.age > 0.0
+
+
+def test_age_is_that_of_the_service(server: Server, client: redis.Redis):
+    """L62: in seconds, by the clock of the node."""
+    served(client)
+
+    assert greeting(server).age == pytest.approx(WEEK, abs=30.0)
+
+
+def test_one_script_per_connection(server: Server, client: redis.Redis):
+    """P26: a new connection costs one script, sent together with INFO."""
+    client.config_resetstat()
+    greeting(server)
+
+    calls = {name: about["calls"] for name, about in client.info("commandstats").items()}
+
+    assert calls["cmdstat_eval"] == 1
+    assert calls["cmdstat_info"] == 3  # ours, and the two sections that the script reads
+
+
+def flushed(server: Server, client: redis.Redis) -> None:
+    client.flushall()
+
+
+def restarted_with_data(server: Server, client: redis.Redis) -> None:
+    client.save()
+    server.kill()
+    server.start()
+
+
+def restarted_without_data(server: Server, client: redis.Redis) -> None:
+    server.kill()
+    server.start()
+
+
+def replica_meanwhile(server: Server, client: redis.Redis) -> None:
+    with Server(args=REPLICATES_AT_ONCE) as other:
+        replicate(other, server.url)
+        with other.client() as there:
+            there.replicaof("NO", "ONE")
+        replicate(server, other.url)
+        client.replicaof("NO", "ONE")
+
+
+LOSSES = [flushed, restarted_with_data, restarted_without_data, replica_meanwhile]
+
+
+@pytest.mark.parametrize("lose", LOSSES, ids=lambda lose: lose.__name__)
+def test_age_begins_anew_when_locks_may_be_lost(
+    server: Server, client: redis.Redis, lose: Callable[[Server, redis.Redis], None]
+):
+    """P20, L62, L63: whatever happened, the first connection to notice it starts the time for all."""
+    served(client)
+    assert greeting(server).age > WEEK - 1
+
+    lose(server, client)
+
+    assert greeting(server).age < 30.0
+
+
+def test_master_that_lost_its_replicas_keeps_its_age(server: Server, client: redis.Redis):
+    """L63: a master without replicas gets another replication id after a while, and has lost nothing."""
+    client.config_set("repl-backlog-ttl", "1")
+    with Server(args=REPLICATES_AT_ONCE) as replica:
+        replicate(replica, server.url)
+        ids = served(client)
+    until(lambda: client.info("replication")["master_replid"] not in ids)
+
+    age = greeting(server).age
+
+    assert age == pytest.approx(WEEK, abs=60.0)
+    assert client.info("replication")["master_replid"] in client.get("t:served")
+
+
+NOW = 1_800_000_000_000_000
+JUNK = ["", "no key of ours", "a/b", "a/b ", "a/b x", "a/b -5", "a/b 1e3", f"a/b {10**17}", "a/b 1 2", "\x00\xff"]
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_junk_under_the_key_is_replaced(server: Server, client: redis.Redis, junk: str):
+    """Anybody may write the key; what is no record of this server counts as none."""
+    ids = served(client, ids="{ids}")
+    client.set("t:served", junk.replace("a/b", ids))
+
+    assert greeting(server).age == 0.0
+    assert client.get("t:served").startswith(f"{ids} ")
+
+
+def test_key_of_another_type_is_replaced(server: Server, client: redis.Redis):
+    """The same goes for a key that is no string."""
+    client.rpush("t:served", "a")
+
+    assert greeting(server).age == 0.0
+    assert greeting(server).age is not None
+    assert client.type("t:served") == "string"
+
+
+def test_clock_that_went_back_begins_anew(server: Server, client: redis.Redis):
+    """L6: a time in the future would keep the node from voting until that time has come."""
+    seconds, _ = client.time()
+    served(client, since=(seconds + 86_400) * 10**6)
+
+    assert greeting(server).age == 0.0
+    served(client, since=0)
+    assert greeting(server).age > 1e9  # the first second that there is: absurd, and yet a number
+
+
+def test_node_in_memory_agrees_with_the_script(server: Server, client: redis.Redis):
+    """The simulation uses the one, locks use the other: both say the same of every record."""
+    ids = served(client)
+    run, replication = ids.split("/")
+    for about in (ids, f"other/{replication}", f"{run}/other", "other/other"):
+        for since in (-5.0, 0.0, 5.0, WEEK):
+            seconds, micros = client.time()
+            now = seconds + micros / 1e6
+            served(client, ids=about, since=int((now - since) * 1e6))
+            store = MemoryStore(lambda now=now: now)
+            store._served = (*about.split("/"), int((now - since) * 1e6))
+
+            theirs = greeting(server).age
+
+            assert theirs == pytest.approx(store.serve(run, replication), abs=4.0), (about, since)
+
+
+def test_node_that_cannot_write_says_no_age_but_one_that_need_not_write_does(server: Server, client: redis.Redis):
+    """L65: a full node has kept what it has."""
+    client.config_set("maxmemory", "1")
+    assert greeting(server).age is None
+
+    client.config_set("maxmemory", "0")
+    served(client)
+    client.config_set("maxmemory", "1")
+
+    assert greeting(server).age > WEEK - 1
+
+
+def test_server_that_cannot_say_its_age_votes_when_it_has_been_known_for_the_guard_time():
+    """P20: each connection finds the same server; were the time to begin anew with each, it would never vote."""
+    now = [1000.0]
+    watch = Admission(Rules(3), ("a", "b", "c"), lambda: now[0], lambda: 1e9)
+    for _ in range(3):
+        watch.greet(0, Greeting("r1", age=None))
+        now[0] += 25.0
+    assert watch.objection(0) == ""
+
+    watch.greet(0, Greeting("r2", age=None))
+
+    assert "votes again in" in watch.objection(0)
+
+
+@contextmanager
+def babbling(*replies: bytes) -> Iterator[Server]:
+    """Run a server that answers each request with the same bytes."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):
+                while self.request.recv(65536):
+                    self.request.sendall(b"".join(replies))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as it:
+        it.daemon_threads = True
+        thread = threading.Thread(target=it.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"redis://127.0.0.1:{it.server_address[1]}/0"
+        it.shutdown()
+        thread.join()
+
+
+INFO = b"run_id:abc\r\nrole:master\r\n"
+
+
+def bulk(data: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+@pytest.mark.parametrize(
+    ("said", "age"),
+    [
+        (bulk(b"SERVED abc 5000000"), 5.0),
+        (bulk(b"SERVED abc -5"), None),
+        (bulk(b"SERVED abc 9007199254740992"), None),
+        (bulk(b"SERVED abc 1e300"), None),
+        (bulk(b"SERVED abc"), None),
+        (bulk(b"OTHER abc 5"), None),
+        (bulk("SERVED abc ٣".encode()), None),
+        (b"$-1\r\n", None),
+        (b":5\r\n", None),
+        (b"*0\r\n", None),
+        (b"-ERR unknown command\r\n", None),
+    ],
+)
+def test_age_is_bounded_where_it_is_read(said: bytes, age: float | None):
+    """A number from a node is not taken on trust."""
+    with babbling(bulk(INFO), said) as url:
+        link = open_node(NodeSpec(url), "t:").connect(5.0)
+        link.close()
+
+    assert link.greeting.age == age
+
+
+def test_script_that_another_server_carried_out_is_noticed():
+    """P22: an endpoint that gives the commands of one connection to several servers is no node."""
+    with babbling(bulk(INFO), bulk(b"SERVED def 5000000")) as url:
+        with pytest.raises(LinkError, match="answers as two servers"):
+            open_node(NodeSpec(url), "t:").connect(5.0)
+
+
+async def test_durable_node_votes_without_a_key(server: Server, flavour: Flavour):
+    """P20: the operator says that it loses nothing."""
+    name = server.url.removeprefix("redis://").removesuffix("/0")
+    manager = guarded([server.url], durable=(name,))
+
+    lease = await flavour.acquire(manager.lock("a", wait=0))
+
+    assert await flavour.release(lease) == "released"
+    await flavour.close(manager)
+    manager.close()
+
+
+def findings(server: Server) -> list[Finding]:
+    rules = Rules(3, max_ttl=60.0)
+    node = examine(open_node(NodeSpec(server.url), "t:"), 2.0)
+    return [finding for check in CHECKS for finding in check(node, rules)]
+
+
+def test_doctor_reports_the_age_of_the_service(server: Server, client: redis.Redis):
+    """P20: a server that is new to the locks, one that has served them for long, and one that cannot say."""
+    (new,) = [finding for finding in findings(server) if finding.id == "restarted"]
+    served(client)
+    known = {finding.id for finding in findings(server)}
+    client.delete("t:served")
+    client.config_set("maxmemory", "1")
+    full = {finding.id for finding in findings(server)}
+
+    assert "gives no vote for 6" in new.text
+    assert not {"restarted", "no-age"} & known
+    assert "no-age" in full
