@@ -65,7 +65,7 @@ class WayOut:
         self._leave = leave
 
     def __call__(self, kind: Any, error: Any, trace: Any) -> Any:
-        return self._leave(self.lock, self.entry, kind)
+        return self._leave(self.lock, self, kind)  # which a coroutine keeps alive until it has left
 
 
 class Exit:
@@ -76,7 +76,7 @@ class Exit:
     up on the class, and gets a function: it keeps the lock alone, so nothing tells when it has been dropped.
 
     Args:
-        leave: Leaves a lock; takes the lock, its entry if that is known, and the kind of exception that ended the body.
+        leave: Leaves a lock; takes the lock, the way out if known, and the kind of exception that ended the body.
     """
 
     def __init__(self, leave: Callable[..., Any]) -> None:
@@ -132,18 +132,19 @@ class Entry:
         about: What else is to be known when it leaves.
     """
 
-    __slots__ = ("about", "lease", "tie", "who")
+    __slots__ = ("about", "lease", "over", "tie", "who")
 
     def __init__(self, who: object, lease: Any, about: Any = None) -> None:
         self.who = who
         self.lease = lease
         self.about = about
+        self.over = False  # whether it was left
         self.tie: Tie | None = None
 
     @property
     def dropped(self) -> bool:
-        """Whether its ``with`` statement is over, although it has not been left."""
-        return self.tie is not None and self.tie() is None
+        """Whether its ``with`` statement is over, although it has not been left or not been forgotten."""
+        return self.over or (self.tie is not None and self.tie() is None)
 
 
 class Entries:
@@ -185,6 +186,7 @@ class Entries:
 
     def forget(self, entry: Entry) -> None:
         """Note that a block was left."""
+        entry.over = True
         entry.tie = None
         others = tuple(other for other in self._entries.get(entry.who, ()) if other is not entry)
         if others:
@@ -202,8 +204,8 @@ class Entries:
         """Return what *who* has not released when its ``with`` statements were over, and forget these."""
         found = []
         for entry in self._entries.get(who, ()):
-            if entry.dropped and entry.tie is not None:
-                found.append(entry.tie.take())
+            if entry.dropped:
+                found.append(entry.tie.take() if entry.tie else None)
                 self.forget(entry)
         return [lease for lease in found if lease is not None]
 

@@ -27,7 +27,7 @@ from .core.owner import Owner, decode
 from .core.rules import MIN_TTL, Rules, number, seconds
 from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
 from .decoration import Function, decorated
-from .entering import Entries, Entry, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
+from .entering import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
 from .exceptions import LockTakenError, QuorumUnavailableError
 from .forks import process
 from .leases import LASTING, AsyncLease, Lease, extended
@@ -155,10 +155,10 @@ class Lock:
                 lease.release()
             raise
 
-    def _leave(self, entry: Entry | None, kind: type[BaseException] | None) -> None:
+    def _leave(self, way_out: WayOut | None, kind: type[BaseException] | None) -> None:
         if exiting():
             return  # a suspended generator is closed when the interpreter ends
-        entry = entry or self._threads.leaving(this_thread())
+        entry = (way_out and way_out.entry) or self._threads.leaving(this_thread())
         lease: Lease = entry.lease
         try:
             over = lease._tenure.ended == "released"  # the body gave it up, and was told the outcome
@@ -167,6 +167,7 @@ class Lock:
             lease.abandon()
             raise
         finally:
+            entry.over = True
             self._threads.forget(entry)
         lease._leave(outcome, body_failed=kind is not None)
 
@@ -192,10 +193,10 @@ class Lock:
                 lease.abandon()
             raise
 
-    async def _aleave(self, entry: Entry | None, kind: type[BaseException] | None) -> None:
+    async def _aleave(self, way_out: WayOut | None, kind: type[BaseException] | None) -> None:
         if exiting():
             return
-        entry = entry or self._tasks.leaving(this_task())
+        entry = (way_out and way_out.entry) or self._tasks.leaving(this_task())
         lease: Lease = entry.lease
         try:
             interruption: Interruption | None = entry.about
@@ -206,6 +207,7 @@ class Lock:
             lease.abandon()
             raise
         finally:
+            entry.over = True
             self._tasks.forget(entry)
         lease._leave(outcome, body_failed=kind is not None and not interrupted)
 

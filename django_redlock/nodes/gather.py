@@ -250,7 +250,7 @@ class Bundle:
 
     def __del__(self) -> None:
         """Close it if an exception came after it was taken from the stack, and before anybody could give it back."""
-        if self.seats and not exiting():
+        if getattr(self, "seats", None) and not exiting():  # it has none if it was interrupted while it was made
             self.close()
 
 
@@ -304,6 +304,8 @@ class Gather:
         """Return the bundle that was used last, or a new one."""
         try:
             bundle = stack.pop()
+            while bundle.closed:  # whoever gave it back was interrupted just then
+                bundle = stack.pop()
         except IndexError:
             return Bundle()
         if bundle.used > now - MAX_IDLE:

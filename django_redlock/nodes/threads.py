@@ -141,9 +141,10 @@ class Background:
         real: Whether it must be a thread of the system's also under gevent.
     """
 
-    def __init__(
-        self, work: Callable[[], object], busy: Callable[[], object], name: str, *, real: bool = False
-    ) -> None:
+    daemon = True
+    """As it is with threads: the process may end while it is at work."""
+
+    def __init__(self, work: Callable[[], object], busy: Callable[[], object], name: str, *, real: bool = False):
         self._work = work
         self._busy = busy
         self._name = name
