@@ -41,7 +41,7 @@ for _ in range(3):
         gevent.sleep(0.02)
     print(lease.extensions > 0, lease.reason)
     lease.release()
-    while watchdog.watchdog._thread is not None and time.monotonic() < until:
+    while watchdog.watchdog.running and time.monotonic() < until:
         gevent.sleep(0.02)
     gevent.sleep(0.1)
     print(len(os.listdir("/proc/self/fd")), file=sys.stderr)
