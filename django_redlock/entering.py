@@ -2,22 +2,28 @@
 Who is inside a lock: the threads and tasks that have entered it.
 
 Neither the ident of a thread nor the address of a task tells one from another: both are used again.
+
+A signal handler may raise its exception before the first line of ``__exit__`` is run. Then a lock that somebody keeps,
+such as a module's, would count as entered for ever. So every ``with`` statement gets a way out of its own, an object
+that nobody but the statement has. Python drops it when the statement is over, however it ended; whoever has not gone
+through it by then has left all the same, and the lock is released in the background.
 """
 
 import asyncio
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Protocol
 from weakref import ref
 
 from .core.names import named
-
-Entry = TypeVar("Entry")
+from .watchdog import abandoned
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.mark = object()  # made anew for each thread
+        self.way_out: Callable[[], WayOut | None] = lambda: None  # of the with statement that is about to begin
 
 
 _thread = _Thread()
@@ -35,7 +41,113 @@ def this_task() -> object:
     return task and ref(task)
 
 
-class Entries(Generic[Entry]):
+class Held(Protocol):
+    """What is needed of a :class:`~django_redlock.leases.Lease`."""
+
+    def abandon(self) -> None:
+        """Have it released in the background."""
+
+
+class WayOut:
+    """
+    The ``__exit__`` or ``__aexit__`` of one ``with`` statement, which alone keeps it alive.
+
+    Args:
+        lock: The lock that is left.
+        leave: Leaves it.
+    """
+
+    __slots__ = ("__weakref__", "_leave", "entry", "lock")
+
+    def __init__(self, lock: Any, leave: Callable[..., Any]) -> None:
+        self.lock = lock
+        self.entry: Entry | None = None
+        self._leave = leave
+
+    def __call__(self, kind: Any, error: Any, trace: Any) -> Any:
+        return self._leave(self.lock, self, kind)  # which a coroutine keeps alive until it has left
+
+
+class Exit:
+    """
+    Gives each ``with`` statement a way out of its own.
+
+    Python looks up the methods of a ``with`` statement before it calls the first of them. An ``ExitStack`` looks them
+    up on the class, and gets a function: it keeps the lock alone, so nothing tells when it has been dropped.
+
+    Args:
+        leave: Leaves a lock; takes the lock, the way out if known, and the kind of exception that ended the body.
+    """
+
+    def __init__(self, leave: Callable[..., Any]) -> None:
+        self._leave = leave
+
+    def __get__(self, lock: Any, owner: type | None = None) -> Any:
+        if lock is None:
+            return lambda lock, kind, error, trace: self._leave(lock, None, kind)
+        way_out = WayOut(lock, self._leave)
+        _thread.way_out = ref(way_out)
+        return way_out
+
+
+def way_out_of(lock: object) -> WayOut | None:
+    """Return the way out of the ``with`` statement that is about to enter *lock* in this thread, if it is one."""
+    found = _thread.way_out()
+    return found if found is not None and found.lock is lock and found.entry is None else None
+
+
+class Tie(ref[WayOut]):
+    """Notes that a way out was dropped: by one call into C, so that no signal handler runs meanwhile."""
+
+    __slots__ = ("_leases",)
+
+    _leases: list[Held]
+
+    @classmethod
+    def between(cls, way_out: WayOut, lease: Held) -> "Tie":
+        """Return what has *lease* released when *way_out* is gone, unless it was taken before."""
+        tie = cls(way_out, abandoned.append)
+        tie._leases = [lease]
+        return tie
+
+    def take(self) -> Any:
+        """Return the lease, to be released; None if somebody else has taken it."""
+        with suppress(IndexError):
+            return self._leases.pop()
+        return None
+
+    def abandon(self) -> None:
+        """Have the lease released in the background."""
+        if (lease := self.take()) is not None:
+            lease.abandon()
+
+
+class Entry:
+    """
+    One block that was entered.
+
+    Args:
+        who: The thread or task.
+        lease: What it got.
+        about: What else is to be known when it leaves.
+    """
+
+    __slots__ = ("about", "lease", "over", "tie", "who")
+
+    def __init__(self, who: object, lease: Any, about: Any = None) -> None:
+        self.who = who
+        self.lease = lease
+        self.about = about
+        self.over = False  # whether it was left
+        self.tie: Tie | None = None
+
+    @property
+    def dropped(self) -> bool:
+        """Whether its ``with`` statement is over, although it has not been left or not been forgotten."""
+        return self.over or (self.tie is not None and self.tie() is None)
+
+
+class Entries:
     """
     Which threads, or which tasks, are inside the ``with`` blocks of one lock.
 
@@ -47,18 +159,22 @@ class Entries(Generic[Entry]):
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
-        self._entries: dict[object, list[Entry]] = {}
+        self._entries: dict[object, tuple[Entry, ...]] = {}
 
     def __contains__(self, who: object) -> bool:
-        return who in self._entries
+        return any(not entry.dropped for entry in self._entries.get(who, ()))
 
-    def add(self, who: object, entry: Entry) -> None:
-        """Note that *who* has entered."""
-        self._entries.setdefault(who, []).append(entry)
+    def add(self, who: object, lease: Any, way_out: WayOut | None, about: Any = None) -> None:
+        """Note that *who* has entered, and how it will leave if that is known."""
+        entry = Entry(who, lease, about)
+        if way_out is not None:
+            entry.tie = Tie.between(way_out, lease)
+            way_out.entry = entry
+        self._entries[who] = (*self._entries.get(who, ()), entry)
 
-    def remove(self, who: object) -> Entry:
+    def leaving(self, who: object) -> Entry:
         """
-        Note that *who* leaves; returns what was noted last.
+        Return the entry that *who* is about to leave, and be it that of another.
 
         A generator may be closed by another thread or task than the one that entered; so who has not entered leaves
         for the only one that has.
@@ -66,13 +182,32 @@ class Entries(Generic[Entry]):
         Raises:
             RuntimeError: That one cannot be told.
         """
-        if who not in self._entries:
-            who = self._only_one()
-        entries = self._entries[who]
-        entry = entries.pop()
-        if not entries:
-            del self._entries[who]
-        return entry
+        return self._entries[who if who in self._entries else self._only_one()][-1]
+
+    def forget(self, entry: Entry) -> None:
+        """Note that a block was left."""
+        entry.over = True
+        entry.tie = None
+        others = tuple(other for other in self._entries.get(entry.who, ()) if other is not entry)
+        if others:
+            self._entries[entry.who] = others
+        else:
+            self._entries.pop(entry.who, None)
+
+    def undo(self, who: object, lease: Any) -> None:
+        """Forget the newest entry of *who*, if it is that of *lease*: an exception came before its body."""
+        for entry in self._entries.get(who, ())[-1:]:
+            if entry.lease is lease:
+                self.forget(entry)
+
+    def dropped(self, who: object) -> list[Any]:
+        """Return what *who* has not released when its ``with`` statements were over, and forget these."""
+        found = []
+        for entry in self._entries.get(who, ()):
+            if entry.dropped:
+                found.append(entry.tie.take() if entry.tie else None)
+                self.forget(entry)
+        return [lease for lease in found if lease is not None]
 
     def _only_one(self) -> object:
         inside = list(self._entries)

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from .core.tenure import Tenure, release_outcome
 from .exceptions import LockLostError
 from .forks import process
 from .nodes.gather import steady
+from .nodes.threads import exiting, new_event
 from .watchdog import loop_watchdog, watchdog
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class Lease:
         self._mutex = threading.Lock()
         self._pid = process.pid
         self._told = False  # whether its loss is known
+        self._teller: object = None  # stands for the thread that calls back
+        self._farewell: Ballot | None = None  # the round that releases it
         self._depth = 1  # how often its holder has entered it, for a reentrant lock
         self._owner = b""
         self._taken_over: Ballot | None = None  # the round that took the lock over from somebody else
@@ -157,12 +161,14 @@ class Lease:
         """
         Call *callback* with this lease once if it is lost; at once if it already was.
 
-        It is called from the watchdog's thread, or in the event loop of an asyncio lease.
+        Whoever notices the loss calls back: the holder's thread in ``valid()`` or ``ensure()``, the event loop of an
+        asyncio lease, or a thread that does nothing else. Callbacks are called in the order in which they were given,
+        whatever the ones before them raise, which is logged. None holds up the renewal of other leases by blocking;
+        only in an event loop it holds up all that runs there.
         """
-        with self._mutex:
-            self._callbacks.append(callback)
+        self._callbacks.append(callback)
         if self._told:
-            self._call_back()
+            self._tell_loss()
 
     def heartbeat(self) -> None:
         """Say that the work goes on; a lease taken with ``heartbeat=`` is extended only while it is told so."""
@@ -199,29 +205,59 @@ class Lease:
         Args:
             wait: Whether to wait for the nodes' answers; if not, the release is sent, and the outcome is ``unknown``.
         """
+        if exiting():
+            return "unknown"  # the key ends with its ttl; to connect or to wait would have the interpreter hang
         if self._still_entered():
             return "held" if self.valid() else "expired"
-        ballot = self._end(wait)
-        if ballot is None:
-            return "expired" if not self._forked() else "unknown"
-        watchdog.forget(self)
-        self._manager.ask(ballot)
-        if self._taken_over and (late := end_of_hold_before(self._taken_over)):
-            self._manager.ask(late)
+        try:
+            ballot = self._end(wait)
+            if ballot is None:
+                return "expired" if not self._forked() else "unknown"
+            watchdog.forget(self)
+            self._manager.ask(ballot)
+            if self._taken_over and (late := end_of_hold_before(self._taken_over)):
+                self._manager.ask(late)
+        except BaseException:
+            self._release_later()
+            raise
         return self._ended(ballot)
 
     async def arelease(self, wait: bool = True) -> str:
         """Do what :meth:`release` does without blocking; a cancelled call has sent the release all the same."""
+        if exiting():
+            return "unknown"
         if self._still_entered():
             return "held" if self.valid() else "expired"
-        ballot = self._end(wait)
-        if ballot is None:
-            return "expired" if not self._forked() else "unknown"
-        loop_watchdog().forget(self)
-        await self._manager.aask(ballot)
-        if self._taken_over and (late := end_of_hold_before(self._taken_over)):
-            await self._manager.aask(late)
+        try:
+            ballot = self._end(wait)
+            if ballot is None:
+                return "expired" if not self._forked() else "unknown"
+            loop_watchdog().forget(self)
+            await self._manager.aask(ballot)
+            if self._taken_over and (late := end_of_hold_before(self._taken_over)):
+                await self._manager.aask(late)
+        except BaseException:
+            self._release_later()
+            raise
         return self._ended(ballot)
+
+    def abandon(self) -> None:
+        """
+        Have it released in the background, without waiting for anything.
+
+        For a holder that was interrupted before it could do that itself.
+        """
+        if self._forked() or self._tenure.ended or exiting():
+            return
+        self._depth = 0
+        self._tenure.end("released", steady())
+        self._release_later()
+
+    def _release_later(self) -> None:
+        """Bring the release to the nodes that have not answered it; nothing if the lease has not ended."""
+        if self._tenure.ended:
+            ballot = self._farewell = self._farewell or self._tenure.release(0.0)
+            self._manager.bring(ballot)
 
     # What the fence asks
 
@@ -288,7 +324,10 @@ class Lease:
         return self._tenure.ttl / 30 if self._renew else 0.0
 
     def due(self) -> float:
-        """Return when the watchdog looks at it next."""
+        """Return when the watchdog looks at it next; at once if it was lost and nobody has finished saying so."""
+        ended = self._tenure.ended
+        if ended and ended != "released" and self._teller is None and (self._callbacks or not self._told):
+            return self._tenure.ended_at
         return self._tenure.due(self._renew)
 
     def _forked(self) -> bool:
@@ -319,7 +358,8 @@ class Lease:
             self._tenure.end("released", steady())
         else:
             self._tell_loss()
-        return self._tenure.release(self._tenure.timeout if wait else 0.0)
+        self._farewell = self._tenure.release(self._tenure.timeout if wait else 0.0)
+        return self._farewell
 
     def _ended(self, ballot: Ballot) -> str:
         outcome = release_outcome(ballot, self._manager.rules)
@@ -328,34 +368,70 @@ class Lease:
         return outcome if self._tenure.ended == "released" else "taken" if outcome == "taken" else "expired"
 
     def _tell_loss(self) -> None:
-        """Tell of an end that was no release, once, whoever noticed it."""
-        if self._tenure.ended == "released" or self._told:
+        """
+        Report an end that was no release, once, whoever noticed it.
+
+        What an exception cuts short, the watchdog finishes, which finds the lease due for that.
+        """
+        if self._tenure.ended == "released" or (self._told and not self._callbacks):
             return
-        with self._mutex:
-            if self._told:
-                return
-            self._told = True
         self._set_lost()
+        me, fatal = object(), None
+        try:
+            with self._mutex:
+                if self._teller is None:
+                    self._begin_to_tell(me)
+            if self._teller is me and not self._apart(partial(self._call_back, me)):
+                fatal = self._call_back(me)
+        except BaseException:
+            if self._teller is me:
+                self._teller = None
+            self._tell_later()
+            raise
+        if fatal is not None:
+            raise fatal
+
+    def _begin_to_tell(self, teller: object) -> None:
+        if not self._told:
+            self._callbacks[:0] = [Lease._log_loss, Lease._notify_loss]
+            self._told = True
+        self._teller = teller
+
+    def _call_back(self, teller: object) -> BaseException | None:
+        """Call all callbacks; returns what one of them raised that was meant for the program, such as an exit."""
+        fatal: BaseException | None = None
+        with suppress(IndexError):
+            # Taken and called without a bytecode in between: none is lost, and none is called twice.
+            for callback in iter(partial(self._callbacks.pop, 0), None):
+                try:
+                    callback(self)
+                except BaseException as error:
+                    log.exception("a callback of lock %s failed", self.name)
+                    fatal = fatal or (None if isinstance(error, Exception) else error)
+        self._teller = None
+        if self._callbacks:  # given by another thread, which saw that this one was at it
+            self._tell_loss()
+        return fatal
+
+    def _log_loss(self) -> None:
         about = {"event": "lock_lost", "lock": self.name}
         log.error("lock lost: %s (%s)", printable(self.name), self.reason, extra=about)
+
+    def _notify_loss(self) -> None:
         self._manager.notify("lock_lost", lease=self, reason=self.reason)
-        self._call_back()
+
+    def _apart(self, function: Callable[[], object]) -> bool:
+        return watchdog.apart(function)
+
+    def _tell_later(self) -> None:
+        watchdog.watch(self)
 
     def _new_event(self) -> threading.Event | asyncio.Event:
-        return threading.Event()
+        return new_event()
 
     def _set_lost(self) -> None:
         if self._lost is not None:
             self._lost.set()
-
-    def _call_back(self) -> None:
-        with self._mutex:
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            try:
-                callback(self)
-            except Exception:
-                log.exception("a callback of lock %s failed", self.name)
 
     def _loss(self) -> LockLostError:
         return LockLostError(self.name, self.reason or "expired", self._tenure.held(steady()))
@@ -377,6 +453,16 @@ class AsyncLease(Lease):
 
     def _new_event(self) -> asyncio.Event:
         return asyncio.Event()
+
+    def _apart(self, function: Callable[[], object]) -> bool:
+        return False
+
+    def _call_back(self, teller: object) -> None:
+        super()._call_back(teller)  # an exit would end the event loop, whoever runs in it
+
+    def _tell_later(self) -> None:
+        with suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(lambda: loop_watchdog().watch(self))
 
     def _set_lost(self) -> None:
         with suppress(RuntimeError):  # the loop has been closed: nobody waits for the event any more

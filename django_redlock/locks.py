@@ -14,8 +14,9 @@ import random
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
@@ -26,7 +27,7 @@ from .core.owner import Owner, decode
 from .core.rules import MIN_TTL, Rules, number, seconds
 from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
 from .decoration import Function, decorated
-from .entering import Entries, Interruption, this_task, this_thread
+from .entering import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
 from .exceptions import LockTakenError, QuorumUnavailableError
 from .forks import process
 from .leases import LASTING, AsyncLease, Lease, extended
@@ -36,6 +37,7 @@ from .nodes.aio import AsyncGather
 from .nodes.courier import Courier
 from .nodes.gather import Gather, steady
 from .nodes.hints import AsyncHints, Hints
+from .nodes.threads import exiting
 from .presence import Presence, this_process
 from .watchdog import loop_watchdog, watchdog
 
@@ -84,8 +86,8 @@ class Lock:
         self._reentrant = reentrant
         self._cancel_on_lost = cancel_on_lost
         self._anew: Callable[[], Lock] | None = None
-        self._threads: Entries[Lease] = Entries(wanted.names)
-        self._tasks: Entries[tuple[Lease, Interruption | None]] = Entries(wanted.names)
+        self._threads = Entries(wanted.names)
+        self._tasks = Entries(wanted.names)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
@@ -114,9 +116,7 @@ class Lock:
         who = this_thread()
         lease = self._entered_before(who)
         if lease is None:
-            granted = self._manager.run(self._wanted)
-            lease = self._manager.held(self._wanted, granted, self._renew)
-            self._remember(who, lease)
+            lease = self._manager.take(self._wanted, self._renew, partial(self._remember, who))
         return lease
 
     async def aacquire(self) -> Lease:
@@ -125,9 +125,7 @@ class Lock:
         who = this_task()
         lease = self._entered_before(who)
         if lease is None:
-            granted = await self._manager.arun(self._wanted)
-            lease = self._manager.aheld(self._wanted, granted, self._renew)
-            self._remember(who, lease)
+            lease = await self._manager.atake(self._wanted, self._renew, partial(self._remember, who))
         return lease
 
     def made_by(self, anew: "Callable[[], Lock]") -> "Lock":
@@ -142,36 +140,89 @@ class Lock:
             self._manager, self._wanted, self._renew = anew._manager, anew._wanted, anew._renew
 
     def __enter__(self) -> Lease:
-        who = this_thread()
+        way_out, who = way_out_of(self), this_thread()
         self._refuse_nesting(who, self._threads)
-        lease = self.acquire()
-        self._threads.add(who, lease)
-        return lease
+        for left in self._threads.dropped(who):
+            left.release()
+        lease = None
+        try:
+            lease = self.acquire()
+            self._threads.add(who, lease, way_out)
+            return lease
+        except BaseException:
+            if lease is not None:  # interrupted, so that the body does not run
+                self._threads.undo(who, lease)
+                lease.release()
+            raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        lease = self._threads.remove(this_thread())
-        if lease._tenure.ended != "released":  # else the body gave it up, and was told the outcome
-            lease._leave(lease.release(), body_failed=kind is not None)
+    def _leave(self, way_out: WayOut | None, kind: type[BaseException] | None) -> None:
+        if exiting():
+            return  # a suspended generator is closed when the interpreter ends
+        entry = (way_out and way_out.entry) or self._threads.leaving(this_thread())
+        lease: Lease = entry.lease
+        try:
+            over = lease._tenure.ended == "released"  # the body gave it up, and was told the outcome
+            outcome = "released" if over else lease.release()
+        except BaseException:
+            lease.abandon()
+            raise
+        finally:
+            entry.over = True
+            self._threads.forget(entry)
+        lease._leave(outcome, body_failed=kind is not None)
 
-    async def __aenter__(self) -> Lease:
+    def __aenter__(self) -> Coroutine[Any, Any, Lease]:
+        return self._aenter(way_out_of(self))
+
+    async def _aenter(self, way_out: WayOut | None) -> Lease:
         task, who = asyncio.current_task(), this_task()
         self._refuse_nesting(who, self._tasks)
-        lease = await self.aacquire()
-        interruption = Interruption(task) if task and self._cancel_on_lost else None
-        self._tasks.add(who, (lease, interruption))
-        if interruption:
-            lease.on_lost(interruption)
-        return lease
+        for left in self._tasks.dropped(who):
+            await left.arelease()
+        lease = None
+        try:
+            lease = await self.aacquire()
+            interruption = Interruption(task) if task and self._cancel_on_lost else None
+            self._tasks.add(who, lease, way_out, interruption)
+            if interruption:
+                lease.on_lost(interruption)
+            return lease
+        except BaseException:
+            if lease is not None:
+                self._tasks.undo(who, lease)
+                lease.abandon()
+            raise
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        lease, interruption = self._tasks.remove(this_task())
-        interrupted = interruption is not None and interruption.end(kind)  # first of all: it may strike no longer
-        if lease._tenure.ended != "released":
-            lease._leave(await lease.arelease(), body_failed=kind is not None and not interrupted)
+    async def _aleave(self, way_out: WayOut | None, kind: type[BaseException] | None) -> None:
+        if exiting():
+            return
+        entry = (way_out and way_out.entry) or self._tasks.leaving(this_task())
+        lease: Lease = entry.lease
+        try:
+            interruption: Interruption | None = entry.about
+            interrupted = interruption is not None and interruption.end(kind)  # first: it may strike no longer
+            over = lease._tenure.ended == "released"
+            outcome = "released" if over else await lease.arelease()
+        except BaseException:
+            lease.abandon()
+            raise
+        finally:
+            entry.over = True
+            self._tasks.forget(entry)
+        lease._leave(outcome, body_failed=kind is not None and not interrupted)
+
+    if TYPE_CHECKING:
+
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None: ...
+
+        async def __aexit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None: ...
+
+    else:
+        __exit__, __aexit__ = Exit(_leave), Exit(_aleave)
 
     def __call__(self, function: Function) -> Function:
         """
@@ -182,7 +233,7 @@ class Lock:
         """
         return decorated(self, function)
 
-    def _refuse_nesting(self, who: object, entries: Entries[Any]) -> None:
+    def _refuse_nesting(self, who: object, entries: Entries) -> None:
         if who in entries and not self._reentrant:
             raise RuntimeError(
                 f"Lock {self.name!r} is already entered here; it would wait for itself. Pass the lease on instead, or "
@@ -432,6 +483,9 @@ class LockManager:
 
     def ask(self, ballot: Ballot) -> None:
         """Carry out one round, blocking; a release that does not reach a node goes on in the background."""
+        if exiting():  # nothing may connect or wait any more
+            ballot.close()
+            return
         if self._pid != process.pid:
             self._notice_fork()
         try:
@@ -459,6 +513,10 @@ class LockManager:
         ballot.on_missed = self._bring  # from now on
         if missed := ballot.missed().union(unsure):
             self._bring(ballot, missed)
+
+    def bring(self, ballot: Ballot) -> None:
+        """Bring a release to the nodes that have not answered it, in the background; makes no network call."""
+        self._bring(ballot, ballot.unanswered() | ballot.missed())
 
     def _bring(self, ballot: Ballot, nodes: set[int]) -> None:
         """Have the courier bring nodes what they missed."""
@@ -508,12 +566,58 @@ class LockManager:
             wanted = wanted._replace(owner=owner)
         return Acquisition(wanted, self.rules, self._floor, fresh_nonce, random.random, waiter)
 
+    def take(self, wanted: Wanted, renew: bool, note: Callable[[Lease], object]) -> Lease:
+        """Take a lock and return its lease, or raise why not; *note* hears of the lease before its holder does."""
+        outcome: Granted | GaveUp | None = None
+        lease = None
+        try:
+            outcome = self.run(wanted)
+            lease = self.held(wanted, outcome, renew)
+            note(lease)
+            return lease
+        except BaseException:
+            if lease is not None:  # interrupted: nobody will know of it
+                lease.release()
+            elif isinstance(outcome, Granted):
+                self.ask(Tenure(wanted, outcome, self.rules, self._floor).release(self.rules.timeout(wanted.ttl)))
+            raise
+
+    async def atake(self, wanted: Wanted, renew: bool, note: Callable[[Lease], object]) -> Lease:
+        """Do what :meth:`take` does without blocking."""
+        outcome: Granted | GaveUp | None = None
+        lease = None
+        try:
+            outcome = await self.arun(wanted)
+            lease = self.aheld(wanted, outcome, renew)
+            note(lease)
+            return lease
+        except BaseException:
+            if lease is not None:
+                lease.abandon()
+            elif isinstance(outcome, Granted):
+                self._send(Tenure(wanted, outcome, self.rules, self._floor).release(0.0))
+            raise
+
     def run(self, wanted: Wanted) -> Granted | GaveUp:
         """Try to take a lock, blocking the calling thread."""
+        if exiting():
+            raise RuntimeError(f"Lock {named(wanted.names)!r} cannot be taken: the interpreter is about to end.")
         process.notice_fork()
         self._notice_fork()
         hints = self._hints
         acquisition = self.acquisition(wanted, hints.waiters.new_name() if wanted.wait != 0 else "")
+        try:
+            try:
+                outcome = self._carry_out(acquisition, hints)
+            finally:
+                hints.waiters.leave(acquisition.waiter)
+            return self._outcome(wanted, outcome)
+        except BaseException:
+            # The interrupted round's connections are gone, so this makes new ones.
+            self.ask(acquisition.undo(self.rules.timeout(wanted.ttl, len(wanted.names))))
+            raise
+
+    def _carry_out(self, acquisition: Acquisition, hints: Hints) -> Granted | GaveUp:
         hints.waiters.expect(acquisition.waiter)
         steps = acquisition.steps(instant())
         try:
@@ -528,20 +632,26 @@ class LockManager:
                     self._sleep(step.seconds)
                 step = steps.send(instant())
         except StopIteration as stop:
-            return self._outcome(wanted, stop.value)
-        except BaseException:
-            # The interrupted round's connections are gone, so this makes new ones.
-            self.ask(acquisition.undo(self.rules.timeout(wanted.ttl, len(wanted.names))))
-            raise
-        finally:
-            hints.waiters.leave(acquisition.waiter)
+            outcome: Granted | GaveUp = stop.value
+            return outcome
 
     async def arun(self, wanted: Wanted) -> Granted | GaveUp:
         """Try to take a lock in the running event loop."""
         process.notice_fork()
         side = self._loop_side()
         acquisition = self.acquisition(wanted, side.hints.waiters.new_name() if wanted.wait != 0 else "")
-        side.hints.waiters.expect(acquisition.waiter)
+        try:
+            try:
+                outcome = await self._acarry_out(acquisition, side.hints)
+            finally:
+                side.hints.waiters.leave(acquisition.waiter)
+            return self._outcome(wanted, outcome)
+        except BaseException:
+            self._send(acquisition.undo())
+            raise
+
+    async def _acarry_out(self, acquisition: Acquisition, hints: AsyncHints) -> Granted | GaveUp:
+        hints.waiters.expect(acquisition.waiter)
         steps = acquisition.steps(instant())
         try:
             step: Step = next(steps)
@@ -550,19 +660,18 @@ class LockManager:
                     await self.aask(step)
                 elif acquisition.waiter.name:
                     self._explain(acquisition, step)
-                    await side.hints.wait(acquisition.waiter, step.seconds, step.told)
+                    await hints.wait(acquisition.waiter, step.seconds, step.told)
                 else:
                     await self._asleep(step.seconds)
                 step = steps.send(instant())
         except StopIteration as stop:
-            return self._outcome(wanted, stop.value)
-        except BaseException:
-            undo = acquisition.undo()
-            side.gather.send(undo)  # does not wait, so a second cancellation cannot stop it
-            self._follow_up(undo)
-            raise
-        finally:
-            side.hints.waiters.leave(acquisition.waiter)
+            outcome: Granted | GaveUp = stop.value
+            return outcome
+
+    def _send(self, undo: Ballot) -> None:
+        """Send a round from the event loop without waiting, so that a second cancellation cannot stop it."""
+        self._loop_side().gather.send(undo)
+        self._follow_up(undo)
 
     def extend(self, leases: Sequence[Lease], ttl: float | None = None) -> int:
         """
@@ -608,24 +717,32 @@ class LockManager:
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the lease of a won acquisition, or raise why it was not won."""
         lease = Lease(self, self._tenure(wanted, outcome), renew)
-        if wanted.adopt and isinstance(outcome, Granted):
-            lease._taken_over = outcome.ballots[0]
-        if not wanted.detached:
-            watchdog.watch(lease)
-            self._presence.join()
-        self.notify("lock_acquired", lease=lease)
-        return lease
+        try:
+            if wanted.adopt and isinstance(outcome, Granted):
+                lease._taken_over = outcome.ballots[0]
+            if not wanted.detached:
+                watchdog.watch(lease)
+                self._presence.join()
+            self.notify("lock_acquired", lease=lease)
+            return lease
+        except BaseException:  # it must not be renewed for as long as the traceback refers to it
+            lease.abandon()
+            raise
 
     def aheld(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the same for the running event loop."""
         lease = AsyncLease(self, self._tenure(wanted, outcome), renew)
-        if wanted.adopt and isinstance(outcome, Granted):
-            lease._taken_over = outcome.ballots[0]
-        if not wanted.detached:
-            loop_watchdog().watch(lease)
-            self._loop_side().presence.join()
-        self.notify("lock_acquired", lease=lease)
-        return lease
+        try:
+            if wanted.adopt and isinstance(outcome, Granted):
+                lease._taken_over = outcome.ballots[0]
+            if not wanted.detached:
+                loop_watchdog().watch(lease)
+                self._loop_side().presence.join()
+            self.notify("lock_acquired", lease=lease)
+            return lease
+        except BaseException:
+            lease.abandon()
+            raise
 
     def _explain(self, acquisition: Acquisition, pause: Pause) -> None:
         """Say once why somebody waits for nodes rather than for another holder."""

@@ -92,8 +92,12 @@ class Presence:
         if self._due is NEVER:
             with self._mutex:
                 if self._due is NEVER:
-                    self._due = self._clock() + FIRST
-                    self._dog().watch(self)
+                    try:
+                        self._due = self._clock() + FIRST
+                        self._dog().watch(self)
+                    except BaseException:  # the next lock tries again
+                        self._due = NEVER
+                        raise
 
     def leave(self) -> None:
         """Stop saying it, because the connections are closed, unless locks are held; the next lock begins anew."""

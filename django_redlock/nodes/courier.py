@@ -10,12 +10,14 @@ answer must not hold up the renewal of other leases.
 import logging
 import select
 import threading
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from ..core.messages import Kind, Reply, Request
 from .base import INCOMPLETE, Link, LinkError, Node
 from .gather import CONNECT_TIMEOUT, Clock, steady
+from .threads import Background, Bell
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0  # seconds between two tries to reach a node
 MAX_PARCELS = 1000  # releases waiting for one node; more are left to their leases
@@ -35,44 +37,31 @@ class Courier:
     def __init__(self, nodes: Sequence[Node], clock: Clock = steady) -> None:
         self._nodes = nodes
         self._clock = clock
-        self._changed = threading.Condition()
+        # Its thread alone changes what is to be brought. The others send it messages, each by one call into C.
+        self._inbox: deque[tuple[Mapping[int, Request], float] | None] = deque()  # None has it drop all
+        self._bell = Bell(threading.Lock())
         self._parcels: dict[int, dict[Request, float]] = {}
-        self._closed = False
-        self._thread: threading.Thread | None = None
+        self._thread = Background(self._run, self._busy, "django_redlock courier")
 
     def __len__(self) -> int:
-        return sum(map(len, self._parcels.values()))
+        coming = sum(len(message[0]) for message in self._inbox.copy() if message)
+        return coming + sum(map(len, self._parcels.copy().values()))
 
     def take(self, requests: Mapping[int, Request], until: float) -> None:
         """Bring requests to their nodes; not beyond the time *until*, on the steady clock."""
-        with self._changed:
-            for node, request in requests.items():
-                parcels = self._parcels.setdefault(node, {})
-                if len(parcels) < MAX_PARCELS:
-                    parcels[request] = until
-            if self._thread is None or not self._thread.is_alive():
-                self._start()
-            self._changed.notify()
+        self._inbox.append((requests, until))
+        self._bell.ring()
+        if why := self._thread.start():  # the next release that is missed tries again
+            log.warning("no thread to bring missed releases: %s", why)
 
     def close(self) -> None:
         """Drop what has not been brought, and end the thread."""
-        with self._changed:
-            self._parcels.clear()
-            self._closed = True
-            thread, self._thread = self._thread, None
-            self._changed.notify()
-        if thread and thread is not threading.current_thread():
-            thread.join(2 * CONNECT_TIMEOUT)
+        self._inbox.append(None)
+        self._bell.ring()
+        self._thread.join(2 * CONNECT_TIMEOUT)
 
-    def _start(self) -> None:
-        """Start the thread; without one, the next release that is missed tries again."""
-        thread = threading.Thread(target=self._run, name="django_redlock courier", daemon=True)
-        self._closed, self._thread = False, thread
-        try:
-            thread.start()
-        except RuntimeError as error:  # there are too many, or the interpreter is about to end
-            self._thread = None
-            log.warning("no thread to bring missed releases: %s", error)
+    def _busy(self) -> bool:
+        return bool(self._inbox or self._parcels)
 
     def _run(self) -> None:
         pauses: dict[int, float] = {}
@@ -88,27 +77,41 @@ class Courier:
 
     def _next(self, due: Mapping[int, float]) -> list[int] | None:
         """Wait for a node whose time has come; returns None when there is nothing left to bring."""
-        with self._changed:
-            while True:
-                now = self._clock()
-                for node, parcels in list(self._parcels.items()):
-                    late = [request for request, until in parcels.items() if until <= now]
-                    for request in late:
-                        del parcels[request]
-                    if not parcels:
-                        del self._parcels[node]
-                if self._closed or not self._parcels:
-                    if self._thread is threading.current_thread():
-                        self._thread = None
-                    return None
-                if ready := [node for node in self._parcels if due.get(node, 0.0) <= now]:
-                    return ready
-                self._changed.wait(min(due[node] for node in self._parcels) - now)
+        while True:
+            self._read_inbox()
+            now = self._clock()
+            self._drop_late(now)
+            if not self._parcels:
+                return None
+            if ready := [node for node in self._parcels if due.get(node, 0.0) <= now]:
+                return ready
+            self._bell.wait(min(due[node] for node in self._parcels) - now)
+
+    def _read_inbox(self) -> None:
+        while self._inbox:
+            message = self._inbox[0]
+            if message is None:
+                self._parcels.clear()
+            else:
+                self._keep(*message)
+            self._inbox.popleft()  # last, so that it never seems to have nothing to do
+
+    def _keep(self, requests: Mapping[int, Request], until: float) -> None:
+        for node, request in requests.items():
+            parcels = self._parcels.setdefault(node, {})
+            if len(parcels) < MAX_PARCELS:
+                parcels[request] = until
+
+    def _drop_late(self, now: float) -> None:
+        for node, parcels in list(self._parcels.items()):
+            for request in [request for request, until in parcels.items() if until <= now]:
+                del parcels[request]
+            if not parcels:
+                del self._parcels[node]
 
     def _visit(self, node: int) -> bool:
         """Bring a node what there is for it; returns whether it took everything."""
-        with self._changed:
-            requests = list(self._parcels.get(node, ()))
+        requests = list(self._parcels.get(node, ()))
         try:
             link = self._nodes[node].connect(CONNECT_TIMEOUT)
         except LinkError:
@@ -128,8 +131,7 @@ class Courier:
             while reply is INCOMPLETE:
                 reply = self._await(link, request)
             if reply.kind not in (Kind.UNKNOWN, Kind.FAILED):
-                with self._changed:
-                    self._parcels.get(node, {}).pop(request, None)
+                self._parcels.get(node, {}).pop(request, None)
 
     def _await(self, link: Link, request: Request) -> Reply:
         poll = select.poll()

@@ -13,8 +13,8 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from contextlib import nullcontext, suppress
+from functools import partial
 from itertools import groupby
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from .base import AsyncHintLink, HintLink, LinkError, NodeSpec, until_cancelled
 from .engines import CLOCKS
 from .gather import steady
 from .ledger import Ledger, UntouchedError
+from .threads import exiting, new_event, start
 
 AT_ONCE = 50  # requests that are decided and written together, at most
 UNUSED = 1.0  # seconds for which a connection waits for its first link
@@ -45,23 +46,26 @@ class Job(NamedTuple):
     deliver: Callable[[Reply | LinkError], None]
 
 
-class Clerk(threading.Thread):
+class Clerk:
     """
-    Carries out the requests of a process at one database, in the order in which they come.
+    Carries out the requests of a process at one database, in the order in which they come, in a thread of its own.
 
     It ends when its last link is closed, or when it cannot know what the database did.
     """
 
     def __init__(self, ledger: Ledger) -> None:
-        super().__init__(name="django_redlock database", daemon=True)
-        self.opened: Future[Greeting | LinkError] = Future()
         self.ended = False
+        self._begun = threading.Lock()  # held from its beginning on, for good
+        self._opened = new_event()
+        self._greeting: Greeting | LinkError = LinkError("timeout")
+        self._on_open: deque[Callable[[], object]] = deque()
+        self._gone = new_event()
+        self._ident = 0
         self._pid = os.getpid()
         self._ledger = ledger
         self._inbox: SimpleQueue[Job | None] = SimpleQueue()
         self._mutex = threading.Lock()
-        self._at_work = threading.Lock()
-        self._paused = False
+        self._at_work = threading.RLock()  # knows whose it is, after a pause that was interrupted
         self._busy_since = float("inf")
         self._links: set[Callable[[LinkError], None]] = set()
 
@@ -74,6 +78,42 @@ class Clerk(threading.Thread):
     def inherited(self) -> bool:
         """Whether it belongs to the process that this one was forked from."""
         return self._pid != os.getpid()
+
+    def start(self) -> None:
+        """
+        Have its thread begin; called by all who use it, because the first may have been interrupted.
+
+        Raises:
+            LinkError: There can be no thread.
+        """
+        if not self._begun.locked():
+            try:
+                start(self._begin, "django_redlock database")
+            except RuntimeError:
+                raise LinkError("no thread") from None
+
+    def greeting(self, timeout: float) -> Greeting:
+        """
+        Return what the database said of itself, waiting for so many seconds at most.
+
+        Raises:
+            LinkError: It cannot be used, or has said nothing yet.
+        """
+        self._opened.wait(timeout)
+        if isinstance(self._greeting, LinkError):
+            raise LinkError(self._greeting.detail)
+        return self._greeting
+
+    def when_open(self, tell: Callable[[], object]) -> None:
+        """Call *tell*, in any thread, when the database has said something of itself."""
+        self._on_open.append(tell)
+        if self._opened.is_set():
+            self._tell_open()
+
+    def _tell_open(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._on_open.popleft()()
 
     def attach(self, on_end: Callable[[LinkError], None]) -> None:
         """Take one more link; *on_end* tells it that there will be no more replies."""
@@ -99,11 +139,9 @@ class Clerk(threading.Thread):
 
     def finish(self) -> None:
         """Wait until what was sent has been carried out; does not wait for a silent server."""
-        if threading.current_thread() is not self:
-            self.join(FAREWELL)
-            if self.is_alive():
-                self._ledger.abort()
-                self.join(FAREWELL)
+        if threading.get_ident() != self._ident and not exiting() and not self._gone.wait(FAREWELL):
+            self._ledger.abort()
+            self._gone.wait(FAREWELL)
 
     def submit(self, job: Job) -> None:
         """
@@ -123,7 +161,15 @@ class Clerk(threading.Thread):
         if self.inherited:
             raise LinkError("closed")
 
-    def run(self) -> None:
+    def _begin(self) -> None:
+        if self._begun.acquire(False):  # else it has begun
+            self._ident = threading.get_ident()
+            try:
+                self._run()
+            finally:
+                self._gone.set()
+
+    def _run(self) -> None:
         outcome: Greeting | LinkError
         try:
             with self._at_work:
@@ -133,7 +179,9 @@ class Clerk(threading.Thread):
         except Exception as error:  # a driver's own, such as of an option that it does not know
             outcome = LinkError(f"cannot be used ({type(error).__name__})")
         self.ended = isinstance(outcome, LinkError)
-        self.opened.set_result(outcome)
+        self._greeting = outcome
+        self._opened.set()
+        self._tell_open()
         reason = LinkError("closed")
         try:
             while not isinstance(outcome, LinkError) and (jobs := self._take()):
@@ -200,17 +248,15 @@ class Clerk(threading.Thread):
 
     def pause(self) -> None:
         """Close the connection and do nothing until :meth:`resume`; a silent server is not waited for."""
-        self._paused = self._at_work.acquire(timeout=FAREWELL)
-        if not self._paused:
+        if not self._at_work.acquire(timeout=FAREWELL):
             self._ledger.abort()
-            self._paused = self._at_work.acquire(timeout=FAREWELL)
-        if self._paused:
-            self._ledger.close()
+            if not self._at_work.acquire(timeout=FAREWELL):
+                return
+        self._ledger.close()
 
     def resume(self) -> None:
         """Go on."""
-        if self._paused:
-            self._paused = False
+        with suppress(RuntimeError):  # it is not this thread's
             self._at_work.release()
 
 
@@ -276,7 +322,7 @@ class AsyncDatabaseLink:
         self.broken = False
         self._clerk = clerk
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[Callable[[Reply | None], bool]] = deque()
+        self._waiting: dict[Callable[[Reply | None], bool] | None, None] = {}
         self._delivered = self._taken = 0  # by the clerk, and by the event loop
         clerk.attach(self._on_end)
         self._keeper = self._loop.create_task(until_cancelled(), name="django_redlock link")
@@ -292,26 +338,28 @@ class AsyncDatabaseLink:
     ) -> None:
         if self.broken:
             raise LinkError("closed")
-        self._clerk.submit(Job(request, self._deliver))
-        self._waiting.append(on_reply)
+        # Each request knows who waits for it: counted off, they would all get each other's after an interruption.
+        self._waiting[on_reply] = None
+        self._clerk.submit(Job(request, partial(self._deliver, on_reply)))
 
     def readable(self) -> bool:
         return self._delivered > self._taken
 
-    def _deliver(self, reply: Reply | LinkError) -> None:
+    def _deliver(self, on_reply: Callable[[Reply | None], bool] | None, reply: Reply | LinkError) -> None:
         self._delivered += 1
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._take, reply)
+            self._loop.call_soon_threadsafe(self._take, on_reply, reply)
 
     def _on_end(self, error: LinkError) -> None:
-        self._deliver(error)
+        self._deliver(None, error)
 
-    def _take(self, reply: Reply | LinkError) -> None:
+    def _take(self, on_reply: Callable[[Reply | None], bool] | None, reply: Reply | LinkError) -> None:
         self._taken += 1
         if isinstance(reply, LinkError):
             self._end(reply.detail)
-        elif self._waiting:
-            self._waiting.popleft()(reply)
+        elif on_reply is not None and on_reply in self._waiting:
+            del self._waiting[on_reply]
+            on_reply(reply)
 
     def close(self) -> None:
         self._end("closed")
@@ -323,9 +371,11 @@ class AsyncDatabaseLink:
         with suppress(RuntimeError):  # the loop is closed already, and its tasks with it
             self._keeper.cancel()
         if self._clerk.detach(self._on_end):
-            threading.Thread(target=self._clerk.finish, name="django_redlock close", daemon=True).start()
-        while self._waiting:
-            self._waiting.popleft()(Reply(Kind.UNKNOWN, detail=detail))
+            with suppress(RuntimeError):  # there are too many threads; it ends by itself
+                start(self._clerk.finish, "django_redlock close")
+        for on_reply in [on_reply for on_reply in self._waiting if on_reply]:
+            self._waiting.pop(on_reply)
+            on_reply(Reply(Kind.UNKNOWN, detail=detail))
 
 
 class DatabaseNode:
@@ -352,7 +402,7 @@ class DatabaseNode:
         if spec.options:
             raise ValueError("a database takes no OPTIONS: they are those of its entry in DATABASES")
         self._prefix = prefix
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # knows whose it is, after a fork that was interrupted
         self._clerk: Clerk | None = None
         _nodes.add(self)
 
@@ -374,19 +424,20 @@ class DatabaseNode:
     def connect(self, timeout: float) -> DatabaseLink:
         """Open a link; see :class:`~django_redlock.nodes.base.Node`."""
         clerk = self._hire(timeout)
-        try:
-            return DatabaseLink(clerk, greeted(clerk.opened.result(timeout)))
-        except TimeoutError:
-            raise LinkError("timeout") from None
+        return DatabaseLink(clerk, clerk.greeting(timeout))
 
     async def aconnect(self, timeout: float) -> AsyncDatabaseLink:
         """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
-        clerk = self._hire(timeout)
-        opened = asyncio.shield(asyncio.wrap_future(clerk.opened))  # others may wait for it, too
-        try:
-            return AsyncDatabaseLink(clerk, greeted(await asyncio.wait_for(opened, timeout)))
-        except TimeoutError:
-            raise LinkError("timeout") from None
+        clerk, loop, opened = self._hire(timeout), asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(opened.set)
+
+        clerk.when_open(tell)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(opened.wait(), timeout)
+        return AsyncDatabaseLink(clerk, clerk.greeting(0.0))
 
     def _hire(self, timeout: float) -> Clerk:
         with self._mutex:
@@ -394,8 +445,9 @@ class DatabaseNode:
                 if self._clerk and self._clerk.inherited:
                     _left_alone.append(self._clerk)
                 self._clerk = Clerk(Ledger(self.alias, self._prefix, timeout))
-                self._clerk.start()
-            return self._clerk
+            clerk = self._clerk
+        clerk.start()
+        return clerk
 
     def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> HintLink:
         """Refuse: a database calls nobody."""
@@ -417,14 +469,8 @@ class DatabaseNode:
         """Go on, in the parent; the child begins anew."""
         if self._clerk:
             self._clerk.resume()
-        self._mutex.release()
-
-
-def greeted(outcome: Greeting | LinkError) -> Greeting:
-    """Return what a database said of itself, or raise why it said nothing."""
-    if isinstance(outcome, LinkError):
-        raise LinkError(outcome.detail)
-    return outcome
+        with suppress(RuntimeError):  # it is not this thread's
+            self._mutex.release()
 
 
 def address(connection: Any, alias: str) -> str:
@@ -449,7 +495,8 @@ def _before_fork() -> None:
 
 def _after_fork() -> None:
     while _paused:
-        _paused.pop().after_fork()
+        _paused[-1].after_fork()
+        _paused.pop()  # last, in case of an interruption
 
 
 if hasattr(os, "register_at_fork"):

@@ -9,7 +9,6 @@ is used again.
 
 import logging
 import select
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from ..core.admission import Admission
 from ..core.messages import Ballot, Kind, Reply, Request
 from .base import INCOMPLETE, Link, LinkError, Node
 from .green import Here, here, is_green
+from .threads import exiting, start
 from .waker import Waker
 
 IDLE = 1.0  # seconds after which a link may have been closed by its server, so that it is looked at before use
@@ -239,7 +239,7 @@ class Bundle:
         self.closed = True
         for seat in list(self.seats.values()):
             seat.fail("closed")
-        self.seats.clear()
+            self.seats.pop(seat.node, None)
         with suppress(IndexError):
             while True:
                 link = self.arrived.popleft()[1]
@@ -247,6 +247,11 @@ class Bundle:
                     link.close()
         if self._waker:
             self._waker.close()
+
+    def __del__(self) -> None:
+        """Close it if an exception came after it was taken from the stack, and before anybody could give it back."""
+        if getattr(self, "seats", None) and not exiting():  # it has none if it was interrupted while it was made
+            self.close()
 
 
 class Gather:
@@ -272,18 +277,20 @@ class Gather:
         if not ballot.requests:
             return
         ballot.doubted = self.admission.doubted
-        stack, now = self._stack(), self._clock()
-        bundle = self._take(stack, now)
+        bundle = None
         try:
+            stack, now = self._stack(), self._clock()
+            bundle = self._take(stack, now)
             self._ask(bundle, ballot, now)
+            if not ballot.closed:
+                ballot.close()
+            bundle.used = now
+            stack.append(bundle)
         except BaseException:
             ballot.close()
-            bundle.close()  # interrupted anywhere: its links cannot be trusted
+            if bundle is not None:
+                bundle.close()  # interrupted anywhere: its links cannot be trusted
             raise
-        if not ballot.closed:
-            ballot.close()
-        bundle.used = now
-        stack.append(bundle)
         if (oldest := stack[:1]) and oldest[0].used < now - MAX_IDLE:  # another thread may have taken even this one
             self._trim(stack)
 
@@ -297,6 +304,8 @@ class Gather:
         """Return the bundle that was used last, or a new one."""
         try:
             bundle = stack.pop()
+            while bundle.closed:  # whoever gave it back was interrupted just then
+                bundle = stack.pop()
         except IndexError:
             return Bundle()
         if bundle.used > now - MAX_IDLE:
@@ -502,11 +511,8 @@ class Gather:
             self._connect_now(*arguments)
         else:
             bundle.expect(node)  # the waker must be there before the thread is
-            thread = threading.Thread(
-                target=self._connect_now, args=arguments, name="django_redlock connect", daemon=True
-            )
             try:
-                thread.start()
+                start(partial(self._connect_now, *arguments), "django_redlock connect")
             except RuntimeError:  # there are too many, or the interpreter is about to end: one after the other, then
                 self._connect_now(*arguments)
 

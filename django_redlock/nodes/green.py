@@ -95,34 +95,9 @@ class RealThread:
             self._alive = False
 
 
-class RealCondition:
-    """As much of :class:`threading.Condition` as the watchdog needs; who waits looks again ten times a second."""
-
-    def __init__(self) -> None:
-        self._lock: Any = _original("_thread", "allocate_lock")()
-        self._sleep: Callable[[float], None] = _original("time", "sleep")
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def notify(self) -> None:
-        """Do nothing: nobody waits for long."""
-
-    def wait(self, timeout: float) -> None:
-        """Let go of it for at most so many seconds."""
-        self._lock.release()
-        try:
-            self._sleep(min(timeout, 0.1))
-        finally:
-            self._lock.acquire()
-
-
-def condition() -> Any:
-    """Return a condition for threads of the system's."""
-    return RealCondition() if is_green() else threading.Condition()
+def real_lock() -> Any:
+    """Return a lock for threads of the system's."""
+    return _original("_thread", "allocate_lock")() if is_green() else threading.Lock()
 
 
 def thread(target: Callable[[], None], name: str) -> Any:

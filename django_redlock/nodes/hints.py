@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from math import ceil
 from socket import gethostname
 from typing import Generic, TypeVar
@@ -22,6 +23,7 @@ from typing import Generic, TypeVar
 from ..core.acquisition import Waiter
 from .base import HintLink, LinkError, Node
 from .gather import CONNECT_TIMEOUT, Clock, steady
+from .threads import new_event, start
 from .waker import Waker
 
 LINGER = 10.0  # seconds without waiters after which the connections are not trusted any more
@@ -114,7 +116,7 @@ class Hints:
     """
 
     def __init__(self, nodes: Sequence[Node], needed: int, clock: Clock = steady) -> None:
-        self.waiters: Waiters[threading.Event] = Waiters(needed, threading.Event)
+        self.waiters: Waiters[threading.Event] = Waiters(needed, new_event)
         self._nodes = nodes
         self._clock = clock
         self._mutex = threading.Lock()
@@ -203,16 +205,20 @@ class Listener:
 
     def _leads(self, waiter: Waiter) -> bool:
         with self._mutex:
-            if self._leader is None and self._again and not self._closed:
+            if self._nobody_leads() and self._again and not self._closed:
                 self._leader = waiter
             return self._leader is waiter
+
+    def _nobody_leads(self) -> bool:
+        """Return whether somebody else may lead: one that was interrupted as it stopped to wait does so no longer."""
+        return self._leader is None or self._leader.name not in self._bells
 
     def _step_down(self, waiter: Waiter) -> None:
         """Leave the lead to somebody who waits; whoever was to take it and is gone itself has it passed on."""
         with self._mutex:
             if self._leader is waiter:
                 self._leader = None
-            if self._leader is None:
+            if self._nobody_leads():
                 if self._closed:
                     self._drop_all()
                 for bell in self._bells.copy().values():
@@ -224,7 +230,7 @@ class Listener:
         with self._mutex:
             self._closed = True
             self._waiters.listening.clear()  # now, because the connections that take their place will fill it
-            if self._leader is None:
+            if self._nobody_leads():
                 self._drop_all()
             else:
                 self._waker.ring()
@@ -249,21 +255,16 @@ class Listener:
             if now < self._again[node]:
                 continue
             self._connecting.add(node)
-            if self._nodes[node].instant:
-                self._connect(node)
-            else:
-                self._start_to_connect(node)
-
-    def _start_to_connect(self, node: int) -> None:
-        thread = threading.Thread(target=self._connect, args=(node,), name="django_redlock connect", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # there are too many; who waits asks again by itself
-            self._arrived.append((node, LinkError("unreachable")))
-        except BaseException:
-            if not thread.is_alive():
+            try:
+                if self._nodes[node].instant:
+                    self._connect(node)
+                else:
+                    start(partial(self._connect, node), "django_redlock connect")
+            except RuntimeError:  # there are too many threads; who waits asks again by itself
+                self._arrived.append((node, LinkError("unreachable")))
+            except BaseException:  # if the thread has started, a second one will do no harm
                 self._connecting.discard(node)
-            raise
+                raise
 
     def _connect(self, node: int) -> None:
         link: HintLink | LinkError
@@ -322,11 +323,17 @@ class Listener:
             for name in self._links[node].read():
                 self._waiters.hint(node, name)
         except LinkError:
-            with self._mutex:
-                if not self._closed:
-                    self._waiters.listening.discard(node)
-            self._again[node] = self._clock()
-            self._links.pop(node).close()
+            self._drop_link(node)
+        except BaseException:  # interrupted, perhaps in the middle of a message
+            self._drop_link(node)
+            raise
+
+    def _drop_link(self, node: int) -> None:
+        with self._mutex:
+            if not self._closed:
+                self._waiters.listening.discard(node)
+        self._again[node] = self._clock()
+        self._links.pop(node).close()
 
     def _drop_all(self) -> None:
         self._drop_arrivals()

@@ -583,8 +583,12 @@ class MemoryLink:
     def fileno(self) -> int:
         return -1
 
+    def ask(self, request: Request) -> Reply | None:
+        """Carry out a request; None is a reply that never comes."""
+        return self._node.execute(request)
+
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
-        self._replies.append(self._node.execute(request))
+        self._replies.append(self.ask(request))
 
     def readable(self) -> bool:
         return self._node.down or bool(self._replies and self._replies[0])
@@ -647,11 +651,10 @@ class AsyncMemoryLink:
         *,
         in_full: bool = False,
     ) -> None:
-        self._link.send(request, packed)
-        if self._link.readable():
-            reply = self._link.receive(request)
-            if reply is not None:
-                on_reply(reply)
+        # Not kept with the link meanwhile: after an interruption, the next request would get the reply of this one.
+        reply = self._link.ask(request)
+        if reply is not None:
+            on_reply(reply)
 
     def readable(self) -> bool:
         return False

@@ -407,6 +407,9 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self._replies = Replies(connection._parser.parse_error)
         self._room = memoryview(bytearray(READ_SIZE))
         self._unsent: list[bytes] = []
+        # Whether requests and the functions that wait for replies may not match. It stays so after an exception from a
+        # signal handler, and the link is given up: otherwise one request would get the reply of another.
+        self._torn = False
         self._loop = loop
         self._writer = take_over(connection, self)  # kept, because a stream writer closes when it is collected
         self._transport = self._writer.transport
@@ -421,8 +424,17 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         *,
         in_full: bool = False,
     ) -> None:
+        if self._torn:
+            self._end("interrupted")
         if self.broken or self._transport.is_closing():
             raise LinkError("closed")
+        self._torn = True
+        self._put(request, packed, on_reply, in_full)
+        self._torn = False
+
+    def _put(
+        self, request: Request, packed: dict[int, bytes], on_reply: Callable[[Reply | None], bool], in_full: bool
+    ) -> None:
         in_full = self._scripts.is_new(request) or in_full
         self._write(self._wording.pack(request, packed, in_full))
         self._waiting.append((request, on_reply))
@@ -446,19 +458,26 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        torn, self._torn = self._torn, True
         data, self._unsent = b"".join(self._unsent), []
         if data and not self._transport.is_closing():
             self._transport.write(data)
+        self._torn = torn
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._room
 
     def buffer_updated(self, nbytes: int) -> None:
         replies = self._replies
+        if self._torn:
+            self._end("interrupted")
+            return
+        self._torn = True
         replies.feed(bytes(self._room[:nbytes]))
         try:
             while not self.broken and (raw := replies.next()) is not PARTIAL:
                 self._take(raw)
+            self._torn = False
         except LinkError as error:
             self._end(error.detail)
         except (ValueError, IndexError):  # no reply, or one that nobody asked for
@@ -482,11 +501,10 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
 
     def _again(self, request: Request, on_reply: Callable[[Reply | None], bool]) -> None:
         """Send a request whose script the server does not know once more, in full, if it is still wanted."""
-        if on_reply(None):
-            with suppress(LinkError):
-                self.send(request, {}, on_reply, in_full=True)
-                return
-        on_reply(Reply(Kind.FAILED, detail="NOSCRIPT"))
+        if on_reply(None) and not self.broken and not self._transport.is_closing():
+            self._put(request, {}, on_reply, in_full=True)
+        else:
+            on_reply(Reply(Kind.FAILED, detail="NOSCRIPT"))
 
     def close(self) -> None:
         self._end("closed")

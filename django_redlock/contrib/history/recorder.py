@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import sys
-import threading
 import time
 from collections import deque
 from datetime import timedelta
@@ -17,6 +16,7 @@ from django.db import DatabaseError, close_old_connections, connections
 from django.utils import timezone
 
 from ...inventory import printable
+from ...nodes.threads import Background
 from ...telemetry import Listener, listen, template, unlisten
 
 UID = "history"
@@ -40,8 +40,7 @@ class Recorder:
     def _start_over(self) -> None:
         """In a forked child: what the parent has not written is the parent's."""
         self._rows: deque[dict[str, Any]] = deque(maxlen=MOST)
-        self._mutex = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = Background(self._run, self._rows.__len__, "django_redlock history")
         self._pruned = 0.0
 
     def listen(self) -> None:
@@ -105,28 +104,20 @@ class Recorder:
                 **more,
             }
         )
-        if self._thread is None:
-            self._begin()
+        self._begin()
 
     def _begin(self) -> None:
-        with self._mutex:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="django_redlock history", daemon=True)
-                self._thread.start()
+        self._thread.start()
 
     def _run(self) -> None:
-        while True:
+        while self._rows:
             time.sleep(EVERY)
             try:
                 close_old_connections()
                 self.flush()
             except Exception:  # whatever it was, what ends next must not start one thread each
                 log.exception("the history of locks was not written")
-            with self._mutex:
-                if not self._rows:
-                    self._thread = None
-                    connections.close_all()
-                    return
+        connections.close_all()
 
 
 def _ends_of_children() -> list[Any]:

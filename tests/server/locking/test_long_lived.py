@@ -47,7 +47,7 @@ for _ in range(3):
         gevent.sleep(0.01)
     print(lease.extensions > 0, lease.reason)
     lease.release()
-    while watchdog.watchdog._thread is not None and time.monotonic() < until:
+    while watchdog.watchdog.running and time.monotonic() < until:
         gevent.sleep(0.01)
     counts.append(len(os.listdir("/proc/self/fd")))
 while len(os.listdir("/proc/self/fd")) > counts[0] and time.monotonic() < until:  # its thread has yet to end

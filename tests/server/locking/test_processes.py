@@ -286,7 +286,7 @@ def test_forked_child_ends_though_the_parents_threads_were_busy(memory: Manager)
     busy, done = threading.Event(), threading.Event()
 
     def at_work() -> None:
-        with manager.courier._changed:
+        with manager._hints._mutex:
             busy.set()
             done.wait(60)
 

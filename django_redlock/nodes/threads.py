@@ -1,0 +1,248 @@
+"""
+Threads in the background and what wakes them, in programs that are interrupted.
+
+A signal handler, or another thread, may raise an exception between any two bytecodes: KeyboardInterrupt, Celery's soft
+time limit, a watchdog of somebody else's. ``threading.Condition``, ``Event`` and ``Thread.start()`` are written in
+Python. An exception inside one of them leaves its lock held for ever, or a thread that never gets past its start.
+
+So nothing here, and nothing that uses it, enters a lock through Python code. The interpreter runs signal handlers at
+the start of a function, after a call and when a loop begins again, but not inside a call into C, nor between
+``lock.__enter__`` and the body of its ``with`` block if the lock is C's. Three rules follow:
+
+- A lock is C's, and is entered by ``with``.
+- What changes shared state is one call into C: ``append`` to a deque, ``pop`` of a key. If it takes several, a thread
+  in the background does it, where no signal is handled, and the others send it messages.
+- Whoever finds what another has left half done finishes it or throws it away.
+"""
+
+import logging
+import sys
+import threading
+import time
+from _thread import start_new_thread
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from .green import is_green, real_ident, real_lock, thread
+
+log = logging.getLogger("django_redlock")
+
+
+class Bell:
+    """
+    Wakes one thread that sleeps. A ring that comes while it is awake has it not sleep the next time.
+
+    Args:
+        lock: A new C lock, which decides whether a thread of the system's or a greenlet sleeps.
+    """
+
+    def __init__(self, lock: Any) -> None:
+        self._silence = lock  # held while nobody has rung
+        self._silence.acquire()
+
+    def ring(self) -> None:
+        """Wake the thread; from any thread, and never blocks."""
+        with suppress(RuntimeError):  # it has been rung already
+            self._silence.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep for so many seconds at most; returns whether somebody rang."""
+        return bool(self._silence.acquire(True, min(max(0.0, seconds), threading.TIMEOUT_MAX)))
+
+
+class Event(threading.Event):
+    """A :class:`threading.Event` that an exception in one thread does not spoil for the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._on = False
+        self._sleepers: deque[Any] = deque()  # a lock for each, which it waits to get
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._on
+
+    def set(self) -> None:
+        """Set it, and wake all who wait."""
+        self._on = True
+        for sleeper in self._sleepers.copy():  # each stays until it has woken, so that this may be done again
+            with suppress(RuntimeError):
+                sleeper.release()
+
+    def clear(self) -> None:
+        """Take it back."""
+        self._on = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, for so many seconds at most; returns whether it is."""
+        if self._on:
+            return True
+        sleeper = threading.Lock()
+        sleeper.acquire()
+        self._sleepers.append(sleeper)
+        try:
+            woken = self._on or sleeper.acquire(
+                True, -1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
+            )
+        finally:
+            with suppress(ValueError):
+                self._sleepers.remove(sleeper)
+        return woken or self._on
+
+
+def new_event() -> threading.Event:
+    """Return an event for threads, or for greenlets where gevent has replaced those."""
+    return threading.Event() if is_green() else Event()
+
+
+def exiting() -> bool:
+    """Return whether the interpreter is being torn down: threads do not run any more, and nothing may wait for one."""
+    return sys.is_finalizing()
+
+
+def start(target: Callable[[], object], name: str) -> None:
+    """
+    Start a daemon thread. An exception that arrives meanwhile finds it started or not, and nothing in between.
+
+    Raises:
+        RuntimeError: There are too many threads, or the interpreter is about to end.
+    """
+    _start(threading.Thread(target=target, name=name, daemon=True))
+
+
+def _start(new: Any) -> None:
+    if exiting():
+        raise RuntimeError("the interpreter is about to end")
+    if is_green():
+        new.start()
+    else:
+        # Thread.start() waits for the thread, by a condition that an exception would leave locked. So does this one,
+        # but in a thread where no signal is handled.
+        start_new_thread(_start_or_run, (new,))
+
+
+def _start_or_run(new: threading.Thread) -> None:
+    try:
+        new.start()
+    except RuntimeError:  # this thread was the last that the system had to give
+        new.run()
+
+
+class Background:
+    """
+    A daemon thread that is there while it has something to do.
+
+    Args:
+        work: Does it; returns when there has been nothing to do for long enough.
+        busy: Returns whether there is something to do.
+        name: What to call the thread.
+        real: Whether it must be a thread of the system's also under gevent.
+    """
+
+    daemon = True
+    """As it is with threads: the process may end while it is at work."""
+
+    def __init__(self, work: Callable[[], object], busy: Callable[[], object], name: str, *, real: bool = False):
+        self._work = work
+        self._busy = busy
+        self._name = name
+        self._real = real
+        self._running = real_lock() if real else threading.Lock()  # held by the thread
+        self._ident = 0
+        self._present = real_lock()  # held by this run of the thread, and never by another one
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is at work."""
+        return bool(self._running.locked())
+
+    @property
+    def here(self) -> bool:
+        """Whether the calling thread is the one at work."""
+        return self.running and self._ident == real_ident()
+
+    def start(self) -> str:
+        """
+        Have the thread look whether there is something to do; called after something was added.
+
+        If an exception keeps the caller from doing so, the next caller does. Returns why there is no thread, or "".
+        """
+        if self.running or exiting():
+            return ""
+        try:
+            _start(thread(self._run, self._name) if self._real else self._new_thread())
+        except RuntimeError as error:  # there are too many, or the interpreter is about to end
+            return str(error)
+        return ""
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of the thread, which has been told to end, for so many seconds at most."""
+        present, until = self._present, time.monotonic() + seconds
+        if not self.running or self.here or exiting():
+            return
+        if not is_green():
+            present.acquire(True, seconds)  # nobody else wants it, so that it need not be given back
+        while is_green() and self.running and time.monotonic() < until:
+            time.sleep(0.01)  # the other greenlets go on
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name=self._name, daemon=True)
+
+    def _run(self) -> None:
+        while self._busy() and self._running.acquire(False):  # else another was quicker
+            self._present, self._ident = real_lock(), real_ident()
+            try:
+                with self._present:
+                    self._work()
+            except Exception:  # whatever it was, what comes next must be done
+                log.exception("%s failed", self._name)
+            finally:
+                self._running.release()
+            # Somebody may have added something before the lock was free, and have relied on this thread.
+
+
+class Errands:
+    """
+    Runs functions of others, which may block, each after the one before it in the same thread.
+
+    Args:
+        name: What to call the threads.
+        most: How many threads there are at most; a function that blocks for ever keeps one of them.
+    """
+
+    def __init__(self, name: str, most: int = 16) -> None:
+        self._name = name
+        self._most = most
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget all; in a forked child."""
+        self._waiting: deque[Callable[[], object]] = deque()
+        # In a ring, because one that was just started may not be running yet.
+        self._threads = deque(
+            Background(self._work, self._waiting.__len__, self._name, real=True) for _ in range(self._most)
+        )
+
+    def run(self, function: Callable[[], object]) -> None:
+        """Have *function* called soon, by another thread; by this one if there can be no other."""
+        self._waiting.append(function)
+        if self._recruit():
+            self._work()
+
+    def _recruit(self) -> str:
+        """Start one more thread, if there may be one; returns why there is none at all, or ""."""
+        self._threads.rotate(-1)
+        free = next((one for one in self._threads.copy() if not one.running), None)
+        return free.start() if free else ""
+
+    def _work(self) -> None:
+        with suppress(IndexError):
+            for function in iter(self._waiting.popleft, None):
+                if self._waiting:  # this one may block
+                    self._recruit()
+                try:
+                    function()
+                except BaseException:
+                    log.exception("%s failed", self._name)

@@ -1,0 +1,443 @@
+"""
+Interrupt the lock wherever the interpreter could, and look whether it still works: ``python -m tests.interrupts``.
+
+A signal handler that raises, a soft time limit or ``PyThreadState_SetAsyncExc`` ends Python code between two bytecodes.
+The interpreter looks for such things at the start of a function, after a call, and when a loop begins again. The sweep
+raises an exception at the first of these points, then at the second, and so on, until the code comes to its end without
+meeting the point. With ``--lines`` it raises before every line, too, except where no signal handler can run: before
+``__exit__`` is called at the end of a ``with`` block.
+
+After every interruption, the lock must be free for others or end with its lease, the thread that was interrupted must
+be able to enter it again, and a lease that another thread takes must be renewed and released.
+"""
+
+import argparse
+import asyncio
+import dis
+import faulthandler
+import gc
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import count
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+PACKAGE = "/django_redlock/"
+TTL = 0.5  # seconds
+LATEST = 20.0  # seconds after which something hangs
+
+CHECKED = {code for name, code in dis.opmap.items() if name.startswith(("CALL", "JUMP_BACKWARD", "RESUME"))} - {
+    dis.opmap.get("CALL_INTRINSIC_1"),
+    dis.opmap.get("CALL_INTRINSIC_2"),
+    dis.opmap.get("JUMP_BACKWARD_NO_INTERRUPT"),
+}
+"""Instructions after which the interpreter runs signal handlers."""
+
+NONES = [dis.opmap["LOAD_CONST"]] * 3
+
+
+class Interrupted(BaseException):
+    """What the signal handler raises."""
+
+
+class Trap:
+    """
+    Raises :class:`Interrupted` at one point of what runs in this thread; counts the points.
+
+    Args:
+        at: At which.
+        lines: Whether lines are points, too.
+    """
+
+    def __init__(self, at: int, lines: bool = False) -> None:
+        self.at = at
+        self.passed = 0
+        self.where = ""
+        self._lines = lines
+        self._last: dict[int, int] = {}
+
+    @property
+    def sprung(self) -> bool:
+        return self.passed > self.at
+
+    @contextmanager
+    def set(self) -> Iterator[None]:
+        """Raise in what this thread calls in the block, and swallow it at the end."""
+        before = sys.gettrace()
+        sys.settrace(self._on_call)
+        try:
+            with suppress(Interrupted):
+                yield
+        finally:
+            sys.settrace(before)
+
+    def _on_call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        inside = PACKAGE in frame.f_code.co_filename or (frame.f_back is not None and frame.f_back.f_trace is not None)
+        if not inside or self.sprung or "tests/interrupts" in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        self._last.pop(id(frame), None)
+        return self._on_event
+
+    def _on_event(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "opcode":
+            operation = frame.f_code.co_code[frame.f_lasti]
+            last, self._last[id(frame)] = self._last.get(id(frame)), operation
+            # The interpreter looks at the end of the call itself, which is still inside a block that is left next.
+            if (last is None or last in CHECKED) and not leaves_block(frame.f_code, frame.f_lasti):
+                self._pass(frame)
+        elif event == "line" and self._lines and not leaves_block(frame.f_code, frame.f_lasti):
+            self._pass(frame)
+        elif event == "return":
+            self._last.pop(id(frame), None)
+        return None if self.sprung else self._on_event
+
+    def _pass(self, frame: FrameType) -> None:
+        self.passed += 1
+        if self.sprung:
+            self.where = f"{frame.f_code.co_filename.rpartition(PACKAGE)[2]}:{frame.f_lineno} ({frame.f_code.co_name})"
+            sys.settrace(None)
+            raise Interrupted
+
+
+def leaves_block(code: CodeType, at: int) -> bool:
+    """Return whether the instruction is where a ``with`` block begins to be left: its ``__exit__`` is called next."""
+    operations = [code.co_code[place] for place in range(at, min(at + 24, len(code.co_code)), 2)]
+    operations = [operation for operation in operations if dis.opname[operation] not in ("NOP", "CACHE", "SWAP")]
+    return operations[:3] == NONES and dis.opname[[*operations, 0][3]] in ("CALL", "PRECALL")
+
+
+class Scenario(NamedTuple):
+    """
+    What is interrupted.
+
+    Args:
+        name: What to call it.
+        run: Does it; gets the manager and the lock.
+        prepare: Does what comes before, and is not interrupted.
+    """
+
+    name: str
+    run: Callable[[Any, Any, Any], None]
+    prepare: Callable[[Any, Any], Any] = lambda manager, lock: None
+
+
+def enter(manager: Any, lock: Any, prepared: Any) -> None:
+    with lock:
+        pass
+
+
+def by_hand(manager: Any, lock: Any, prepared: Any) -> None:
+    lease = lock.acquire()
+    lease.extend()
+    lease.release()
+
+
+def extend(manager: Any, lock: Any, lease: Any) -> None:
+    lease.extend()
+
+
+def release(manager: Any, lock: Any, lease: Any) -> None:
+    lease.release()
+
+
+def wait(manager: Any, lock: Any, prepared: Any) -> None:
+    with lock:
+        pass
+
+
+def taken(manager: Any, lock: Any) -> Any:
+    """Have somebody else hold the lock for a moment, so that it is waited for."""
+    return manager.lock(lock.name, wait=5, ttl=0.25, renew=False).acquire()
+
+
+def lose(manager: Any, lock: Any, lease: Any) -> None:
+    lease._tenure.deadline = 0.0
+    lease.valid()
+    with suppress(LookupError):
+        lease.lost.wait(0.001)
+
+
+async def aenter(lock: Any) -> None:
+    async with lock:
+        pass
+
+
+async def aby_hand(lock: Any) -> None:
+    lease = await lock.aacquire()
+    await lease.aextend()
+    await lease.arelease()
+
+
+BLOCKING = [
+    Scenario("enter", enter),
+    Scenario("by hand", by_hand),
+    Scenario("extend", extend, lambda manager, lock: lock.acquire()),
+    Scenario("release", release, lambda manager, lock: lock.acquire()),
+    Scenario("wait", wait, taken),
+]
+
+
+class Sweep:
+    """
+    Interrupts one scenario everywhere.
+
+    Args:
+        manager: Whose locks; its ``notify`` is taken.
+        scenario: What is interrupted.
+        elsewhere: Whether in another thread than the main one.
+        lines: Whether before every line, too.
+    """
+
+    def __init__(self, manager: Any, scenario: Scenario, *, elsewhere: bool = False, lines: bool = False) -> None:
+        self.manager = manager
+        self.scenario = scenario
+        self.lines = lines
+        self.points = 0
+        self.slow: list[str] = []  # where the key was left until its lease ended
+        self._lock = manager.lock("swept", wait=10 * TTL, ttl=TTL)
+        self._others = ThreadPoolExecutor(1, "others")
+        self._own = ThreadPoolExecutor(1, "own") if elsewhere else None
+        self._extended = threading.Event()
+        manager.notify = self._notify
+
+    def _notify(self, event: str, **about: Any) -> None:
+        if event == "lock_extended":
+            self._extended.set()
+
+    def run(self, first: int = 0, step: int = 1, most: int | None = None) -> int:
+        """Interrupt at every point, or some; returns how many there were."""
+        gc.collect()
+        gc.freeze()  # so that to collect what the sweep leaves takes no time
+        for at in count(first, step):
+            if most is not None and self.points >= most:
+                return self.points
+            faulthandler.dump_traceback_later(2 * LATEST, exit=True)  # what hangs is shown
+            trap = self._here(self._interrupt, at)
+            faulthandler.cancel_dump_traceback_later()
+            if not trap.sprung:
+                return self.points
+            self.points += 1
+            self._check(trap)
+        raise AssertionError
+
+    def count(self, trap: Trap) -> None:
+        """Have *trap*, which is far away, count the points."""
+
+        def run(trap: Trap) -> None:
+            prepared = self.scenario.prepare(self.manager, self._lock)
+            with trap.set():
+                self._run(prepared)
+
+        self._here(run, Trap(trap.at))  # with connections still to be made
+        self._here(run, trap)
+
+    def _run(self, prepared: Any) -> None:
+        self.scenario.run(self.manager, self._lock, prepared)
+
+    def close(self) -> None:
+        """Wait for the threads."""
+        self._others.shutdown()
+        if self._own:
+            self._own.shutdown()
+
+    def _here(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self._own.submit(function, *arguments).result(LATEST) if self._own else function(*arguments)
+
+    def _interrupt(self, at: int) -> Trap:
+        trap = Trap(at, self.lines)
+        prepared = self.scenario.prepare(self.manager, self._lock)
+        with trap.set():
+            self._run(prepared)
+        return trap
+
+    def _check(self, trap: Trap) -> None:
+        gc.collect()  # what traces frames makes circles of them, which would keep their leases alive
+        began = time.monotonic()
+        try:
+            self._others.submit(self._take_and_renew).result(LATEST)
+            if time.monotonic() - began > TTL / 3:
+                self.slow.append(trap.where)
+            self._here(self._enter)
+        except BaseException as error:
+            raise AssertionError(f"{self.scenario.name}: after an interruption at {trap.where}: {error!r}") from error
+
+    def _take_and_renew(self) -> None:
+        from django_redlock.watchdog import watchdog
+
+        lease = self.manager.lock("swept", wait=10 * TTL).acquire()
+        self._extended.clear()
+        lease._tenure._renew_at = 0.0
+        watchdog.watch(lease)
+        assert self._extended.wait(LATEST / 2), "not renewed"
+        assert lease.release() == "released"
+
+    def _enter(self) -> None:
+        with self._lock as lease:
+            assert lease.valid()
+
+
+class AsyncSweep(Sweep):
+    """The same in an event loop of the thread's own."""
+
+    def __init__(self, manager: Any, scenario: Any, **options: Any) -> None:
+        super().__init__(manager, scenario, **options)
+        self._loop = self._here(asyncio.new_event_loop)
+        self._loop.set_exception_handler(lambda loop, context: None)
+
+    def close(self) -> None:
+        async def end() -> None:
+            await self.manager.aclose()
+
+        self._here(self._loop.run_until_complete, end())
+        self._here(self._loop.close)
+        super().close()
+
+    def _run(self, prepared: Any) -> None:
+        self._loop.run_until_complete(self.scenario.run(self._lock))  # type: ignore[call-arg,func-returns-value]
+
+    def _enter(self) -> None:
+        async def enter_and_renew() -> None:
+            async with asyncio.timeout(LATEST):
+                async with self._lock as lease:
+                    assert lease.valid()
+                    count = lease.extensions
+                    lease._tenure._renew_at = 0.0
+                    from django_redlock.watchdog import loop_watchdog
+
+                    loop_watchdog().watch(lease)
+                    while lease.extensions == count:  # noqa: ASYNC110
+                        await asyncio.sleep(0.001)
+
+        self._loop.run_until_complete(enter_and_renew())
+
+
+ASYNC = [Scenario("async enter", aenter), Scenario("async by hand", aby_hand)]  # type: ignore[arg-type]
+
+
+def make_manager(kind: str, urls: list[str]) -> Any:
+    """Return a manager over three nodes in memory, or over those at *urls*."""
+    from django_redlock.core.rules import Rules
+    from django_redlock.locks import LockManager
+    from django_redlock.nodes import NodeSpec, open_node
+    from django_redlock.nodes.memory import MemoryNode
+
+    nodes = (
+        [MemoryNode(f"i{place}") for place in range(3)]
+        if kind == "memory"
+        else [open_node(NodeSpec(url), "i:") for url in urls]
+    )
+    return LockManager(nodes, Rules(len(nodes), ttl=2.0, node_timeout=0.05, restart_guard=False, min_validity=0.05))
+
+
+def sweeps(kind: str, urls: list[str], lines: bool) -> Iterator[Sweep]:
+    """Yield all sweeps over one kind of node."""
+    for elsewhere in (False, True):
+        for scenario in BLOCKING:
+            yield Sweep(make_manager(kind, urls), scenario, elsewhere=elsewhere, lines=lines)
+        for scenario in ASYNC:
+            yield AsyncSweep(make_manager(kind, urls), scenario, elsewhere=elsewhere, lines=lines)
+
+
+class Storm:
+    """
+    Signals at random moments, while another thread takes locks and a third lease is to be renewed.
+
+    Args:
+        manager: Whose locks.
+        seed: Of the moments.
+    """
+
+    def __init__(self, manager: Any, seed: int = 1) -> None:
+        self.hits = self.taken = 0
+        self._manager = manager
+        self._lock = manager.lock("swept", wait=10 * TTL, ttl=TTL)
+        self._random = random.Random(seed)
+
+    def run(self, hits: int) -> None:
+        """Have so many signals interrupt; fail if anything hangs, or is not renewed or released, afterwards."""
+        faulthandler.dump_traceback_later(4 * LATEST, exit=True)
+        kept = self._manager.lock("kept").acquire()
+        threading.Thread(target=self._take_others, daemon=True).start()
+        before = signal.signal(signal.SIGALRM, self._hit)
+        while self.hits < hits:
+            with suppress(Interrupted):
+                signal.setitimer(signal.ITIMER_REAL, self._random.uniform(0.00002, 0.003))
+                while True:
+                    with self._lock as lease:
+                        lease.extend()
+        signal.signal(signal.SIGALRM, before)
+        taken, extensions = self.taken, kept.extensions
+        with self._lock as lease:
+            assert lease.valid()
+        eventually(lambda: self.taken > taken + 3)
+        eventually(lambda: kept.extensions > extensions)
+        assert kept.release() == "released"
+        print("survived", self.hits)
+        faulthandler.cancel_dump_traceback_later()
+
+    def _hit(self, number: int, frame: FrameType | None) -> None:
+        self.hits += 1
+        raise Interrupted
+
+    def _take_others(self) -> None:
+        while True:
+            self._manager.lock("other", wait=10 * TTL).acquire().release()
+            self.taken += 1
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + LATEST
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def main() -> None:
+    """Sweep everything; ends with 1 at the first failure."""
+    parser = argparse.ArgumentParser(prog="python -m tests.interrupts", description=main.__doc__)
+    parser.add_argument("--lines", action="store_true", help="interrupt before every line, too")
+    parser.add_argument("--step", type=int, default=1, help="interrupt at every so manieth point only")
+    parser.add_argument("--nodes", choices=["memory", "servers"], action="append", help="both if not given")
+    parser.add_argument("--signals", type=int, metavar="COUNT", help="instead, so many signals at random moments")
+    parser.add_argument("--scenario", help="only those whose names contain this")
+    chosen = parser.parse_args()
+    from django.conf import settings
+
+    if not settings.configured:
+        settings.configure()
+    from django_redlock.testing import start_servers
+
+    for kind in chosen.nodes or ["memory", "servers"]:
+        servers = start_servers(3) if kind == "servers" else None
+        if chosen.signals:
+            Storm(make_manager(kind, servers.urls if servers else [])).run(chosen.signals)
+            continue
+        for sweep in sweeps(kind, servers.urls if servers else [], chosen.lines):
+            if chosen.scenario and chosen.scenario not in sweep.scenario.name:
+                continue
+            began = time.monotonic()
+            sweep.run(step=chosen.step)
+            where = "another thread" if sweep._own else "the main thread"
+            took, slow = time.monotonic() - began, len(sweep.slow)
+            print(
+                f"{kind:8} {sweep.scenario.name:14} {where:16} {sweep.points:6} interruptions, {slow} left to the ttl, "
+                f"{took:.0f} s",
+                *sorted(set(sweep.slow)),
+                sep="\n    " if chosen.step == 1 else "",
+                flush=True,
+            )
+            sweep.close()
+            gc.collect()
+        if servers:
+            servers.stop()
+
+
+if __name__ == "__main__":
+    main()

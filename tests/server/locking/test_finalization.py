@@ -1,0 +1,97 @@
+"""The end of the interpreter, while generators that are suspended inside a lock are still there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from django_redlock.testing import Servers
+
+BEFORE = """
+import sys
+from contextlib import ExitStack, contextmanager
+from django.conf import settings
+options = {"restart_guard": False, "node_timeout": 2.0, "ttl": 10.0}
+settings.configure(REDLOCK={"default": {"NODES": sys.argv[1:], "OPTIONS": options}})
+from django_redlock import lock
+"""
+
+HOLDERS = {
+    "generator": """
+def rows():
+    with lock("e"):
+        yield
+suspended = rows()
+next(suspended)
+""",
+    "by hand": """
+def rows():
+    lease = lock("e").acquire()
+    try:
+        yield
+    finally:
+        lease.release()
+suspended = rows()
+next(suspended)
+""",
+    "exit stack": """
+@contextmanager
+def held():
+    with lock("e") as lease:
+        yield lease
+stack = ExitStack()
+stack.enter_context(held())
+stack.enter_context(lock("f"))
+""",
+    "several names": """
+def rows(*names):
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(lock(name))
+        yield
+suspended = rows("e", "f")
+next(suspended)
+""",
+    "coroutine": """
+import asyncio
+async def rows():
+    async with lock("e"):
+        yield
+async def begin():
+    global suspended
+    suspended = rows()
+    await anext(suspended)
+loop = asyncio.new_event_loop()
+loop.run_until_complete(begin())
+""",
+    "taken by the end": """
+class Last:
+    def __del__(self, lock=lock("f", wait=None)):
+        try:
+            lock.acquire()
+        except RuntimeError:
+            pass
+last = Last()
+""",
+}
+
+
+@pytest.mark.parametrize("nodes_are", ["servers", "memory"])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_interpreter_ends_in_silence_while_something_holds_a_lock(nodes: Servers, holder: str, nodes_are: str):
+    """L40: when the interpreter is torn down nothing connects, waits or prints; the key ends with its lease."""
+    urls = nodes.urls[:3] if nodes_are == "servers" else ["memory://a"]
+    script = BEFORE + HOLDERS[holder] + "print('held')\n"
+
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, *urls],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDEVMODE": ""},
+    )
+
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("held\n", "", 0)

@@ -1,0 +1,370 @@
+"""Exceptions from signal handlers and other threads, wherever the interpreter can raise them."""
+
+import ctypes
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pytest
+
+from django_redlock import nodes
+from django_redlock.leases import Lease
+from django_redlock.locks import LockManager
+from django_redlock.nodes.threads import Bell, Errands, Event
+from django_redlock.nodes.waker import Waker
+from django_redlock.watchdog import abandoned, watchdog
+from tests.interrupts import ASYNC, BLOCKING, AsyncSweep, Interrupted, Scenario, Sweep, Trap, enter, make_manager
+from tests.managers import Manager, eventually
+
+SAMPLE = 6  # points of each scenario
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:coroutine .* was never awaited")
+
+
+def swept(scenario: Scenario, elsewhere: bool, urls: list[str] | None = None, **how: Any) -> Sweep:
+    """Return what interrupts a scenario, over nodes in memory or over servers."""
+    make = AsyncSweep if scenario in ASYNC else Sweep
+    return make(make_manager("servers" if urls else "memory", urls or []), scenario, elsewhere=elsewhere, **how)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["main thread", "other thread"])
+@pytest.mark.parametrize("scenario", [*BLOCKING, *ASYNC], ids=lambda scenario: scenario.name)
+def test_lock_works_after_an_interruption(scenario: Scenario, elsewhere: bool):
+    """L10: wherever an exception arrives, the lock can be taken, is renewed and is released afterwards."""
+    whole = Trap(1_000_000)
+    sweep = swept(scenario, elsewhere)
+    try:
+        sweep.count(whole)
+        sweep.run(first=3, step=max(1, whole.passed // SAMPLE))
+    finally:
+        sweep.close()
+
+    assert sweep.points >= SAMPLE // 2
+
+
+@pytest.mark.parametrize("scenario", [BLOCKING[0], ASYNC[0]], ids=lambda scenario: scenario.name)
+def test_lock_over_servers_works_after_an_interruption(nodes: Any, scenario: Scenario):
+    """L10: the same where connections have replies on their way when they are given up."""
+    whole = Trap(1_000_000)
+    sweep = swept(scenario, False, nodes.urls[:3])
+    try:
+        sweep.count(whole)
+        sweep.run(first=5, step=max(1, whole.passed // SAMPLE))
+    finally:
+        sweep.close()
+
+    assert sweep.points >= SAMPLE // 2
+
+
+@pytest.mark.endurance
+@pytest.mark.parametrize("lines", [False, True], ids=["points", "lines"])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["main thread", "other thread"])
+@pytest.mark.parametrize("scenario", [*BLOCKING, *ASYNC], ids=lambda scenario: scenario.name)
+def test_lock_works_after_an_interruption_anywhere(scenario: Scenario, elsewhere: bool, lines: bool):
+    """L10: the whole sweep, as ``python -m tests.interrupts`` runs it."""
+    sweep = swept(scenario, elsewhere, lines=lines)
+    try:
+        assert sweep.run() > 50
+    finally:
+        sweep.close()
+
+
+def test_block_that_was_entered_is_released_at_once_nearly_wherever_it_is_interrupted():
+    """L10: ``with`` leaves no key behind; the sweep counts a few points more than the interpreter has."""
+    sweep = swept(Scenario("enter", enter), False)
+    try:
+        sweep.run(first=0, step=17)
+    finally:
+        sweep.close()
+
+    assert len(sweep.slow) <= sweep.points // 4, sweep.slow
+
+
+@pytest.mark.parametrize("hits", [400, pytest.param(5000, marks=pytest.mark.endurance)])
+def test_signals_at_random_moments_end_no_renewal(hits: int):
+    """L10, L28: a process that gets thousands of signals takes, renews and releases locks, in all its threads."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.interrupts", "--nodes", "memory", "--signals", str(hits)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+    assert ended.stdout.startswith("survived"), ended.stderr[-4000:]
+    assert "Exception ignored" not in ended.stderr
+
+
+def test_exception_that_another_thread_raises_leaves_the_lock_usable(memory: Manager):
+    """L10: what ``PyThreadState_SetAsyncExc`` raises in a thread that takes locks keeps no other thread from it."""
+    manager = memory(3, ttl=5.0, node_timeout=0.2)
+    lock, ended = manager.lock("a", wait=5), threading.Event()
+
+    def take() -> None:
+        while not ended.is_set():
+            with suppress(Interrupted):
+                while not ended.is_set():
+                    with lock:
+                        pass
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    for _ in range(300):
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Interrupted))
+        with manager.lock("b", wait=5):
+            pass
+    ended.set()
+    thread.join(20)
+
+    assert not thread.is_alive()
+    with lock as lease:
+        assert lease.valid()
+    manager.close()
+
+
+# The edge of a block
+
+
+class Stop(BaseException):
+    """Raised at one place."""
+
+
+def at_the_edge(lock: Any, name: str) -> None:
+    """Enter and leave a block, interrupted as soon as the function *name* begins."""
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code.co_name == name and "django_redlock" in frame.f_code.co_filename:
+            sys.settrace(None)
+            raise Stop
+        return None
+
+    before = sys.gettrace()
+    try:
+        with lock:
+            sys.settrace(trace)
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("name", ["__call__", "_leave"])
+def test_block_interrupted_before_the_first_line_of_its_exit_was_left(memory: Manager, name: str):
+    """L10, L28: nothing has run that could release the lock; it is released, and the next block begins at once."""
+    manager = memory()
+    lock = manager.lock("a", wait=0)
+
+    with suppress(Stop):
+        at_the_edge(lock, name)
+
+    with lock as lease:
+        assert lease.valid()
+    manager.close()
+
+
+async def test_block_interrupted_before_its_exit_is_released_in_the_background(memory: Manager):
+    """L10, L28: nobody enters the same object again, and still the key does not stay for as long as it is renewed."""
+    manager = memory(ttl=30.0)
+    lock = manager.lock("a", wait=0)
+
+    with suppress(Stop):
+        at_the_edge(lock, "__call__")
+
+    def free() -> bool:
+        with suppress(Exception):
+            return manager.lock("a", wait=0).acquire().release() == "released"
+        return False
+
+    await eventually(free)
+    manager.close()
+
+
+async def test_blocks_that_are_left_as_usual_are_not_taken_for_abandoned(memory: Manager):
+    """L28: the way out of an ``async with`` lives until the block was left, though Python itself drops it sooner."""
+    manager = memory()
+    before = len(abandoned)
+    with manager.lock("a"):
+        pass
+    async with manager.lock("a"):
+        pass
+
+    assert len(abandoned) == before
+    await manager.aclose()
+    manager.close()
+
+
+def test_lock_in_an_exit_stack_is_entered_and_left(memory: Manager):
+    """L43: an ExitStack looks up the methods on the class, and calls them with the lock."""
+    manager = memory()
+    lock = manager.lock("a", wait=0)
+
+    with ExitStack() as stack:
+        lease = stack.enter_context(lock)
+        assert lease.valid()
+        with pytest.raises(RuntimeError, match="already entered here"):
+            stack.enter_context(lock)
+
+    assert lease.reason == "released"
+    manager.close()
+
+
+def test_blocks_of_several_threads_end_their_own(memory: Manager):
+    """L42: a block knows its own lease, though another thread leaves it and others are inside the same lock."""
+    manager = memory()
+    lock = manager.lock("a", shared=True, wait=0)
+
+    def rows() -> Any:
+        with lock as lease:
+            yield lease
+
+    found: list[Any] = []
+    generators = [rows(), rows()]
+    for generator in generators:
+        thread = threading.Thread(target=lambda generator=generator: found.append(next(generator)))
+        thread.start()
+        thread.join()
+    generators[0].close()
+
+    assert [lease.reason for lease in found] == ["released", None]
+    generators[1].close()
+    assert found[1].reason == "released"
+    manager.close()
+
+
+# Callbacks
+
+
+def lost(manager: LockManager, name: str) -> Lease:
+    """Return a lease that the watchdog looks after, and that is over."""
+    lease = manager.lock(name, renew=False).acquire()
+    lease._tenure.deadline = 0.0
+    return lease
+
+
+async def test_callback_that_blocks_delays_no_renewal(memory: Manager):
+    """L22, L27: what a callback does is its own time."""
+    manager = memory(3, ttl=5.0, node_timeout=0.2)
+    blocked, go_on = threading.Event(), threading.Event()
+    kept = manager.lock("kept").acquire()
+    lease = lost(manager, "lost")
+    lease.on_lost(lambda lease: (blocked.set(), go_on.wait(60)))
+    other, told = lost(manager, "other"), threading.Event()
+    other.on_lost(lambda lease: told.set())
+    try:
+        watchdog.watch(lease)
+        await eventually(blocked.is_set)
+        kept._tenure._renew_at = 0.0
+        watchdog.watch(kept)
+        watchdog.watch(other)
+        await eventually(lambda: kept.extensions > 0)
+        await eventually(told.is_set)  # and no other callback
+    finally:
+        go_on.set()
+    kept.release()
+    manager.close()
+
+
+async def test_callbacks_are_called_whatever_the_ones_before_them_raise(memory: Manager, caplog: Any):
+    """L22: sys.exit() in one callback does not keep the next from its work, and they come in order, once."""
+    manager = memory(3, node_timeout=0.2)
+    told: list[int] = []
+    lease = lost(manager, "a")
+    lease.on_lost(lambda lease: told.append(1) or sys.exit(1))  # type: ignore[func-returns-value]
+    lease.on_lost(lambda lease: told.append(2) or 1 / 0)  # type: ignore[func-returns-value]
+    lease.on_lost(lambda lease: told.append(3))
+
+    watchdog.watch(lease)
+    await eventually(lambda: 3 in told)
+
+    assert not lease.valid()
+    assert told == [1, 2, 3]
+    assert "SystemExit" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+    manager.close()
+
+
+def test_callback_that_exits_in_the_holders_thread_ends_it_after_the_others(memory: Manager):
+    """L22: the holder that notices the loss itself calls back; an exit is an exit, once all have been called."""
+    manager = memory()
+    told: list[int] = []
+    lease = lost(manager, "a")
+    lease.on_lost(lambda lease: sys.exit(3))
+    lease.on_lost(lambda lease: told.append(2))
+
+    with pytest.raises(SystemExit, match="3"):
+        lease.valid()
+
+    assert told == [2]
+    assert not lease.valid()
+    manager.close()
+
+
+async def test_loss_whose_report_was_interrupted_is_reported_by_the_watchdog(memory: Manager):
+    """L22, L10: what an exception cuts short between two callbacks is finished, and nothing is done twice."""
+    for at in range(0, 400, 7):
+        manager = memory(3, node_timeout=0.2)
+        told: list[int] = []
+        lease = lost(manager, f"lost{at}")
+        for number in range(3):
+            lease.on_lost(lambda lease, number=number, told=told: told.append(number))  # type: ignore[misc]
+        trap = Trap(at)
+        with trap.set():
+            lease.valid()
+        await eventually(lambda: told == [0, 1, 2] or not lease._callbacks)  # noqa: B023
+        assert told == [0, 1, 2] or trap.where.endswith("(<lambda>)"), trap.where
+        if not trap.sprung:
+            break
+
+
+# What wakes threads
+
+
+def test_ring_is_not_lost_on_one_who_is_awake():
+    """P33: who is told while it is busy does not sleep afterwards."""
+    bell = Bell(threading.Lock())
+    bell.ring()
+    bell.ring()
+
+    assert bell.wait(0.0)
+    assert not bell.wait(0.0)
+
+
+def test_event_that_was_interrupted_while_somebody_waited_can_be_set():
+    """L10: an exception in a thread that waits leaves nothing locked for the one that sets the event."""
+    for at in range(60):
+        event, trap = Event(), Trap(at)
+        sys.settrace(None)
+        with trap.set():
+            event.wait(0.001)
+        setting = threading.Thread(target=event.set, daemon=True)
+        setting.start()
+        setting.join(10)
+        assert not setting.is_alive(), trap.where
+        assert event.wait(0)
+        event.clear()
+        assert not event.is_set()
+
+
+async def test_errands_do_not_wait_for_one_that_blocks():
+    """P33: each that may be blocked has others take what comes after it."""
+    errands, go_on, done = Errands("errands", most=3), threading.Event(), []
+    for number in range(5):
+        errands.run(lambda number=number: go_on.wait(60) if number < 2 else done.append(number))  # type: ignore[misc]
+
+    await eventually(lambda: sorted(done) == [2, 3, 4])
+    go_on.set()
+
+
+def test_pair_of_sockets_that_was_interrupted_while_it_was_made_ends_in_silence(monkeypatch: Any, capfd: Any):
+    """L40: what was never made is not closed."""
+
+    def interrupted() -> Any:
+        raise Interrupted
+
+    monkeypatch.setattr(nodes.waker.socket, "socketpair", interrupted)
+    with pytest.raises(Interrupted):
+        Waker()
+
+    assert "Exception ignored" not in capfd.readouterr().err
+    time.sleep(0)
