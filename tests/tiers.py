@@ -48,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{tier}: belongs to this tier at least; see tests/tiers.py")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Run three tests at a time for each processor: most of them wait more than they compute."""
     named = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")
@@ -118,6 +119,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         output["left_out"] = dict(left_out)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     left_out.update(dict(Counter(getattr(node, "workeroutput", {}).get("left_out", {})) - left_out))
 

@@ -30,6 +30,7 @@ from .messages import (
     Request,
     Survey,
     count,
+    is_absurd,
 )
 from .names import place, slug
 from .rules import Rules
@@ -341,13 +342,13 @@ class Acquisition:
         self._nonce = self.wanted.nonce or self._fresh_nonce()
         start, ttl = self._at.now, self.wanted.ttl
         value = self._value()
-        token = min(max(self._at.wall, self._floor.of(slugs) + 1), HIGHEST)
+        token = max(self._at.wall, self._above_floor())
         ballot = yield from self._ask_all(value, token)
         if ballot.count(Kind.ACCEPTED) < self._rules.needed:
             if ballot.count(*GRANTS) < self._rules.needed:
                 return None
             # Our clock may be too far ahead for the nodes, who may have forgotten every token: theirs stands in for it.
-            token = max(self._floor.of(slugs) + 1, granting_time(ballot.replies))
+            token = max(self._above_floor(), granting_time(ballot.replies))
             second = yield from self._raise_token(ballot, token)
             if second.count(Kind.ACCEPTED) < self._rules.needed:
                 return None
@@ -362,6 +363,15 @@ class Acquisition:
         return Granted(
             slugs, self._nonce, value, token, start, deadline, ballots, leaving, self._queue, untouched, waited
         )
+
+    def _above_floor(self) -> int:
+        """
+        Return the lowest token that is above every one seen; 0 if that was absurd.
+
+        A fence of the database may hold any number. The lock can be taken all the same, and the fence refuses it.
+        """
+        highest = self._floor.of(self._trying)
+        return 0 if is_absurd(highest, self._at.wall) else highest + 1
 
     def _value(self) -> str:
         """Return what to store. Of shared holders no node knows more than that they are shared."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from celery import _state
 from django.conf import settings
 from django.core import checks, mail
 from django.core.exceptions import ImproperlyConfigured
@@ -228,6 +229,8 @@ def test_nothing_connects_before_the_first_lock(monkeypatch: pytest.MonkeyPatch)
         raise AssertionError("connected")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(_state, "default_app", None)  # the tasks of other tests need other settings
+    monkeypatch.setattr(_state._tls, "current_app", None)
     with configured():
         call_command("check")
         assert isinstance(lock("a")._manager, LockManager)

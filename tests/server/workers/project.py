@@ -21,7 +21,7 @@ from django.dispatch import receiver
 
 from django_redlock.celery import singleton_overlap, singleton_task
 
-LEASE = 5.0  # seconds, of the tasks whose lease is to run out; renewed after a third
+LEASE = 12.0  # seconds, of the tasks whose lease is to run out; renewed after a third
 LIMIT = 4  # seconds, the hard time limit of the tasks that exceed it
 
 app = Celery("tests.server.workers.project", set_as_current=False)
@@ -205,7 +205,7 @@ def stall(self: Any, what: str, seconds: int) -> list[Any]:
     return [self.singleton.lost, self.singleton.lease.reason]
 
 
-@singleton_task(lease=3.0, on_lost="raise")
+@singleton_task(lease=LEASE, on_lost="raise")
 def spin(what: str) -> None:
     """Loop until interrupted."""
     stage(what).say("started")

@@ -53,7 +53,7 @@ def prefork(start):
 @pytest.fixture(scope="module", autouse=True)
 def stalled(prefork):
     """A body that keeps the interpreter to itself, begun before the other tests."""
-    return send("stall", prefork, "interpreter", 8)
+    return send("stall", prefork, "interpreter", 14)
 
 
 def send(name, queue, *args, **options):

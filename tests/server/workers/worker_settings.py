@@ -13,7 +13,7 @@ def redlock(nodes: str) -> dict[str, Any]:
     On a busy machine they may take longer than usual to answer, and without them a message is sent without a slot. A
     lease of ten minutes outlasts every test.
     """
-    return {"default": {"NODES": nodes, "OPTIONS": {"restart_guard": False, "node_timeout": 0.5, "max_ttl": 600}}}
+    return {"default": {"NODES": nodes, "OPTIONS": {"restart_guard": False, "node_timeout": 2.0, "max_ttl": 600}}}
 
 
 REDLOCK = redlock(os.environ.get("TEST_NODES", "memory://a,memory://b,memory://c"))

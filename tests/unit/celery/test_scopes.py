@@ -233,12 +233,13 @@ def test_node_that_misses_how_a_waiting_slot_becomes_a_held_one(make, worker, me
     It forgets the waiting call as soon as it can be reached, and not after ``queue_ttl``. C101 L38
     """
     courier = locks["default"].courier
-    monkeypatch.setattr(courier, "_start", lambda: None)  # its thread; below, it is the test that brings what is missed
+    monkeypatch.setattr(courier._thread, "start", lambda: "")  # below, it is the test that brings what is missed
     task = make(scope="queued", hold_for=60)
     task.delay(7)
     memory_nodes[2].down = True
     worker.run()
     held = [node.store.execute(Survey((slug(NAME),))).rows[0].value for node in memory_nodes]
+    courier._read_inbox()
     assert not courier._visit(2)
 
     memory_nodes[2].down = False

@@ -240,11 +240,10 @@ async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(
 
     assert await flavour.release(lease) == "unknown"
     await eventually(lambda: len(manager.courier) == 1)
-    thread = manager.courier._thread
     later = 31.0
 
     await eventually(lambda: not manager.courier)
-    await eventually(lambda: not thread.is_alive())
+    await eventually(lambda: not manager.courier._thread.running)
     await flavour.close(manager)
     manager.close()
 
