@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -104,13 +104,17 @@ class Child:
 
     def _wait_for_end(self) -> None:
         """Block until the program has ended, and leave it to be waited for; signals are handled meanwhile."""
-        with terminal_lent(self.pid) as terminal:
+        with terminal_lent(self.pid) as terminal, next_signal() as wait:
+            ends = os.WEXITED | os.WNOWAIT | os.WNOHANG | (os.WSTOPPED if terminal else 0)
             while True:
-                found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | (os.WSTOPPED if terminal else 0))
-                if terminal is None or found is None or found.si_code != os.CLD_STOPPED:
+                found = os.waitid(os.P_PID, self.pid, ends)
+                if found is None:
+                    wait()
+                elif terminal is None or found.si_code != os.CLD_STOPPED:
                     return
-                os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)
-                terminal.pause()
+                else:
+                    os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)
+                    terminal.pause()
 
     def _clear(self) -> None:
         """Wait for what is left of a group that was told to end; kill it after the grace."""
@@ -136,6 +140,33 @@ def _kill_group(group: int, number: int) -> bool:
     except PermissionError:  # macOS says so of a group of which only the ended leader is left
         return False
     return True
+
+
+@contextmanager
+def next_signal() -> Iterator[Callable[[], object]]:
+    """
+    Yield a function that waits for a signal, also one that came before the call; SIGCHLD tells the end of a child.
+
+    Python runs a handler between two bytecodes. A signal that comes after the last of them, and before a system call
+    blocks, would wait for as long as the call does. But it is written into a pipe at once, and that wakes the call.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
+        yield lambda: time.sleep(LOOK)
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    handler = signal.getsignal(signal.SIGCHLD)
+    if not callable(handler):  # one of Python's own writes into the pipe, whatever it does
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    try:
+        yield lambda: os.read(reading, 4096)
+    finally:
+        signal.set_wakeup_fd(before)
+        if not callable(handler):
+            signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
+        os.close(reading)
+        os.close(writing)
 
 
 @contextmanager

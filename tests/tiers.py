@@ -46,6 +46,7 @@ left_out: Counter[str] = Counter()
 def pytest_configure(config: pytest.Config) -> None:
     for tier in TIERS:
         config.addinivalue_line("markers", f"{tier}: belongs to this tier at least; see tests/tiers.py")
+    config.addinivalue_line("markers", "xdist_group: which tests one process runs; pytest-xdist may be switched off")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -380,7 +380,11 @@ def test_slow(nodes, three, monkeypatch, delay, level):
 
     monkeypatch.setattr(examine, "_say", late)
     monkeypatch.setattr(
-        examine, "time", SimpleNamespace(time=lambda: time.time() - clock.now / 2, perf_counter=lambda: clock.now)
+        examine,
+        "time",
+        SimpleNamespace(
+            time=lambda: time.time() - clock.now / 2, perf_counter=lambda: clock.now, monotonic=time.monotonic
+        ),
     )
     findings = found(three, {**OPEN, "node_timeout": 0.5, "ttl": 20.0})
 

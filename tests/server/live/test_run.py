@@ -2,18 +2,22 @@
 ``redlock_run`` and ``locked_command`` in processes of their own, over real servers, with real signals and kills.
 """
 
+import ctypes
+import operator
 import os
 import pty
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
 
 from django_redlock import LockTakenError
+from django_redlock.child import Child, signals_passed_on
 from django_redlock.locks import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Servers
@@ -238,6 +242,27 @@ def test_signals_are_passed_on(heeded, runs, manager, name):
 
     assert outcome(process) == (name, "", 9)
     assert is_free(manager, "nightly")
+
+
+def test_signal_that_comes_just_before_waiting_is_passed_on(monkeypatch, tmp_path):
+    """
+    A signal that the kernel delivers after Python's last look for signals is not left until the program ends.
+    """
+    ready = tmp_path / "ready"
+    program = f"trap 'exit 9' USR1; touch {ready}; sleep 20 & wait"
+    running = Child(["sh", "-c", program], grace=1, env=os.environ)
+    while not ready.exists():
+        time.sleep(0.01)
+    first, waitid = [partial(ctypes.PyDLL(None).kill, os.getpid(), signal.SIGUSR1)], os.waitid
+
+    def late(*args):
+        calls = [*first, partial(waitid, *args)]
+        first.clear()
+        return list(map(operator.call, calls))[-1]  # one call into C, in which no handler runs
+
+    monkeypatch.setattr(os, "waitid", late)
+    with signals_passed_on(running):
+        assert running.wait() == 9
 
 
 @pytest.mark.endurance

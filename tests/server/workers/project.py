@@ -221,7 +221,8 @@ def at_once(self: Any, number: int) -> int:
     return number
 
 
-@singleton_task(lease=600.0, autoretry_for=(OSError,), max_retries=2, default_retry_delay=0)
+# Without a delay the attempt before may store RETRY after the last one has stored FAILURE, which Celery then forgets.
+@singleton_task(lease=600.0, autoretry_for=(OSError,), max_retries=2, default_retry_delay=1)
 def failing(number: int) -> None:
     raise OSError(number)
 

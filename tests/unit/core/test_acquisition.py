@@ -270,12 +270,12 @@ def test_every_attempt_has_a_nonce_of_its_own():
 def test_number_goes_above_everything_seen():
     """P2: also what a refusal said, so a waiter needs no second round when its turn comes."""
     attempt = Attempt(wait=None)
-    attempt.reply(B, B, B, fence=NOW * 3)
+    attempt.reply(B, B, B, fence=NOW * 2)
     attempt.proceed()
 
     attempt.go_on()
 
-    assert attempt.step.requests[0].number == NOW * 3 + 1
+    assert attempt.step.requests[0].number == NOW * 2 + 1
 
 
 def test_late_reply_still_teaches_the_floor():
@@ -284,10 +284,10 @@ def test_late_reply_still_teaches_the_floor():
     ballot = attempt.step
     attempt.reply(A, A, A)
 
-    ballot.receive(4, Reply(Kind.GRANTED, NOW * 3))
+    ballot.receive(4, Reply(Kind.GRANTED, NOW * 2))
 
     assert 4 not in ballot.replies
-    assert attempt.floor.of(["{a}"]) == NOW * 3
+    assert attempt.floor.of(["{a}"]) == NOW * 2
 
 
 @pytest.mark.parametrize(("left", "told"), [(0.03, 0.04), (9.0, 1.01), (0.001, 0.03)])
