@@ -15,6 +15,11 @@ from django_redlock import locks
 from django_redlock.inventory import poll
 from django_redlock.testing import Servers
 
+try:
+    from playwright.sync_api import expect as expect
+except ImportError:
+    expect = None  # the fixture ``browser`` says what to install
+
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 TIMEOUT = 60_000.0  # milliseconds for what happens at once unless the machine is busy
 SCREENSHOTS = os.environ.get("REDLOCK_SCREENSHOTS")  # a folder; unset writes none

@@ -7,7 +7,7 @@ import pytest
 from django_redlock import lock, locks
 from django_redlock.inventory import find_lock
 
-expect = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright").expect
+from .conftest import expect
 
 pytestmark = pytest.mark.xdist_group("browser")
 

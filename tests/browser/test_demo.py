@@ -17,7 +17,7 @@ from threading import Thread
 
 import pytest
 
-expect = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright").expect
+from .conftest import expect
 
 pytestmark = [
     pytest.mark.xdist_group("browser"),

@@ -249,7 +249,9 @@ def leave(what: str, status: int) -> str:
 @singleton_task(lease=600.0)
 def report(what: str) -> list[Any]:
     """Return what this process has of the locks: its id, its threads, and whether its parent's were left alone."""
-    names = sorted(thread.name for thread in threading.enumerate() if "redlock" in thread.name)
+    until, names = time.monotonic() + 30, list[str]()
+    while "django_redlock watchdog" not in names and time.monotonic() < until:  # another thread starts it
+        names = sorted(thread.name for thread in threading.enumerate() if "redlock" in thread.name)
     return [os.getpid(), names]
 
 
