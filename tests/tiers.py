@@ -51,9 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Run three tests at a time for each processor: most of them wait more than they compute."""
+    """Run two tests at a time for each processor: most of them wait more than they compute."""
     named = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")
-    return int(named) if named else 3 * len(os.sched_getaffinity(0))
+    return int(named) if named else 2 * len(os.sched_getaffinity(0))
 
 
 @pytest.hookimpl(tryfirst=True)
