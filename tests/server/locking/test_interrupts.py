@@ -22,14 +22,6 @@ from tests.managers import Manager, eventually
 
 SAMPLE = 6  # points of each scenario
 
-
-@pytest.fixture
-def unlogged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have nothing logged: interrupted there, Python's own logging leaves the lock of a handler of pytest's held."""
-    for name in ("django_redlock", "asyncio"):
-        monkeypatch.setattr(logging.getLogger(name), "disabled", True)
-
-
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:coroutine .* was never awaited")
 
 
@@ -39,7 +31,6 @@ def swept(scenario: Scenario, elsewhere: bool, urls: list[str] | None = None, **
     return make(make_manager("servers" if urls else "memory", urls or []), scenario, elsewhere=elsewhere, **how)
 
 
-@pytest.mark.usefixtures("unlogged")
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["main thread", "other thread"])
 @pytest.mark.parametrize("scenario", [*BLOCKING, *ASYNC], ids=lambda scenario: scenario.name)
 def test_lock_works_after_an_interruption(scenario: Scenario, elsewhere: bool):
@@ -55,7 +46,6 @@ def test_lock_works_after_an_interruption(scenario: Scenario, elsewhere: bool):
     assert sweep.points >= SAMPLE // 2
 
 
-@pytest.mark.usefixtures("unlogged")
 @pytest.mark.parametrize("scenario", [BLOCKING[0], ASYNC[0]], ids=lambda scenario: scenario.name)
 def test_lock_over_servers_works_after_an_interruption(nodes: Any, scenario: Scenario):
     """L10: the same where connections have replies on their way when they are given up."""
@@ -70,7 +60,6 @@ def test_lock_over_servers_works_after_an_interruption(nodes: Any, scenario: Sce
     assert sweep.points >= SAMPLE // 2
 
 
-@pytest.mark.usefixtures("unlogged")
 @pytest.mark.endurance
 @pytest.mark.parametrize("lines", [False, True], ids=["points", "lines"])
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["main thread", "other thread"])
@@ -84,7 +73,6 @@ def test_lock_works_after_an_interruption_anywhere(scenario: Scenario, elsewhere
         sweep.close()
 
 
-@pytest.mark.usefixtures("unlogged")
 def test_block_that_was_entered_is_released_at_once_nearly_wherever_it_is_interrupted():
     """L10: ``with`` leaves no key behind; the sweep counts a few points more than the interpreter has."""
     sweep = swept(Scenario("enter", enter), False)
@@ -111,9 +99,9 @@ def test_signals_at_random_moments_end_no_renewal(hits: int):
     assert "Exception ignored" not in ended.stderr
 
 
-@pytest.mark.usefixtures("unlogged")
-def test_exception_that_another_thread_raises_leaves_the_lock_usable(memory: Manager):
+def test_exception_that_another_thread_raises_leaves_the_lock_usable(memory: Manager, monkeypatch: Any):
     """L10: what ``PyThreadState_SetAsyncExc`` raises in a thread that takes locks keeps no other thread from it."""
+    monkeypatch.setattr(logging.getLogger("django_redlock"), "disabled", True)  # or it strikes Python's own logging
     manager = memory(3, ttl=5.0, node_timeout=0.2)
     lock, ended = manager.lock("a", wait=5), threading.Event()
 
