@@ -4,6 +4,7 @@ The demo, as a newcomer meets it: one command, a real browser, a node killed, a 
 ``REDLOCK_SCREENSHOT=docs/images/held-locks.png`` makes the browser take the README's picture on the way.
 """
 
+import json
 import os
 import re
 import shutil
@@ -14,8 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from threading import Thread
+from urllib.request import Request, urlopen
 
 import pytest
+
+from .conftest import TIMEOUT
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright").expect
 
@@ -123,7 +127,7 @@ def page(browser, demo):
     """The page *Held locks* of the demo, after the login; at the end the console must be empty."""
     errors: list[str] = []
     context = browser.new_context(device_scale_factor=1.5)
-    context.set_default_timeout(1000 * PATIENCE)
+    context.set_default_timeout(TIMEOUT)
     context.on("weberror", lambda error: errors.append(str(error.error)))
     context.on("console", lambda message: message.type == "error" and errors.append(message.text))
     page = context.new_page()
@@ -209,7 +213,9 @@ def test_sigkill_leaves_no_process():
 
 def imports(page, demo):
     """Return the last imports, newest first, as the shop tells programs."""
-    return page.request.get(demo.url, headers={"Accept": "application/json"}).json()["imports"]
+    cookies = "; ".join(f"{cookie['name']}={cookie['value']}" for cookie in page.context.cookies(demo.url))
+    with urlopen(Request(demo.url, headers={"Accept": "application/json", "Cookie": cookies}), timeout=60) as answer:
+        return json.load(answer)["imports"]
 
 
 def import_of(page, demo, task_id):
