@@ -231,8 +231,7 @@ def early_import(page, demo):
 def falls(clock):
     """Return whether the time that a page shows gets less; an extension of the lock raises it now and then."""
     seen = [clock.inner_text()]
-    wait_until(lambda: seen.append(clock.inner_text()) or seen[-1] < seen[-2])
-    return True
+    return wait_until(lambda: seen.append(clock.inner_text()) or seen[-1] < seen[-2])
 
 
 def buy(page):
