@@ -60,12 +60,11 @@ def live_site(django_db_setup, django_db_blocker, servers: Servers) -> Iterator[
 
 @pytest.fixture
 def site(transactional_db, nodes: Servers, live_site: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The same, with servers that run and hold nothing; on a busy machine its pages wait for late nodes."""
+    """The same, with servers that run and hold nothing; its pages wait for late nodes, and its threads end in time."""
     monkeypatch.setattr(poll, "PATIENCE", 7.0)
     monkeypatch.setattr(poll, "MAX_SECONDS", 30.0)
     locks.reset()
     yield live_site
-    # The browser has closed its connections. Their threads share the database, which is emptied next.
     for thread in threading.enumerate():
         if "process_request_thread" in thread.name:
             thread.join(5)

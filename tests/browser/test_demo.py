@@ -4,6 +4,7 @@ The demo, as a newcomer meets it: one command, a real browser, a node killed, a 
 ``REDLOCK_SCREENSHOT=docs/images/held-locks.png`` makes the browser take the README's picture on the way.
 """
 
+import json
 import os
 import re
 import shutil
@@ -14,10 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from threading import Thread
+from urllib.request import Request, urlopen
 
 import pytest
 
-from .conftest import expect
+from .conftest import TIMEOUT, expect
 
 pytestmark = [
     pytest.mark.xdist_group("browser"),
@@ -123,7 +125,7 @@ def page(browser, demo):
     """The page *Held locks* of the demo, after the login; at the end the console must be empty."""
     errors: list[str] = []
     context = browser.new_context(device_scale_factor=1.5)
-    context.set_default_timeout(1000 * PATIENCE)
+    context.set_default_timeout(TIMEOUT)
     context.on("weberror", lambda error: errors.append(str(error.error)))
     context.on("console", lambda message: message.type == "error" and errors.append(message.text))
     page = context.new_page()
@@ -209,7 +211,9 @@ def test_sigkill_leaves_no_process():
 
 def imports(page, demo):
     """Return the last imports, newest first, as the shop tells programs."""
-    return page.request.get(demo.url, headers={"Accept": "application/json"}).json()["imports"]
+    cookies = "; ".join(f"{cookie['name']}={cookie['value']}" for cookie in page.context.cookies(demo.url))
+    with urlopen(Request(demo.url, headers={"Accept": "application/json", "Cookie": cookies}), timeout=60) as answer:
+        return json.load(answer)["imports"]
 
 
 def import_of(page, demo, task_id):
@@ -225,8 +229,7 @@ def early_import(page, demo):
 def falls(clock):
     """Return whether the time that a page shows gets less; an extension of the lock raises it now and then."""
     seen = [clock.inner_text()]
-    wait_until(lambda: seen.append(clock.inner_text()) or seen[-1] < seen[-2])
-    return True
+    return wait_until(lambda: seen.append(clock.inner_text()) or seen[-1] < seen[-2])
 
 
 def buy(page):

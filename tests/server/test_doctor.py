@@ -366,9 +366,8 @@ class Clock(threading.local):
 @pytest.mark.parametrize(("delay", "level"), [(0.35, "warning"), (0.7, "error")])
 def test_slow(nodes, three, monkeypatch, delay, level):
     """
-    A node whose answers take more than half of the node timeout, or all of it, is slow; the remedy has a number.
-
-    The shortest of several round trips counts, so one that was held up makes no finding.
+    A node whose answers take more than half of the node timeout, or all of it, is slow; the remedy has a number. The
+    shortest of several round trips counts.
     """
     clock, said = Clock(), examine._say
     delays = {nodes[0].port: [delay] * 5, nodes[1].port: [9.0, 9.0, 0.001, 9.0, 9.0], nodes[2].port: [0.001] * 5}

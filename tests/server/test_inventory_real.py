@@ -539,7 +539,7 @@ def test_a_holder_that_is_asked_to_stop_stops(five, monkeypatch):
     assert ask_to_stop("orders:7", found().fingerprint) == "asked"
     assert find_lock("orders:7") is not None
     assert held.lost.wait(30)
-    assert held.reason == "revoked"
+    assert (held.reason, held.valid()) == ("revoked", False)
     held.release()
 
     with lock("orders:7", wait=0) as lease:

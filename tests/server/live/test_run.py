@@ -322,6 +322,7 @@ def test_program_ends_at_max_hold(runs):
     """
     ``--max-hold`` bounds a run that hangs (L27).
     """
+    runs.env["LIVE_TTL"] = "8"
     process = runs.run("nightly", f"{WORK}say('ready'); time.sleep({PATIENCE})", options=("--max-hold", "1"))
 
     out, err, code = outcome(process)
