@@ -365,7 +365,7 @@ class Storm:
     def run(self, hits: int) -> None:
         """Have so many signals interrupt; fail if anything hangs, or is not renewed or released, afterwards."""
         faulthandler.dump_traceback_later(4 * LATEST, exit=True)
-        kept = self._manager.lock("kept").acquire()
+        kept = self._manager.lock("kept", ttl=10.0).acquire()
         threading.Thread(target=self._take_others, daemon=True).start()
         before = signal.signal(signal.SIGALRM, self._hit)
         while self.hits < hits:
