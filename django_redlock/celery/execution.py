@@ -158,9 +158,11 @@ class Execution:
         reason = lease.reason or "expired"
         event = "singleton_stolen" if reason in ("superseded", "revoked") else "singleton_lost"
         text = f"{lease.name} was lost by task {self.ticket.task_id} ({reason})"
-        tell(self.task, event, text, task_id=self.ticket.task_id, name=lease.name, lease=lease, reason=reason)
-        if self.interrupt:
-            self.interrupt.strike()
+        try:
+            tell(self.task, event, text, task_id=self.ticket.task_id, name=lease.name, lease=lease, reason=reason)
+        finally:  # a broker that is away must not keep the body going
+            if self.interrupt:
+                self.interrupt.strike()
 
 
 def leave_queue(ticket: Ticket, hold: float, label: str) -> None:

@@ -4,6 +4,7 @@ import copy
 import logging
 import pickle
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -943,13 +944,13 @@ def test_interrupted_when_lost(app, worker):
     """
     With ``on_lost="raise"`` a body that loops without asking is interrupted, and fails with the loss. C85
     """
-    import threading
 
     def body(self):
         lease = self.singleton.lease
         locks["default"].lock(lease.name, adopt=lease.token, detached=True, wait=0).acquire()
         threading.Thread(target=lease.extend).start()
-        while True:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
             pass
 
     task = singleton_task(name="shop.loop", bind=True, on_lost="raise")(body)
