@@ -335,7 +335,7 @@ def make_manager(kind: str, urls: list[str]) -> Any:
         if kind == "memory"
         else [open_node(NodeSpec(url), "i:") for url in urls]
     )
-    return LockManager(nodes, Rules(len(nodes), ttl=2.0, node_timeout=0.05, restart_guard=False, min_validity=0.05))
+    return LockManager(nodes, Rules(len(nodes), ttl=4.0, node_timeout=0.9, restart_guard=False, min_validity=0.05))
 
 
 def sweeps(kind: str, urls: list[str], lines: bool) -> Iterator[Sweep]:

@@ -447,6 +447,7 @@ def test_join_runs_itself_if_the_holder_is_lost(make, worker):
     assert (seen, message is not None, first.state) == (["second"], True, "PENDING")
 
 
+@pytest.mark.server  # Celery 5.5 sleeps until the members are there
 def test_join_in_a_chord(make, worker, app):
     """
     A duplicate in a chord has the holder's value for its body. C91 C94
