@@ -29,7 +29,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 PACKAGE = "/django_redlock/"
-TTL = 0.5  # seconds
+TTL = 2.0  # seconds
 LATEST = 20.0  # seconds after which something hangs
 
 CHECKED = {code for name, code in dis.opmap.items() if name.startswith(("CALL", "JUMP_BACKWARD", "RESUME"))} - {
@@ -156,7 +156,7 @@ def wait(manager: Any, lock: Any, prepared: Any) -> None:
 
 def taken(manager: Any, lock: Any) -> Any:
     """Have somebody else hold the lock for a moment, so that it is waited for."""
-    return manager.lock(lock.name, wait=5, ttl=0.25, renew=False).acquire()
+    return manager.lock(lock.name, wait=10 * TTL, ttl=TTL, renew=False).acquire()
 
 
 def lose(manager: Any, lock: Any, lease: Any) -> None:
@@ -335,7 +335,7 @@ def make_manager(kind: str, urls: list[str]) -> Any:
         if kind == "memory"
         else [open_node(NodeSpec(url), "i:") for url in urls]
     )
-    return LockManager(nodes, Rules(len(nodes), ttl=4.0, node_timeout=0.9, restart_guard=False, min_validity=0.05))
+    return LockManager(nodes, Rules(len(nodes), ttl=2 * TTL, node_timeout=0.4, restart_guard=False, min_validity=0.05))
 
 
 def sweeps(kind: str, urls: list[str], lines: bool) -> Iterator[Sweep]:
