@@ -9,10 +9,15 @@ could be hit; there the task's greenlet is killed at its next switch instead.
 import ctypes
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
 from ..exceptions import LockLostError
+from ..nodes.threads import STARTS
+
+PATIENCE = 1.0
+"""Seconds that an interruption waits, on Python 3.11, for a thread that is starting another one."""
 
 
 class SlotLostError(LockLostError):
@@ -42,7 +47,7 @@ class Interrupt:
                 hub, greenlet = self._greenlet
                 hub.loop.run_callback_threadsafe(greenlet.throw, SlotLostError)
             elif threading.get_ident() != self._thread:  # else the body has just asked, and is told
-                _raise_in(self._thread, SlotLostError)
+                raise_in(self._thread, SlotLostError)
 
     def disarm(self) -> None:
         """Say that the body has ended, in its thread; what was raised and has not arrived is taken back."""
@@ -57,13 +62,28 @@ def _take_back(thread: int) -> None:
     # To withdraw it would leave a mark with the interpreter, up to Python 3.12, that slows all threads down and makes
     # ``sys.settrace`` hang. What arrives takes the mark away, so it is raised once more, where it does no harm.
     with suppress(SlotLostError):
-        _raise_in(thread, SlotLostError)
+        raise_in(thread, SlotLostError)
         for _ in range(1000):
             pass
 
 
-def _raise_in(thread: int, error: type[BaseException]) -> None:
+def raise_in(thread: int, error: type[BaseException]) -> None:
+    """Raise *error* in the thread with that number, before its next instruction."""
+    # Up to Python 3.11 a thread that was started has the number of the thread that started it until it runs. It would
+    # get the exception, and a start() that waits for it would never return.
+    until = time.monotonic() + (PATIENCE if sys.version_info < (3, 12) else 0)
+    while _starts_another(thread) and time.monotonic() < until:
+        time.sleep(0.001)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+def _starts_another(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame:
+        if frame.f_code in STARTS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _current_greenlet() -> tuple[Any, Any] | None:

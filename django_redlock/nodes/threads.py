@@ -120,14 +120,23 @@ def _start(new: Any) -> None:
     else:
         # Thread.start() waits for the thread, by a condition that an exception would leave locked. So does this one,
         # but in a thread where no signal is handled.
-        start_new_thread(_start_or_run, (new,))
+        begun = threading.Lock()
+        begun.acquire()
+        start_new_thread(_start_or_run, (new, begun))
+        if sys.version_info < (3, 12):  # see celery/interrupt.py
+            begun.acquire(True, 1)
 
 
-def _start_or_run(new: threading.Thread) -> None:
+def _start_or_run(new: threading.Thread, begun: Any) -> None:
+    begun.release()
     try:
         new.start()
     except RuntimeError:  # this thread was the last that the system had to give
         new.run()
+
+
+STARTS = frozenset({_start.__code__, threading.Thread.start.__code__})
+"""The functions that start threads."""
 
 
 class Background:

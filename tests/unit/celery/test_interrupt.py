@@ -3,10 +3,13 @@
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
+from django_redlock.celery import interrupt
 from django_redlock.celery.interrupt import Interrupt, SlotLostError
+from django_redlock.nodes import threads
 
 TRACED = """
 import sys, threading
@@ -37,11 +40,11 @@ print("traced")
 
 def test_body_is_interrupted_and_what_comes_after_it_is_not():
     """C85: the exception arrives in the body; one that has not arrived at its end never does."""
-    interrupt, looping = Interrupt(), threading.Lock()
+    ours, looping = Interrupt(), threading.Lock()
 
     def strike() -> None:
         with looping:  # an interrupted start() of a thread leaves threading's own books wrong
-            interrupt.strike()
+            ours.strike()
 
     def body() -> None:
         looping.release()
@@ -54,7 +57,7 @@ def test_body_is_interrupted_and_what_comes_after_it_is_not():
 
     with pytest.raises(SlotLostError):
         body()
-    interrupt.disarm()
+    ours.disarm()
 
     striking.join()
     late = Interrupt()
@@ -63,6 +66,25 @@ def test_body_is_interrupted_and_what_comes_after_it_is_not():
     for _ in range(100_000):
         pass
     assert not late.struck
+
+
+@pytest.mark.server
+def test_thread_that_the_body_starts_is_not_interrupted_instead(monkeypatch):
+    """C85: until it runs, Python 3.11 takes a new thread for the one that started it."""
+    started = threading.Event()
+
+    def strike(frame: Any, event: str, argument: Any) -> None:
+        if event == "c_return" and argument is threads.start_new_thread:
+            sys.setprofile(None)
+            interrupt.raise_in(threading.get_ident(), SlotLostError)
+
+    monkeypatch.setattr(interrupt, "PATIENCE", 0.05)
+    with pytest.raises(SlotLostError):
+        sys.setprofile(strike)
+        threads.start(started.set, "started by the body")
+        for _ in range(100_000):
+            pass
+    assert started.wait(10)
 
 
 @pytest.mark.server
