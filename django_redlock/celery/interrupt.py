@@ -72,9 +72,10 @@ def raise_in(thread: int, error: type[BaseException]) -> None:
     # Up to Python 3.11 a thread that was started has the number of the thread that started it until it runs. It would
     # get the exception, and a start() that waits for it would never return.
     until = time.monotonic() + (PATIENCE if sys.version_info < (3, 12) else 0)
-    while _starts_another(thread) and time.monotonic() < until:
+    number, raised = ctypes.c_ulong(thread), ctypes.py_object(error)
+    while time.monotonic() < until and _starts_another(thread):
         time.sleep(0.001)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(number, raised)
 
 
 def _starts_another(thread: int) -> bool:

@@ -1,6 +1,5 @@
 """Exceptions from signal handlers and other threads, wherever the interpreter can raise them."""
 
-import ctypes
 import logging
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from django_redlock import nodes
+from django_redlock.celery.interrupt import raise_in
 from django_redlock.leases import Lease
 from django_redlock.locks import LockManager
 from django_redlock.nodes.threads import Bell, Errands, Event
@@ -115,7 +115,7 @@ def test_exception_that_another_thread_raises_leaves_the_lock_usable(memory: Man
     thread = threading.Thread(target=take)
     thread.start()
     for _ in range(300):
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Interrupted))
+        raise_in(thread.ident or 0, Interrupted)
         with manager.lock("b", wait=5):
             pass
     ended.set()

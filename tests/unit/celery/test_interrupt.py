@@ -78,12 +78,15 @@ def test_thread_that_the_body_starts_is_not_interrupted_instead(monkeypatch):
             sys.setprofile(None)
             interrupt.raise_in(threading.get_ident(), SlotLostError)
 
-    monkeypatch.setattr(interrupt, "PATIENCE", 0.05)
-    with pytest.raises(SlotLostError):
+    def body() -> None:
         sys.setprofile(strike)
         threads.start(started.set, "started by the body")
         for _ in range(100_000):
             pass
+
+    monkeypatch.setattr(interrupt, "PATIENCE", 0.05)
+    with pytest.raises(SlotLostError):
+        body()
     assert started.wait(10)
 
 
