@@ -156,7 +156,9 @@ def wait(manager: Any, lock: Any, prepared: Any) -> None:
 
 def taken(manager: Any, lock: Any) -> Any:
     """Have somebody else hold the lock for a moment, so that it is waited for."""
-    return manager.lock(lock.name, wait=10 * TTL, ttl=TTL, renew=False).acquire()
+    lease = manager.lock(lock.name, wait=10 * TTL, ttl=TTL, renew=False).acquire()
+    threading.Timer(0.1, lease.release).start()
+    return lease
 
 
 def lose(manager: Any, lock: Any, lease: Any) -> None:
@@ -257,6 +259,8 @@ class Sweep:
         prepared = self.scenario.prepare(self.manager, self._lock)
         with trap.set():
             self._run(prepared)
+        if prepared:  # as the caller does who has a lease
+            prepared.release()
         return trap
 
     def _check(self, trap: Trap) -> None:
