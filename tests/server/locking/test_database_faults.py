@@ -411,7 +411,7 @@ def test_one_server_under_two_aliases_has_one_vote(sqlite_tables: Tables, tmp_pa
     with django_database("again", {**entry, "NAME": str(link)}):
         with closing(patient_manager([sqlite_tables.urls[0], "database://again"])) as manager:
             with pytest.raises(QuorumUnavailableError, match=r"is the same server as database:"):
-                manager.lock("a", wait=0).acquire()
+                manager.lock("twice", wait=0).acquire()
 
 
 def test_restarted_server_that_may_forget_gives_no_vote_for_a_while(server: Database):
