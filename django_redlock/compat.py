@@ -29,7 +29,7 @@ from .exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError, Re
 from .handler import locks
 from .leases import Lease
 from .locks import LockManager
-from .nodes.gather import steady
+from .nodes.clock import steady
 from .nodes.redis import RedisLockError, RedisLockNotOwnedError
 from .watchdog import AsyncWatchdog, Watchdog, loop_watchdog, watchdog
 

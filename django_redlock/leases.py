@@ -17,7 +17,7 @@ from .core.names import named, printable
 from .core.tenure import Tenure, release_outcome
 from .exceptions import LockLostError
 from .forks import process
-from .nodes.gather import steady
+from .nodes.clock import steady
 from .nodes.threads import exiting, new_event
 from .watchdog import loop_watchdog, watchdog
 

@@ -34,8 +34,9 @@ from .leases import LASTING, AsyncLease, Lease, extended
 from .loops import PerLoop
 from .nodes import Node
 from .nodes.aio import AsyncGather
+from .nodes.clock import steady
 from .nodes.courier import Courier
-from .nodes.gather import Gather, steady
+from .nodes.gather import Gather
 from .nodes.hints import AsyncHints, Hints
 from .nodes.threads import exiting
 from .presence import Presence, this_process

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from .core.messages import POSITIVE, Acquire, Ballot, count
 from .core.names import presence
 from .core.owner import NONCE_SIZE, Owner, encode
-from .nodes.gather import steady
+from .nodes.clock import steady
 
 FIRST = 2.0  # seconds that a process holds a lock before it says so: those that are shorter cost nothing
 EVERY = 3.0  # seconds

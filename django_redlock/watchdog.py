@@ -18,7 +18,7 @@ from weakref import ref
 
 from .forks import process
 from .loops import PerLoop
-from .nodes.gather import steady
+from .nodes.clock import steady
 from .nodes.green import real_lock
 from .nodes.threads import Background, Bell, Errands
 

@@ -8,7 +8,7 @@ from ..core.owner import Owner
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..leases import Lease
 from ..locks import fresh_nonce
-from ..nodes.gather import steady
+from ..nodes.clock import steady
 from ..watchdog import watchdog
 from .interrupt import Interrupt
 from .options import SingletonOptions

@@ -20,7 +20,7 @@ from kombu.exceptions import DecodeError
 
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..locks import fresh_nonce
-from ..nodes.gather import steady
+from ..nodes.clock import steady
 from .slots import HEADER, LABEL, QUEUED, RECEIVED_HEADER, RUN_HEADER, Ticket, free, peek, take_note
 
 KILL_TIME = 3.0  # seconds in which a child that exceeded its hard limit is certainly dead: TERM, 0.1 s, KILL

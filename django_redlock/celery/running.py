@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError, WorkerShu
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..leases import Lease
 from ..locks import fresh_nonce
-from ..nodes.gather import steady
+from ..nodes.clock import steady
 from .execution import EXECUTION, Execution, begun_name, done_name, leave_queue, moved_on
 from .interrupt import SlotLostError
 from .options import SingletonOptions

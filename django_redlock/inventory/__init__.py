@@ -18,18 +18,7 @@ from ..core.names import slug as slug_of
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from ..locks import MAX_LIMIT
-from .model import (
-    HeldLock,
-    NodeStatus,
-    Snapshot,
-    StaleKey,
-    Staleness,
-    State,
-    View,
-    Waiting,
-    holder_of,
-    name_of,
-)
+from .model import HeldLock, NodeStatus, Snapshot, StaleKey, Staleness, State, View, Waiting, holder_of, name_of
 from .poll import MAX_NAMES, MAX_SECONDS, PAGE, PATIENCE, Poll, aask, ask, ask_for
 from .release import ask_to_stop, extend_lock, force_release
 from .stale import remove_stale, stale_keys

@@ -12,7 +12,7 @@ from ..core.messages import ENDLESS, Kind, Reply, Row, Survey, is_absurd
 from ..core.names import presence, process_of
 from ..core.owner import decode, fingerprint, lease_of
 from ..locks import LockManager
-from ..nodes.gather import steady
+from ..nodes.clock import steady
 from .judge import LIVE, is_suspicious, judge, soonest_first
 from .model import HeldLock, NodeStatus, Snapshot, State, View
 

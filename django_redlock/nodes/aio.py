@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from ..core.admission import Admission
 from ..core.messages import Ballot, Kind, Reply
 from .base import AsyncLink, LinkError, Node
-from .gather import CONNECT_TIMEOUT, GRACE, MAX_IDLE, Breakers, Clock, steady
+from .clock import Clock, steady
+from .gather import CONNECT_TIMEOUT, GRACE, MAX_IDLE, Breakers
 
 log = logging.getLogger("django_redlock")
 

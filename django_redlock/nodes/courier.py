@@ -16,7 +16,8 @@ from contextlib import suppress
 
 from ..core.messages import Kind, Reply, Request
 from .base import INCOMPLETE, Link, LinkError, Node
-from .gather import CONNECT_TIMEOUT, Clock, steady
+from .clock import Clock, steady
+from .gather import CONNECT_TIMEOUT
 from .threads import Background, Bell
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0  # seconds between two tries to reach a node

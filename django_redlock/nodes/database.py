@@ -27,8 +27,8 @@ from django.db import connections
 from ..core.admission import Greeting
 from ..core.messages import Kind, Reply, Request, Survey
 from .base import AsyncHintLink, HintLink, LinkError, NodeSpec, until_cancelled
+from .clock import steady
 from .engines import CLOCKS
-from .gather import steady
 from .ledger import Ledger, UntouchedError
 from .threads import exiting, new_event, start
 

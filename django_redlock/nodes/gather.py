@@ -9,7 +9,6 @@ is used again.
 
 import logging
 import select
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from weakref import WeakKeyDictionary
 from ..core.admission import Admission
 from ..core.messages import Ballot, Kind, Reply, Request
 from .base import INCOMPLETE, Link, LinkError, Node
+from .clock import Clock, steady
 from .green import Here, here, is_green
 from .threads import exiting, start
 from .waker import Waker
@@ -34,13 +34,6 @@ PATIENCE = 0.01  # seconds for which nobody looks whether a reply that is owed h
 GRACE = 0.02  # seconds for which the first round of a bundle, though decided, waits for links to the other nodes
 
 log = logging.getLogger("django_redlock")
-
-Clock = Callable[[], float]
-
-
-# Seconds on a clock that never steps and, where the system has one, counts suspension. It is read a dozen times for a
-# lock, so there is no function of ours around it.
-steady: Clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 
 
 @dataclass(slots=True)

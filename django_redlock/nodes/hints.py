@@ -22,7 +22,8 @@ from typing import Generic, TypeVar
 
 from ..core.acquisition import Waiter
 from .base import HintLink, LinkError, Node
-from .gather import CONNECT_TIMEOUT, Clock, steady
+from .clock import Clock, steady
+from .gather import CONNECT_TIMEOUT
 from .threads import new_event, start
 from .waker import Waker
 

@@ -39,11 +39,11 @@ from ..core.messages import (
     Survey,
 )
 from ..core.names import queue_of
+from ..core.node_state import NodeState
 from ..core.parts import merge, split
 from .base import LinkError
+from .clock import steady
 from .engines import BEGINS, CLOCKS, GREET, INSERTS, PREPARE, counts_together, own_connection, shut_down, word
-from .gather import steady
-from .memory import MemoryStore
 
 TABLE = "redlock_noderecord"
 PAUSE = 0.005  # seconds, at most, before what somebody else was faster with is tried again
@@ -389,7 +389,7 @@ class Known:
     def __init__(
         self, now: int, slugs: Mapping[str, str], markers: Mapping[str, str], rows: Mapping[str, Stored]
     ) -> None:
-        self.store = MemoryStore(lambda: now / 1e6)
+        self.store = NodeState(lambda: now / 1e6)
         self.rows = rows
         self.now = now
         self._slugs = slugs

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from ..core.admission import Greeting
 from ..core.messages import Reply, Request
+from ..core.node_state import NodeState
 from ..nodes.base import LinkError
-from ..nodes.memory import MemoryLink, MemoryNode, MemoryStore
+from ..nodes.memory import MemoryLink, MemoryNode
 
 EPOCH = 1_800_000_000.0  # the time of day when the clock of a simulation shows 0, in seconds
 
@@ -22,7 +23,7 @@ class SimulatedNode(MemoryNode):
     """
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
-        super().__init__(name, MemoryStore(lambda: EPOCH + clock()))
+        super().__init__(name, NodeState(lambda: EPOCH + clock()))
         self._clock = clock
         self._dropping = 0
         self.boot = 1

@@ -40,7 +40,7 @@ from ..leases import Lease
 from ..locks import Lock, LockManager, LoopSide
 from ..loops import PerLoop
 from ..nodes import LinkError
-from ..nodes.gather import steady
+from ..nodes.clock import steady
 from ..nodes.hints import Waiters
 from ..presence import Presence
 from ..watchdog import Agenda, AsyncWatchdog, Tended, by_keeper

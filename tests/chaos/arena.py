@@ -13,7 +13,7 @@ from signal import SIGCONT, SIGKILL, SIGSTOP
 from subprocess import PIPE, Popen
 from typing import Any, Self
 
-from django_redlock.nodes.gather import steady
+from django_redlock.nodes.clock import steady
 from django_redlock.testing import FaultProxy, Server
 from django_redlock.testing.processes import spawn
 

@@ -18,7 +18,7 @@ from django_redlock.core.rules import Rules
 from django_redlock.leases import Lease
 from django_redlock.locks import LockManager
 from django_redlock.nodes import NodeSpec, open_node
-from django_redlock.nodes.gather import steady
+from django_redlock.nodes.clock import steady
 
 NAME = "counter"
 THINK = 0.05  # seconds between reading and writing, at most

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from django_redlock.core.acquisition import GRANTS, Acquisition, Floor, Pause, Wanted
 from django_redlock.core.messages import Instant, Kind, Raise, Reply, Request
 from django_redlock.core.names import slug
+from django_redlock.core.node_state import NodeState
 from django_redlock.core.owner import NONCE_SIZE, Owner
 from django_redlock.core.rules import Rules
-from django_redlock.nodes.memory import MemoryStore
 
 NAME = "a"
 SLUG = slug(NAME)
@@ -158,7 +158,7 @@ class Production(Protocol):
         return Phase((rounds, min(asks.values())), asks, said, highest.of([SLUG]))
 
     def _execute(self, cell: Cell, request: int) -> tuple[int, Cell]:
-        store = MemoryStore(lambda: START)
+        store = NodeState(lambda: START)
         if cell.holder:
             store.put(SLUG, cell.holder, TTL)
         if cell.number:

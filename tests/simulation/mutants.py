@@ -15,10 +15,10 @@ from django_redlock.core.acquisition import GRANTS, Acquisition
 from django_redlock.core.admission import Admission
 from django_redlock.core.messages import SHARED, Ballot, Kind, Reply
 from django_redlock.core.names import place
+from django_redlock.core.node_state import NodeState
 from django_redlock.core.owner import nonce_of
 from django_redlock.core.rules import Rules, majority
 from django_redlock.core.tenure import Tenure
-from django_redlock.nodes.memory import MemoryStore
 
 from . import database, schedule
 from .driver import Process
@@ -91,7 +91,7 @@ def score(kills: list[Kill]) -> str:
 # The node
 
 
-def holder_of(store: MemoryStore, slug: str) -> str:
+def holder_of(store: NodeState, slug: str) -> str:
     """Return the nonce under which a node holds a lock, or nothing."""
     return nonce_of(store._holder(slug, store._now()) or "")
 
@@ -99,81 +99,81 @@ def holder_of(store: MemoryStore, slug: str) -> str:
 @mutant("skew", "same microsecond")
 def ties() -> Iterator[None]:
     """a node accepts a number that it has accepted before"""
-    high = MemoryStore._high
-    with patch.object(MemoryStore, "_high", lambda *args: max(0, high(*args) - 1)):
+    high = NodeState._high
+    with patch.object(NodeState, "_high", lambda *args: max(0, high(*args) - 1)):
         yield
 
 
 @mutant("calm")
 def overwriting() -> Iterator[None]:
     """a node grants what somebody else holds"""
-    acquire = MemoryStore._acquire
+    acquire = NodeState._acquire
 
-    def granted(self: MemoryStore, request: Any, now: float) -> Reply:
+    def granted(self: NodeState, request: Any, now: float) -> Reply:
         return acquire(self, request._replace(adopt=holder_of(self, request.slugs[0])), now)
 
-    with patch.object(MemoryStore, "_acquire", granted):
+    with patch.object(NodeState, "_acquire", granted):
         yield
 
 
 @mutant("calm", "net")
 def release_of_anybody() -> Iterator[None]:
     """a release does not look at the owner"""
-    release = MemoryStore._release
+    release = NodeState._release
 
-    def released(self: MemoryStore, request: Any, now: float) -> Reply:
+    def released(self: NodeState, request: Any, now: float) -> Reply:
         return release(self, request._replace(nonce=holder_of(self, request.slugs[0]) or request.nonce), now)
 
-    with patch.object(MemoryStore, "_release", released):
+    with patch.object(NodeState, "_release", released):
         yield
 
 
 @mutant("keeps data and clocks", "net", "pause")
 def extension_of_anybody() -> Iterator[None]:
     """an extension does not look at the owner"""
-    extend = MemoryStore._extend_one
+    extend = NodeState._extend_one
 
-    def extended(self: MemoryStore, term: Any, keep: float | None, now: float) -> Any:
+    def extended(self: NodeState, term: Any, keep: float | None, now: float) -> Any:
         return extend(self, term._replace(nonce=holder_of(self, term.slugs[0]) or term.nonce), keep, now)
 
-    with patch.object(MemoryStore, "_extend_one", extended):
+    with patch.object(NodeState, "_extend_one", extended):
         yield
 
 
 @mutant("keeps data and clocks", "net", "pause")
 def healing_past_a_newer_token() -> Iterator[None]:
     """a node takes a holder back although it has accepted a later token"""
-    extend = MemoryStore._extend_one
+    extend = NodeState._extend_one
 
-    def extended(self: MemoryStore, term: Any, keep: float | None, now: float) -> Any:
-        with patch.object(MemoryStore, "_fence", lambda *args: 0):
+    def extended(self: NodeState, term: Any, keep: float | None, now: float) -> Any:
+        with patch.object(NodeState, "_fence", lambda *args: 0):
             return extend(self, term, keep, now)
 
-    with patch.object(MemoryStore, "_extend_one", extended):
+    with patch.object(NodeState, "_extend_one", extended):
         yield
 
 
 @mutant("late raises")
 def raising_without_holding() -> Iterator[None]:
     """a node raises the token of one who does not hold it"""
-    raise_ = MemoryStore._raise
+    raise_ = NodeState._raise
 
-    def raised(self: MemoryStore, request: Any, now: float) -> Reply:
+    def raised(self: NodeState, request: Any, now: float) -> Reply:
         return raise_(self, request._replace(nonce=holder_of(self, request.slugs[0])), now)
 
-    with patch.object(MemoryStore, "_raise", raised):
+    with patch.object(NodeState, "_raise", raised):
         yield
 
 
 @mutant("net")
 def no_cancel_marker() -> Iterator[None]:
     """a release leaves no marker against late requests"""
-    release = MemoryStore._release
+    release = NodeState._release
 
-    def released(self: MemoryStore, request: Any, now: float) -> Reply:
+    def released(self: NodeState, request: Any, now: float) -> Reply:
         return release(self, request._replace(bury=0.0), now)
 
-    with patch.object(MemoryStore, "_release", released):
+    with patch.object(NodeState, "_release", released):
         yield
 
 
@@ -181,42 +181,42 @@ def no_cancel_marker() -> Iterator[None]:
 def no_expiry() -> Iterator[None]:
     """a node writes keys without expiry"""
 
-    def write(self: MemoryStore, slug: str, value: str, ttl: float, now: float) -> None:
+    def write(self: NodeState, slug: str, value: str, ttl: float, now: float) -> None:
         self._holders[slug] = (value, None)
         self._index[slug] = now
 
-    with patch.object(MemoryStore, "_write", write):
+    with patch.object(NodeState, "_write", write):
         yield
 
 
 @mutant("calm")
 def sharing_with_everybody() -> Iterator[None]:
     """a node lets a shared holder in beside an exclusive one"""
-    in_the_way = MemoryStore._in_the_way
+    in_the_way = NodeState._in_the_way
 
-    def judged(self: MemoryStore, request: Any, *more: Any) -> bool:
+    def judged(self: NodeState, request: Any, *more: Any) -> bool:
         return not request.shared and in_the_way(self, request, *more)
 
-    with patch.object(MemoryStore, "_in_the_way", judged):
+    with patch.object(NodeState, "_in_the_way", judged):
         yield
 
 
 @mutant("calm")
 def overwriting_the_shared() -> Iterator[None]:
     """a node lets an exclusive holder in beside shared ones"""
-    in_the_way = MemoryStore._in_the_way
+    in_the_way = NodeState._in_the_way
 
-    def judged(self: MemoryStore, request: Any, slug: str, ours: set[str], now: float) -> bool:
+    def judged(self: NodeState, request: Any, slug: str, ours: set[str], now: float) -> bool:
         return in_the_way(self, request, slug, ours | {SHARED}, now)
 
-    with patch.object(MemoryStore, "_in_the_way", judged):
+    with patch.object(NodeState, "_in_the_way", judged):
         yield
 
 
 @mutant("net", "pause")
 def no_place_for_who_was_here_before() -> Iterator[None]:
     """a waiter that lost its place by a vain grant queues behind those who came later"""
-    with patch.object(MemoryStore, "_ahead_of", lambda *args: False):
+    with patch.object(NodeState, "_ahead_of", lambda *args: False):
         yield
 
 
@@ -400,7 +400,7 @@ def no_restart_guard() -> Iterator[None]:
 @mutant("failover", "moving endpoint")
 def served_key_ignored() -> Iterator[None]:
     """a promoted replica counts the time for which it has been running, not for which it has served the locks"""
-    with patch.object(MemoryStore, "serve", lambda *args, **options: 1e6):
+    with patch.object(NodeState, "serve", lambda *args, **options: 1e6):
         yield
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_redlock.core.admission import Greeting
 from django_redlock.core.messages import Acquire, Extend, Raise, Release, Reply, Request
-from django_redlock.nodes.memory import MemoryStore
+from django_redlock.core.node_state import NodeState
 
 from .profiles import TTL, Profile
 from .world import EPOCH, Clock, Computer, Place, World
@@ -36,7 +36,7 @@ class Machine(Place):
         self.number = number
         self.name = f"node {number}"
         self.clock = Clock(world, EPOCH)
-        self.store = MemoryStore(self.clock)
+        self.store = NodeState(self.clock)
         self.up = True
         self.boot = 0  # how often it started
         self.booted = -1e9  # when, in true time; nodes have been up for long when a schedule begins

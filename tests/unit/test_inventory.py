@@ -11,6 +11,7 @@ from django.test import override_settings
 from django_redlock import LockManager, QuorumUnavailableError, lock, locks
 from django_redlock.core.messages import Survey
 from django_redlock.core.names import slug
+from django_redlock.core.node_state import NodeState
 from django_redlock.core.owner import Owner, encode, fingerprint
 from django_redlock.inventory import (
     MAX_NAMES,
@@ -29,7 +30,7 @@ from django_redlock.inventory import (
     remove_stale,
     stale_keys,
 )
-from django_redlock.nodes.memory import MemoryNode, MemoryStore, forget_nodes
+from django_redlock.nodes.memory import MemoryNode, forget_nodes
 from django_redlock.signals import lock_forced
 
 A, B = "a" * 32, "b" * 32
@@ -202,8 +203,8 @@ def test_listing_is_bounded(five, monkeypatch):
     L70: a listing asks for pages of bounded size, up to a bound, and says when there is more.
     """
     asked = []
-    execute = MemoryStore.execute
-    monkeypatch.setattr(MemoryStore, "execute", lambda self, request: asked.append(request) or execute(self, request))
+    execute = NodeState.execute
+    monkeypatch.setattr(NodeState, "execute", lambda self, request: asked.append(request) or execute(self, request))
     for number in range(MAX_NAMES + 1):
         put(five, value(), *[200] * 5, name=f"n{number}")
 

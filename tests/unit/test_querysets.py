@@ -19,7 +19,7 @@ from django.test import TestCase
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, StaleTokenError, lock, locks
 from django_redlock.models import Fence
-from django_redlock.nodes.gather import steady
+from django_redlock.nodes.clock import steady
 from django_redlock.querysets import lock_for_update
 from django_redlock.rows import _plain
 from django_redlock.signals import lock_acquired, lock_released

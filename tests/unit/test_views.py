@@ -23,7 +23,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
-from django_redlock.nodes.gather import steady
+from django_redlock.nodes.clock import steady
 from django_redlock.refusals import refusal
 from django_redlock.signals import lock_acquired
 from django_redlock.view_keys import Call, ViewKey

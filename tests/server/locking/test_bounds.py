@@ -5,6 +5,7 @@ import io
 import json
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -30,13 +31,13 @@ from django_redlock.core.messages import (
     Term,
     believable,
 )
+from django_redlock.core.node_state import NodeState
 from django_redlock.doctor import diagnose
 from django_redlock.inventory import Staleness, absurd_tokens, find_locks, held_locks, remove_stale, stale_keys
 from django_redlock.locks import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.answers import checked, parse_reply
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.memory import MemoryStore
 from django_redlock.nodes.resp import LONGEST_LIST, LONGEST_REPLY, PARTIAL, Replies
 from django_redlock.testing import Servers
 from tests.managers import Blocking, Flavour, Manager, Tables, real_manager
@@ -447,7 +448,7 @@ def test_node_in_memory_repairs_as_the_script_does(
     real: Callable[..., LockManager], nodes: Servers, present: int | None, number: int, keep: float | None
 ):
     """The two agree on what is absurd, and on what is left."""
-    manager, store = real(1), MemoryStore()
+    manager, store = real(1), NodeState(time.time)
     if present is not None:
         poison(nodes, str(present), 0)
         store._fences[SLUG] = (present, None)

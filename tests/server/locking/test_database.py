@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from django_redlock import inventory, lock, locks
 from django_redlock.core.messages import Acquire, Kind, Release, Request, Survey
+from django_redlock.core.node_state import NodeState
 from django_redlock.nodes.ledger import TABLE, Ledger
-from django_redlock.nodes.memory import MemoryStore
 from tests.managers import Tables, connect
 
 from .test_differential import BASE, comparable, requests
@@ -72,7 +72,7 @@ def test_database_answers_as_the_node_in_memory_for_long(ledger: Ledger, sequenc
 def agree(ledger: Ledger, sequence: list[Request], together: bool) -> None:
     """Ask both, and compare what they say and keep."""
     ledger.query(f"DELETE FROM {TABLE}")
-    store = MemoryStore()
+    store = NodeState(time.time)
     if together:
         sequence = [request for request in sequence if not isinstance(request, Survey)]
 

@@ -1,5 +1,6 @@
 """The node in memory and the scripts on a real server give the same answers."""
 
+import time
 from typing import Any
 
 import pytest
@@ -19,8 +20,8 @@ from django_redlock.core.messages import (
     Term,
     believable,
 )
+from django_redlock.core.node_state import NodeState
 from django_redlock.locks import LockManager
-from django_redlock.nodes.memory import MemoryStore
 from django_redlock.testing import Servers
 from tests.managers import real_manager
 
@@ -122,10 +123,10 @@ def test_memory_node_answers_as_the_real_one_for_long(real_node: Any, sequence: 
     agree(real_node, sequence)
 
 
-def agree(real_node: Any, sequence: list[Request]) -> tuple[MemoryStore, list[str]]:
+def agree(real_node: Any, sequence: list[Request]) -> tuple[NodeState, list[str]]:
     """Ask both, compare what they say, keep and tell; returns the node in memory, and whom it has told."""
     manager, server = real_node
-    store, told = MemoryStore(), []
+    store, told = NodeState(time.time), []
     store.listeners = dict.fromkeys("pq", told.append)
 
     with server.client() as client, client.pubsub(ignore_subscribe_messages=True) as hints:
@@ -217,7 +218,7 @@ def test_index_forgets_locks_that_expired(real_node: Any):
 def test_key_without_expiry_is_listed_when_it_is_in_the_way(real_node: Any):
     """L77: something else wrote it and it would block the name for ever, so a refusal makes it known."""
     manager, server = real_node
-    store = MemoryStore()
+    store = NodeState(time.time)
     store.put("{x}", "foreign", None)
     store._index.clear()
     with server.client() as client:

@@ -10,7 +10,7 @@ import pytest
 from django_redlock import RedlockError
 from django_redlock.locks import LockManager
 from django_redlock.nodes import aio, gather
-from django_redlock.nodes.gather import steady
+from django_redlock.nodes.clock import steady
 from django_redlock.testing import FaultProxy, Server, Servers
 from tests.managers import Asyncio, Flavour, Manager, connect, eventually, real_manager, renew_now
 

@@ -11,13 +11,13 @@ import redis
 
 from django_redlock import QuorumUnavailableError
 from django_redlock.core.admission import Admission, Greeting
+from django_redlock.core.node_state import NodeState
 from django_redlock.core.rules import Rules
 from django_redlock.doctor import CHECKS, Finding
 from django_redlock.locks import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.examine import examine
-from django_redlock.nodes.memory import MemoryStore
 from django_redlock.testing import FaultProxy, Server, Servers, start_servers
 from tests.managers import Flavour
 
@@ -280,7 +280,7 @@ def test_node_in_memory_agrees_with_the_script(server: Server, client: redis.Red
             seconds, micros = client.time()
             now = seconds + micros / 1e6
             served(client, ids=about, since=int((now - since) * 1e6))
-            store = MemoryStore(lambda now=now: now)
+            store = NodeState(lambda now=now: now)
             store._served = (*about.split("/"), int((now - since) * 1e6))
 
             theirs = greeting(server).age

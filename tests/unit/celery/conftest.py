@@ -17,7 +17,7 @@ from kombu.transport.memory import Channel
 from django_redlock import locks
 from django_redlock.celery import singleton_task
 from django_redlock.celery.slots import RECEIVED_HEADER
-from django_redlock.nodes.gather import steady
+from django_redlock.nodes.clock import steady
 from django_redlock.nodes.memory import MemoryNode, forget_nodes
 
 

@@ -17,14 +17,7 @@ from django.core.management import CommandError, call_command
 from kombu.exceptions import SerializerNotInstalled
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
-from django_redlock.celery import (
-    DuplicateTask,
-    override_singleton,
-    running,
-    sending,
-    signals,
-    singleton_task,
-)
+from django_redlock.celery import DuplicateTask, override_singleton, running, sending, signals, singleton_task
 from django_redlock.celery.explain import explain_call
 from django_redlock.celery.slots import HEADER, Ticket
 

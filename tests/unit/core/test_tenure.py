@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from django_redlock.core.acquisition import Floor, Granted, Wanted
 from django_redlock.core.messages import Acquire, Ballot, Extend, Kind, Raise, Release, Reply, Term
+from django_redlock.core.node_state import NodeState
 from django_redlock.core.owner import Owner
 from django_redlock.core.rules import Rules
 from django_redlock.core.tenure import Tenure, release_outcome, renewal
-from django_redlock.nodes.memory import MemoryStore
 
 H, R, F, U = Kind.HELD, Kind.REFUSED, Kind.FAILED, Kind.UNKNOWN
 START, TTL = 100.0, 9.0
@@ -215,7 +215,7 @@ steps = st.lists(
 def test_tokens_accepted_by_a_node_strictly_increase(sequence: list[tuple[str, str, int]]):
     """P3: whatever is asked of a node, each number that it accepts is greater than the last, in the order of holds."""
     clock = itertools.count(1_000_000.0, 0.0)
-    store = MemoryStore(lambda: next(clock))
+    store = NodeState(lambda: next(clock))
     accepted: list[int] = []
     for what, nonce, number in sequence:
         match what:

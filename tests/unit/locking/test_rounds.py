@@ -14,7 +14,8 @@ from django_redlock.core.rules import Rules
 from django_redlock.locks import LockManager
 from django_redlock.nodes import courier
 from django_redlock.nodes.aio import AsyncGather
-from django_redlock.nodes.gather import Breaker, Breakers, Bundle, Gather, steady
+from django_redlock.nodes.clock import steady
+from django_redlock.nodes.gather import Breaker, Breakers, Bundle, Gather
 from django_redlock.nodes.memory import AsyncMemoryLink, MemoryLink, MemoryNode
 from django_redlock.watchdog import AsyncWatchdog, Watchdog
 from tests.managers import Blocking, Flavour, Manager, eventually, renew_now, rules

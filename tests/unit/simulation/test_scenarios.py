@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from django_redlock.core.messages import ENROLMENT, Acquire, Extend, Kind, Raise, Release, Request, Term
-from django_redlock.nodes.memory import MemoryStore
+from django_redlock.core.node_state import NodeState
 from tests.simulation.driver import Lease
 from tests.simulation.profiles import CALM, TTL
 from tests.simulation.scenarios import (
@@ -237,7 +237,7 @@ def test_grants_that_are_given_back_call_nobody():
     assert got[0] < 0.3 + 1.02 * TTL + 10 * waiter.rules.retry_delay
 
 
-def outcome(request: Request, store: MemoryStore) -> tuple[Kind, object]:
+def outcome(request: Request, store: NodeState) -> tuple[Kind, object]:
     return store.execute(request).kind, (store._holders.copy(), store._fences.copy(), store._markers.copy())
 
 
@@ -246,7 +246,7 @@ def test_requests_that_are_repeated(seed: int):
     """P5: repeating any request at once changes nothing on the node, and nothing of the answer but its second half."""
     again = {Kind.ACCEPTED: {Kind.GRANTED}, Kind.RELEASED: {Kind.GONE, Kind.BUSY}}
     world = World(seed)
-    random, store = world.random, MemoryStore(lambda: 1_795_000_000.0)
+    random, store = world.random, NodeState(lambda: 1_795_000_000.0)
     for _ in range(200):
         nonce, number = random.choice("abc") * 32, random.randrange(1_795_000_000_000_000, 1_795_000_000_000_009)
         request = random.choice(
