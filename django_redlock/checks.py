@@ -18,7 +18,7 @@ from django.db import connections
 
 from .conf import EXAMPLE, REDIS_CACHES, AliasConfig, InvalidRedlockError, aliases, caches_of, databases_of, read_alias
 from .core.admission import Admission
-from .core.messages import Kind, Reply
+from .core.replies import Kind, Reply
 from .nodes import NodeSpec, open_node
 from .nodes.base import LinkError
 

@@ -20,9 +20,11 @@ from typing import Any, Literal, NamedTuple, NoReturn, ParamSpec, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from .conf import DEFAULT_ALIAS
-from .core.messages import SHARED, Ballot, Kind, Release, Row, count
 from .core.names import check_name, printable, slug
 from .core.owner import decode, nonce_of
+from .core.replies import Kind, Row
+from .core.requests import SHARED, Release
+from .core.round import Ballot, count
 from .core.rules import MIN_TTL, Rules, number, seconds
 from .core.tenure import release_outcome
 from .exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError, RedlockError

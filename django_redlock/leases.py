@@ -12,8 +12,8 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from .core.messages import Ballot
 from .core.names import named, printable
+from .core.round import Ballot
 from .core.tenure import Tenure, release_outcome
 from .exceptions import LockLostError
 from .forks import process

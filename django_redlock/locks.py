@@ -21,9 +21,11 @@ from weakref import WeakSet, WeakValueDictionary
 
 from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
 from .core.admission import Admission
-from .core.messages import ANSWERS, Ballot, Instant, Release, Reply, Survey
 from .core.names import check_names, named, slug
 from .core.owner import Owner, decode
+from .core.replies import ANSWERS, Reply
+from .core.requests import Instant, Release, Survey
+from .core.round import Ballot
 from .core.rules import MIN_TTL, Rules, number, seconds
 from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
 from .decoration import Function, decorated

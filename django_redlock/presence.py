@@ -17,9 +17,11 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from .core.messages import POSITIVE, Acquire, Ballot, count
 from .core.names import presence
 from .core.owner import NONCE_SIZE, Owner, encode
+from .core.replies import POSITIVE
+from .core.requests import Acquire
+from .core.round import Ballot, count
 from .nodes.clock import steady
 
 FIRST = 2.0  # seconds that a process holds a lock before it says so: those that are shorter cost nothing

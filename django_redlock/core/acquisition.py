@@ -16,23 +16,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from . import owner as owners
-from .messages import (
-    ABSENT,
-    ANSWERS,
-    HIGHEST,
-    Acquire,
-    Ballot,
-    Instant,
-    Kind,
-    Raise,
-    Release,
-    Reply,
-    Request,
-    Survey,
-    count,
-    is_absurd,
-)
 from .names import place, slug
+from .replies import ABSENT, ANSWERS, Kind, Reply, is_absurd
+from .requests import HIGHEST, Acquire, Instant, Raise, Release, Request, Survey
+from .round import Ballot, count
 from .rules import Rules
 
 GRANTS = (Kind.ACCEPTED, Kind.GRANTED)

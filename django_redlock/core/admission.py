@@ -20,7 +20,8 @@ lease of before has ended. A step that is undone before a client hears from the 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .messages import FAR, HIGHEST, POSITIVE, Kind, Reply, believable, no_vote
+from .replies import POSITIVE, Kind, Reply, believable, no_vote
+from .requests import FAR, HIGHEST
 from .rules import EXPIRY_ROUNDING, Rules
 
 MAX_SKEW = 1.0  # seconds by which the clocks of nodes may disagree for a client that has just started

@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from .messages import (
-    ABSENT,
+from .names import queue_of
+from .owner import NONCE_SIZE
+from .replies import ABSENT, Kind, Reply, Row, is_absurd
+from .requests import (
     ENROLMENT,
     HIGHEST,
     LONGEST_SLUG,
@@ -20,19 +22,13 @@ from .messages import (
     SHARED,
     Acquire,
     Extend,
-    Kind,
     Raise,
     Release,
     Repair,
-    Reply,
     Request,
-    Row,
     Survey,
     Term,
-    is_absurd,
 )
-from .names import queue_of
-from .owner import NONCE_SIZE
 
 
 class Queue:

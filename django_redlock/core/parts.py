@@ -8,7 +8,8 @@ attempt: a node counts as granted only if it granted every part, and what a refu
 
 from collections.abc import Sequence
 
-from .messages import PART, Acquire, Extend, Kind, Raise, Release, Reply, Request
+from .replies import Kind, Reply
+from .requests import PART, Acquire, Extend, Raise, Release, Request
 
 WORST_FIRST = (
     *(Kind.UNKNOWN, Kind.FAILED, Kind.CANCELLED, Kind.REFUSED, Kind.RELEASED),

@@ -9,7 +9,7 @@ validity. All durations are seconds.
 from dataclasses import dataclass
 from functools import cached_property
 
-from .messages import PART
+from .requests import PART
 
 MIN_TTL = 0.1
 # Nodes expire keys to the nearest millisecond; two leave room for rounding.

@@ -13,8 +13,10 @@ from contextlib import suppress
 from typing import cast
 
 from .acquisition import Floor, Granted, Wanted, farewell, silent, unanswered
-from .messages import REFUSALS, Ballot, Extend, Kind, Release, Reply, Term, count
 from .owner import counted
+from .replies import REFUSALS, Kind, Reply
+from .requests import Extend, Release, Term
+from .round import Ballot, count
 from .rules import Rules
 
 BATCH = 100  # leases in one round at most: a script over more would block its node for a millisecond

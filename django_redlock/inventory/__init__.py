@@ -12,9 +12,9 @@ release one the nodes are asked again for the value with that fingerprint.
 from collections.abc import Iterable
 
 from ..conf import DEFAULT_ALIAS
-from ..core.messages import SHOWN_WAITERS
 from ..core.names import check_name, is_cut, place, printable
 from ..core.names import slug as slug_of
+from ..core.requests import SHOWN_WAITERS
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from ..locks import MAX_LIMIT

@@ -11,9 +11,9 @@ from django.db.models import TextChoices
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..core.messages import SHARED
 from ..core.names import printable, shown
 from ..core.owner import Owner, decode, fingerprint, fingerprint_of_sharers
+from ..core.requests import SHARED
 from ..core.rules import Rules
 
 SHARED_MARK = fingerprint(SHARED)  # of what is under the key of those who share a lock, whoever they are

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..core.messages import ENDLESS, Kind, Reply, Row, Survey, is_absurd
 from ..core.names import presence, process_of
 from ..core.owner import decode, fingerprint, lease_of
+from ..core.replies import Kind, Reply, Row, is_absurd
+from ..core.requests import ENDLESS, Survey
 from ..locks import LockManager
 from ..nodes.clock import steady
 from .judge import LIVE, is_suspicious, judge, soonest_first

@@ -7,11 +7,13 @@ import math
 from collections.abc import Iterable
 
 from ..conf import DEFAULT_ALIAS
-from ..core.messages import SHARED, Ballot, Extend, Kind, Release, Repair, Term
 from ..core.names import is_cut, printable, queue_of
 from ..core.names import slug as slug_of
 from ..core.owner import NONCE_SIZE, fingerprint_of_sharers, nonce_of
 from ..core.owner import fingerprint as fingerprint_of
+from ..core.replies import Kind
+from ..core.requests import SHARED, Extend, Release, Repair, Term
+from ..core.round import Ballot
 from ..core.rules import Rules
 from ..handler import locks
 from ..locks import LockManager

@@ -5,8 +5,9 @@ Which keys no live holder needs, and their end.
 import time
 from collections.abc import Iterator
 
-from ..core.messages import Kind, Repair
 from ..core.owner import Owner
+from ..core.replies import Kind
+from ..core.requests import Repair
 from ..core.rules import Rules
 from ..handler import locks
 from .model import HeldLock, Snapshot, StaleKey, Staleness, State, View, by_holder

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..core.admission import Admission
-from ..core.messages import Ballot, Kind, Reply
+from ..core.replies import Kind, Reply
+from ..core.round import Ballot
 from .base import AsyncLink, LinkError, Node
 from .clock import Clock, steady
 from .gather import CONNECT_TIMEOUT, GRACE, MAX_IDLE, Breakers

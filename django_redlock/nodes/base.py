@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..core.admission import Greeting
-from ..core.messages import Kind, Reply, Request
+from ..core.replies import Kind, Reply
+from ..core.requests import Request
 
 INCOMPLETE = Reply(Kind.UNKNOWN, detail="incomplete")
 """Stands for a reply of which a part is still to come."""

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from ..core.messages import Kind, Reply, Request
+from ..core.replies import Kind, Reply
+from ..core.requests import Request
 from .base import INCOMPLETE, Link, LinkError, Node
 from .clock import Clock, steady
 from .gather import CONNECT_TIMEOUT

@@ -25,7 +25,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from ..core.admission import Greeting
-from ..core.messages import Kind, Reply, Request, Survey
+from ..core.replies import Kind, Reply
+from ..core.requests import Request, Survey
 from .base import AsyncHintLink, HintLink, LinkError, NodeSpec, until_cancelled
 from .clock import steady
 from .engines import CLOCKS

@@ -16,7 +16,7 @@ from typing import Any
 from redis import exceptions
 from redis.connection import AbstractConnection
 
-from ..core.messages import is_absurd
+from ..core.replies import is_absurd
 from .answers import BROKEN, MALFORMED, describe, parse_age, parse_error, token, whole
 from .base import LinkError, Node
 from .exchange import exchange, unchanged

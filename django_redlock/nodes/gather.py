@@ -18,7 +18,9 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..core.admission import Admission
-from ..core.messages import Ballot, Kind, Reply, Request
+from ..core.replies import Kind, Reply
+from ..core.requests import Request
+from ..core.round import Ballot
 from .base import INCOMPLETE, Link, LinkError, Node
 from .clock import Clock, steady
 from .green import Here, here, is_green

@@ -11,8 +11,9 @@ from threading import Lock
 from urllib.parse import urlsplit
 
 from ..core.admission import Greeting
-from ..core.messages import Reply, Request
 from ..core.node_state import NodeState
+from ..core.replies import Reply
+from ..core.requests import Request
 from .base import LinkError, NodeSpec
 
 

@@ -25,7 +25,8 @@ from redis.connection import AbstractConnection, Connection, SSLConnection, Unix
 from redis.retry import Retry
 
 from ..core.admission import Greeting
-from ..core.messages import Kind, Reply, Request
+from ..core.replies import Kind, Reply
+from ..core.requests import Request
 from .answers import BROKEN, Assembly, aged, check_subscription, describe, parse_age, parse_answer, parse_info
 from .base import INCOMPLETE, LinkError, NodeSpec, until_cancelled
 from .exchange import READ_SIZE, Parse, aexchange, exchange, some

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from ..core.admission import Greeting
-from ..core.messages import Reply, Request
 from ..core.node_state import NodeState
+from ..core.replies import Reply
+from ..core.requests import Request
 from ..nodes.base import LinkError
 from ..nodes.memory import MemoryLink, MemoryNode
 

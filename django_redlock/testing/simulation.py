@@ -32,8 +32,9 @@ from django.conf import settings
 from .. import signals
 from ..conf import DEFAULT_ALIAS
 from ..core.acquisition import Waiter
-from ..core.messages import Kind, Request, Survey
 from ..core.names import slug
+from ..core.replies import Kind
+from ..core.requests import Request, Survey
 from ..core.rules import Rules
 from ..handler import locks
 from ..leases import Lease

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import redis
 
-from django_redlock.core.messages import Ballot
+from django_redlock.core.round import Ballot
 from django_redlock.locks import LockManager
 
 from . import peers

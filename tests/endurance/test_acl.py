@@ -11,7 +11,7 @@ import redis
 
 from django_redlock import LockTakenError, RedlockError
 from django_redlock.core import acquisition
-from django_redlock.core.messages import Kind
+from django_redlock.core.replies import Kind
 from django_redlock.leases import Lease
 from django_redlock.locks import LockManager
 from django_redlock.nodes import NodeSpec, open_node

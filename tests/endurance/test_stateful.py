@@ -18,7 +18,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_redlock.core.messages import SHARED, Kind
+from django_redlock.core.replies import Kind
+from django_redlock.core.requests import SHARED
 from django_redlock.exceptions import LockLostError, LockTakenError
 from django_redlock.leases import Lease
 from django_redlock.locks import LockManager

@@ -9,8 +9,8 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
-from django_redlock.core.messages import LONGEST_VALUE
 from django_redlock.core.names import presence, slug
+from django_redlock.core.requests import LONGEST_VALUE
 from django_redlock.inventory import (
     MAX_NAMES,
     PAGE,

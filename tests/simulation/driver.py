@@ -18,8 +18,10 @@ from typing import Any
 from django_redlock.core import tenure as tenures
 from django_redlock.core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Waiter, Wanted
 from django_redlock.core.admission import Admission, Greeting
-from django_redlock.core.messages import Acquire, Ballot, Instant, Kind, Reply, Request
 from django_redlock.core.owner import Owner
+from django_redlock.core.replies import Kind, Reply
+from django_redlock.core.requests import Acquire, Instant, Request
+from django_redlock.core.round import Ballot
 from django_redlock.core.rules import Rules
 from django_redlock.nodes.courier import FIRST_PAUSE, LONGEST_PAUSE
 from django_redlock.nodes.gather import CONNECT_TIMEOUT, GRACE, IDLE, MAX_OWED, Breakers

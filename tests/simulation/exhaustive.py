@@ -21,10 +21,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from django_redlock.core.acquisition import GRANTS, Acquisition, Floor, Pause, Wanted
-from django_redlock.core.messages import Instant, Kind, Raise, Reply, Request
 from django_redlock.core.names import slug
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.owner import NONCE_SIZE, Owner
+from django_redlock.core.replies import Kind, Reply
+from django_redlock.core.requests import Instant, Raise, Request
 from django_redlock.core.rules import Rules
 
 NAME = "a"

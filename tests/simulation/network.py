@@ -6,8 +6,9 @@ from math import exp
 from typing import TYPE_CHECKING, Any
 
 from django_redlock.core.admission import Greeting
-from django_redlock.core.messages import Acquire, Extend, Raise, Release, Reply, Request
 from django_redlock.core.node_state import NodeState
+from django_redlock.core.replies import Reply
+from django_redlock.core.requests import Acquire, Extend, Raise, Release, Request
 
 from .profiles import TTL, Profile
 from .world import EPOCH, Clock, Computer, Place, World

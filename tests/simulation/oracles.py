@@ -12,19 +12,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from django_redlock.core.acquisition import Granted
-from django_redlock.core.messages import (
-    SHARED,
-    Acquire,
-    Ballot,
-    Extend,
-    Kind,
-    Raise,
-    Release,
-    Reply,
-    Request,
-    Survey,
-    Term,
-)
+from django_redlock.core.replies import Kind, Reply
+from django_redlock.core.requests import SHARED, Acquire, Extend, Raise, Release, Request, Survey, Term
+from django_redlock.core.round import Ballot
 
 from .profiles import TTL
 from .world import World

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from django_redlock.core.acquisition import GaveUp
-from django_redlock.core.messages import Survey
+from django_redlock.core.requests import Survey
 
 from .database import CLAIMED, increment
 from .driver import Lease

@@ -16,22 +16,9 @@ from django.test import override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.acquisition import Floor
-from django_redlock.core.messages import (
-    ABSURD,
-    FAR,
-    HIGHEST,
-    Acquire,
-    Extend,
-    Kind,
-    Raise,
-    Repair,
-    Reply,
-    Request,
-    Survey,
-    Term,
-    believable,
-)
 from django_redlock.core.node_state import NodeState
+from django_redlock.core.replies import ABSURD, Kind, Reply, believable
+from django_redlock.core.requests import FAR, HIGHEST, Acquire, Extend, Raise, Repair, Request, Survey, Term
 from django_redlock.doctor import diagnose
 from django_redlock.inventory import Staleness, absurd_tokens, find_locks, held_locks, remove_stale, stale_keys
 from django_redlock.locks import LockManager

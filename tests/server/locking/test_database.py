@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_redlock import inventory, lock, locks
-from django_redlock.core.messages import Acquire, Kind, Release, Request, Survey
 from django_redlock.core.node_state import NodeState
+from django_redlock.core.replies import Kind
+from django_redlock.core.requests import Acquire, Release, Request, Survey
 from django_redlock.nodes.ledger import TABLE, Ledger
 from tests.managers import Tables, connect
 

@@ -21,7 +21,8 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError
-from django_redlock.core.messages import Kind, Release
+from django_redlock.core.replies import Kind
+from django_redlock.core.requests import Release
 from django_redlock.locks import LockManager
 from django_redlock.nodes import LinkError, NodeSpec, open_node
 from django_redlock.nodes.database import DatabaseNode

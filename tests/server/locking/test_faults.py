@@ -12,7 +12,7 @@ import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.acquisition import Granted
-from django_redlock.core.messages import Kind
+from django_redlock.core.replies import Kind
 from django_redlock.leases import Lease
 from django_redlock.locks import Lock, LockManager, instant
 from django_redlock.nodes import NodeSpec, aio, courier, gather, open_node

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from django_redlock.core.messages import Acquire, Kind, Reply
+from django_redlock.core.replies import Kind, Reply
+from django_redlock.core.requests import Acquire
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.redis import CROWD, AsyncRedisLink

@@ -16,7 +16,9 @@ from asgiref.sync import async_to_sync
 from redis.credentials import CredentialProvider
 
 from django_redlock import watchdog
-from django_redlock.core.messages import Ballot, Kind, Survey
+from django_redlock.core.replies import Kind
+from django_redlock.core.requests import Survey
+from django_redlock.core.round import Ballot
 from django_redlock.leases import Lease
 from django_redlock.locks import LockManager
 from django_redlock.nodes import NodeSpec, aio, gather, open_node

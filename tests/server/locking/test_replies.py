@@ -14,7 +14,8 @@ import redis
 
 from django_redlock import QuorumUnavailableError
 from django_redlock.core.acquisition import Granted
-from django_redlock.core.messages import Kind, Raise, Release
+from django_redlock.core.replies import Kind
+from django_redlock.core.requests import Raise, Release
 from django_redlock.locks import LockManager, instant
 from django_redlock.testing import Server, Servers
 from tests.managers import Asyncio, Flavour, real_manager

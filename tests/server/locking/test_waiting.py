@@ -12,7 +12,8 @@ import pytest
 
 from django_redlock import LockTakenError
 from django_redlock.core import acquisition
-from django_redlock.core.messages import Ballot, Kind
+from django_redlock.core.replies import Kind
+from django_redlock.core.round import Ballot
 from django_redlock.locks import Lock, LockManager, instant
 from django_redlock.nodes import Node
 from django_redlock.nodes.base import LinkError

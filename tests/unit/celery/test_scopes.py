@@ -7,8 +7,8 @@ from celery.exceptions import TaskRevokedError
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask
-from django_redlock.core.messages import Survey
 from django_redlock.core.names import slug
+from django_redlock.core.requests import Survey
 
 from .slots import NAME, names
 

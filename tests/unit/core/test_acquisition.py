@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from django_redlock.core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Waiter, Wanted
-from django_redlock.core.messages import ABSENT, Acquire, Ballot, Instant, Kind, Raise, Release, Reply, Row
 from django_redlock.core.owner import Owner, counted, encode
+from django_redlock.core.replies import ABSENT, Kind, Reply, Row
+from django_redlock.core.requests import Acquire, Instant, Raise, Release
+from django_redlock.core.round import Ballot
 from django_redlock.core.rules import Rules
 
 NOW = 1_795_000_000_000_000

@@ -7,8 +7,9 @@ import pytest
 
 from django_redlock.core import names
 from django_redlock.core.admission import Admission, Greeting
-from django_redlock.core.messages import Ballot, Kind, Reply, count
 from django_redlock.core.owner import Owner, decode, encode, fingerprint, nonce_of
+from django_redlock.core.replies import Kind, Reply
+from django_redlock.core.round import Ballot, count
 from django_redlock.core.rules import Rules, majority
 from django_redlock.locks import LockManager, check_wait
 from django_redlock.nodes.memory import MemoryNode

@@ -9,7 +9,9 @@ import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.admission import Admission
-from django_redlock.core.messages import Acquire, Ballot, Kind
+from django_redlock.core.replies import Kind
+from django_redlock.core.requests import Acquire
+from django_redlock.core.round import Ballot
 from django_redlock.core.rules import Rules
 from django_redlock.locks import LockManager
 from django_redlock.nodes import courier

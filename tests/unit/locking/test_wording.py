@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.connection import Connection
 
-from django_redlock.core.messages import Acquire, Request
+from django_redlock.core.requests import Acquire, Request
 from django_redlock.nodes.wording import SCRIPTS, Wording, resp
 
 CONNECTION = Connection()

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from django_redlock.core.messages import ENROLMENT, Acquire, Extend, Kind, Raise, Release, Request, Term
 from django_redlock.core.node_state import NodeState
+from django_redlock.core.replies import Kind
+from django_redlock.core.requests import ENROLMENT, Acquire, Extend, Raise, Release, Request, Term
 from tests.simulation.driver import Lease
 from tests.simulation.profiles import CALM, TTL
 from tests.simulation.scenarios import (

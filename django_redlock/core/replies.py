@@ -1,0 +1,153 @@
+"""What a node replies to a request (internal)."""
+
+from enum import Enum
+from typing import NamedTuple
+
+from .requests import FAR, HIGHEST
+
+ABSURD = "has an absurd fencing token for this lock (redlock_clear repairs it)"
+"""Why a node may not vote on a name: its next token could not be higher."""
+
+
+class Kind(Enum):
+    """What a node's reply means. The last four are said by the client, about a node."""
+
+    ACCEPTED = "accepted"  # lock and token granted
+    GRANTED = "granted"  # lock granted, token too low
+    BUSY = "taken"  # somebody else holds it
+    QUEUED = "others wait"  # nobody holds it, and others came first
+    CANCELLED = "cancelled"  # this attempt was released before its request arrived
+    HELD = "held"  # extended
+    MIXED = "partly held"  # some leases of the request were extended; ``Reply.terms`` says which
+    REFUSED = "refused"  # not ours any more
+    REVOKED = "revoked"  # as refused, because an operator asked the holder to stop
+    RELEASED = "released"
+    GONE = "gone"  # nothing there to release
+    LISTED = "listed"
+    NO_VOTE = "no vote"  # granted by a node that may not vote yet
+    EXCLUDED = "excluded"  # granted by a node that may not vote as it is set up
+    FAILED = "failed"  # no vote, and certainly not applied
+    UNKNOWN = "unknown"  # no vote, perhaps applied: the reply did not come
+
+    __hash__ = object.__hash__  # each is there once; that of Enum is made of the name, in Python
+
+
+POSITIVE = frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.HELD, Kind.MIXED})
+"""Replies that count as a vote for what was asked."""
+
+REFUSALS = frozenset({Kind.REFUSED, Kind.REVOKED})
+"""What becomes of a lease that a node does not extend."""
+
+ANSWERS = frozenset(
+    {Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.QUEUED, Kind.HELD, Kind.MIXED, Kind.REFUSED, Kind.RELEASED, Kind.GONE}
+)
+"""Replies of a node that knows; the others are silence."""
+
+
+MISCONFIGURED = (
+    *("NOPERM", "NOAUTH", "WRONGPASS", "has no password", "no such database", "READONLY", "MASTERDOWN"),
+    *("CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK", "runs in", "is a replica", "is unknown"),
+    *("lacks its table", "is in memory", "is unknown to DATABASES", "cannot be used"),
+    "has an absurd fencing token",
+    *("certificate refused", "has a certificate for another host", "wants a client certificate"),
+)
+"""How the details begin that stay the same until the server or the settings are changed."""
+
+
+LEAVING_TRACES = frozenset(Kind) - {Kind.BUSY, Kind.QUEUED, Kind.CANCELLED, Kind.REFUSED, Kind.REVOKED, Kind.FAILED}
+"""Replies after which a node may have something of ours."""
+
+MISSES = frozenset({Kind.UNKNOWN, Kind.FAILED})
+"""What a node is said to have replied that did not get a request, as far as can be told, or whose answer was lost."""
+
+
+ABSENT = -2.0
+"""The seconds left of a key that is not there."""
+
+
+class Row(NamedTuple):
+    """
+    One lock as one node sees it.
+
+    Args:
+        slug: Its name, as it stands in the keys.
+        value: What is under the holder's key.
+        left: Seconds until that expires, None for a key without expiry, ``ABSENT`` for no key.
+        fence: Highest token that the node accepted.
+        waiters: Who waits for it, in the order in which their turns come, as far as the survey asked for them.
+        waiting: How many wait for it, if the survey asked.
+    """
+
+    slug: str
+    value: str
+    left: float | None
+    fence: int
+    waiters: tuple[str, ...] = ()
+    waiting: int = 0
+
+
+class Reply(NamedTuple):
+    """
+    One node's answer.
+
+    Args:
+        kind: What it means.
+        fence: Highest token that the node accepted for these names.
+        time: The node's clock, in microseconds since the epoch.
+        left: Seconds until the present hold ends there; None when it has no expiry.
+        detail: Why there is no vote, who holds the lock, or why a node that lists its locks would take none.
+        place: The waiter's place in the queue, 0 for the first; -1 for none.
+        terms: What became of each lease of an extension, and its fence.
+        rows: The locks of a survey.
+        total: How many names the node's index has.
+        cursor: Where the next page of the index begins, for ``Survey.after``; empty behind the last.
+    """
+
+    kind: Kind
+    fence: int = 0
+    time: int = 0
+    left: float | None = 0.0
+    detail: str = ""
+    place: int = -1
+    terms: tuple[tuple[Kind, int], ...] = ()
+    rows: tuple[Row, ...] = ()
+    total: int = 0
+    cursor: str = ""
+
+    def __str__(self) -> str:
+        silent = self.kind in (Kind.NO_VOTE, Kind.EXCLUDED, Kind.FAILED, Kind.UNKNOWN)
+        return self.detail if silent and self.detail else self.kind.value
+
+    @property
+    def misconfigured(self) -> bool:
+        """Whether there will be no vote until the server or the settings are changed, however long one waits."""
+        failed = self.kind in (Kind.FAILED, Kind.UNKNOWN)
+        return self.kind is Kind.EXCLUDED or (failed and self.detail.startswith(MISCONFIGURED))
+
+
+def is_absurd(fence: int, time: int) -> bool:
+    """Return whether no node can have accepted *fence* in earnest, by the node's *time*, which is 0 if unknown."""
+    return fence >= HIGHEST or (fence > time + FAR and time > 0)
+
+
+def believable(reply: Reply) -> Reply:
+    """
+    Return *reply* without absurd fencing tokens, and without what rests on them.
+
+    A grant is no vote then, because no token of the quorum could be accepted there. That a lease was extended is true
+    all the same. Of a refusal nobody knows whether the token alone was the reason, so it counts as no answer.
+    """
+    if not is_absurd(reply.fence, reply.time):
+        return reply
+    if reply.kind in (Kind.ACCEPTED, Kind.GRANTED):
+        return no_vote(reply._replace(fence=0), ABSURD, Kind.EXCLUDED)
+    terms = tuple(
+        (Kind.NO_VOTE if kind is Kind.REFUSED else kind, 0) if is_absurd(fence, reply.time) else (kind, fence)
+        for kind, fence in reply.terms
+    )
+    return reply._replace(fence=max([fence for _, fence in terms], default=0), terms=terms)
+
+
+def no_vote(reply: Reply, why: str, kind: Kind = Kind.NO_VOTE) -> Reply:
+    """Return *reply* as that of a node that may not vote."""
+    return reply._replace(kind=kind, detail=why, terms=())
