@@ -4,14 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .conf import InvalidRedlockError
+from .engine.lease import Lease
+from .engine.manager import Lock, LockManager
 from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError, StaleTokenError
 from .handler import lock, locks
-from .leases import Lease
-from .locks import Lock, LockManager
 
 if TYPE_CHECKING:
-    from .commands import locked_command
     from .fencing import fenced
+    from .management.locked import locked_command
     from .querysets import LockableQuerySet, lock_for_update
     from .views import locked_view
 
@@ -40,7 +40,7 @@ _LATER = {
     "LockableQuerySet": ".querysets",
     "fenced": ".fencing",
     "lock_for_update": ".querysets",
-    "locked_command": ".commands",
+    "locked_command": ".management.locked",
     "locked_view": ".views",
 }
 """What needs Django's models, which take longer to import than all the rest: imported when it is asked for."""

@@ -14,4 +14,5 @@ class RedlockConfig(AppConfig):
 
     def ready(self) -> None:
         """Import the checks, which register themselves."""
-        from . import checks, fence_checks  # noqa: F401
+        from . import checks  # noqa: F401
+        from .db import checks as checks_of_fences  # noqa: F401

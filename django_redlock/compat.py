@@ -20,20 +20,20 @@ from typing import Any, Literal, NamedTuple, NoReturn, ParamSpec, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from .conf import DEFAULT_ALIAS
+from .core.hold import release_outcome
 from .core.names import check_name, printable, slug
 from .core.owner import decode, nonce_of
 from .core.replies import Kind, Row
 from .core.requests import SHARED, Release
 from .core.round import Ballot, count
 from .core.rules import MIN_TTL, Rules, number, seconds
-from .core.tenure import release_outcome
+from .engine.lease import Lease
+from .engine.manager import LockManager
+from .engine.renewal import AsyncWatchdog, Watchdog, loop_watchdog, watchdog
 from .exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError, RedlockError
 from .handler import locks
-from .leases import Lease
-from .locks import LockManager
 from .nodes.clock import steady
-from .nodes.redis import RedisLockError, RedisLockNotOwnedError
-from .watchdog import AsyncWatchdog, Watchdog, loop_watchdog, watchdog
+from .nodes.redis.node import RedisLockError, RedisLockNotOwnedError
 
 SLACK = 0.001  # seconds; less is a rounding error, and nodes count in milliseconds
 

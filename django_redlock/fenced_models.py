@@ -12,8 +12,8 @@ from django.db import models, transaction
 from django.db.models import Max, Q
 from django.utils.translation import gettext_lazy as _
 
+from .engine.lease import Lease
 from .exceptions import StaleTokenError
-from .leases import Lease
 
 M = TypeVar("M", bound=models.Model)
 

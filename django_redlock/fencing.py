@@ -29,9 +29,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from .blocks import Block
+from .engine.contexts import Block
+from .engine.lease import Lease
 from .exceptions import StaleTokenError
-from .leases import Lease
 from .models import MAX_SHOWN, Fence, fence_key
 
 P = ParamSpec("P")

@@ -12,7 +12,7 @@ from django.core.signals import setting_changed
 
 from . import signals
 from .conf import DEFAULT_ALIAS, aliases, read_alias
-from .locks import Lock, LockManager
+from .engine.manager import Lock, LockManager
 
 
 class RedlockHandler:
@@ -65,7 +65,7 @@ class RedlockHandler:
 
 
 locks = RedlockHandler()
-"""``locks["alias"]`` is the :class:`~django_redlock.locks.LockManager` of an alias of ``REDLOCK``."""
+"""``locks["alias"]`` is the :class:`~django_redlock.engine.manager.LockManager` of an alias of ``REDLOCK``."""
 
 
 def lock(

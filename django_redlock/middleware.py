@@ -13,12 +13,12 @@ from django.utils.decorators import sync_and_async_middleware
 from django.utils.deprecation import MiddlewareMixin
 
 from .conf import DEFAULT_ALIAS
+from .engine.lease import Lease
+from .engine.manager import check_wait
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
-from .leases import Lease
-from .locks import check_wait
-from .refusals import OnBusy, check_on_busy, refusal
-from .view_keys import Key
 from .views import Guard, Options, OwnTransactions, check_methods, guarded, guarded_async
+from .web.keys import Key
+from .web.responses import OnBusy, check_on_busy, refusal
 
 
 def locked_paths(

@@ -11,7 +11,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from . import inventory
-from .nodes.ledger import TABLE
+from .nodes.database.table import TABLE
 
 MAX_SHOWN = 200  # characters of a lock's name in the table of fences
 
@@ -138,7 +138,7 @@ def parse_key(key: str) -> tuple[str, str, str]:
 
 class NodeRecord(models.Model):
     """
-    What a database that is a node knows of one name; read and written by :mod:`django_redlock.nodes.ledger` alone.
+    What a database that is a node knows of one name; only :mod:`django_redlock.nodes.database.table` uses it.
 
     Times are microseconds since the epoch by the server's clock.
     """

@@ -21,16 +21,16 @@ from django.db import connections
 from django.db.models import Model, QuerySet
 from django.db.models.manager import BaseManager
 
-from .blocks import Block
 from .conf import DEFAULT_ALIAS
 from .core.names import slug
+from .db.targets import Instance, Instances, Related, Row, Rows, Target
+from .engine.contexts import Block
+from .engine.lease import Lease
+from .engine.manager import Lock
 from .exceptions import LockLostError, LockTakenError
 from .fencing import fenced, in_transaction, own_thread
 from .handler import locks
 from .inventory import State, find_locks
-from .leases import Lease
-from .locks import Lock
-from .rows import Instance, Instances, Related, Row, Rows, Target
 
 M = TypeVar("M", bound=Model)
 Result = TypeVar("Result")

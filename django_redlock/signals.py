@@ -1,8 +1,9 @@
 """
 Django signals about locks, sent with ``send_robust``: a failing receiver disturbs no lock.
 
-The sender is the alias's :class:`~django_redlock.locks.LockManager`. Receivers run in the thread that took, released
-or lost the lock: the caller's, the watchdog's, or the event loop's. They must be quick and must not wait for locks.
+The sender is the alias's :class:`~django_redlock.engine.manager.LockManager`. Receivers run in the thread that took,
+released or lost the lock: the caller's, the watchdog's, or the event loop's. They must be quick and must not wait for
+locks.
 """
 
 import logging
@@ -13,7 +14,7 @@ from django.dispatch import Signal
 lock_acquired = Signal()
 """A lock was taken. Arguments: ``lease``."""
 lock_released = Signal()
-"""A lock was given up. Arguments: ``lease``, ``outcome`` (see :meth:`~django_redlock.locks.Lease.release`)."""
+"""A lock was given up. Arguments: ``lease``, ``outcome`` (see :meth:`~django_redlock.engine.lease.Lease.release`)."""
 lock_taken = Signal()
 """Somebody gave up waiting. Arguments: ``name``, ``error``."""
 lock_extended = Signal()

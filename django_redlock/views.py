@@ -20,13 +20,13 @@ from django.http import HttpRequest
 from django.utils.decorators import method_decorator
 
 from .conf import DEFAULT_ALIAS
+from .engine.lease import Lease
+from .engine.manager import Lock, check_wait
 from .exceptions import LockTakenError, QuorumUnavailableError
 from .fencing import in_transaction
 from .handler import locks
-from .leases import Lease
-from .locks import Lock, check_wait
-from .refusals import OnBusy, check_on_busy, refuse
-from .view_keys import Call, Key, ViewKey
+from .web.keys import Call, Key, ViewKey
+from .web.responses import OnBusy, check_on_busy, refuse
 
 View = TypeVar("View", bound=Callable[..., Any])
 

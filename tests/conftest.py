@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from django_redlock.nodes import aio, gather
+from django_redlock.engine import rounds, rounds_async
 from django_redlock.testing import ServerNotFoundError, Servers, find_server, start_servers
 from tests.services import MariaDB, PostgreSQL, RabbitMQ, Service, ServiceMissingError, SQLite
 
@@ -59,8 +59,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     Usually it waits for no more than 20 ms after its decision, so on a busy machine a first lock may be held by a bare
     quorum. A test that then looks at every node is not about that; one that is sets the usual time itself.
     """
-    monkeypatch.setattr(gather, "GRACE", 1.0)
-    monkeypatch.setattr(aio, "GRACE", 1.0)
+    monkeypatch.setattr(rounds, "GRACE", 1.0)
+    monkeypatch.setattr(rounds_async, "GRACE", 1.0)
 
 
 def serving(service: type[Service]) -> Iterator[Service]:

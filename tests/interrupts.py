@@ -277,7 +277,7 @@ class Sweep:
             raise AssertionError(f"{self.scenario.name}: after an interruption at {trap.where}: {error!r}") from error
 
     def _take_and_renew(self) -> None:
-        from django_redlock.watchdog import watchdog
+        from django_redlock.engine.renewal import watchdog
 
         lease = self.manager.lock("swept", wait=10 * TTL).acquire()
         self._extended.clear()
@@ -317,7 +317,7 @@ class AsyncSweep(Sweep):
                     assert lease.valid()
                     count = lease.extensions
                     lease._tenure._renew_at = 0.0
-                    from django_redlock.watchdog import loop_watchdog
+                    from django_redlock.engine.renewal import loop_watchdog
 
                     loop_watchdog().watch(lease)
                     while lease.extensions == count:  # noqa: ASYNC110
@@ -332,7 +332,7 @@ ASYNC = [Scenario("async enter", aenter), Scenario("async by hand", aby_hand)]  
 def make_manager(kind: str, urls: list[str]) -> Any:
     """Return a manager over three nodes in memory, or over those at *urls*."""
     from django_redlock.core.rules import Rules
-    from django_redlock.locks import LockManager
+    from django_redlock.engine.manager import LockManager
     from django_redlock.nodes import NodeSpec, open_node
     from django_redlock.nodes.memory import MemoryNode
 

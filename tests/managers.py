@@ -14,13 +14,14 @@ from django.core.management import call_command
 from django.db import connections
 
 from django_redlock.core.rules import Rules
-from django_redlock.leases import AsyncLease, Lease
-from django_redlock.locks import Lock, LockManager
-from django_redlock.loops import PerLoop
-from django_redlock.nodes import NodeSpec, ledger, open_node
+from django_redlock.engine.lease import AsyncLease, Lease
+from django_redlock.engine.manager import Lock, LockManager
+from django_redlock.engine.per_loop import PerLoop
+from django_redlock.engine.renewal import AsyncWatchdog, loop_watchdog, watchdog
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes.database import table
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Servers, Simulation
-from django_redlock.watchdog import AsyncWatchdog, loop_watchdog, watchdog
 from tests.services import Database, SQLite, django_database
 
 Manager = Callable[..., LockManager]
@@ -118,7 +119,7 @@ class Tables:
         for place in range(5):
             with self._blocker.unblock():
                 connections[self.aliases[place]].close()  # its server may have been killed
-            self.query(f"DELETE FROM {ledger.TABLE}", place)
+            self.query(f"DELETE FROM {table.TABLE}", place)
 
 
 @pytest.fixture(scope="session")
@@ -165,21 +166,21 @@ def empty_tables(request: pytest.FixtureRequest, kind: str) -> Tables:
     vendor = {"mariadb": "mysql"}.get(kind, kind)
     patch = request.getfixturevalue("monkeypatch")
     if kind == "sqlite":
-        prepare = ledger.PREPARE["sqlite"]
+        prepare = table.PREPARE["sqlite"]
 
         def prepare_carelessly(query: Any, *args: Any) -> None:
             prepare(query, *args)
             query(CARELESS)
 
-        patch.setitem(ledger.PREPARE, "sqlite", prepare_carelessly)
-    greet = ledger.GREET[vendor]
+        patch.setitem(table.PREPARE, "sqlite", prepare_carelessly)
+    greet = table.GREET[vendor]
 
     def greet_as_itself(query: Any, connection: Any) -> Any:
         greeting = greet(query, connection)
         return dataclasses.replace(greeting, run_id=f"{greeting.run_id} {connection.alias}")
 
     request.getfixturevalue("unblocked")
-    patch.setitem(ledger.GREET, vendor, greet_as_itself)
+    patch.setitem(table.GREET, vendor, greet_as_itself)
     found: Tables = request.getfixturevalue(f"{kind}_tables")
     found.empty()
     return found
@@ -338,8 +339,8 @@ async def virtual(flavour: Flavour) -> AsyncIterator[Virtual]:
         sim = stack.enter_context(Simulation(nodes=5, ttl=10.0, restart_guard=False, node_timeout=2.0, check=False))
         sim.adopt(asyncio.get_running_loop())
         dogs = PerLoop(lambda: AsyncWatchdog(sim.clock))
-        for user in ("locks", "leases"):
-            stack.enter_context(patch.object(sys.modules[f"django_redlock.{user}"], "loop_watchdog", dogs.get))
+        for user in ("manager", "lease"):
+            stack.enter_context(patch.object(sys.modules[f"django_redlock.engine.{user}"], "loop_watchdog", dogs.get))
         yield (made := Virtual(sim, flavour))
         for manager in made.made:
             await flavour.close(manager)

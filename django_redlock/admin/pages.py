@@ -132,7 +132,7 @@ def _entries(name: str, alias: str) -> list[LogEntry]:
 
 
 def _panel(alias: str) -> Panel:
-    from ..nodes.examine import examine_all  # only here: the other pages have no use for redis-py
+    from ..nodes.redis.inspect import examine_all  # only here: the other pages have no use for redis-py
 
     manager = locks[alias]
     snapshot = held_locks(alias)

@@ -13,10 +13,10 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import InvalidRedlockError
+from ..engine.manager import LockManager
 from ..handler import locks
 from ..inventory import HeldLock as Held
 from ..inventory import Snapshot, State, find_locks, held_locks, holder_of
-from ..locks import LockManager
 from ..models import key_of
 
 FOREIGN = "other"  # the kind of a holder that did not use this library

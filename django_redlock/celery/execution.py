@@ -5,11 +5,11 @@ from contextlib import suppress
 from typing import Any
 
 from ..core.owner import Owner
+from ..engine.lease import Lease
+from ..engine.manager import fresh_nonce
+from ..engine.renewal import watchdog
 from ..exceptions import LockTakenError, QuorumUnavailableError
-from ..leases import Lease
-from ..locks import fresh_nonce
 from ..nodes.clock import steady
-from ..watchdog import watchdog
 from .interrupt import Interrupt
 from .options import SingletonOptions
 from .signals import tell

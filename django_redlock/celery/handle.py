@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..leases import Lease
+from ..engine.lease import Lease
 from .keys import lock_name
 from .slots import Holder, Seen, Ticket, free, peek, state_of
 

@@ -18,8 +18,8 @@ from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 from kombu.exceptions import DecodeError
 
+from ..engine.manager import fresh_nonce
 from ..exceptions import LockTakenError, QuorumUnavailableError
-from ..locks import fresh_nonce
 from ..nodes.clock import steady
 from .slots import HEADER, LABEL, QUEUED, RECEIVED_HEADER, RUN_HEADER, Ticket, free, peek, take_note
 

@@ -23,9 +23,9 @@ from ..core.acquisition import GaveUp, Granted, Wanted
 from ..core.names import slug
 from ..core.owner import Owner, decode, nonce_of
 from ..core.rules import MIN_TTL
+from ..engine.lease import Lease
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import locks
-from ..leases import Lease
 from ..signals import lock_acquired, lock_taken
 
 HEADER = "django_redlock"

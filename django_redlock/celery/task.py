@@ -15,9 +15,11 @@ from celery.exceptions import Ignore, Retry
 from celery.utils import uuid
 
 from ..core.rules import Rules
+from ..engine.manager import fresh_nonce
 from ..handler import locks
-from ..locks import fresh_nonce
 from ._compat import BaseTask, P, R
+from .arrival import Answered, Arrival, stays_with_its_message, ticket_of, under_direct_call
+from .dispatch import Call
 from .exceptions import DuplicateTask
 from .execution import EXECUTION, Execution
 from .handle import Singleton
@@ -26,8 +28,6 @@ from .keys import Parameters, check_key, lock_name, signature_of
 from .options import OPTIONS, SingletonOptions
 from .override import switched_off
 from .result import SingletonResult, eager_result, result_of
-from .running import Answered, Arrival, stays_with_its_message, ticket_of, under_direct_call
-from .sending import Call
 from .slots import Ticket, free
 
 # Options of ours that do nothing as attributes of a class. The other two are names that a project may use.

@@ -13,9 +13,9 @@ from debug_toolbar.panels import Panel
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..engine.lease import Lease
 from ..exceptions import LockTakenError
 from ..inventory import printable
-from ..leases import Lease
 from ..signals import lock_acquired, lock_taken
 
 # What the request tried: leases, and the errors of those that it did not get. A context goes along with a request from

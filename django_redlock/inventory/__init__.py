@@ -15,9 +15,9 @@ from ..conf import DEFAULT_ALIAS
 from ..core.names import check_name, is_cut, place, printable
 from ..core.names import slug as slug_of
 from ..core.requests import SHOWN_WAITERS
+from ..engine.manager import MAX_LIMIT
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
-from ..locks import MAX_LIMIT
 from .model import HeldLock, NodeStatus, Snapshot, StaleKey, Staleness, State, View, Waiting, holder_of, name_of
 from .poll import MAX_NAMES, MAX_SECONDS, PAGE, PATIENCE, Poll, aask, ask, ask_for
 from .release import ask_to_stop, extend_lock, force_release

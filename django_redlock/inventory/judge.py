@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ..core.owner import fingerprint_of_sharers, lease_of
 from ..core.rules import Rules
-from ..presence import SILENCE
+from ..engine.heartbeat import SILENCE
 from .model import LAST_SECOND, SHARED_MARK, HeldLock, State, View, Waiting, by_holder
 
 LIVE = (State.HELD, State.DEGRADED)

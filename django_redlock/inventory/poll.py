@@ -12,7 +12,7 @@ from ..core.names import presence, process_of
 from ..core.owner import decode, fingerprint, lease_of
 from ..core.replies import Kind, Reply, Row, is_absurd
 from ..core.requests import ENDLESS, Survey
-from ..locks import LockManager
+from ..engine.manager import LockManager
 from ..nodes.clock import steady
 from .judge import LIVE, is_suspicious, judge, soonest_first
 from .model import HeldLock, NodeStatus, Snapshot, State, View

@@ -15,8 +15,8 @@ from ..core.replies import Kind
 from ..core.requests import SHARED, Extend, Release, Repair, Term
 from ..core.round import Ballot
 from ..core.rules import Rules
+from ..engine.manager import LockManager
 from ..handler import locks
-from ..locks import LockManager
 from .model import HeldLock, name_of, owner_of
 from .poll import Poll, ask_for, read_value
 

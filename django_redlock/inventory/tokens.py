@@ -20,7 +20,7 @@ def absurd_tokens(using: str = DEFAULT_ALIAS) -> Snapshot:
     Raises:
         InvalidRedlockError: The alias cannot be used.
     """
-    from ..nodes.examine import find_absurd_tokens  # only here: listings have no use for redis-py
+    from ..nodes.redis.inspect import find_absurd_tokens  # only here: listings have no use for redis-py
 
     manager = locks[using]
     return ask_for(sorted(find_absurd_tokens(manager.nodes, PATIENCE)), manager).snapshot()

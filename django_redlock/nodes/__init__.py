@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 from .base import AsyncLink, Link, LinkError, Node, NodeSpec
 
 KINDS = {
-    "redis": ".redis",
-    "rediss": ".redis",
-    "unix": ".redis",
-    "valkey": ".redis",
-    "valkeys": ".redis",
+    "redis": ".redis.node",
+    "rediss": ".redis.node",
+    "unix": ".redis.node",
+    "valkey": ".redis.node",
+    "valkeys": ".redis.node",
     "memory": ".memory",
-    "database": ".database",
+    "database": ".database.node",
 }
 """Which module opens the nodes of a scheme; imported at first use, because redis-py and Django are slow to import."""
 
@@ -31,6 +31,6 @@ def open_node(spec: NodeSpec, prefix: str) -> Node:
     Raises:
         ValueError: Its URL or options cannot work.
     """
-    module = ".sentinel" if spec.sentinels else KINDS[urlsplit(spec.url).scheme]
+    module = ".redis.sentinel" if spec.sentinels else KINDS[urlsplit(spec.url).scheme]
     node: Node = import_module(module, __package__).open_node(spec, prefix)
     return node

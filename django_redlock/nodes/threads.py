@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from .green import is_green, real_ident, real_lock, thread
+from .gevent import is_green, real_ident, real_lock, thread
 
 log = logging.getLogger("django_redlock")
 

@@ -36,15 +36,15 @@ from ..core.names import slug
 from ..core.replies import Kind
 from ..core.requests import Request, Survey
 from ..core.rules import Rules
+from ..engine.heartbeat import Presence
+from ..engine.lease import Lease
+from ..engine.manager import Lock, LockManager, LoopSide
+from ..engine.notifications import Waiters
+from ..engine.per_loop import PerLoop
+from ..engine.renewal import Agenda, AsyncWatchdog, Tended, by_keeper
 from ..handler import locks
-from ..leases import Lease
-from ..locks import Lock, LockManager, LoopSide
-from ..loops import PerLoop
 from ..nodes import LinkError
 from ..nodes.clock import steady
-from ..nodes.hints import Waiters
-from ..presence import Presence
-from ..watchdog import Agenda, AsyncWatchdog, Tended, by_keeper
 from .lines import before_line
 from .simulated_node import EPOCH, SimulatedNode
 from .virtual_loop import virtual_time
@@ -94,9 +94,9 @@ class Simulation:
             for name, module in list(sys.modules.items()):
                 if name.startswith("django_redlock.") and getattr(module, "steady", None) is real:
                     stack.enter_context(patch.object(module, "steady", self.clock))
-            stack.enter_context(patch("django_redlock.locks.time", WallClock(self.clock)))
+            stack.enter_context(patch("django_redlock.engine.manager.time", WallClock(self.clock)))
             watchdog = VirtualWatchdog(self._process_of)
-            for user in ("django_redlock.locks", "django_redlock.leases"):
+            for user in ("django_redlock.engine.manager", "django_redlock.engine.lease"):
                 stack.enter_context(patch(f"{user}.watchdog", watchdog))
                 stack.enter_context(patch(f"{user}.loop_watchdog", lambda: watchdog))
             if compat := sys.modules.get("django_redlock.compat"):

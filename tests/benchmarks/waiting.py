@@ -16,7 +16,7 @@ from unittest.mock import patch
 import redis
 
 from django_redlock.core.round import Ballot
-from django_redlock.locks import LockManager
+from django_redlock.engine.manager import LockManager
 
 from . import peers
 from .bench import Bench, children

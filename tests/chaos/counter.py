@@ -8,7 +8,7 @@ from django.core.management import call_command
 from django.db import connections, transaction
 
 from django_redlock import fenced
-from django_redlock.leases import Lease
+from django_redlock.engine.lease import Lease
 
 ALIAS = "chaos"
 KINDS = ("fenced", "plain")

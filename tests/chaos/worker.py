@@ -15,8 +15,8 @@ from django.db import DatabaseError
 
 from django_redlock import LockLostError, RedlockError, StaleTokenError
 from django_redlock.core.rules import Rules
-from django_redlock.leases import Lease
-from django_redlock.locks import LockManager
+from django_redlock.engine.lease import Lease
+from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.clock import steady
 

@@ -22,9 +22,9 @@ import threading  # noqa: E402
 import time  # noqa: E402
 
 from django_redlock.core.rules import Rules  # noqa: E402
-from django_redlock.locks import LockManager  # noqa: E402
+from django_redlock.engine import notifications as hints_module  # noqa: E402
+from django_redlock.engine.manager import LockManager  # noqa: E402
 from django_redlock.nodes import NodeSpec, open_node  # noqa: E402
-from django_redlock.nodes import hints as hints_module  # noqa: E402
 
 in_line: dict[str, float] = {}
 

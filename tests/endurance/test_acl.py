@@ -12,8 +12,8 @@ import redis
 from django_redlock import LockTakenError, RedlockError
 from django_redlock.core import acquisition
 from django_redlock.core.replies import Kind
-from django_redlock.leases import Lease
-from django_redlock.locks import LockManager
+from django_redlock.engine.lease import Lease
+from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Server
 from tests.managers import Asyncio, Blocking, Flavour, eventually, rules

@@ -20,9 +20,9 @@ from hypothesis.stateful import (
 
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import SHARED
+from django_redlock.engine.lease import Lease
+from django_redlock.engine.manager import LockManager
 from django_redlock.exceptions import LockLostError, LockTakenError
-from django_redlock.leases import Lease
-from django_redlock.locks import LockManager
 from django_redlock.testing import Server, Servers
 from tests.managers import real_manager
 

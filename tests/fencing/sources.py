@@ -3,8 +3,8 @@
 import itertools
 
 from django_redlock.core.rules import Rules
-from django_redlock.leases import Lease
-from django_redlock.locks import LockManager
+from django_redlock.engine.lease import Lease
+from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 
 _numbers = itertools.count()

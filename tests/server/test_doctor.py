@@ -22,10 +22,10 @@ from django.test import override_settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redlock import doctor
-from django_redlock.doctor import Finding, diagnose
-from django_redlock.nodes import examine
-from django_redlock.nodes.examine import commands
+from django_redlock.inventory import doctor
+from django_redlock.inventory.doctor import Finding, diagnose
+from django_redlock.nodes.redis import inspect
+from django_redlock.nodes.redis.inspect import commands
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import tls_server
@@ -112,12 +112,12 @@ def durable() -> Iterator[list[str]]:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The ports at which nobody answers, so that the doctor need not wait there for as long as elsewhere."""
     ports: set[int] = set()
-    opened = examine._open
+    opened = inspect._open
 
     def open_in_time(node: Any, timeout: float) -> Any:
         return opened(node, 0.2 if node._arguments.get("port") in ports else timeout)
 
-    monkeypatch.setattr(examine, "_open", open_in_time)
+    monkeypatch.setattr(inspect, "_open", open_in_time)
     return ports
 
 
@@ -369,7 +369,7 @@ def test_slow(nodes, three, monkeypatch, delay, level):
     A node whose answers take more than half of the node timeout, or all of it, is slow; the remedy has a number. The
     shortest of several round trips counts.
     """
-    clock, said = Clock(), examine._say
+    clock, said = Clock(), inspect._say
     delays = {nodes[0].port: [delay] * 5, nodes[1].port: [9.0, 9.0, 0.001, 9.0, 9.0], nodes[2].port: [0.001] * 5}
 
     def late(connection: Any, *command: Any) -> Any:
@@ -377,9 +377,9 @@ def test_slow(nodes, three, monkeypatch, delay, level):
             clock.now += delays[connection.port].pop()
         return said(connection, *command)
 
-    monkeypatch.setattr(examine, "_say", late)
+    monkeypatch.setattr(inspect, "_say", late)
     monkeypatch.setattr(
-        examine,
+        inspect,
         "time",
         SimpleNamespace(
             time=lambda: time.time() - clock.now / 2, perf_counter=lambda: clock.now, monotonic=time.monotonic

@@ -74,7 +74,7 @@ def stale(name: str = "orders:7") -> list[Staleness]:
 def lively(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this process say at once that it lives, and again soon, and count for a second."""
     for name, seconds in (("FIRST", 0.0), ("EVERY", 0.1), ("LIFE", 1.0)):
-        monkeypatch.setattr(f"django_redlock.presence.{name}", seconds)
+        monkeypatch.setattr(f"django_redlock.engine.heartbeat.{name}", seconds)
 
 
 # States

@@ -1,12 +1,12 @@
 """
 The third driver of the core, beside the blocking and the asyncio one.
 
-Everything that knows the production classes is here: this carries out ballots as :mod:`django_redlock.nodes.gather`
+Everything that knows the production classes is here: this carries out ballots as :mod:`django_redlock.engine.rounds`
 does (one ordered connection per node, the round over as soon as it is decided, silence noted when its time is
 over, replies owed until the connection is used again, a release sent to silent nodes too), and acquisitions,
-extensions and releases as :mod:`django_redlock.locks` does. A process either gives every round under way links of its
-own, as threads have them, or shares one set among all, as the tasks of an event loop do. Waiters are those of
-:mod:`django_redlock.nodes.hints`, told by messages that can be late or lost.
+extensions and releases as :mod:`django_redlock.engine.manager` does. A process either gives every round under way
+links of its own, as threads have them, or shares one set among all, as the tasks of an event loop do. Waiters are those
+of :mod:`django_redlock.engine.notifications`, told by messages that can be late or lost.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from django_redlock.core import tenure as tenures
+from django_redlock.core import hold as tenures
 from django_redlock.core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Waiter, Wanted
 from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.owner import Owner
@@ -23,9 +23,9 @@ from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import Acquire, Instant, Request
 from django_redlock.core.round import Ballot
 from django_redlock.core.rules import Rules
-from django_redlock.nodes.courier import FIRST_PAUSE, LONGEST_PAUSE
-from django_redlock.nodes.gather import CONNECT_TIMEOUT, GRACE, IDLE, MAX_OWED, Breakers
-from django_redlock.nodes.hints import RETRY, Waiters
+from django_redlock.engine.notifications import RETRY, Waiters
+from django_redlock.engine.redelivery import FIRST_PAUSE, LONGEST_PAUSE
+from django_redlock.engine.rounds import CONNECT_TIMEOUT, GRACE, IDLE, MAX_OWED, Breakers
 
 from .network import Faults, Machine, Wire
 from .oracles import Oracles
@@ -93,7 +93,7 @@ class Lease:
         return not self.process.dead and self.tenure.remaining(self.process.clock()) > 0
 
     def ensure(self) -> bool:
-        """Ask as :meth:`django_redlock.locks.Lease.ensure` does."""
+        """Ask as :meth:`django_redlock.engine.lease.Lease.ensure` does."""
         return self.tenure.check(self.process.clock())
 
 
@@ -154,7 +154,7 @@ class Process(Computer):
             self.stop(self.world.random.choice((0.02, 0.1, 0.5, 1.0, 3.0)) * self.random() * TTL)
         return AT_ONCE
 
-    # What django_redlock.locks does
+    # What django_redlock.engine.manager does
 
     def acquire(self, names: tuple[str, ...], wait: float | None, limit: int = 1, shared: bool = False) -> Routine:
         """
@@ -252,7 +252,7 @@ class Process(Computer):
     def _fresh_nonce(self) -> str:
         return f"{self.world.random.getrandbits(128):032x}"
 
-    # What django_redlock.nodes.hints does
+    # What django_redlock.engine.notifications does
 
     def _wait_for_turn(self, waiter: Waiter, pause: Pause) -> Routine:
         bell = self._waiters.join(waiter)
@@ -290,7 +290,7 @@ class Process(Computer):
 
         machine.at(self._faults.passes(self, machine), subscribe)
 
-    # What django_redlock.nodes.gather does
+    # What django_redlock.engine.rounds does
 
     def ask(self, ballot: Ballot, apart: Bundle | None = None) -> Routine:
         """Carry out one round, on links *apart* from all others or not; have releases brought to who missed them."""
@@ -346,7 +346,7 @@ class Process(Computer):
             self._unseat(bundle, seat, "closed")
 
     def _bring(self, node: int, request: Request, until: float) -> Routine:
-        """Do what :class:`django_redlock.nodes.courier.Courier` does."""
+        """Do what :class:`django_redlock.engine.redelivery.Courier` does."""
         pause = FIRST_PAUSE
         while self.clock() < until:
             parcel = Ballot({node: request}, lambda replies: False, CONNECT_TIMEOUT, farewell=True)

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 from django_redlock.core.acquisition import GRANTS, Acquisition
 from django_redlock.core.admission import Admission
+from django_redlock.core.hold import Tenure
 from django_redlock.core.names import place
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.owner import nonce_of
@@ -20,7 +21,6 @@ from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import SHARED
 from django_redlock.core.round import Ballot
 from django_redlock.core.rules import Rules, majority
-from django_redlock.core.tenure import Tenure
 
 from . import database, schedule
 from .driver import Process

@@ -32,10 +32,10 @@ import django_redlock.compat
 from django_redlock import QuorumUnavailableError, RedlockError, inventory, locks
 from django_redlock.compat import AsyncLock, Lock, LockError, LockNotOwnedError
 from django_redlock.core.names import slug
+from django_redlock.engine.renewal import watchdog
 from django_redlock.nodes import memory
 from django_redlock.signals import lock_forced
 from django_redlock.testing import Simulation
-from django_redlock.watchdog import watchdog
 
 PATIENCE = 20.0  # seconds after which something that should have happened has not
 TTL = 30.0  # seconds of a lease in virtual time

@@ -18,10 +18,10 @@ from django.db.backends.signals import connection_created
 from django.test import TestCase
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, StaleTokenError, lock, locks
+from django_redlock.db.targets import _plain
 from django_redlock.models import Fence
 from django_redlock.nodes.clock import steady
 from django_redlock.querysets import lock_for_update
-from django_redlock.rows import _plain
 from django_redlock.signals import lock_acquired, lock_released
 from tests.shop.helpers import PATIENCE, in_thread, lose, start
 from tests.shop.models import (

@@ -15,9 +15,9 @@ from django.conf import settings
 from django.test import AsyncRequestFactory, override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks, signals
+from django_redlock.contrib.telemetry import template
 from django_redlock.exceptions import EXPLANATIONS
 from django_redlock.inventory import find_lock, force_release
-from django_redlock.telemetry import template
 from django_redlock.testing import Servers
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="needs prometheus-client")

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from ...inventory import printable
 from ...nodes.threads import Background
-from ...telemetry import Listener, listen, template, unlisten
+from ..telemetry import Listener, listen, template, unlisten
 
 UID = "history"
 EVERY = 5.0  # seconds between two writes

@@ -11,7 +11,7 @@ from typing import Any
 from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from ...telemetry import Listener, listen, template, unlisten
+from ..telemetry import Listener, listen, template, unlisten
 
 UID = "opentelemetry"
 NAME = "django_redlock"

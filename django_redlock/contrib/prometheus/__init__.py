@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from ...conf import InvalidRedlockError
 from ...handler import locks
-from ...telemetry import Listener, listen, template, unlisten
+from ..telemetry import Listener, listen, template, unlisten
 
 UID = "prometheus"
 LOSSES = ("expired", "superseded", "forgotten", "taken", "fenced", "revoked", "max_hold", "max_extensions", "heartbeat")

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import Snapshot, StaleKey, Staleness, absurd_tokens, printable, remove_stale, stale_keys
-from ..shown import NO_QUORUM, OperatorCommand, agreed, listing, positive, warn
+from ..output import NO_QUORUM, OperatorCommand, agreed, listing, positive, warn
 
 PARTIAL = 1
 

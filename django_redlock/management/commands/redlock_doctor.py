@@ -7,9 +7,9 @@ from django.apps import apps
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import InvalidRedlockError, aliases
-from ...doctor import Diagnosis, Finding, diagnose
 from ...inventory import printable
-from ..shown import MISUSED, OperatorCommand, seconds
+from ...inventory.doctor import Diagnosis, Finding, diagnose
+from ..output import MISUSED, OperatorCommand, seconds
 
 VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
 EXIT = {"": 0, "note": 0, "warning": 1, "error": 2}

@@ -7,7 +7,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import HeldLock, Snapshot, View, printable, stale_keys
-from ..shown import (
+from ..output import (
     MISUSED,
     NO_QUORUM,
     VERSION,

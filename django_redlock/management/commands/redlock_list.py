@@ -6,7 +6,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import State
-from ..shown import NO_QUORUM, ORDERS, OperatorCommand, chosen, document, listing, positive, sheet, table, warn
+from ..output import NO_QUORUM, ORDERS, OperatorCommand, chosen, document, listing, positive, sheet, table, warn
 
 
 class Command(OperatorCommand):

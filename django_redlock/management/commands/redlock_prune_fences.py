@@ -9,7 +9,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.models.functions import Now
 
 from ...models import Fence
-from ..shown import MISUSED, positive
+from ..output import MISUSED, positive
 
 LONGEST = 36_500  # days; further back no database's clock can count
 

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import HeldLock, ask_to_stop, find_locks, force_release, printable
-from ..shown import MISUSED, NO_QUORUM, OperatorCommand, agreed, chosen, holder, left, listing, seconds, warn
+from ..output import MISUSED, NO_QUORUM, OperatorCommand, agreed, chosen, holder, left, listing, seconds, warn
 
 CHANGED = 4  # exit code: somebody else holds one of them now
 MOST = 20  # locks at a time: what one can read

@@ -8,12 +8,12 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from ... import commands
-from ...child import Child, signals_passed_on
 from ...conf import DEFAULT_ALIAS, InvalidRedlockError
+from ...engine.lease import Lease
+from ...engine.manager import Lock
 from ...handler import locks
-from ...leases import Lease
-from ...locks import Lock
+from .. import locked
+from ..process_group import Child, signals_passed_on
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells say it
 GRACE = 10.0  # seconds
@@ -45,7 +45,7 @@ class Command(BaseCommand):
             "--grace", type=duration, default=GRACE, metavar="SECONDS", help=f"from SIGTERM to SIGKILL; {GRACE:g}"
         )
         parser.add_argument(
-            "--skip-exit-code", type=exit_code, default=commands.SKIPPED, metavar="CODE", help="if it is taken; 75"
+            "--skip-exit-code", type=exit_code, default=locked.SKIPPED, metavar="CODE", help="if it is taken; 75"
         )
 
     def handle(
@@ -54,18 +54,18 @@ class Command(BaseCommand):
         """Take the lock, run the program, and end as it did."""
         if os.name != "posix":
             raise CommandError("redlock_run needs process groups and signals, which this system does not have.")
-        lease = commands.acquire(_lock(using, name, program, options), skip_exit_code)
+        lease = locked.acquire(_lock(using, name, program, options), skip_exit_code)
         if lease is None:
             return
         try:
             code = _run(program, lease, grace)
             if not lease.valid():
-                said = f"Ended {Path(program[0]).name!r} (exit code {code}), because {commands.explain(lease)}."
-                raise CommandError(said, returncode=commands.LOST)
+                said = f"Ended {Path(program[0]).name!r} (exit code {code}), because {locked.explain(lease)}."
+                raise CommandError(said, returncode=locked.LOST)
         except BaseException:
             lease.release()
             raise
-        commands.give_up(lease)
+        locked.give_up(lease)
         if code:
             sys.exit(code)
 

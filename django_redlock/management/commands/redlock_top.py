@@ -10,7 +10,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import Snapshot, State
-from ..shown import NO_QUORUM, OperatorCommand, listing, seconds, table
+from ..output import NO_QUORUM, OperatorCommand, listing, seconds, table
 
 CLEAR = "\x1b[H\x1b[2J"
 LINES = 40  # locks on a screen

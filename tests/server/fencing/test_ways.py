@@ -10,7 +10,7 @@ from django.db import OperationalError, connections, transaction
 
 from django_redlock import LockLostError, StaleTokenError, fenced
 from django_redlock.core.rules import Rules
-from django_redlock.locks import LockManager
+from django_redlock.engine.manager import LockManager
 from django_redlock.models import Fence
 from django_redlock.nodes import NodeSpec, open_node
 from tests.fencing.counting import Ledger

@@ -17,8 +17,8 @@ from subprocess import PIPE, Popen
 import pytest
 
 from django_redlock import LockTakenError
-from django_redlock.child import Child, signals_passed_on
-from django_redlock.locks import LockManager
+from django_redlock.engine.manager import LockManager
+from django_redlock.management.process_group import Child, signals_passed_on
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Servers
 from django_redlock.testing.processes import spawn

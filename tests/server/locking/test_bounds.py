@@ -19,13 +19,13 @@ from django_redlock.core.acquisition import Floor
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.replies import ABSURD, Kind, Reply, believable
 from django_redlock.core.requests import FAR, HIGHEST, Acquire, Extend, Raise, Repair, Request, Survey, Term
-from django_redlock.doctor import diagnose
+from django_redlock.engine.manager import LockManager
 from django_redlock.inventory import Staleness, absurd_tokens, find_locks, held_locks, remove_stale, stale_keys
-from django_redlock.locks import LockManager
+from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
-from django_redlock.nodes.answers import checked, parse_reply
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.resp import LONGEST_LIST, LONGEST_REPLY, PARTIAL, Replies
+from django_redlock.nodes.redis.decode import checked, parse_reply
+from django_redlock.nodes.redis.resp import LONGEST_LIST, LONGEST_REPLY, PARTIAL, Replies
 from django_redlock.testing import Servers
 from tests.managers import Blocking, Flavour, Manager, Tables, real_manager
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, leases
-from django_redlock.leases import Lease
-from django_redlock.locks import LockManager
-from django_redlock.watchdog import loop_watchdog, watchdog
+from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
+from django_redlock.engine import lease as leases
+from django_redlock.engine.lease import Lease
+from django_redlock.engine.manager import LockManager
+from django_redlock.engine.renewal import loop_watchdog, watchdog
 from tests.managers import Asyncio, Flavour, Manager, Virtual, eventually, held_by, holders
 
 
@@ -251,7 +252,7 @@ async def test_loss_is_told_whoever_notices_it(make: Manager, flavour: Flavour, 
     lease.on_lost(told.append)
     times = [lease._tenure.deadline - 1e-6]  # when it is looked at, and from then on it is over
     # The package's attribute `locks` is the handler, not this module.
-    for module in (sys.modules["django_redlock.locks"], leases):
+    for module in (sys.modules["django_redlock.engine.manager"], leases):
         monkeypatch.setattr(module, "steady", lambda: times.pop() if times else lease._tenure.deadline)
 
     assert not await flavour.extend(lease)

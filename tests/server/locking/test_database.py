@@ -18,7 +18,7 @@ from django_redlock import inventory, lock, locks
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Acquire, Release, Request, Survey
-from django_redlock.nodes.ledger import TABLE, Ledger
+from django_redlock.nodes.database.table import TABLE, Ledger
 from tests.managers import Tables, connect
 
 from .test_differential import BASE, comparable, requests

@@ -23,10 +23,10 @@ from django.test import override_settings
 from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Release
-from django_redlock.locks import LockManager
+from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import LinkError, NodeSpec, open_node
-from django_redlock.nodes.database import DatabaseNode
-from django_redlock.nodes.ledger import TABLE, Ledger, UntouchedError
+from django_redlock.nodes.database.node import DatabaseNode
+from django_redlock.nodes.database.table import TABLE, Ledger, UntouchedError
 from tests.managers import (
     EACH_TABLE_ONCE,
     SLOW_DATABASES,
@@ -154,7 +154,7 @@ def test_database_whose_clock_ran_forward_gives_no_vote(sqlite_tables: Tables, m
     """P21: as with any node, what it has forgotten since nobody knows."""
     sqlite_tables.empty()
     ahead = [0]
-    monkeypatch.setattr("django_redlock.nodes.engines.time_ns", lambda: time.time_ns() + ahead[0])
+    monkeypatch.setattr("django_redlock.nodes.database.vendors.time_ns", lambda: time.time_ns() + ahead[0])
     with closing(real_manager(sqlite_tables.urls[:1])) as manager:
         manager.lock("a", renew=False).acquire()
         ahead[0] = 3_600_000_000_000
@@ -183,7 +183,7 @@ def test_rows_of_no_use_are_deleted_after_a_while(tables: Tables, monkeypatch: p
         ledger.execute([Release((), "c" * 32, 0.01), Release(("{short}",), "d" * 32, 0.01)])
         time.sleep(0.1)
         ledger.execute([acquire("next")])
-        monkeypatch.setattr("django_redlock.nodes.ledger.CLEANING", 0.0)
+        monkeypatch.setattr("django_redlock.nodes.database.table.CLEANING", 0.0)
         ledger._clean_at = 0.0
 
         ledger.clean()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.replies import Kind, Reply, believable
 from django_redlock.core.requests import SHARED, Acquire, Extend, Raise, Release, Request, Survey, Term
-from django_redlock.locks import LockManager
+from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Servers
 from tests.managers import real_manager
 

@@ -13,12 +13,13 @@ import pytest
 from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.acquisition import Granted
 from django_redlock.core.replies import Kind
-from django_redlock.leases import Lease
-from django_redlock.locks import Lock, LockManager, instant
-from django_redlock.nodes import NodeSpec, aio, courier, gather, open_node
+from django_redlock.engine import redelivery, rounds, rounds_async
+from django_redlock.engine.lease import Lease
+from django_redlock.engine.manager import Lock, LockManager, instant
+from django_redlock.engine.rounds import CONNECT_TIMEOUT
+from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.gather import CONNECT_TIMEOUT
-from django_redlock.nodes.redis import AsyncRedisLink, RedisNode
+from django_redlock.nodes.redis.node import AsyncRedisLink, RedisNode
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.proxy import FaultProxy
 from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, held_by, renew_now
@@ -33,8 +34,8 @@ FAULTS = {"refused": Server.kill, "frozen": Server.freeze, "missing at start": S
 @pytest.fixture(autouse=True)
 def restless_courier(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have missed releases brought as soon as nodes can be reached again, not seconds later."""
-    monkeypatch.setattr(courier, "FIRST_PAUSE", 0.05)
-    monkeypatch.setattr(courier, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(redelivery, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(redelivery, "LONGEST_PAUSE", 0.05)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -571,7 +572,7 @@ def test_dead_nodes_are_not_connected_to_for_each_lock(nodes: Servers, threads: 
 
 def test_node_that_was_being_connected_to_is_known_to_have_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
     """L8, P24: the round was over before there was a link to send on, so there is nothing to release or to bury."""
-    monkeypatch.setattr(gather, "GRACE", 0.02)
+    monkeypatch.setattr(rounds, "GRACE", 0.02)
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url])
         proxy.black_hole()
@@ -639,7 +640,7 @@ async def test_takeover_that_a_node_missed(
     nodes: Servers, flavour: Flavour, thawed: str, link: str, monkeypatch: pytest.MonkeyPatch
 ):
     """L4, L38: it is told that the hold before is over, however long that was to last, when it can be reached again."""
-    for module in (aio, gather):
+    for module in (rounds_async, rounds):
         monkeypatch.setattr(module, "GRACE", 0.02)
     with FaultProxy(nodes[2].url) as proxy:
         urls = [*nodes.urls[:2], proxy.url]

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from django_redlock import forks
+from django_redlock.engine import process
 
 
 @pytest.mark.parametrize("page", [True, False], ids=["page", "process id"])
@@ -14,8 +14,8 @@ from django_redlock import forks
 def test_child_knows_that_it_is_one(monkeypatch: pytest.MonkeyPatch, page: bool, fork: object):
     """P30, L41: whoever forked, and whether or not the system empties a page in the child."""
     if not page:
-        monkeypatch.setattr(forks, "_page", lambda: None)
-    mark = forks.ForkMark()
+        monkeypatch.setattr(process, "_page", lambda: None)
+    mark = process.ForkMark()
     before = mark.is_gone()
 
     if not (child := fork()):

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from django_redlock import nodes
 from django_redlock.celery.interrupt import raise_in
-from django_redlock.leases import Lease
-from django_redlock.locks import LockManager
+from django_redlock.engine import wakeup
+from django_redlock.engine.lease import Lease
+from django_redlock.engine.manager import LockManager
+from django_redlock.engine.renewal import abandoned, watchdog
+from django_redlock.engine.wakeup import Waker
 from django_redlock.nodes.threads import Bell, Errands, Event
-from django_redlock.nodes.waker import Waker
-from django_redlock.watchdog import abandoned, watchdog
 from tests.interrupts import ASYNC, BLOCKING, AsyncSweep, Interrupted, Scenario, Sweep, Trap, enter, make_manager
 from tests.managers import Manager, eventually
 
@@ -364,7 +364,7 @@ def test_pair_of_sockets_that_was_interrupted_while_it_was_made_ends_in_silence(
     def interrupted() -> Any:
         raise Interrupted
 
-    monkeypatch.setattr(nodes.waker.socket, "socketpair", interrupted)
+    monkeypatch.setattr(wakeup.socket, "socketpair", interrupted)
     with pytest.raises(Interrupted):
         Waker()
 

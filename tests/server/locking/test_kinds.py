@@ -9,7 +9,7 @@ from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
 from django_redlock.core.acquisition import farewell
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import SHARED, Release
-from django_redlock.locks import LockManager
+from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Servers
 from tests.managers import Asyncio, Blocking, Flavour, Manager, Virtual, held_by, holders, real_manager
 

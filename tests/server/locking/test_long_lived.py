@@ -15,13 +15,13 @@ import pytest
 from asgiref.sync import async_to_sync
 from redis.credentials import CredentialProvider
 
-from django_redlock import watchdog
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Survey
 from django_redlock.core.round import Ballot
-from django_redlock.leases import Lease
-from django_redlock.locks import LockManager
-from django_redlock.nodes import NodeSpec, aio, gather, open_node
+from django_redlock.engine import renewal, rounds, rounds_async
+from django_redlock.engine.lease import Lease
+from django_redlock.engine.manager import LockManager
+from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import FaultProxy, Servers
 from tests.conftest import needs
 from tests.managers import eventually, real_manager, renew_now, rules
@@ -31,12 +31,12 @@ from gevent import monkey
 monkey.patch_all()
 import os, sys, time
 import gevent
-from django_redlock import watchdog
+from django_redlock.engine import renewal
 from django_redlock.core.rules import Rules
-from django_redlock.locks import LockManager
+from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 
-watchdog.LINGER = watchdog.TICK = 0.05
+renewal.LINGER = renewal.TICK = 0.05
 until = time.monotonic() + 60
 nodes = [open_node(NodeSpec(url), "t:") for url in sys.argv[1:]]
 manager = LockManager(nodes, Rules(3, ttl=60.0, node_timeout=10.0, restart_guard=False))
@@ -44,12 +44,12 @@ counts = []
 for _ in range(3):
     lease = manager.lock("a").acquire()
     lease._tenure._renew_at = 0.0  # due at once
-    watchdog.watchdog.watch(lease)
+    renewal.watchdog.watch(lease)
     while not lease.extensions and lease.valid() and time.monotonic() < until:
         gevent.sleep(0.01)
     print(lease.extensions > 0, lease.reason)
     lease.release()
-    while watchdog.watchdog.running and time.monotonic() < until:
+    while renewal.watchdog.running and time.monotonic() < until:
         gevent.sleep(0.01)
     counts.append(len(os.listdir("/proc/self/fd")))
 while len(os.listdir("/proc/self/fd")) > counts[0] and time.monotonic() < until:  # its thread has yet to end
@@ -90,7 +90,7 @@ def test_closed_event_loops_are_forgotten(nodes: Servers):
 
 async def test_renewal_goes_on_after_all_tasks_were_cancelled(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
     """P34, L44: work that goes on after its event loop's tasks were cancelled keeps its lock."""
-    monkeypatch.setattr(watchdog, "TICK", 0.05)
+    monkeypatch.setattr(renewal, "TICK", 0.05)
     manager = real_manager(nodes.urls[:3], ttl=60.0, node_timeout=10.0)
     lease = await manager.lock("a").aacquire()
     for node in nodes[:3]:
@@ -129,7 +129,7 @@ def test_connections_of_a_burst_are_closed(nodes: Servers, monkeypatch: Any):
         thread.join()
     idle = list(manager._gather._bundles)
     manager.lock("a").acquire().release()
-    monkeypatch.setattr(gather, "MAX_IDLE", 0.0)
+    monkeypatch.setattr(rounds, "MAX_IDLE", 0.0)
 
     for _ in range(len(idle)):
         manager.lock("a").acquire().release()
@@ -147,7 +147,7 @@ async def test_connections_that_were_long_idle_are_not_used(nodes: Servers, monk
     lines = manager._loop_side().gather._lines
     await eventually(lambda: len(lines) == 5 and not any(line.owed for line in lines.values()))
     before = {node: line.link for node, line in lines.items()}
-    monkeypatch.setattr(aio, "MAX_IDLE", 0.0)
+    monkeypatch.setattr(rounds_async, "MAX_IDLE", 0.0)
 
     await (await manager.lock("a").aacquire()).arelease()
 
@@ -241,16 +241,16 @@ def test_thread_that_had_no_time_hears_what_has_come(nodes: Servers, monkeypatch
     """P39, L80: a thread that comes to read only when the time is over, because others kept it, counts the replies."""
     manager = real_manager(nodes.urls[:3], node_timeout=0.5)
     manager.lock("a").acquire().release()
-    send = gather.Seat.send
+    send = rounds.Seat.send
 
-    def send_and_stand_still(seat: gather.Seat, *args: Any) -> None:
+    def send_and_stand_still(seat: rounds.Seat, *args: Any) -> None:
         send(seat, *args)
         if seat.node == 2:
             time.sleep(0.6)
             assert select.select([seat.fd], [], [], 5)[0]
 
     with monkeypatch.context() as patched:
-        patched.setattr(gather.Seat, "send", send_and_stand_still)
+        patched.setattr(rounds.Seat, "send", send_and_stand_still)
         lease = manager.lock("a", wait=0).acquire()
 
     assert lease.release() == "released"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from django_redlock import RedlockError
-from django_redlock.locks import LockManager
-from django_redlock.nodes import aio, gather
+from django_redlock.engine import rounds, rounds_async
+from django_redlock.engine.manager import LockManager
 from django_redlock.nodes.clock import steady
 from django_redlock.testing import FaultProxy, Server, Servers
 from tests.managers import Asyncio, Flavour, Manager, connect, eventually, real_manager, renew_now
@@ -24,7 +24,7 @@ TABLE = Path("/proc/net/tcp")  # columns: number, own address, the other's, ...;
 @pytest.fixture(autouse=True)
 def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have only rounds that mend wait for connections."""
-    for module in (aio, gather):
+    for module in (rounds_async, rounds):
         monkeypatch.setattr(module, "GRACE", 0.0)
 
 
@@ -133,8 +133,8 @@ async def test_black_hole_gets_no_end_of_connections(nodes: Servers, monkeypatch
     """
     L8, P23: a process has no more connections to a silent node at once than it has threads that ask, and a courier.
     """
-    monkeypatch.setattr(gather, "LONGEST_REST", 0.1)
-    monkeypatch.setattr(gather, "CONNECT_TIMEOUT", 0.1)
+    monkeypatch.setattr(rounds, "LONGEST_REST", 0.1)
+    monkeypatch.setattr(rounds, "CONNECT_TIMEOUT", 0.1)
     with FaultProxy(nodes[2].url) as proxy, ExitStack() as stack:
         manager = real_manager([*nodes.urls[:2], proxy.url], ttl=60.0, node_timeout=0.1)
         stack.callback(manager.close)

@@ -12,8 +12,8 @@ from django.test import override_settings
 
 from django_redlock import signals
 from django_redlock.core.rules import Rules
+from django_redlock.engine.manager import LockManager
 from django_redlock.handler import RedlockHandler
-from django_redlock.locks import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import FaultProxy, Server, Servers
 from tests.managers import Flavour, eventually

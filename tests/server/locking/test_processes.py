@@ -18,8 +18,8 @@ import pytest
 
 from django_redlock import LockTakenError
 from django_redlock.core.replies import Kind
-from django_redlock.locks import LockManager
-from django_redlock.nodes.redis import RedisLink
+from django_redlock.engine.manager import LockManager
+from django_redlock.nodes.redis.node import RedisLink
 from django_redlock.testing import Servers
 from tests.managers import Manager, held_by, real_manager
 
@@ -348,7 +348,7 @@ def test_dropped_lease_is_not_renewed(real: Manager):
 MANAGER = """
 import sys
 from django_redlock.core.rules import Rules
-from django_redlock.locks import LockManager
+from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 
 def manager_of_nodes():

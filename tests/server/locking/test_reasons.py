@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from django_redlock import LockLostError
-from django_redlock.leases import Lease
-from django_redlock.locks import LockManager
+from django_redlock.engine.lease import Lease
+from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Servers
 from tests.managers import Flavour, real_manager
 

@@ -16,7 +16,7 @@ from django_redlock import QuorumUnavailableError
 from django_redlock.core.acquisition import Granted
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Raise, Release
-from django_redlock.locks import LockManager, instant
+from django_redlock.engine.manager import LockManager, instant
 from django_redlock.testing import Server, Servers
 from tests.managers import Asyncio, Flavour, real_manager
 

@@ -13,11 +13,11 @@ from django_redlock import QuorumUnavailableError
 from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.rules import Rules
-from django_redlock.doctor import CHECKS, Finding
-from django_redlock.locks import LockManager
+from django_redlock.engine.manager import LockManager
+from django_redlock.inventory.doctor import CHECKS, Finding
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.examine import examine
+from django_redlock.nodes.redis.inspect import examine
 from django_redlock.testing import FaultProxy, Server, Servers, start_servers
 from tests.managers import Flavour
 

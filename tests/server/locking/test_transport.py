@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_redlock import QuorumUnavailableError
-from django_redlock.locks import LockManager
+from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Server, Servers, start_servers
 from tests.certificates import Certificates, tls_server

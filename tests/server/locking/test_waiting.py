@@ -14,14 +14,14 @@ from django_redlock import LockTakenError
 from django_redlock.core import acquisition
 from django_redlock.core.replies import Kind
 from django_redlock.core.round import Ballot
-from django_redlock.locks import Lock, LockManager, instant
+from django_redlock.engine.manager import Lock, LockManager, instant
+from django_redlock.engine.notifications import Waiters
 from django_redlock.nodes import Node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.database import DatabaseNode
-from django_redlock.nodes.hints import Waiters
-from django_redlock.nodes.ledger import TABLE, Ledger
+from django_redlock.nodes.database.node import DatabaseNode
+from django_redlock.nodes.database.table import TABLE, Ledger
 from django_redlock.nodes.memory import MemoryNode
-from django_redlock.nodes.redis import RedisNode
+from django_redlock.nodes.redis.node import RedisNode
 from django_redlock.testing import FaultProxy, Servers
 from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, held_by, real_manager
 

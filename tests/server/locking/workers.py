@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from django_redlock.core.rules import Rules
-from django_redlock.locks import LockManager
+from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 
 

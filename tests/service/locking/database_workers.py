@@ -21,7 +21,7 @@ def work(folder: Path, urls: list[str], options: dict[str, Any]) -> None:
     """Increment the counter under the lock until told to stop."""
     from django_redlock import LockTakenError, QuorumUnavailableError
     from django_redlock.core.rules import Rules
-    from django_redlock.locks import LockManager
+    from django_redlock.engine.manager import LockManager
     from django_redlock.nodes import NodeSpec, open_node
 
     manager = LockManager([open_node(NodeSpec(url), "t:") for url in urls], Rules(len(urls), **options))

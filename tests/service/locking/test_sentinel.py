@@ -12,8 +12,8 @@ from django.test import override_settings
 
 from django_redlock import QuorumUnavailableError
 from django_redlock.core.rules import Rules
-from django_redlock.doctor import diagnose
-from django_redlock.locks import LockManager
+from django_redlock.engine.manager import LockManager
+from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Servers, find_server, start_servers
 from django_redlock.testing.processes import spawn

@@ -13,7 +13,7 @@ from django.db import transaction
 from kombu.exceptions import EncodeError, OperationalError
 
 from django_redlock import LockTakenError, locks
-from django_redlock.celery import DuplicateTask, sending, singleton_task
+from django_redlock.celery import DuplicateTask, dispatch, singleton_task
 from django_redlock.celery.slots import HEADER, Ticket
 
 NAME = "task:shop.sync:shop_id=7"
@@ -379,7 +379,7 @@ def test_nodes_down_when_sending(make, worker, memory_nodes, caplog, monkeypatch
     """
     With the lock nodes down the message is sent without a token, and one warning is logged. C35
     """
-    monkeypatch.setattr(sending, "_unanswered", set())  # of other tests
+    monkeypatch.setattr(dispatch, "_unanswered", set())  # of other tests
     task = make()
     for node in memory_nodes:
         node.down = True

@@ -17,7 +17,7 @@ from django.core.management import CommandError, call_command
 from kombu.exceptions import SerializerNotInstalled
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
-from django_redlock.celery import DuplicateTask, override_singleton, running, sending, signals, singleton_task
+from django_redlock.celery import DuplicateTask, arrival, dispatch, override_singleton, signals, singleton_task
 from django_redlock.celery.explain import explain_call
 from django_redlock.celery.slots import HEADER, Ticket
 
@@ -180,7 +180,7 @@ def test_rerun_while_the_trailing_run_begins(make, worker, monkeypatch):
     task.delay(7, since="a")
     worker.run()
     other = threading.Thread(target=worker.run, args=(worker.take(),))
-    look = sending.peek
+    look = dispatch.peek
 
     def peek(using, name):
         found = look(using, name)
@@ -190,9 +190,9 @@ def test_rerun_while_the_trailing_run_begins(make, worker, monkeypatch):
             assert started.wait(30)
         return found
 
-    monkeypatch.setattr(sending, "peek", peek)
+    monkeypatch.setattr(dispatch, "peek", peek)
     calls.append(task.delay(7, since="c"))
-    monkeypatch.setattr(sending, "peek", look)
+    monkeypatch.setattr(dispatch, "peek", look)
     worker.run()
     go.set()
     other.join()
@@ -208,12 +208,12 @@ def test_rerun_while_the_trailing_message_is_put_back(make, worker, monkeypatch)
     A later call that takes the place of a message that is just put back ends that message, without an error. C96
     """
     seen, outcomes, ids = [], [], []
-    look = running.peek
+    look = arrival.peek
 
     def peek(using, name):
         found = look(using, name)
         if name.startswith("next:"):
-            monkeypatch.setattr(running, "peek", look)
+            monkeypatch.setattr(arrival, "peek", look)
             ids.append(task.delay(7, since="c").id)
         return found
 
@@ -222,7 +222,7 @@ def test_rerun_while_the_trailing_message_is_put_back(make, worker, monkeypatch)
         if len(seen) == 1:
             ids.append(task.delay(7, since="b").id)
             message = worker.take()
-            monkeypatch.setattr(running, "peek", peek)
+            monkeypatch.setattr(arrival, "peek", peek)
             outcomes.append(worker.run(message))
 
     task = make(body, on_duplicate="rerun")
@@ -691,7 +691,7 @@ def test_raise_in_beat_is_one_line(make, worker, app, caplog, monkeypatch):
     A beat schedule that meets its equal with ``on_duplicate="raise"`` logs one line per tick, and no traceback. C102
     """
     task = make(on_duplicate="raise")
-    monkeypatch.setattr(sending, "_beat", 0)
+    monkeypatch.setattr(dispatch, "_beat", 0)
     beat_init.send(sender=None)
     scheduler = Scheduler(app, lazy=True)
     entry = scheduler.Entry(name="often", task=task.name, args=(7,), schedule=schedule(1.0), app=app)

@@ -11,7 +11,7 @@ from django_redlock.core.owner import Owner, decode, encode, fingerprint, nonce_
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.round import Ballot, count
 from django_redlock.core.rules import Rules, majority
-from django_redlock.locks import LockManager, check_wait
+from django_redlock.engine.manager import LockManager, check_wait
 from django_redlock.nodes.memory import MemoryNode
 
 

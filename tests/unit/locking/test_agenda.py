@@ -2,8 +2,8 @@
 
 import math
 
-from django_redlock.presence import Presence, this_process
-from django_redlock.watchdog import Agenda
+from django_redlock.engine.heartbeat import Presence, this_process
+from django_redlock.engine.renewal import Agenda
 
 
 class Lease:

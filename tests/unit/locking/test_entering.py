@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_redlock import LockLostError, LockTakenError
-from django_redlock.locks import LockManager
+from django_redlock.engine.manager import LockManager
 from tests.managers import Flavour, Manager, held_by, holders
 
 

@@ -13,13 +13,13 @@ from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Acquire
 from django_redlock.core.round import Ballot
 from django_redlock.core.rules import Rules
-from django_redlock.locks import LockManager
-from django_redlock.nodes import courier
-from django_redlock.nodes.aio import AsyncGather
+from django_redlock.engine import redelivery
+from django_redlock.engine.manager import LockManager
+from django_redlock.engine.renewal import AsyncWatchdog, Watchdog
+from django_redlock.engine.rounds import Breaker, Breakers, Bundle, Gather
+from django_redlock.engine.rounds_async import AsyncGather
 from django_redlock.nodes.clock import steady
-from django_redlock.nodes.gather import Breaker, Breakers, Bundle, Gather
 from django_redlock.nodes.memory import AsyncMemoryLink, MemoryLink, MemoryNode
-from django_redlock.watchdog import AsyncWatchdog, Watchdog
 from tests.managers import Blocking, Flavour, Manager, eventually, renew_now, rules
 
 NAMES = ("a", "b", "c")
@@ -233,8 +233,8 @@ async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(
     memory: Manager, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ):
     """L38: a node that stays away is not called upon for ever, and no thread is left."""
-    monkeypatch.setattr(courier, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(courier, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(redelivery, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(redelivery, "LONGEST_PAUSE", 0.01)
     manager = memory(1, ttl=30.0)
     later = 0.0
     manager.courier._clock = lambda: steady() + later

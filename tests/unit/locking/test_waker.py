@@ -5,7 +5,7 @@ What wakes a thread that polls.
 import select
 import threading
 
-from django_redlock.nodes.waker import Waker
+from django_redlock.engine.wakeup import Waker
 
 
 def test_who_polls_is_woken():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from redis.connection import Connection
 
 from django_redlock.core.requests import Acquire, Request
-from django_redlock.nodes.wording import SCRIPTS, Wording, resp
+from django_redlock.nodes.redis.encode import SCRIPTS, Wording, resp
 
 CONNECTION = Connection()
 words = st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=12)

@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 from weakref import ref
 
-from .core.names import named
-from .watchdog import abandoned
+from ..core.names import named
+from .renewal import abandoned
 
 
 class _Thread(threading.local):
@@ -42,7 +42,7 @@ def this_task() -> object:
 
 
 class Held(Protocol):
-    """What is needed of a :class:`~django_redlock.leases.Lease`."""
+    """What is needed of a :class:`~django_redlock.engine.lease.Lease`."""
 
     def abandon(self) -> None:
         """Have it released in the background."""

@@ -16,11 +16,11 @@ from operator import itemgetter
 from typing import Any, Protocol
 from weakref import ref
 
-from .forks import process
-from .loops import PerLoop
-from .nodes.clock import steady
-from .nodes.green import real_lock
-from .nodes.threads import Background, Bell, Errands
+from ..nodes.clock import steady
+from ..nodes.gevent import real_lock
+from ..nodes.threads import Background, Bell, Errands
+from .per_loop import PerLoop
+from .process import process
 
 LINGER = 5.0  # seconds for which the thread waits for a next lease before it ends
 TICK = 1.0  # seconds between two looks at most, so that a new lease seldom has to wake the thread

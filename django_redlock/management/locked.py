@@ -12,12 +12,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import BaseCommand, CommandError
 from django.http import HttpRequest
 
-from .conf import DEFAULT_ALIAS
-from .exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
-from .handler import locks
-from .leases import Lease
-from .locks import Lock, check_wait
-from .view_keys import Call, Key, ViewKey
+from ..conf import DEFAULT_ALIAS
+from ..engine.lease import Lease
+from ..engine.manager import Lock, check_wait
+from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
+from ..handler import locks
+from ..web.keys import Call, Key, ViewKey
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

@@ -12,17 +12,17 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from .core.names import named, printable
-from .core.round import Ballot
-from .core.tenure import Tenure, release_outcome
-from .exceptions import LockLostError
-from .forks import process
-from .nodes.clock import steady
-from .nodes.threads import exiting, new_event
-from .watchdog import loop_watchdog, watchdog
+from ..core.hold import Tenure, release_outcome
+from ..core.names import named, printable
+from ..core.round import Ballot
+from ..exceptions import LockLostError
+from ..nodes.clock import steady
+from ..nodes.threads import exiting, new_event
+from .process import process
+from .renewal import loop_watchdog, watchdog
 
 if TYPE_CHECKING:
-    from .locks import LockManager
+    from .manager import LockManager
 
 LASTING = 86_400.0  # seconds for which a node is told of the end of a hold that nobody renews and that may last long
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from ..core.admission import Admission
 from ..core.replies import Kind, Reply
 from ..core.round import Ballot
-from .base import AsyncLink, LinkError, Node
-from .clock import Clock, steady
-from .gather import CONNECT_TIMEOUT, GRACE, MAX_IDLE, Breakers
+from ..nodes.base import AsyncLink, LinkError, Node
+from ..nodes.clock import Clock, steady
+from .rounds import CONNECT_TIMEOUT, GRACE, MAX_IDLE, Breakers
 
 log = logging.getLogger("django_redlock")
 

@@ -16,13 +16,13 @@ from typing import Any
 from redis import exceptions
 from redis.connection import AbstractConnection
 
-from ..core.replies import is_absurd
-from .answers import BROKEN, MALFORMED, describe, parse_age, parse_error, token, whole
-from .base import LinkError, Node
-from .exchange import exchange, unchanged
-from .redis import RedisNode
+from ...core.replies import is_absurd
+from ..base import LinkError, Node
+from .decode import BROKEN, MALFORMED, describe, parse_age, parse_error, token, whole
+from .encode import resp
+from .handshake import exchange, unchanged
+from .node import RedisNode
 from .sentinel import SentinelNode, parse_master
-from .wording import resp
 
 AT_ONCE = 100  # keys, about
 SAMPLES = 5  # round trips, of which the shortest counts

@@ -11,8 +11,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from ..core.parts import many, split
-from ..core.requests import ENROLMENT, FAR, Acquire, Extend, Raise, Release, Repair, Request, Survey
+from ...core.parts import many, split
+from ...core.requests import ENROLMENT, FAR, Acquire, Extend, Raise, Release, Repair, Request, Survey
 
 
 class Script:

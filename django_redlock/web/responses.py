@@ -16,7 +16,7 @@ from django.template.loader import render_to_string
 from django.utils.cache import patch_cache_control, patch_vary_headers
 from django.utils.translation import gettext_lazy, ngettext
 
-from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
+from ..exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
 
 Refused = LockTakenError | QuorumUnavailableError | StaleTokenError
 OnBusy = int | Callable[[HttpRequest, LockTakenError], Any]

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from .core.names import presence
-from .core.owner import NONCE_SIZE, Owner, encode
-from .core.replies import POSITIVE
-from .core.requests import Acquire
-from .core.round import Ballot, count
-from .nodes.clock import steady
+from ..core.names import presence
+from ..core.owner import NONCE_SIZE, Owner, encode
+from ..core.replies import POSITIVE
+from ..core.requests import Acquire
+from ..core.round import Ballot, count
+from ..nodes.clock import steady
 
 FIRST = 2.0  # seconds that a process holds a lock before it says so: those that are shorter cost nothing
 EVERY = 3.0  # seconds
@@ -34,7 +34,7 @@ _KEY = os.urandom(16)  # so that nobody else can say it
 
 
 class Manager(Protocol):
-    """What is needed of a :class:`~django_redlock.locks.LockManager`."""
+    """What is needed of a :class:`~django_redlock.engine.manager.LockManager`."""
 
     nodes: tuple[Any, ...]
     rules: Any

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from redis import exceptions
 
-from ..core.admission import Greeting
-from ..core.parts import many, merge, split
-from ..core.replies import ABSENT, ABSURD, Kind, Reply, Row
-from ..core.requests import HIGHEST, Acquire, Extend, Raise, Release, Repair, Request, Survey
-from .base import INCOMPLETE, LinkError
+from ...core.admission import Greeting
+from ...core.parts import many, merge, split
+from ...core.replies import ABSENT, ABSURD, Kind, Reply, Row
+from ...core.requests import HIGHEST, Acquire, Extend, Raise, Release, Repair, Request, Survey
+from ..base import INCOMPLETE, LinkError
 
 # redis-py drops the first word of an error that has a class of its own; which have one depends on its version.
 ERROR_CLASSES: tuple[tuple[type[Exception], str], ...] = (

@@ -24,14 +24,14 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection, parse_url
 from redis.retry import Retry
 
-from ..core.admission import Greeting
-from ..core.replies import Kind, Reply
-from ..core.requests import Request
-from .answers import BROKEN, Assembly, aged, check_subscription, describe, parse_age, parse_answer, parse_info
-from .base import INCOMPLETE, LinkError, NodeSpec, until_cancelled
-from .exchange import READ_SIZE, Parse, aexchange, exchange, some
+from ...core.admission import Greeting
+from ...core.replies import Kind, Reply
+from ...core.requests import Request
+from ..base import INCOMPLETE, LinkError, NodeSpec, until_cancelled
+from .decode import BROKEN, Assembly, aged, check_subscription, describe, parse_age, parse_answer, parse_info
+from .encode import Introductions, Wording
+from .handshake import READ_SIZE, Parse, aexchange, exchange, some
 from .resp import PARTIAL, Replies
-from .wording import Introductions, Wording
 
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
 
@@ -152,7 +152,7 @@ class RedisNode:
         return RedisLink(connection, self._wording, aged(greeting, age))
 
     def _open(self, connection: AbstractConnection, data: bytes, *parsers: Parse) -> tuple[list[Any], Replies]:
-        """Connect and send the first commands; see :func:`~django_redlock.nodes.exchange.exchange`."""
+        """Connect and send the first commands; see :func:`~django_redlock.nodes.redis.handshake.exchange`."""
         try:
             connection.connect()
             return exchange(connection, data, *parsers)

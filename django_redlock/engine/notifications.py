@@ -21,11 +21,11 @@ from socket import gethostname
 from typing import Generic, TypeVar
 
 from ..core.acquisition import Waiter
-from .base import HintLink, LinkError, Node
-from .clock import Clock, steady
-from .gather import CONNECT_TIMEOUT
-from .threads import new_event, start
-from .waker import Waker
+from ..nodes.base import HintLink, LinkError, Node
+from ..nodes.clock import Clock, steady
+from ..nodes.threads import new_event, start
+from .rounds import CONNECT_TIMEOUT
+from .wakeup import Waker
 
 LINGER = 10.0  # seconds without waiters after which the connections are not trusted any more
 HOST = gethostname().replace("|", "-").replace(" ", "-")

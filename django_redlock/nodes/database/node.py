@@ -24,14 +24,14 @@ from weakref import WeakSet
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from ..core.admission import Greeting
-from ..core.replies import Kind, Reply
-from ..core.requests import Request, Survey
-from .base import AsyncHintLink, HintLink, LinkError, NodeSpec, until_cancelled
-from .clock import steady
-from .engines import CLOCKS
-from .ledger import Ledger, UntouchedError
-from .threads import exiting, new_event, start
+from ...core.admission import Greeting
+from ...core.replies import Kind, Reply
+from ...core.requests import Request, Survey
+from ..base import AsyncHintLink, HintLink, LinkError, NodeSpec, until_cancelled
+from ..clock import steady
+from ..threads import exiting, new_event, start
+from .table import Ledger, UntouchedError
+from .vendors import CLOCKS
 
 AT_ONCE = 50  # requests that are decided and written together, at most
 UNUSED = 1.0  # seconds for which a connection waits for its first link

@@ -6,8 +6,8 @@ from typing import Any
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 
-from .checks import TAG
-from .models import Fence
+from ..checks import TAG
+from ..models import Fence
 
 FOUND_ROWS = 2  # the number of CLIENT_FOUND_ROWS in the protocol of MySQL
 MYSQL = "django.db.backends.mysql"

@@ -14,8 +14,8 @@ from celery import signals, states
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from django.utils.crypto import salted_hmac
 
+from ..engine.manager import fresh_nonce
 from ..exceptions import LockTakenError, QuorumUnavailableError
-from ..locks import fresh_nonce
 from .execution import Execution
 from .keys import canonical
 from .options import SingletonOptions

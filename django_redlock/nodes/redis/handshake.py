@@ -14,8 +14,8 @@ from redis.asyncio import connection as aioconnection
 from redis.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
-from .answers import BROKEN, describe
-from .base import LinkError
+from ..base import LinkError
+from .decode import BROKEN, describe
 from .resp import PARTIAL, Replies
 
 READ_SIZE = 16_384  # bytes that are read at a time

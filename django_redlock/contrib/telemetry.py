@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from . import signals
-from .exceptions import LockTakenError
+from .. import signals
+from ..exceptions import LockTakenError
 
 LONGEST = 100  # characters
 KINDS = frozenset({"task", "view", "model", "command", "row", "beat"})

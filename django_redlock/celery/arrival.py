@@ -12,14 +12,14 @@ from celery import states
 from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError, WorkerShutdown, WorkerTerminate
 
+from ..engine.lease import Lease
+from ..engine.manager import fresh_nonce
 from ..exceptions import LockTakenError, QuorumUnavailableError
-from ..leases import Lease
-from ..locks import fresh_nonce
 from ..nodes.clock import steady
+from .dispatch import Call, replaced_name
 from .execution import EXECUTION, Execution, begun_name, done_name, leave_queue, moved_on
 from .interrupt import SlotLostError
 from .options import SingletonOptions
-from .sending import Call, replaced_name
 from .signals import tell
 from .slots import (
     HEADER,

@@ -21,11 +21,11 @@ from ..core.admission import Admission
 from ..core.replies import Kind, Reply
 from ..core.requests import Request
 from ..core.round import Ballot
-from .base import INCOMPLETE, Link, LinkError, Node
-from .clock import Clock, steady
-from .green import Here, here, is_green
-from .threads import exiting, start
-from .waker import Waker
+from ..nodes.base import INCOMPLETE, Link, LinkError, Node
+from ..nodes.clock import Clock, steady
+from ..nodes.gevent import Here, here, is_green
+from ..nodes.threads import exiting, start
+from .wakeup import Waker
 
 IDLE = 1.0  # seconds after which a link may have been closed by its server, so that it is looked at before use
 MAX_IDLE = 60.0  # seconds after which a link is no longer used: firewalls forget connections without telling anybody

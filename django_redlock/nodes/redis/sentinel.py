@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 from redis.exceptions import RedisError
 
-from .answers import BROKEN, describe, parse_error
-from .base import LinkError, NodeSpec
-from .exchange import aexchange, exchange, unchanged
-from .redis import AsyncRedisLink, RedisLink, RedisNode
-from .wording import resp
+from ..base import LinkError, NodeSpec
+from .decode import BROKEN, describe, parse_error
+from .encode import resp
+from .handshake import aexchange, exchange, unchanged
+from .node import AsyncRedisLink, RedisLink, RedisNode
 
 SomeLink = TypeVar("SomeLink", RedisLink, AsyncRedisLink)
 

@@ -16,10 +16,10 @@ from contextlib import suppress
 
 from ..core.replies import Kind, Reply
 from ..core.requests import Request
-from .base import INCOMPLETE, Link, LinkError, Node
-from .clock import Clock, steady
-from .gather import CONNECT_TIMEOUT
-from .threads import Background, Bell
+from ..nodes.base import INCOMPLETE, Link, LinkError, Node
+from ..nodes.clock import Clock, steady
+from ..nodes.threads import Background, Bell
+from .rounds import CONNECT_TIMEOUT
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0  # seconds between two tries to reach a node
 MAX_PARCELS = 1000  # releases waiting for one node; more are left to their leases

@@ -14,16 +14,16 @@ from typing import NamedTuple
 from django.conf import settings
 from django.core.checks import ERROR
 
-from .checks import check_settings
-from .conf import DEFAULT_ALIAS
-from .core.admission import MAX_SKEW
-from .core.rules import Rules
-from .exceptions import RedlockError
-from .handler import locks
-from .inventory import absurd_tokens, held_locks, name_of, printable
-from .locks import LockManager
-from .nodes.base import Node
-from .nodes.examine import Examination, examine_all
+from ..checks import check_settings
+from ..conf import DEFAULT_ALIAS
+from ..core.admission import MAX_SKEW
+from ..core.rules import Rules
+from ..engine.manager import LockManager
+from ..exceptions import RedlockError
+from ..handler import locks
+from ..nodes.base import Node
+from ..nodes.redis.inspect import Examination, examine_all
+from . import absurd_tokens, held_locks, name_of, printable
 
 LEVELS = ("note", "warning", "error")
 OLDEST = {"redis_version": (6, 2), "valkey_version": (8, 0)}

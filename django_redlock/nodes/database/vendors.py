@@ -12,8 +12,8 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from ..core.admission import Greeting
-from .base import LinkError
+from ...core.admission import Greeting
+from ..base import LinkError
 
 Query = Callable[..., list[tuple[Any, ...]]]
 

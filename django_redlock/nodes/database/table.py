@@ -23,15 +23,15 @@ from typing import Any, NamedTuple
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
 
-from ..core.admission import Greeting
-from ..core.names import queue_of
-from ..core.node_state import NodeState
-from ..core.parts import merge, split
-from ..core.replies import Kind, Reply
-from ..core.requests import ENDLESS, HIGHEST, SHARED, Acquire, Extend, Raise, Release, Repair, Request, Survey
-from .base import LinkError
-from .clock import steady
-from .engines import BEGINS, CLOCKS, GREET, INSERTS, PREPARE, counts_together, own_connection, shut_down, word
+from ...core.admission import Greeting
+from ...core.names import queue_of
+from ...core.node_state import NodeState
+from ...core.parts import merge, split
+from ...core.replies import Kind, Reply
+from ...core.requests import ENDLESS, HIGHEST, SHARED, Acquire, Extend, Raise, Release, Repair, Request, Survey
+from ..base import LinkError
+from ..clock import steady
+from .vendors import BEGINS, CLOCKS, GREET, INSERTS, PREPARE, counts_together, own_connection, shut_down, word
 
 TABLE = "redlock_noderecord"
 PAUSE = 0.005  # seconds, at most, before what somebody else was faster with is tried again

@@ -19,30 +19,30 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 
-from .core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
-from .core.admission import Admission
-from .core.names import check_names, named, slug
-from .core.owner import Owner, decode
-from .core.replies import ANSWERS, Reply
-from .core.requests import Instant, Release, Survey
-from .core.round import Ballot
-from .core.rules import MIN_TTL, Rules, number, seconds
-from .core.tenure import BATCH, Tenure, batches, release_outcome, renewal
-from .decoration import Function, decorated
-from .entering import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
-from .exceptions import LockTakenError, QuorumUnavailableError
-from .forks import process
-from .leases import LASTING, AsyncLease, Lease, extended
-from .loops import PerLoop
-from .nodes import Node
-from .nodes.aio import AsyncGather
-from .nodes.clock import steady
-from .nodes.courier import Courier
-from .nodes.gather import Gather
-from .nodes.hints import AsyncHints, Hints
-from .nodes.threads import exiting
-from .presence import Presence, this_process
-from .watchdog import loop_watchdog, watchdog
+from ..core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Wanted, farewell
+from ..core.admission import Admission
+from ..core.hold import BATCH, Tenure, batches, release_outcome, renewal
+from ..core.names import check_names, named, slug
+from ..core.owner import Owner, decode
+from ..core.replies import ANSWERS, Reply
+from ..core.requests import Instant, Release, Survey
+from ..core.round import Ballot
+from ..core.rules import MIN_TTL, Rules, number, seconds
+from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..nodes import Node
+from ..nodes.clock import steady
+from ..nodes.threads import exiting
+from .decorator import Function, decorated
+from .heartbeat import Presence, this_process
+from .lease import LASTING, AsyncLease, Lease, extended
+from .notifications import AsyncHints, Hints
+from .per_loop import PerLoop
+from .process import process
+from .redelivery import Courier
+from .reentrancy import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
+from .renewal import loop_watchdog, watchdog
+from .rounds import Gather
+from .rounds_async import AsyncGather
 
 Notify = Callable[..., None]
 

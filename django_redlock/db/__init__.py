@@ -1,0 +1,1 @@
+"""What row locks and fences need behind their public modules (internal)."""

@@ -1,0 +1,1 @@
+"""A table of one of the databases of Django as a node (internal)."""

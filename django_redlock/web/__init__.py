@@ -1,0 +1,1 @@
+"""What locked views need behind their public modules (internal)."""
