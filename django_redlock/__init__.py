@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from .conf import InvalidRedlockError
 from .engine.lease import Lease
-from .engine.manager import Lock, LockManager
+from .engine.lock import Lock
+from .engine.manager import LockManager
 from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError, StaleTokenError
 from .handler import lock, locks
 

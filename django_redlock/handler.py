@@ -12,7 +12,8 @@ from django.core.signals import setting_changed
 
 from . import signals
 from .conf import DEFAULT_ALIAS, aliases, read_alias
-from .engine.manager import Lock, LockManager
+from .engine.lock import Lock
+from .engine.manager import LockManager
 
 
 class RedlockHandler:

@@ -26,7 +26,7 @@ from .core.names import slug
 from .db.targets import Instance, Instances, Related, Row, Rows, Target
 from .engine.contexts import Block
 from .engine.lease import Lease
-from .engine.manager import Lock
+from .engine.lock import Lock
 from .exceptions import LockLostError, LockTakenError
 from .fencing import fenced, in_transaction, own_thread
 from .handler import locks

@@ -21,7 +21,8 @@ from django.utils.decorators import method_decorator
 
 from .conf import DEFAULT_ALIAS
 from .engine.lease import Lease
-from .engine.manager import Lock, check_wait
+from .engine.lock import Lock
+from .engine.manager import check_wait
 from .exceptions import LockTakenError, QuorumUnavailableError
 from .fencing import in_transaction
 from .handler import locks

@@ -15,7 +15,8 @@ from django.db import connections
 
 from django_redlock.core.rules import Rules
 from django_redlock.engine.lease import AsyncLease, Lease
-from django_redlock.engine.manager import Lock, LockManager
+from django_redlock.engine.lock import Lock
+from django_redlock.engine.manager import LockManager
 from django_redlock.engine.per_loop import PerLoop
 from django_redlock.engine.renewal import AsyncWatchdog, loop_watchdog, watchdog
 from django_redlock.nodes import NodeSpec, open_node

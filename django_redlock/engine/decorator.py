@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Locked(AbstractContextManager[Any], AbstractAsyncContextManager[Any], Protocol):
-    """What is needed of a :class:`~django_redlock.engine.manager.Lock`."""
+    """What is needed of a :class:`~django_redlock.engine.lock.Lock`."""
 
     @property
     def name(self) -> str:

@@ -14,7 +14,8 @@ from django.http import HttpRequest
 
 from ..conf import DEFAULT_ALIAS
 from ..engine.lease import Lease
-from ..engine.manager import Lock, check_wait
+from ..engine.lock import Lock
+from ..engine.manager import check_wait
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from ..web.keys import Call, Key, ViewKey

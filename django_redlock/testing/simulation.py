@@ -38,7 +38,8 @@ from ..core.requests import Request, Survey
 from ..core.rules import Rules
 from ..engine.heartbeat import Presence
 from ..engine.lease import Lease
-from ..engine.manager import Lock, LockManager, LoopSide
+from ..engine.lock import Lock
+from ..engine.manager import LockManager, LoopSide
 from ..engine.notifications import Waiters
 from ..engine.per_loop import PerLoop
 from ..engine.renewal import Agenda, AsyncWatchdog, Tended, by_keeper

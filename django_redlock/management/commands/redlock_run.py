@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...conf import DEFAULT_ALIAS, InvalidRedlockError
 from ...engine.lease import Lease
-from ...engine.manager import Lock
+from ...engine.lock import Lock
 from ...handler import locks
 from .. import locked
 from ..process_group import Child, signals_passed_on

@@ -15,7 +15,8 @@ from django_redlock.core.acquisition import Granted
 from django_redlock.core.replies import Kind
 from django_redlock.engine import redelivery, rounds, rounds_async
 from django_redlock.engine.lease import Lease
-from django_redlock.engine.manager import Lock, LockManager, instant
+from django_redlock.engine.lock import Lock
+from django_redlock.engine.manager import LockManager, instant
 from django_redlock.engine.rounds import CONNECT_TIMEOUT
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError

@@ -14,7 +14,8 @@ from django_redlock import LockTakenError
 from django_redlock.core import acquisition
 from django_redlock.core.replies import Kind
 from django_redlock.core.round import Ballot
-from django_redlock.engine.manager import Lock, LockManager, instant
+from django_redlock.engine.lock import Lock
+from django_redlock.engine.manager import LockManager, instant
 from django_redlock.engine.notifications import Waiters
 from django_redlock.nodes import Node
 from django_redlock.nodes.base import LinkError
