@@ -18,7 +18,6 @@ from django.db import connections
 
 from .conf import EXAMPLE, REDIS_CACHES, AliasConfig, InvalidRedlockError, aliases, caches_of, databases_of, read_alias
 from .core.admission import Admission
-from .core.replies import Kind, Reply
 from .nodes import NodeSpec, open_node
 from .nodes.base import LinkError
 
@@ -86,7 +85,7 @@ def _without_vote(config: AliasConfig) -> Iterator[CheckMessage]:
         try:
             link = config.nodes[place].connect(PATIENCE)
         except LinkError as error:
-            return error.detail if Reply(Kind.FAILED, detail=error.detail).misconfigured else ""
+            return error.detail if error.failure.lasting else ""
         link.close()
         admission.greet(place, link.greeting)
         return admission.exclusion(place)

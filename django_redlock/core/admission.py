@@ -113,20 +113,25 @@ class Admission:
                 self._look_at_clock(node, reply.time / 1e6, sent, now)
         if reply.kind not in POSITIVE or not (node in self._quarantined or self._excluded.get(node)):
             return reply
-        why = self.objection(node, sent)  # what it said in quarantine does not count because it is read later
-        if why:
-            lasting = why == self._excluded.get(node)
-            return no_vote(reply, why, Kind.EXCLUDED if lasting else Kind.NO_VOTE)
+        # What it said in quarantine does not count because it is read later.
+        if why := self._quarantine_left(node, sent):
+            return no_vote(reply, why)
+        if why := self._excluded.get(node, ""):
+            return no_vote(reply, why, Kind.EXCLUDED)
         return reply
 
     def objection(self, node: int, when: float | None = None) -> str:
         """Return why a node may not vote, now or at another time; nothing if it may."""
+        return self._quarantine_left(node, when) or self._excluded.get(node, "")
+
+    def _quarantine_left(self, node: int, when: float | None = None) -> str:
+        """Return why a node may not vote for a while, and for how long; nothing if it is not so."""
         until, what, option = self._quarantined.get(node, NEVER)
         now = self._clock()
         if until > (now if when is None else when):
             left = max(0.0, until - now)
             return f"{what}, votes again in {left:.0f} s (OPTIONS['{option}'])"
-        return self._excluded.get(node, "")
+        return ""
 
     def exclusion(self, node: int) -> str:
         """Return why a node never votes as it is set up; nothing if it may."""

@@ -3,10 +3,8 @@
 from enum import Enum
 from typing import NamedTuple
 
+from .failure import Failure
 from .requests import FAR, HIGHEST
-
-ABSURD = "has an absurd fencing token for this lock (redlock_clear repairs it)"
-"""Why a node may not vote on a name: its next token could not be higher."""
 
 
 class Kind(Enum):
@@ -42,16 +40,6 @@ ANSWERS = frozenset(
     {Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.QUEUED, Kind.HELD, Kind.MIXED, Kind.REFUSED, Kind.RELEASED, Kind.GONE}
 )
 """Replies of a node that knows; the others are silence."""
-
-
-MISCONFIGURED = (
-    *("NOPERM", "NOAUTH", "WRONGPASS", "has no password", "no such database", "READONLY", "MASTERDOWN"),
-    *("CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK", "runs in", "is a replica", "is unknown"),
-    *("lacks its table", "is in memory", "is unknown to DATABASES", "cannot be used"),
-    "has an absurd fencing token",
-    *("certificate refused", "has a certificate for another host", "wants a client certificate"),
-)
-"""How the details begin that stay the same until the server or the settings are changed."""
 
 
 LEAVING_TRACES = frozenset(Kind) - {Kind.BUSY, Kind.QUEUED, Kind.CANCELLED, Kind.REFUSED, Kind.REVOKED, Kind.FAILED}
@@ -95,12 +83,14 @@ class Reply(NamedTuple):
         fence: Highest token that the node accepted for these names.
         time: The node's clock, in microseconds since the epoch.
         left: Seconds until the present hold ends there; None when it has no expiry.
-        detail: Why there is no vote, who holds the lock, or why a node that lists its locks would take none.
+        detail: Why there is no vote, who holds the lock, or why a node that lists its locks would take none; a text for
+            people.
         place: The waiter's place in the queue, 0 for the first; -1 for none.
         terms: What became of each lease of an extension, and its fence.
         rows: The locks of a survey.
         total: How many names the node's index has.
         cursor: Where the next page of the index begins, for ``Survey.after``; empty behind the last.
+        failure: Why there is no vote, for decisions; None if there is one, or if the node may not vote.
     """
 
     kind: Kind
@@ -113,6 +103,7 @@ class Reply(NamedTuple):
     rows: tuple[Row, ...] = ()
     total: int = 0
     cursor: str = ""
+    failure: Failure | None = None
 
     def __str__(self) -> str:
         silent = self.kind in (Kind.NO_VOTE, Kind.EXCLUDED, Kind.FAILED, Kind.UNKNOWN)
@@ -121,8 +112,12 @@ class Reply(NamedTuple):
     @property
     def misconfigured(self) -> bool:
         """Whether there will be no vote until the server or the settings are changed, however long one waits."""
-        failed = self.kind in (Kind.FAILED, Kind.UNKNOWN)
-        return self.kind is Kind.EXCLUDED or (failed and self.detail.startswith(MISCONFIGURED))
+        return self.kind is Kind.EXCLUDED or (self.failure is not None and self.failure.lasting)
+
+
+def failed(failure: Failure, kind: Kind = Kind.FAILED, detail: str = "") -> Reply:
+    """Return the reply of a node that did not carry out a request, or may not have."""
+    return Reply(kind, detail=detail or failure.value, failure=failure)
 
 
 def is_absurd(fence: int, time: int) -> bool:
@@ -140,7 +135,7 @@ def believable(reply: Reply) -> Reply:
     if not is_absurd(reply.fence, reply.time):
         return reply
     if reply.kind in (Kind.ACCEPTED, Kind.GRANTED):
-        return no_vote(reply._replace(fence=0), ABSURD, Kind.EXCLUDED)
+        return no_vote(reply._replace(fence=0), Failure.ABSURD_TOKEN.value, Kind.EXCLUDED)
     terms = tuple(
         (Kind.NO_VOTE if kind is Kind.REFUSED else kind, 0) if is_absurd(fence, reply.time) else (kind, fence)
         for kind, fence in reply.terms

@@ -21,6 +21,7 @@ from socket import gethostname
 from typing import Generic, TypeVar
 
 from ..core.acquisition import Waiter
+from ..core.failure import Failure
 from ..nodes.base import HintLink, LinkError, Node
 from ..nodes.clock import Clock, steady
 from ..nodes.threads import new_event, start
@@ -262,7 +263,7 @@ class Listener:
                 else:
                     start(partial(self._connect, node), "django_redlock connect")
             except RuntimeError:  # there are too many threads; who waits asks again by itself
-                self._arrived.append((node, LinkError("unreachable")))
+                self._arrived.append((node, LinkError(Failure.UNREACHABLE)))
             except BaseException:  # if the thread has started, a second one will do no harm
                 self._connecting.discard(node)
                 raise
@@ -277,7 +278,7 @@ class Listener:
             link = error
         except Exception:  # whatever it was, the node must not stay "connecting" for ever
             log.exception("listening to %s failed", self._nodes[node].name)
-            link = LinkError("unreachable")
+            link = LinkError(Failure.UNREACHABLE)
         self._arrived.append((node, link))
         self._waker.ring()
         if self._closed:

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from ..core.replies import Kind, Reply
+from ..core.failure import Failure
+from ..core.replies import Kind, Reply, failed
 from ..core.requests import Request
 from ..nodes.base import INCOMPLETE, Link, LinkError, Node
 from ..nodes.clock import Clock, steady
@@ -143,6 +144,6 @@ class Courier:
         while not link.readable():
             left = until - self._clock()
             if fd < 0 or left <= 0:
-                raise LinkError("timeout")
+                raise LinkError(Failure.TIMEOUT)
             poll.poll(left * 1000)
-        return link.receive(request) or Reply(Kind.FAILED, detail="NOSCRIPT")
+        return link.receive(request) or failed(Failure.NOSCRIPT)

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..core.admission import Admission
-from ..core.replies import Kind, Reply
+from ..core.failure import Failure
+from ..core.replies import Kind, failed
 from ..core.requests import Request
 from ..core.round import Ballot
 from ..nodes.base import INCOMPLETE, Link, LinkError, Node
@@ -145,7 +146,7 @@ class Seat:
         """
         link, owing = self.link, self.owed
         if not owing and link.readable():
-            raise LinkError("closed")
+            raise LinkError(Failure.CLOSED)
         while owing and link.readable():
             request, ballot, sent = owing[0]
             reply = link.receive(request)
@@ -158,13 +159,13 @@ class Seat:
                 owing.append(Owed(request, ballot, sent))
                 link.send(request, {}, in_full=True)
             else:
-                ballot.receive(self.node, Reply(Kind.FAILED, detail="NOSCRIPT"))
+                ballot.receive(self.node, failed(Failure.NOSCRIPT))
 
-    def fail(self, detail: str) -> None:
+    def fail(self, error: LinkError) -> None:
         """Close the link and tell every round that waits on it."""
         self.link.close()
         while self.owed:
-            self.owed.popleft().ballot.receive(self.node, Reply(Kind.UNKNOWN, detail=detail))
+            self.owed.popleft().ballot.receive(self.node, error.reply(Kind.UNKNOWN))
 
 
 class Bundle:
@@ -233,7 +234,7 @@ class Bundle:
         """Drop all links without reading what they owe."""
         self.closed = True
         for seat in list(self.seats.values()):
-            seat.fail("closed")
+            seat.fail(LinkError(Failure.CLOSED))
             self.seats.pop(seat.node, None)
         with suppress(IndexError):
             while True:
@@ -350,7 +351,7 @@ class Gather:
             self._hear_out(bundle, ballot, packed)
         for node in bundle.connecting:
             if node in ballot.requests and node not in ballot.replies:
-                ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))  # it will not be sent there any more
+                ballot.receive(node, failed(Failure.NOT_CONNECTED))  # it will not be sent there any more
 
     def _settle(self, bundle: Bundle, look: bool) -> None:
         """Bring a bundle up to date: links that have arrived, links that servers closed while nobody used them."""
@@ -371,12 +372,12 @@ class Gather:
         if not seat:
             return False
         if len(seat.owed) >= MAX_OWED and not ballot.farewell:
-            ballot.receive(node, Reply(Kind.FAILED, detail="backlog"))
+            ballot.receive(node, failed(Failure.BACKLOG))
             return True
         try:
             seat.send(ballot, packed, now)
         except LinkError as error:
-            self._unseat(bundle, seat, error.detail)
+            self._unseat(bundle, seat, error)
             self.breakers[node].failed(now, error.detail)
         else:
             if seat.fd < 0:
@@ -389,8 +390,9 @@ class Gather:
             return None
         if ballot.farewell or not seat.owed or now <= seat.owed[0].overdue:
             return seat
-        self._unseat(bundle, seat, "timeout")
-        self.breakers[seat.node].failed(now, "timeout")
+        silent = LinkError(Failure.TIMEOUT)
+        self._unseat(bundle, seat, silent)
+        self.breakers[seat.node].failed(now, silent.detail)
         return None
 
     def _see_to(self, bundle: Bundle, ballot: Ballot, nodes: list[int], now: float) -> None:
@@ -399,22 +401,22 @@ class Gather:
         timeout = max(ballot.timeout, CONNECT_TIMEOUT)
         for node in nodes:
             if node in resting:
-                ballot.receive(node, Reply(Kind.FAILED, detail="failed lately"))
+                ballot.receive(node, failed(Failure.FAILED_LATELY))
             elif not ballot.timeout:
-                ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))
+                ballot.receive(node, failed(Failure.NOT_CONNECTED))
             elif node in bundle.connecting:
                 continue
             elif until := self.breakers[node].admits(now, timeout):
                 self._connect(bundle, node, timeout, until)
             else:
-                ballot.receive(node, Reply(Kind.FAILED, detail="failed lately"))
+                ballot.receive(node, failed(Failure.FAILED_LATELY))
 
     def _catch_up(self, bundle: Bundle, seat: Seat) -> bool:
         """Read what has come; returns whether the link still works."""
         try:
             seat.read()
         except LinkError as error:
-            self._unseat(bundle, seat, error.detail)
+            self._unseat(bundle, seat, error)
             return False
         return True
 
@@ -423,7 +425,7 @@ class Gather:
         try:
             seat.read()
         except LinkError as error:
-            self._unseat(bundle, seat, error.detail)
+            self._unseat(bundle, seat, error)
             self.breakers[seat.node].failed(self._clock(), error.detail)
         else:
             self.breakers[seat.node].answered()
@@ -477,26 +479,26 @@ class Gather:
     def _welcome(self, bundle: Bundle, ballot: Ballot, packed: dict[int, bytes]) -> None:
         """Send the round's request over the links that have just arrived."""
         now = self._clock()
-        for node, detail in self._seat_arrivals(bundle):
+        for node, error in self._seat_arrivals(bundle):
             if node not in ballot.requests or node in ballot.replies:
                 continue
-            if detail:
-                ballot.receive(node, Reply(Kind.FAILED, detail=detail))
+            if error:
+                ballot.receive(node, error.reply())
             else:
                 self._send(bundle, ballot, node, packed, now)
 
-    def _seat_arrivals(self, bundle: Bundle) -> list[tuple[int, str]]:
+    def _seat_arrivals(self, bundle: Bundle) -> list[tuple[int, LinkError | None]]:
         """Give arrived links their seats; returns the nodes and, for those without a link, why."""
-        seen = []
+        seen: list[tuple[int, LinkError | None]] = []
         while bundle.arrived:
             node, link = bundle.arrived.popleft()
             bundle.connecting.discard(node)
             if isinstance(link, LinkError):
-                seen.append((node, link.detail))
+                seen.append((node, link))
             else:
                 self.admission.greet(node, link.greeting)
                 bundle.seat(Seat(node, link, self.admission))
-                seen.append((node, ""))
+                seen.append((node, None))
         return seen
 
     def _connect(self, bundle: Bundle, node: int, timeout: float, until: float) -> None:
@@ -519,7 +521,7 @@ class Gather:
             link = error
         except Exception:  # whatever it was, the node must not stay "connecting" for ever
             log.exception("connecting to %s failed", self._nodes[node].name)
-            link = LinkError("unreachable")
+            link = LinkError(Failure.UNREACHABLE)
         self.breakers[node].was_tried(until)
         if isinstance(link, LinkError):
             # Noted now: the bundle may not be used again for long, and the node has then been left alone long enough.
@@ -531,9 +533,9 @@ class Gather:
         now = self._clock()
         for node in list(ballot.requests.keys() - ballot.replies.keys()):
             sent = node in bundle.seats
-            self.breakers[node].failed(now, "timeout")
-            ballot.receive(node, Reply(Kind.UNKNOWN if sent else Kind.FAILED, detail="timeout"))
+            self.breakers[node].failed(now, Failure.TIMEOUT.value)
+            ballot.receive(node, failed(Failure.TIMEOUT, Kind.UNKNOWN if sent else Kind.FAILED))
 
-    def _unseat(self, bundle: Bundle, seat: Seat, detail: str) -> None:
+    def _unseat(self, bundle: Bundle, seat: Seat, error: LinkError) -> None:
         bundle.unseat(seat)
-        seat.fail(detail)
+        seat.fail(error)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..core.admission import Admission
-from ..core.replies import Kind, Reply
+from ..core.failure import Failure
+from ..core.replies import Kind, Reply, failed
 from ..core.round import Ballot
 from ..nodes.base import AsyncLink, LinkError, Node
 from ..nodes.clock import Clock, steady
@@ -48,7 +49,7 @@ class AsyncGather:
         self._breakers = breakers
         self._clock = clock
         self._lines: dict[int, Line] = {}
-        self._connecting: dict[int, asyncio.Task[str]] = {}
+        self._connecting: dict[int, asyncio.Task[LinkError | None]] = {}
 
     async def ask(self, ballot: Ballot) -> None:
         """Carry out one round: send, and wait until it is decided, everyone replied, or its time is over."""
@@ -68,7 +69,7 @@ class AsyncGather:
             poll.over = True
             ballot.close()
             for node in self._connecting.keys() & (poll.missing() - poll.sent):
-                ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))  # it will not be sent there any more
+                ballot.receive(node, failed(Failure.NOT_CONNECTED))  # it will not be sent there any more
 
     def send(self, ballot: Ballot) -> None:
         """Send a round whose replies nobody waits for; never blocks, so that it works during cancellation."""
@@ -111,7 +112,7 @@ class AsyncGather:
         for node in poll.missing():
             self._breakers[node].failed(now, "timeout")
             sent = node in poll.sent
-            poll.tell(node, Reply(Kind.UNKNOWN if sent else Kind.FAILED, detail="timeout"))
+            poll.tell(node, failed(Failure.TIMEOUT, Kind.UNKNOWN if sent else Kind.FAILED))
 
     def _send_all(self, poll: "Poll") -> None:
         ballot, now = poll.ballot, self._clock()
@@ -121,9 +122,9 @@ class AsyncGather:
             if line:
                 self._send(node, line, poll, now)
             elif node in resting:
-                poll.tell(node, Reply(Kind.FAILED, detail="failed lately"))
+                poll.tell(node, failed(Failure.FAILED_LATELY))
             elif not ballot.timeout:
-                poll.tell(node, Reply(Kind.FAILED, detail="not connected"))
+                poll.tell(node, failed(Failure.NOT_CONNECTED))
             else:
                 self._connect(node, poll)
 
@@ -164,7 +165,7 @@ class AsyncGather:
             line.link.send(poll.ballot.requests[node], poll.packed, on_reply, in_full=poll.ballot.in_full)
         except LinkError as error:
             line.owed -= 1
-            poll.tell(node, Reply(Kind.FAILED, detail=error.detail))
+            poll.tell(node, error.reply())
 
     def _connect(self, node: int, poll: "Poll") -> None:
         task = self._connecting.get(node)
@@ -174,30 +175,31 @@ class AsyncGather:
             # By a callback, so that a round which sees no link on its way has been told of all that have come.
             task.add_done_callback(lambda _: self._connecting.pop(node, None))
 
-        def connected(task: asyncio.Task[str]) -> None:
+        def connected(task: "asyncio.Task[LinkError | None]") -> None:
             if poll.over or node in poll.ballot.replies:
                 return
             if node in self._lines:
                 self._send(node, self._lines[node], poll, self._clock())
             else:
-                poll.tell(node, Reply(Kind.FAILED, detail="closed" if task.cancelled() else task.result()))
+                error = None if task.cancelled() else task.result()
+                poll.tell(node, (error or LinkError(Failure.CLOSED)).reply())
 
         task.add_done_callback(connected)
 
-    async def _open(self, node: int, timeout: float) -> str:
-        """Connect to a node; returns why that failed, or nothing."""
+    async def _open(self, node: int, timeout: float) -> LinkError | None:
+        """Connect to a node; returns why that failed, or None."""
         try:
             link = await self._nodes[node].aconnect(max(timeout, CONNECT_TIMEOUT))
             self._admission.greet(node, link.greeting)
             self._lines[node] = Line(link, silent_since=self._clock())
-            return ""
+            return None
         except LinkError as error:
             self._breakers[node].failed(self._clock(), error.detail)
-            return error.detail
+            return error
         except Exception:  # whatever it was, the round must be told
             log.exception("connecting to %s failed", self._nodes[node].name)
-            self._breakers[node].failed(self._clock(), "unreachable")
-            return "unreachable"
+            self._breakers[node].failed(self._clock(), Failure.UNREACHABLE.value)
+            return LinkError(Failure.UNREACHABLE)
 
 
 @dataclass(eq=False, slots=True)

@@ -17,6 +17,7 @@ from django.core.checks import ERROR
 from ..checks import check_settings
 from ..conf import DEFAULT_ALIAS
 from ..core.admission import MAX_SKEW
+from ..core.failure import Failure
 from ..core.rules import Rules
 from ..engine.manager import LockManager
 from ..exceptions import RedlockError
@@ -114,33 +115,34 @@ def _settings(alias: str) -> Iterator[Finding]:
 def _unreachable(node: Examination, rules: Rules) -> Iterator[Finding]:
     if node.detail:
         why = f"It cannot be reached ({node.detail}): it gives no vote, and one more that fails may stop all locks."
-        remedy = next((text for word, text in REMEDIES.items() if node.detail.startswith(word)), OTHERWISE)
+        remedy = REMEDIES.get(node.failure, OTHERWISE) if node.failure else OTHERWISE
         yield Finding("unreachable", "warning", node.name, why, remedy)
 
 
 OTHERWISE = "See that the address in NODES is that of the server, and what its log says."
 REMEDIES = {
-    "refused": "Start the server; see that its port and `bind` are those of NODES, and that no firewall is between.",
-    "timeout": "See whether the host is up, whether a firewall drops packets, and what `redis-cli --latency` and "
+    Failure.REFUSED: "Start the server; see that its port and `bind` are those of NODES, and that no "
+    "firewall is between.",
+    Failure.TIMEOUT: "See whether the host is up, whether a firewall drops packets, and what `redis-cli --latency` and "
     "`SLOWLOG GET` say: something may block the server.",
-    "unknown host": "Correct the host's name in NODES, or in your DNS.",
-    "NOAUTH": "Put the password into the URL or the node's OPTIONS.",
-    "WRONGPASS": "Correct the user and the password in the URL or the node's OPTIONS.",
-    "has no password": "Take the password out of the URL, or set `requirepass` on the server.",
-    "NOPERM": "Give the user the rights that the documentation lists under Security.",
-    "certificate refused, certificate has expired": "Renew the server's certificate.",
-    "certificate": "Put the authority's certificate into the node's OPTIONS as 'ssl_ca_certs'; "
+    Failure.UNKNOWN_HOST: "Correct the host's name in NODES, or in your DNS.",
+    Failure.NOAUTH: "Put the password into the URL or the node's OPTIONS.",
+    Failure.WRONGPASS: "Correct the user and the password in the URL or the node's OPTIONS.",
+    Failure.NO_PASSWORD: "Take the password out of the URL, or set `requirepass` on the server.",
+    Failure.NOPERM: "Give the user the rights that the documentation lists under Security.",
+    Failure.CERTIFICATE_EXPIRED: "Renew the server's certificate.",
+    Failure.CERTIFICATE_REFUSED: "Put the authority's certificate into the node's OPTIONS as 'ssl_ca_certs'; "
     "if it is there, see the reason, and this machine's clock.",
-    "has a certificate": "Use the name in the certificate as the host in NODES.",
-    "wants a client": "Put 'ssl_certfile' and 'ssl_keyfile' into the node's OPTIONS.",
-    "TLS failed": "See that the server speaks TLS on this port, or write redis:// instead of rediss://.",
-    "LOADING": "Wait: it loads its data.",
-    "max clients": "Raise `maxclients`, or look for what keeps so many connections open (`CLIENT LIST`).",
-    "no such database": "Use a database number that the server has (`databases`).",
-    "lacks its table": "Run the command that it names; a router of DATABASE_ROUTERS may have kept the table out.",
-    "is in memory": "Use a file or a server: no other process finds what is in this one's memory.",
-    "sentinel": "See that the sentinels run and know the service: `redis-cli -p 26379 SENTINEL MASTER name`.",
-    "no such file": "See that the socket's path in NODES is that of `unixsocket`.",
+    Failure.WRONG_CERTIFICATE: "Use the name in the certificate as the host in NODES.",
+    Failure.NO_CLIENT_CERTIFICATE: "Put 'ssl_certfile' and 'ssl_keyfile' into the node's OPTIONS.",
+    Failure.TLS_FAILED: "See that the server speaks TLS on this port, or write redis:// instead of rediss://.",
+    Failure.LOADING: "Wait: it loads its data.",
+    Failure.MAX_CLIENTS: "Raise `maxclients`, or look for what keeps so many connections open (`CLIENT LIST`).",
+    Failure.NO_SUCH_DATABASE: "Use a database number that the server has (`databases`).",
+    Failure.NO_TABLE: "Run the command that it names; a router of DATABASE_ROUTERS may have kept the table out.",
+    Failure.IN_MEMORY: "Use a file or a server: no other process finds what is in this one's memory.",
+    Failure.SENTINEL: "See that the sentinels run and know the service: `redis-cli -p 26379 SENTINEL MASTER name`.",
+    Failure.NO_SUCH_FILE: "See that the socket's path in NODES is that of `unixsocket`.",
 }
 
 

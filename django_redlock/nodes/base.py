@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..core.admission import Greeting
-from ..core.replies import Kind, Reply
+from ..core.failure import Failure
+from ..core.replies import Kind, Reply, failed
 from ..core.requests import Request
 
-INCOMPLETE = Reply(Kind.UNKNOWN, detail="incomplete")
+INCOMPLETE = failed(Failure.INCOMPLETE, Kind.UNKNOWN)
 """Stands for a reply of which a part is still to come."""
 
 
@@ -20,12 +21,21 @@ class LinkError(Exception):
     A node could not be reached or a link to it broke.
 
     Args:
-        detail: One or two words for people, without address or credentials, such as ``refused``.
+        failure: Why.
+        detail: A few words for people, without address or credentials; if empty, those of the failure.
     """
 
-    def __init__(self, detail: str) -> None:
-        super().__init__(detail)
-        self.detail = detail
+    def __init__(self, failure: Failure, detail: str = "") -> None:
+        super().__init__(failure, detail)
+        self.failure = failure
+        self.detail = detail or failure.value
+
+    def __str__(self) -> str:
+        return self.detail
+
+    def reply(self, kind: Kind = Kind.FAILED) -> Reply:
+        """Return what stands for the reply of the node."""
+        return failed(self.failure, kind, self.detail)
 
 
 @dataclass(frozen=True, slots=True)

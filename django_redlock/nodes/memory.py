@@ -11,6 +11,7 @@ from threading import Lock
 from urllib.parse import urlsplit
 
 from ..core.admission import Greeting
+from ..core.failure import Failure
 from ..core.node_state import NodeState
 from ..core.replies import Reply
 from ..core.requests import Request
@@ -43,7 +44,7 @@ class MemoryNode:
     def connect(self, timeout: float) -> "MemoryLink":
         """Open a link, at once."""
         if self.down:
-            raise LinkError("refused")
+            raise LinkError(Failure.REFUSED)
         return MemoryLink(self)
 
     async def aconnect(self, timeout: float) -> "AsyncMemoryLink":
@@ -53,7 +54,7 @@ class MemoryNode:
     def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "MemoryHintLink":
         """Have a process told of its turn, at once."""
         if self.down:
-            raise LinkError("refused")
+            raise LinkError(Failure.REFUSED)
         return MemoryHintLink(self.store, process, on_hint)
 
     async def alisten(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "AsyncMemoryHintLink":
@@ -63,7 +64,7 @@ class MemoryNode:
     def execute(self, request: Request) -> Reply | None:
         """Carry out a request; None is a reply that never comes."""
         if self.down:
-            raise LinkError("reset")
+            raise LinkError(Failure.RESET)
         if self.deaf:
             return None
         reply = self.store.execute(request)
@@ -93,7 +94,7 @@ class MemoryLink:
 
     def receive(self, request: Request) -> Reply | None:
         if self._node.down:
-            raise LinkError("reset")
+            raise LinkError(Failure.RESET)
         return self._replies.pop(0)
 
     def close(self) -> None:

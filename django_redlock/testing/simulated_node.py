@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from ..core.admission import Greeting
+from ..core.failure import Failure
 from ..core.node_state import NodeState
 from ..core.replies import Reply
 from ..core.requests import Request
@@ -64,7 +65,7 @@ class SimulatedNode(MemoryNode):
     def connect(self, timeout: float) -> "SimulatedLink":
         """Open a link, at once."""
         if self.down:
-            raise LinkError("refused")
+            raise LinkError(Failure.REFUSED)
         self.greeting = Greeting(run_id=f"{self.name}/{self.boot}", age=self._clock() - self._since)
         return SimulatedLink(self)
 
@@ -98,4 +99,4 @@ class SimulatedLink(MemoryLink):
 
     def _check(self) -> None:
         if self._boot != self._to.boot:
-            raise LinkError("reset")
+            raise LinkError(Failure.RESET)

@@ -22,6 +22,7 @@ from django.test import override_settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from django_redlock.core.failure import Failure
 from django_redlock.inventory import doctor
 from django_redlock.inventory.doctor import Finding, diagnose
 from django_redlock.nodes.redis import inspect
@@ -133,7 +134,7 @@ def test_unreachable(nodes, three, hasty, break_it, detail):
 
     assert ids(findings) == {"unreachable": "warning"}
     assert f"({detail})" in findings[0].text
-    assert findings[0].remedy == doctor.REMEDIES[detail]
+    assert findings[0].remedy == doctor.REMEDIES[Failure(detail)]
 
 
 def test_unreachable_for_other_reasons(three, tmp_path, hasty):
@@ -163,12 +164,12 @@ def test_unreachable_for_other_reasons(three, tmp_path, hasty):
     assert "sesame" not in str(said.values())
 
 
-def unreachable(node: Any, three: list[str], word: str) -> Finding:
-    """Have the doctor say that a node cannot be reached, with the remedy for the reason that begins with *word*."""
+def unreachable(node: Any, three: list[str], failure: Failure) -> Finding:
+    """Have the doctor report that a node cannot be reached, with the remedy for that."""
     finding = only(found([node, *three[1:]]), "unreachable")
     (reason,) = re.findall(r"\((.*)\): it gives no vote", finding.text)
-    assert next((start for start in doctor.REMEDIES if reason.startswith(start)), reason) == word
-    assert finding.remedy == doctor.REMEDIES[word]
+    assert reason.startswith(failure.value)
+    assert finding.remedy == doctor.REMEDIES[failure]
     return finding
 
 
@@ -185,10 +186,10 @@ def test_certificates(tls, three):
     authority = {"ssl_ca_certs": tls["ca.crt"]}
     with tls_server(tls) as good, tls_server(tls, "elsewhere") as elsewhere, tls_server(tls, "expired") as expired:
         assert ids(found([tls_node(good, **authority), *three[1:]])) == {}
-        unreachable(tls_node(expired, **authority), three, "certificate refused, certificate has expired")
-        unreachable(tls_node(elsewhere, **authority), three, "has a certificate")
+        unreachable(tls_node(expired, **authority), three, Failure.CERTIFICATE_EXPIRED)
+        unreachable(tls_node(elsewhere, **authority), three, Failure.WRONG_CERTIFICATE)
         for unknown in ({}, {"ssl_ca_certs": tls["stranger.crt"]}):
-            unreachable(tls_node(good, **unknown), three, "certificate")
+            unreachable(tls_node(good, **unknown), three, Failure.CERTIFICATE_REFUSED)
 
 
 def test_client_certificate_that_is_missing(tls, three):
@@ -206,7 +207,7 @@ def test_client_certificate_that_is_missing(tls, three):
         ):
             pass
 
-    assert said.remedy == doctor.REMEDIES["wants a client"]
+    assert said.remedy == doctor.REMEDIES[Failure.NO_CLIENT_CERTIFICATE]
 
 
 def test_tls_where_there_is_none(three):
@@ -215,7 +216,7 @@ def test_tls_where_there_is_none(three):
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=answer_in_plain, args=(listener,), daemon=True).start()
-        unreachable(f"rediss://127.0.0.1:{listener.getsockname()[1]}", three, "TLS failed")
+        unreachable(f"rediss://127.0.0.1:{listener.getsockname()[1]}", three, Failure.TLS_FAILED)
 
 
 def answer_in_plain(listener: socket.socket) -> None:
@@ -234,7 +235,7 @@ def test_server_that_is_full(three):
     with another("--maxclients", "1") as server:
         with server.client() as client:
             client.ping()
-            unreachable(server.url, three, "max clients")
+            unreachable(server.url, three, Failure.MAX_CLIENTS)
 
 
 def test_server_that_loads_its_data(three):
@@ -256,7 +257,7 @@ def test_server_that_loads_its_data(three):
                         other.ping()
                     except redis.BusyLoadingError:
                         break
-            unreachable(server.url, three, "LOADING")
+            unreachable(server.url, three, Failure.LOADING)
         finally:
             server.kill()
             reload.join(60)
@@ -273,7 +274,7 @@ def test_user_without_the_right_to_choose_its_database(three):
     P35: of what makes a connection only SELECT needs a right, so its user is not let in.
     """
     with _server_with_user(without="+select") as url:
-        unreachable(url, three, "NOPERM")
+        unreachable(url, three, Failure.NOPERM)
 
 
 def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
@@ -282,9 +283,9 @@ def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
     """
     file = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "empty.sqlite3")}
     with django_db_blocker.unblock(), django_database("empty", file):
-        unreachable("database://empty", three, "lacks its table")
+        unreachable("database://empty", three, Failure.NO_TABLE)
     with django_db_blocker.unblock(), django_database("fleeting", {**file, "NAME": ":memory:"}):
-        unreachable("database://fleeting", three, "is in memory")
+        unreachable("database://fleeting", three, Failure.IN_MEMORY)
 
 
 def test_sentinels_that_do_not_run(three):
@@ -293,7 +294,7 @@ def test_sentinels_that_do_not_run(three):
     """
     node = {"SENTINELS": ["redis://127.0.0.1:1", "redis://127.0.0.1:2"], "SERVICE_NAME": "locks"}
 
-    unreachable(node, three, "sentinel")
+    unreachable(node, three, Failure.SENTINEL)
 
 
 def test_every_remedy_has_a_test():
@@ -302,7 +303,9 @@ def test_every_remedy_has_a_test():
     """
     tests = Path(__file__).read_text()
 
-    assert [word for word in doctor.REMEDIES if f'"{word}"' not in tests] == []
+    assert [
+        why for why in doctor.REMEDIES if f"Failure.{why.name}" not in tests and f'"{why.value}"' not in tests
+    ] == []
 
 
 def test_no_quorum(nodes, three):

@@ -18,8 +18,9 @@ from typing import Any
 from django_redlock.core import hold as tenures
 from django_redlock.core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Waiter, Wanted
 from django_redlock.core.admission import Admission, Greeting
+from django_redlock.core.failure import Failure
 from django_redlock.core.owner import Owner
-from django_redlock.core.replies import Kind, Reply
+from django_redlock.core.replies import Kind, Reply, failed
 from django_redlock.core.requests import Acquire, Instant, Request
 from django_redlock.core.round import Ballot
 from django_redlock.core.rules import Rules
@@ -390,13 +391,13 @@ class Process(Computer):
             self.breakers[node].failed(now)
             seat = None
         if seat and not ballot.farewell and len(seat.owed) >= MAX_OWED:
-            ballot.receive(node, Reply(Kind.FAILED, detail="backlog"))
+            ballot.receive(node, failed(Failure.BACKLOG))
         elif seat:
             self._send(bundle, seat, ballot, now)
         elif node in resting:
-            ballot.receive(node, Reply(Kind.FAILED, detail="failed lately"))
+            ballot.receive(node, failed(Failure.FAILED_LATELY))
         elif not ballot.timeout:
-            ballot.receive(node, Reply(Kind.FAILED, detail="not connected"))
+            ballot.receive(node, failed(Failure.NOT_CONNECTED))
         else:
             self._connect(bundle, node, ballot)
 
@@ -404,7 +405,7 @@ class Process(Computer):
         if seat.wire.broken:
             self._unseat(bundle, seat, "closed")
             self.breakers[seat.node].failed(now)
-            ballot.receive(seat.node, Reply(Kind.UNKNOWN, detail="closed"))
+            ballot.receive(seat.node, failed(Failure.CLOSED, Kind.UNKNOWN))
             return
         seat.owed.append(Owed(ballot, now))
         seat.wire.send(ballot.requests[seat.node])
@@ -450,7 +451,7 @@ class Process(Computer):
         for node in list(ballot.requests.keys() - ballot.replies.keys()):
             self.breakers[node].failed(now)
             kind = Kind.UNKNOWN if node in bundle.seats else Kind.FAILED
-            ballot.receive(node, Reply(kind, detail="timeout"))
+            ballot.receive(node, failed(Failure.TIMEOUT, kind))
 
     def _connect(self, bundle: Bundle, node: int, ballot: Ballot) -> None:
         if node in bundle.connecting:

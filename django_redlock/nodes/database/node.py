@@ -25,6 +25,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from ...core.admission import Greeting
+from ...core.failure import Failure
 from ...core.replies import Kind, Reply
 from ...core.requests import Request, Survey
 from ..base import AsyncHintLink, HintLink, LinkError, NodeSpec, until_cancelled
@@ -58,7 +59,7 @@ class Clerk:
         self.ended = False
         self._begun = threading.Lock()  # held from its beginning on, for good
         self._opened = new_event()
-        self._greeting: Greeting | LinkError = LinkError("timeout")
+        self._greeting: Greeting | LinkError = LinkError(Failure.TIMEOUT)
         self._on_open: deque[Callable[[], object]] = deque()
         self._gone = new_event()
         self._ident = 0
@@ -91,7 +92,7 @@ class Clerk:
             try:
                 start(self._begin, "django_redlock database")
             except RuntimeError:
-                raise LinkError("no thread") from None
+                raise LinkError(Failure.NO_THREAD) from None
 
     def greeting(self, timeout: float) -> Greeting:
         """
@@ -102,7 +103,7 @@ class Clerk:
         """
         self._opened.wait(timeout)
         if isinstance(self._greeting, LinkError):
-            raise LinkError(self._greeting.detail)
+            raise LinkError(self._greeting.failure, self._greeting.detail)
         return self._greeting
 
     def when_open(self, tell: Callable[[], object]) -> None:
@@ -121,7 +122,7 @@ class Clerk:
         self._refuse_child()
         with self._mutex:
             if self.ended:
-                raise LinkError("closed")
+                raise LinkError(Failure.CLOSED)
             self._links.add(on_end)
 
     def detach(self, on_end: Callable[[LinkError], None]) -> bool:
@@ -154,13 +155,13 @@ class Clerk:
         self._refuse_child()
         with self._mutex:
             if self.ended:
-                raise LinkError("closed")
+                raise LinkError(Failure.CLOSED)
             self._inbox.put(job)
 
     def _refuse_child(self) -> None:
         """Refuse before any lock is touched: a thread that exists in the parent alone may have been holding it."""
         if self.inherited:
-            raise LinkError("closed")
+            raise LinkError(Failure.CLOSED)
 
     def _begin(self) -> None:
         if self._begun.acquire(False):  # else it has begun
@@ -178,12 +179,12 @@ class Clerk:
         except LinkError as error:
             outcome = error
         except Exception as error:  # a driver's own, such as of an option that it does not know
-            outcome = LinkError(f"cannot be used ({type(error).__name__})")
+            outcome = unusable(error)
         self.ended = isinstance(outcome, LinkError)
         self._greeting = outcome
         self._opened.set()
         self._tell_open()
-        reason = LinkError("closed")
+        reason = LinkError(Failure.CLOSED)
         try:
             while not isinstance(outcome, LinkError) and (jobs := self._take()):
                 for _, some in groupby(jobs, lambda job: isinstance(job.request, Survey)):
@@ -191,7 +192,7 @@ class Clerk:
         except LinkError as broken:
             reason = broken
         except Exception as error:  # whatever it was, those who wait must hear of it
-            reason = LinkError(f"cannot be used ({type(error).__name__})")
+            reason = unusable(error)
             log.error("a database as a node cannot be used (%s)", type(error).__name__)
         finally:
             self._end(reason)
@@ -218,7 +219,7 @@ class Clerk:
                 self._busy_since = steady()
                 replies = self._ledger.execute([job.request for job in jobs])
         except UntouchedError as error:
-            replies = [Reply(Kind.FAILED, detail=error.detail)] * len(jobs)
+            replies = [error.reply()] * len(jobs)
             raise
         except LinkError as error:
             replies = [error] * len(jobs)
@@ -299,7 +300,7 @@ class DatabaseLink:
         return bool(self._replies) or not self._clerk.usable
 
     def receive(self, request: Request) -> Reply | None:
-        reply = self._replies.popleft() if self._replies else LinkError("closed")
+        reply = self._replies.popleft() if self._replies else LinkError(Failure.CLOSED)
         if isinstance(reply, LinkError):
             raise reply
         return reply
@@ -338,7 +339,7 @@ class AsyncDatabaseLink:
         in_full: bool = False,
     ) -> None:
         if self.broken:
-            raise LinkError("closed")
+            raise LinkError(Failure.CLOSED)
         # Each request knows who waits for it: counted off, they would all get each other's after an interruption.
         self._waiting[on_reply] = None
         self._clerk.submit(Job(request, partial(self._deliver, on_reply)))
@@ -357,15 +358,15 @@ class AsyncDatabaseLink:
     def _take(self, on_reply: Callable[[Reply | None], bool] | None, reply: Reply | LinkError) -> None:
         self._taken += 1
         if isinstance(reply, LinkError):
-            self._end(reply.detail)
+            self._end(reply)
         elif on_reply is not None and on_reply in self._waiting:
             del self._waiting[on_reply]
             on_reply(reply)
 
     def close(self) -> None:
-        self._end("closed")
+        self._end(LinkError(Failure.CLOSED))
 
-    def _end(self, detail: str) -> None:
+    def _end(self, error: LinkError) -> None:
         if self.broken:
             return
         self.broken = True
@@ -376,7 +377,7 @@ class AsyncDatabaseLink:
                 start(self._clerk.finish, "django_redlock close")
         for on_reply in [on_reply for on_reply in self._waiting if on_reply]:
             self._waiting.pop(on_reply)
-            on_reply(Reply(Kind.UNKNOWN, detail=detail))
+            on_reply(error.reply(Kind.UNKNOWN))
 
 
 class DatabaseNode:
@@ -452,11 +453,11 @@ class DatabaseNode:
 
     def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> HintLink:
         """Refuse: a database calls nobody."""
-        raise LinkError("does not call waiters")
+        raise LinkError(Failure.DOES_NOT_NOTIFY)
 
     async def alisten(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> AsyncHintLink:
         """Refuse: a database calls nobody."""
-        raise LinkError("does not call waiters")
+        raise LinkError(Failure.DOES_NOT_NOTIFY)
 
     # Forks
 
@@ -472,6 +473,11 @@ class DatabaseNode:
             self._clerk.resume()
         with suppress(RuntimeError):  # it is not this thread's
             self._mutex.release()
+
+
+def unusable(error: Exception) -> LinkError:
+    """Return what to report of an error of a driver; its text may hold a password."""
+    return LinkError(Failure.UNUSABLE, f"{Failure.UNUSABLE.value} ({type(error).__name__})")
 
 
 def address(connection: Any, alias: str) -> str:

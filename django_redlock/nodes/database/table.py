@@ -24,14 +24,25 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
 
 from ...core.admission import Greeting
+from ...core.failure import Failure
 from ...core.names import queue_of
 from ...core.node_state import NodeState
 from ...core.parts import merge, split
-from ...core.replies import Kind, Reply
+from ...core.replies import Reply, failed
 from ...core.requests import ENDLESS, HIGHEST, SHARED, Acquire, Extend, Raise, Release, Repair, Request, Survey
 from ..base import LinkError
 from ..clock import steady
-from .vendors import BEGINS, CLOCKS, GREET, INSERTS, PREPARE, counts_together, own_connection, shut_down, word
+from .vendors import (
+    BEGINS,
+    CLOCKS,
+    GREET,
+    INSERTS,
+    PREPARE,
+    counts_together,
+    failure_of,
+    own_connection,
+    shut_down,
+)
 
 TABLE = "redlock_noderecord"
 PAUSE = 0.005  # seconds, at most, before what somebody else was faster with is tried again
@@ -136,7 +147,7 @@ class Ledger:
         self.close()
         connection = self._connection = own_connection(self.alias, self.patience)
         if connection.vendor == "sqlite" and connection.is_in_memory_db():
-            raise LinkError("is in memory, where no other process finds a lock")
+            raise LinkError(Failure.IN_MEMORY)
         try:
             with connection.wrap_database_errors:
                 connection.connect()
@@ -147,7 +158,7 @@ class Ledger:
             return self._know(greeting)
         except (DatabaseError, ImproperlyConfigured, OSError) as error:
             self.close()
-            raise LinkError(word(error) or "refused") from None
+            raise LinkError(failure_of(error) or Failure.REFUSED) from None
         except LinkError:
             self.close()
             raise
@@ -158,7 +169,7 @@ class Ledger:
         if before and (
             before.run_id != greeting.run_id or (greeting.age != float("inf") and abs(since - self._since) > SAME_START)
         ):
-            raise LinkError("restarted")
+            raise LinkError(Failure.RESTARTED)
         self._greeting, self._since = greeting, since
         return greeting
 
@@ -166,8 +177,10 @@ class Ledger:
         try:
             self.query(f"SELECT digest, realm, version, ends, kept, state FROM {TABLE} WHERE digest = ''")
         except DatabaseError as error:
-            lacks = f"lacks its table: run manage.py migrate redlock --database={self.alias}"
-            raise LinkError(word(error) or lacks) from None
+            if known := failure_of(error):
+                raise LinkError(known) from None
+            remedy = f"{Failure.NO_TABLE.value}: run manage.py migrate redlock --database={self.alias}"
+            raise LinkError(Failure.NO_TABLE, remedy) from None
 
     def query(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Carry out a statement and return its rows; not through Django's cursor, which logs what it is given."""
@@ -209,11 +222,11 @@ class Ledger:
                 replies, writing = self._decide(requests)
                 if not writing or self._write(writing):
                     return replies
-                detail = "contended"
+                failure = Failure.CONTENDED
             except (DatabaseError, OSError) as error:
-                detail = self._failed(error, unclear=bool(writing))
+                failure = self._failed(error, unclear=bool(writing))
             if steady() >= until:
-                return [Reply(Kind.FAILED, detail=detail)] * len(requests)
+                return [failed(failure)] * len(requests)
             time.sleep(random.random() * PAUSE)
 
     def _reopen(self) -> None:
@@ -222,18 +235,18 @@ class Ledger:
             try:
                 self.open()
             except LinkError as error:
-                raise UntouchedError(error.detail) from None
+                raise UntouchedError(error.failure, error.detail) from None
 
-    def _failed(self, error: Exception, *, unclear: bool) -> str:
-        """Return what to say of an error; a server that still answers has undone what it could not do."""
+    def _failed(self, error: Exception, *, unclear: bool) -> Failure:
+        """Return what an error means; a server that still answers has undone what it could not do."""
         answers = self._connection is not None and self._connection.vendor == "sqlite"
         with suppress(DatabaseError, OSError, AttributeError):
             self.query("ROLLBACK")
             answers = True
         self.close()
         if unclear and not answers:
-            raise LinkError("reset")
-        return (word(error) or "error reply") if answers else "reset"
+            raise LinkError(Failure.RESET)
+        return (failure_of(error) or Failure.ERROR_REPLY) if answers else Failure.RESET
 
     def survey(self, request: Survey) -> Reply:
         """Report the locks named, or one page of those that are held, in the order in which they end."""
@@ -362,7 +375,7 @@ def clock(said: Any) -> int:
         LinkError: It shows no time that can be.
     """
     if not 0 < said <= HIGHEST:
-        raise LinkError("malformed reply")
+        raise LinkError(Failure.MALFORMED)
     return int(said)
 
 

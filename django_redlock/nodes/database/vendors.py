@@ -13,6 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from ...core.admission import Greeting
+from ...core.failure import Failure
 from ..base import LinkError
 
 Query = Callable[..., list[tuple[Any, ...]]]
@@ -43,7 +44,7 @@ def own_connection(alias: str, patience: float) -> Any:
     try:
         connection = connections.create_connection(alias)
     except (ImproperlyConfigured, KeyError):
-        raise LinkError("is unknown to DATABASES") from None
+        raise LinkError(Failure.UNKNOWN_ALIAS) from None
     options = dict(connection.settings_dict.get("OPTIONS") or {})
     connection.settings_dict = connection.settings_dict | {"AUTOCOMMIT": True, "OPTIONS": options}
     seconds = max(1, ceil(patience))
@@ -90,7 +91,7 @@ def greet_postgresql(query: Query, connection: Any) -> Greeting:
         "extract(epoch from clock_timestamp() - pg_postmaster_start_time())"
     )[0]
     if standby:
-        raise LinkError("is a replica")
+        raise LinkError(Failure.REPLICA)
     identity, log = query(
         "SELECT (SELECT system_identifier FROM pg_control_system()), pg_walfile_name(pg_current_wal_lsn())"
     )[0]
@@ -105,7 +106,7 @@ def greet_mysql(query: Query, connection: Any) -> Greeting:
         "SELECT concat_ws(':', @@hostname, @@port, @@datadir), @@read_only, @@innodb_flush_log_at_trx_commit"
     )[0]
     if read_only:
-        raise LinkError("is a replica")
+        raise LinkError(Failure.REPLICA)
     uptime = float(query("SHOW GLOBAL STATUS LIKE 'Uptime'")[0][1])
     return Greeting(run_id=f"mysql {known[0][1] if known else where}", age=float("inf") if int(flush) == 1 else uptime)
 
@@ -116,31 +117,31 @@ def greet_sqlite(query: Query, connection: Any) -> Greeting:
     return Greeting(run_id=f"sqlite {file.st_dev} {file.st_ino}", age=float("inf"))
 
 
-# How drivers and servers say what is known by a word, in lower case.
+# How drivers and servers say what has a name, in lower case.
 PHRASES = (
-    ("password authentication failed", "WRONGPASS"),
-    ("access denied", "WRONGPASS"),
-    ("no pg_hba.conf entry", "NOAUTH"),
-    ("permission denied", "NOPERM"),
-    ("command denied", "NOPERM"),
-    ("unknown database", "no such database"),
-    ("starting up", "LOADING"),
-    ("too many", "max clients"),
-    ("unable to open database file", "no such file"),
-    ("translate host name", "unknown host"),
-    ("is locked", "locked"),
-    ("max_statement_time", "timeout"),
-    ("timeout", "timeout"),
-    ("timed out", "timeout"),
+    ("password authentication failed", Failure.WRONGPASS),
+    ("access denied", Failure.WRONGPASS),
+    ("no pg_hba.conf entry", Failure.NOAUTH),
+    ("permission denied", Failure.NOPERM),
+    ("command denied", Failure.NOPERM),
+    ("unknown database", Failure.NO_SUCH_DATABASE),
+    ("starting up", Failure.LOADING),
+    ("too many", Failure.MAX_CLIENTS),
+    ("unable to open database file", Failure.NO_SUCH_FILE),
+    ("translate host name", Failure.UNKNOWN_HOST),
+    ("is locked", Failure.LOCKED),
+    ("max_statement_time", Failure.TIMEOUT),
+    ("timeout", Failure.TIMEOUT),
+    ("timed out", Failure.TIMEOUT),
 )
 
 
-def word(error: Exception) -> str:
-    """Return the word for an error, or nothing; the rest of it may name users, hosts and values."""
+def failure_of(error: Exception) -> Failure | None:
+    """Return what an error means, if that is known; its text may name users, hosts and values."""
     text = str(error).lower()
     if 'database "' in text and "does not exist" in text:
-        return "no such database"
-    return next((short for phrase, short in PHRASES if phrase in text), "")
+        return Failure.NO_SUCH_DATABASE
+    return next((failure for phrase, failure in PHRASES if phrase in text), None)
 
 
 PREPARE = {"postgresql": prepare_postgresql, "mysql": prepare_mysql, "sqlite": prepare_sqlite}

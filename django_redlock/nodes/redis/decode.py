@@ -12,35 +12,40 @@ from typing import Any, NamedTuple
 from redis import exceptions
 
 from ...core.admission import Greeting
+from ...core.failure import Failure
 from ...core.parts import many, merge, split
-from ...core.replies import ABSENT, ABSURD, Kind, Reply, Row
+from ...core.replies import ABSENT, Kind, Reply, Row, failed
 from ...core.requests import HIGHEST, Acquire, Extend, Raise, Release, Repair, Request, Survey
 from ..base import INCOMPLETE, LinkError
 
 # redis-py drops the first word of an error that has a class of its own; which have one depends on its version.
-ERROR_CLASSES: tuple[tuple[type[Exception], str], ...] = (
-    (exceptions.BusyLoadingError, "LOADING"),
-    (exceptions.ReadOnlyError, "READONLY"),
-    (exceptions.NoPermissionError, "NOPERM"),
-    (exceptions.OutOfMemoryError, "OOM"),
-    (exceptions.MasterDownError, "MASTERDOWN"),  # before its base class, as MOVED
-    (exceptions.ClusterDownError, "CLUSTERDOWN"),
-    (exceptions.ClusterCrossSlotError, "CROSSSLOT"),
-    (exceptions.TryAgainError, "TRYAGAIN"),
-    (exceptions.MovedError, "MOVED"),
-    (exceptions.AskError, "ASK"),
+ERROR_CLASSES: tuple[tuple[type[Exception], Failure], ...] = (
+    (exceptions.BusyLoadingError, Failure.LOADING),
+    (exceptions.ReadOnlyError, Failure.READONLY),
+    (exceptions.NoPermissionError, Failure.NOPERM),
+    (exceptions.OutOfMemoryError, Failure.OOM),
+    (exceptions.MasterDownError, Failure.MASTERDOWN),  # before its base class, as MOVED
+    (exceptions.ClusterDownError, Failure.CLUSTERDOWN),
+    (exceptions.ClusterCrossSlotError, Failure.CROSSSLOT),
+    (exceptions.TryAgainError, Failure.TRYAGAIN),
+    (exceptions.MovedError, Failure.MOVED),
+    (exceptions.AskError, Failure.ASK),
 )
-ERROR_WORDS = frozenset({
-    "LOADING", "READONLY", "NOPERM", "OOM", "MASTERDOWN", "CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK",
-    "BUSY", "MISCONF", "NOAUTH", "NOREPLICAS", "WRONGPASS", "WRONGTYPE",
-})  # fmt: skip
+ERROR_WORDS = {
+    failure.value: failure
+    for failure in (
+        *(Failure.LOADING, Failure.READONLY, Failure.NOPERM, Failure.OOM, Failure.MASTERDOWN, Failure.CLUSTERDOWN),
+        *(Failure.CROSSSLOT, Failure.TRYAGAIN, Failure.MOVED, Failure.ASK, Failure.BUSY, Failure.MISCONF),
+        *(Failure.NOAUTH, Failure.NOREPLICAS, Failure.WRONGPASS, Failure.WRONGTYPE),
+    )
+}
 # Errors that have no word, or lose it in every version of redis-py.
 ERROR_PHRASES = (
-    ("Authentication required", "NOAUTH"),
-    ("invalid username-password pair", "WRONGPASS"),
-    ("without any password configured", "has no password"),
-    ("max number of clients", "max clients"),
-    ("DB index is out of range", "no such database"),
+    ("Authentication required", Failure.NOAUTH),
+    ("invalid username-password pair", Failure.WRONGPASS),
+    ("without any password configured", Failure.NO_PASSWORD),
+    ("max number of clients", Failure.MAX_CLIENTS),
+    ("DB index is out of range", Failure.NO_SUCH_DATABASE),
 )
 # How the servers refuse a command inside a script, each version in its own words.
 SCRIPT_PHRASES = ("ACL failure in script", "The user executing the script can't")
@@ -55,22 +60,24 @@ BROKEN = (exceptions.RedisError, OSError, ValueError)
 
 # How OpenSSL says that a certificate is good, but not for this host name or address.
 WRONG_NAME = (62, 64)
+EXPIRED = 10
 
 
-def parse_answer(raw: Any, demoted: str) -> Reply | None:
+def parse_answer(raw: Any, demoted: Failure | None) -> Reply | None:
     """
     Return the meaning of what a node answered to a request; None if it does not know the script.
 
     Raises:
-        LinkError: It is no master any more; a new connection tells when it is one again. *demoted* is what to say.
+        LinkError: It is no master any more; a new connection tells when it is one again. *demoted* is the failure to
+            report, if it is not what the node replied.
     """
     if not isinstance(raw, exceptions.RedisError):
         return parse_reply(raw)
     if isinstance(raw, exceptions.NoScriptError):
         return None
     reply = parse_error(raw)
-    if reply.detail in ("READONLY", "MASTERDOWN"):
-        raise LinkError(demoted or reply.detail)
+    if reply.failure in (Failure.READONLY, Failure.MASTERDOWN):
+        raise LinkError(demoted or reply.failure)
     return reply
 
 
@@ -92,7 +99,7 @@ def parse_reply(raw: Any) -> Reply:
             return Reply(kind, number, now, terms=tuple(map(parse_term, detail.split())))
         return Reply(kind, number, now, seconds_left(left), detail, -1 if place == "-1" else whole(place))
     except MALFORMED:
-        return Reply(Kind.UNKNOWN, detail="malformed reply")
+        return failed(Failure.MALFORMED, Kind.UNKNOWN)
 
 
 # What comes of reading what is not what it should be; JSON may be nested too deeply, or hold a number without end.
@@ -119,7 +126,7 @@ def checked(request: Request, reply: Reply) -> Reply:
         sound = isinstance(request, (Acquire, Raise)) and reply.fence == request.number
     else:
         sound = kind in EXPECTED[type(request)] or kind in (Kind.FAILED, Kind.UNKNOWN)
-    return reply if sound else Reply(Kind.UNKNOWN, detail="malformed reply")
+    return reply if sound else failed(Failure.MALFORMED, Kind.UNKNOWN)
 
 
 def parse_term(said: str) -> tuple[Kind, int]:
@@ -180,27 +187,27 @@ def parse_error(error: exceptions.RedisError) -> Reply:
     """
     text = str(error)
     if any(phrase in text for phrase in SCRIPT_PHRASES):
-        return Reply(Kind.UNKNOWN, detail="NOPERM")
+        return failed(Failure.NOPERM, Kind.UNKNOWN)
     if COMPARED in text:
-        return Reply(Kind.UNKNOWN, detail=ABSURD)
-    word = error_word(error)
-    return Reply(Kind.FAILED, detail=word) if word else Reply(Kind.UNKNOWN, detail="error reply")
+        return failed(Failure.ABSURD_TOKEN, Kind.UNKNOWN)
+    known = failure_of(error)
+    return failed(known) if known else failed(Failure.ERROR_REPLY, Kind.UNKNOWN)
 
 
-def error_word(error: Exception) -> str:
-    """Return the word that tells an error reply, or nothing; the rest of it may name keys and users."""
-    for kind, word in ERROR_CLASSES:
+def failure_of(error: Exception) -> Failure | None:
+    """Return what an error reply means, if that is known; its text may name keys and users."""
+    for kind, failure in ERROR_CLASSES:
         if isinstance(error, kind):
-            return word
+            return failure
     text = str(error)
-    for phrase, word in ERROR_PHRASES:
+    for phrase, failure in ERROR_PHRASES:
         if phrase in text:
-            return word
+            return failure
     if not isinstance(error, ERROR_REPLIES):
-        return ""
+        return None
     # Redis 6.2 puts the error of a command inside a script behind "ERR Error running script ...: -".
     words = (word.lstrip("-") for word in text.replace(":", " ").split())
-    return next((word for word in words if word in ERROR_WORDS), "")
+    return next((ERROR_WORDS[word] for word in words if word in ERROR_WORDS), None)
 
 
 def parse_info(raw: Any) -> Greeting:
@@ -213,16 +220,16 @@ def parse_info(raw: Any) -> Greeting:
     if isinstance(raw, exceptions.NoPermissionError):
         return Greeting(refused="NOPERM")
     if isinstance(raw, exceptions.RedisError):
-        raise LinkError(parse_error(raw).detail)
+        raise link_error(raw)
     if not isinstance(raw, bytes) or b"run_id:" not in raw:
-        raise LinkError("malformed reply")
+        raise LinkError(Failure.MALFORMED)
     lines = raw.decode("utf-8", "replace").splitlines()
     info = dict(line.split(":", 1) for line in lines if ":" in line)
     mode = info.get("redis_mode", info.get("server_mode", "standalone"))
     if mode != "standalone":
-        raise LinkError(f"runs in {mode} mode")
+        raise LinkError(Failure.WRONG_MODE, f"runs in {mode} mode")
     if info.get("role") == "slave":
-        raise LinkError("is a replica")
+        raise LinkError(Failure.REPLICA)
     evicts = info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy", "noeviction") != "noeviction"
     return Greeting(
         run_id=info["run_id"],
@@ -246,11 +253,11 @@ def parse_age(raw: Any) -> Age:
         LinkError: It loads its data, or has become a replica.
     """
     if isinstance(raw, exceptions.RedisError):
-        detail = parse_error(raw).detail
-        if detail == "LOADING":
-            raise LinkError(detail)  # it will be able to say soon, and this connection is not asked again
-        if detail in ("READONLY", "MASTERDOWN"):
-            raise LinkError("is a replica")
+        failure = parse_error(raw).failure
+        if failure is Failure.LOADING:
+            raise LinkError(failure)  # it will be able to say soon, and this connection is not asked again
+        if failure in (Failure.READONLY, Failure.MASTERDOWN):
+            raise LinkError(Failure.REPLICA)
         return Age()
     try:
         word, run_id, micros = raw.decode().split(" ")
@@ -267,7 +274,7 @@ def aged(greeting: Greeting, age: Age) -> Greeting:
         LinkError: They are those of two servers.
     """
     if greeting.run_id and age.run_id not in ("", greeting.run_id):
-        raise LinkError("answers as two servers")
+        raise LinkError(Failure.TWO_SERVERS)
     return replace(greeting, age=age.seconds)
 
 
@@ -291,45 +298,57 @@ def check_subscription(raw: Any) -> None:
         LinkError: It has not; an ACL may forbid it.
     """
     if not isinstance(raw, list):
-        raise LinkError(describe(raw) if isinstance(raw, exceptions.RedisError) else "malformed reply")
+        raise link_error(raw) if isinstance(raw, exceptions.RedisError) else LinkError(Failure.MALFORMED)
 
 
-def describe(error: BaseException) -> str:
-    """Return a few words for a failure to connect, send or receive; never what the error quotes."""
+def link_error(error: BaseException) -> LinkError:
+    """Return what to report of a failure to connect, send or receive; never what the error quotes."""
     if isinstance(error, LinkError):
-        return error.detail
+        return error
     if isinstance(error, (exceptions.TimeoutError, TimeoutError)):
-        return "timeout"
-    if isinstance(error, exceptions.RedisError) and (word := error_word(error)):
-        return word
+        return LinkError(Failure.TIMEOUT)
+    if isinstance(error, exceptions.RedisError) and (failure := failure_of(error)):
+        return LinkError(failure)
     # redis-py raises an error of its own in place of the one that tells what happened.
     causes = [error]
     while cause := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(cause)
-    known = next(filter(None, map(describe_cause, causes)), "")
-    return known or ("closed" if "closed" in str(error).lower() else "unreachable")
+    if known := next(filter(None, map(known_cause, causes)), None):
+        return known
+    if isinstance(error, exceptions.ResponseError):
+        return LinkError(Failure.ERROR_REPLY)
+    return LinkError(Failure.CLOSED if "closed" in str(error).lower() else Failure.UNREACHABLE)
 
 
-def describe_cause(error: BaseException) -> str:
-    """Return a few words for an error of the operating system or of TLS, or nothing."""
+def known_cause(error: BaseException) -> LinkError | None:
+    """Return what to report of an error of the operating system or of TLS, if it tells what happened."""
+    failure = Failure.REFUSED if f"Errno {errno.ECONNREFUSED}" in str(error) else None
     match error:
         case ssl.SSLCertVerificationError():
-            name = error.verify_code in WRONG_NAME
-            return "has a certificate for another host" if name else f"certificate refused, {error.verify_message}"
+            return refused_certificate(error)
         case ssl.SSLError():
             wanted = "CERTIFICATE_REQUIRED" in (error.reason or "")
-            return "wants a client certificate" if wanted else "TLS failed"
+            failure = Failure.NO_CLIENT_CERTIFICATE if wanted else Failure.TLS_FAILED
         case socket.gaierror():
-            return "unknown host"
+            failure = Failure.UNKNOWN_HOST
         case FileNotFoundError():
-            return "no such file"
+            failure = Failure.NO_SUCH_FILE
         case ConnectionRefusedError():
-            return "refused"
+            failure = Failure.REFUSED
         case ConnectionError():
-            return "reset"
+            failure = Failure.RESET
         case ValueError() | exceptions.InvalidResponse():
-            return "malformed reply"
-    return "refused" if f"Errno {errno.ECONNREFUSED}" in str(error) else ""
+            failure = Failure.MALFORMED
+    return failure and LinkError(failure)
+
+
+def refused_certificate(error: ssl.SSLCertVerificationError) -> LinkError:
+    """Return what to report of a server's certificate that this client refuses."""
+    if error.verify_code in WRONG_NAME:
+        return LinkError(Failure.WRONG_CERTIFICATE)
+    if error.verify_code == EXPIRED:
+        return LinkError(Failure.CERTIFICATE_EXPIRED)
+    return LinkError(Failure.CERTIFICATE_REFUSED, f"{Failure.CERTIFICATE_REFUSED.value}, {error.verify_message}")
 
 
 class Assembly:

@@ -14,8 +14,9 @@ from redis.asyncio import connection as aioconnection
 from redis.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
+from ...core.failure import Failure
 from ..base import LinkError
-from .decode import BROKEN, describe
+from .decode import BROKEN, link_error
 from .resp import PARTIAL, Replies
 
 READ_SIZE = 16_384  # bytes that are read at a time
@@ -32,7 +33,7 @@ def unchanged(raw: Any) -> Any:
         LinkError: It is an error after which the server hangs up, or does nothing else for now.
     """
     if isinstance(raw, RedisError) and not isinstance(raw, ResponseError):
-        raise LinkError(describe(raw))
+        raise link_error(raw)
     return raw
 
 
@@ -74,11 +75,11 @@ def exchange(connection: AbstractConnection, data: bytes, *parsers: Parse) -> tu
     """
     under_way, sock = Exchange(connection, parsers), connection._sock
     if sock is None:
-        raise LinkError("closed")
+        raise LinkError(Failure.CLOSED)
     try:
         _carry_out(under_way, sock, data, connection.socket_timeout)
     except BROKEN as error:
-        raise LinkError(describe(error)) from None
+        raise link_error(error) from None
     return under_way.found, under_way.replies
 
 
@@ -101,14 +102,14 @@ async def aexchange(
     """Do what :func:`exchange` does without blocking; the caller bounds the time."""
     under_way, reader, writer = Exchange(connection, parsers), connection._reader, connection._writer
     if reader is None or writer is None:
-        raise LinkError("closed")
+        raise LinkError(Failure.CLOSED)
     try:
         writer.write(data)
         await writer.drain()
         while not under_way.complete():
             under_way.replies.feed(some(await reader.read(READ_SIZE)))
     except BROKEN as error:
-        raise LinkError(describe(error)) from None
+        raise link_error(error) from None
     return under_way.found, under_way.replies
 
 
@@ -120,5 +121,5 @@ def some(data: bytes) -> bytes:
         LinkError: There is none, because the other side has ended the connection.
     """
     if not data:
-        raise LinkError("closed")
+        raise LinkError(Failure.CLOSED)
     return data

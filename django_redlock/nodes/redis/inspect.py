@@ -16,9 +16,10 @@ from typing import Any
 from redis import exceptions
 from redis.connection import AbstractConnection
 
+from ...core.failure import Failure
 from ...core.replies import is_absurd
 from ..base import LinkError, Node
-from .decode import BROKEN, MALFORMED, describe, parse_age, parse_error, token, whole
+from .decode import BROKEN, MALFORMED, link_error, parse_age, parse_error, token, whole
 from .encode import resp
 from .handshake import exchange, unchanged
 from .node import RedisNode
@@ -37,7 +38,8 @@ class Examination:
 
     Args:
         name: Its display name.
-        detail: Why it could not be examined; empty if it could.
+        detail: Why it could not be examined, for people; empty if it could.
+        failure: The same, for decisions.
         round_trip: Seconds that the shortest of a few took.
         ahead: By how many seconds its clock is ahead of ours, give or take half a round trip.
         info: What it says of itself; empty if it says nothing.
@@ -53,6 +55,7 @@ class Examination:
 
     name: str
     detail: str = ""
+    failure: Failure | None = None
     round_trip: float = 0.0
     ahead: float = 0.0
     info: Mapping[str, str] = field(default_factory=dict)
@@ -89,7 +92,7 @@ def examine(node: Node, timeout: float, *, rights: bool = True) -> Examination:
         rights: Whether to try each command that locks need.
     """
     if not isinstance(node, RedisNode):
-        return Examination(node.name, detail=_absence(node, timeout), known=False)
+        return _reach(node, timeout)
     ignored = tuple(sorted(IGNORED & node._arguments.keys()))
     user = str(node._arguments.get("username") or "default")
     blank = Examination(node.name, encrypted=node.encrypted, local=not node.remote, ignored=ignored, user=user)
@@ -98,29 +101,31 @@ def examine(node: Node, timeout: float, *, rights: bool = True) -> Examination:
         blank = replace(blank, deaf=deaf)
     except (LinkError, *BROKEN) as error:
         # Of all that redis-py sends to make a connection, only SELECT needs a right.
-        refused = ("+select",) if describe(error) == "NOPERM" else ()
-        return replace(blank, detail=describe(error), refused=refused)
+        failed = link_error(error)
+        refused = ("+select",) if failed.failure is Failure.NOPERM else ()
+        return replace(blank, detail=failed.detail, failure=failed.failure, refused=refused)
     try:
         return _ask(node, connection, rights, blank)
     except (LinkError, *BROKEN) as error:
-        return replace(blank, detail=describe(error))
+        failed = link_error(error)
+        return replace(blank, detail=failed.detail, failure=failed.failure)
     finally:
         connection.disconnect()
 
 
-def _absence(node: Node, timeout: float) -> str:
-    """Return why a node of another kind cannot be reached; nothing if it can."""
+def _reach(node: Node, timeout: float) -> Examination:
+    """Return whether a node of another kind can be reached."""
     try:
         node.connect(timeout).close()
     except LinkError as error:
-        return error.detail
-    return ""
+        return Examination(node.name, detail=error.detail, failure=error.failure, known=False)
+    return Examination(node.name, known=False)
 
 
 def _find(node: SentinelNode, timeout: float) -> tuple[AbstractConnection, tuple[str, ...]]:
     """Connect to the master that the first sentinel to answer knows; returns those that did not, too."""
     deaf: list[str] = []
-    failure: Exception = LinkError("unreachable")
+    failure: Exception = LinkError(Failure.UNREACHABLE)
     for sentinel in node._sentinels:
         try:
             master = parse_master(node._ask(sentinel, timeout))
@@ -151,8 +156,8 @@ def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: E
     if isinstance(raw, bytes):
         lines = raw.decode("utf-8", "replace").splitlines()
         info = dict(line.split(":", 1) for line in lines if ":" in line)
-    elif parse_error(raw).detail != "NOPERM":
-        raise LinkError(parse_error(raw).detail or "error reply")
+    elif parse_error(raw).failure is not Failure.NOPERM:
+        raise link_error(raw)
     round_trip, ahead = _clock(connection)
     db = int(node._arguments.get("db") or 0)
     refused = tuple(_refused(connection, blank.user, node._wording.prefix, db)) if rights else ()
@@ -271,7 +276,7 @@ def _missing(said: Any, right: str, user: str, prefix: str) -> str:
 
     The servers tell commands from keys and channels, and some of them name the user, who may be called anything.
     """
-    if not isinstance(said, exceptions.RedisError) or parse_error(said).detail != "NOPERM":
+    if not isinstance(said, exceptions.RedisError) or parse_error(said).failure is not Failure.NOPERM:
         return ""
     text = str(said).replace(f"User {user} ", "")
     if "channel" in text:

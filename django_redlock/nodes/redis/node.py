@@ -25,10 +25,20 @@ from redis.connection import AbstractConnection, Connection, SSLConnection, Unix
 from redis.retry import Retry
 
 from ...core.admission import Greeting
-from ...core.replies import Kind, Reply
+from ...core.failure import Failure
+from ...core.replies import Kind, Reply, failed
 from ...core.requests import Request
 from ..base import INCOMPLETE, LinkError, NodeSpec, until_cancelled
-from .decode import BROKEN, Assembly, aged, check_subscription, describe, parse_age, parse_answer, parse_info
+from .decode import (
+    BROKEN,
+    Assembly,
+    aged,
+    check_subscription,
+    link_error,
+    parse_age,
+    parse_answer,
+    parse_info,
+)
 from .encode import Introductions, Wording
 from .handshake import READ_SIZE, Parse, aexchange, exchange, some
 from .resp import PARTIAL, Replies
@@ -158,7 +168,7 @@ class RedisNode:
             return exchange(connection, data, *parsers)
         except (LinkError, *BROKEN) as error:
             connection.disconnect()
-            raise LinkError(describe(error)) from None
+            raise link_error(error) from None
 
     async def aconnect(self, timeout: float) -> "AsyncRedisLink":
         """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
@@ -202,7 +212,7 @@ class RedisNode:
         except BaseException as error:
             await connection.disconnect(nowait=True)
             if isinstance(error, (LinkError, *BROKEN)):
-                raise LinkError(describe(error)) from None
+                raise link_error(error) from None
             raise  # cancelled
 
 
@@ -214,7 +224,7 @@ class RedisLink:
     round that asks has polled already. Replies are read by :mod:`.resp`, as those of an event loop are.
     """
 
-    demoted = ""
+    demoted: Failure | None = None
     """What to say when the server is no master any more; empty is what it says itself."""
 
     def __init__(self, connection: AbstractConnection, wording: Wording, greeting: Greeting) -> None:
@@ -236,13 +246,13 @@ class RedisLink:
         in_full = self._scripts.is_new(request) or in_full
         data = self._wording.pack(request, packed, in_full)
         if self._sock is None:
-            raise LinkError("closed")
+            raise LinkError(Failure.CLOSED)
         try:
             sent = self._sock.send(data)
         except BLOCKED:
             sent = 0
         except OSError as error:
-            raise LinkError(describe(error)) from None
+            raise link_error(error) from None
         if sent < len(data):
             self._send_rest(self._sock, memoryview(data)[sent:])
 
@@ -253,7 +263,7 @@ class RedisLink:
             sock.sendall(rest)
             sock.setblocking(False)
         except OSError as error:
-            raise LinkError(describe(error)) from None
+            raise link_error(error) from None
 
     def receive(self, request: Request) -> Reply | None:
         raw, self._ahead = self._ahead, NOTHING
@@ -270,21 +280,21 @@ class RedisLink:
     def _read(self) -> Any:
         """Return a reply, the error that ended the connection, or ``NOTHING``."""
         if self._sock is None:
-            return LinkError("reset")
+            return LinkError(Failure.RESET)
         try:
             while (raw := self._replies.next()) is PARTIAL:
                 data = self._sock.recv(READ_SIZE)
                 if not data:
-                    return LinkError("closed")
+                    return LinkError(Failure.CLOSED)
                 self._replies.feed(data)
         except BLOCKED:
             return NOTHING
         except OSError as error:
-            return LinkError(describe(error))
+            return link_error(error)
         except ValueError:
-            return LinkError("malformed reply")
+            return LinkError(Failure.MALFORMED)
         if isinstance(raw, exceptions.RedisError) and not isinstance(raw, exceptions.ResponseError):
-            return LinkError(describe(raw))  # redis-py hangs up after these
+            return link_error(raw)  # redis-py hangs up after these
         return raw
 
     def close(self) -> None:
@@ -318,7 +328,7 @@ class RedisHintLink:
             while (message := self._messages.next()) is not PARTIAL:
                 told.append(hinted(message))
         except BROKEN as error:
-            raise LinkError(describe(error)) from None
+            raise link_error(error) from None
         return told
 
     def _feed(self) -> None:
@@ -329,7 +339,7 @@ class RedisHintLink:
             except BLOCKED:
                 return
             self._messages.feed(some(data))
-        raise LinkError("closed")
+        raise LinkError(Failure.CLOSED)
 
     def close(self) -> None:
         self._sock = None
@@ -347,10 +357,10 @@ class AsyncRedisHintLink:
         try:
             while (message := self._messages.next()) is PARTIAL:
                 if self._connection._reader is None:
-                    raise LinkError("closed")
+                    raise LinkError(Failure.CLOSED)
                 self._messages.feed(some(await self._connection._reader.read(READ_SIZE)))
         except BROKEN as error:
-            raise LinkError(describe(error)) from None
+            raise link_error(error) from None
         return [hinted(message)]
 
     def close(self) -> None:
@@ -368,7 +378,7 @@ def fileno(connection: AbstractConnection) -> int:
     """Return the file descriptor of a connection."""
     sock = connection._sock
     if sock is None:
-        raise LinkError("closed")
+        raise LinkError(Failure.CLOSED)
     return int(sock.fileno())
 
 
@@ -394,7 +404,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         LinkError: The connection has ended meanwhile.
     """
 
-    demoted = ""
+    demoted: Failure | None = None
 
     def __init__(self, connection: aioconnection.AbstractConnection, wording: Wording, greeting: Greeting) -> None:
         loop = asyncio.get_running_loop()
@@ -426,9 +436,9 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         in_full: bool = False,
     ) -> None:
         if self._torn:
-            self._end("interrupted")
+            self._end(LinkError(Failure.INTERRUPTED))
         if self.broken or self._transport.is_closing():
-            raise LinkError("closed")
+            raise LinkError(Failure.CLOSED)
         self._torn = True
         self._put(request, packed, on_reply, in_full)
         self._torn = False
@@ -471,7 +481,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         replies = self._replies
         if self._torn:
-            self._end("interrupted")
+            self._end(LinkError(Failure.INTERRUPTED))
             return
         self._torn = True
         replies.feed(bytes(self._room[:nbytes]))
@@ -480,17 +490,17 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
                 self._take(raw)
             self._torn = False
         except LinkError as error:
-            self._end(error.detail)
+            self._end(error)
         except (ValueError, IndexError):  # no reply, or one that nobody asked for
-            self._end("malformed reply")
+            self._end(LinkError(Failure.MALFORMED))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(describe(exc) if exc else "closed")
+        self._end(link_error(exc) if exc else LinkError(Failure.CLOSED))
 
     def _take(self, raw: Any) -> None:
         request, on_reply = self._waiting[0]
         if isinstance(raw, exceptions.RedisError) and not isinstance(raw, exceptions.ResponseError):
-            raise LinkError(describe(raw))  # redis-py hangs up after these
+            raise link_error(raw)  # redis-py hangs up after these
         whole = self._assembly.add(request, parse_answer(raw, self.demoted))
         if whole is INCOMPLETE:
             return
@@ -505,12 +515,12 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         if on_reply(None) and not self.broken and not self._transport.is_closing():
             self._put(request, {}, on_reply, in_full=True)
         else:
-            on_reply(Reply(Kind.FAILED, detail="NOSCRIPT"))
+            on_reply(failed(Failure.NOSCRIPT))
 
     def close(self) -> None:
-        self._end("closed")
+        self._end(LinkError(Failure.CLOSED))
 
-    def _end(self, detail: str) -> None:
+    def _end(self, error: LinkError) -> None:
         """Drop the connection, and tell all who wait for a reply that there will be none."""
         if self.broken:
             return
@@ -520,7 +530,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             self._transport.abort()
             self._keeper.cancel()
         while self._waiting:
-            self._waiting.popleft()[1](Reply(Kind.UNKNOWN, detail=detail))
+            self._waiting.popleft()[1](error.reply(Kind.UNKNOWN))
 
 
 def take_over(connection: aioconnection.AbstractConnection, protocol: asyncio.BaseProtocol) -> asyncio.StreamWriter:
@@ -532,7 +542,7 @@ def take_over(connection: aioconnection.AbstractConnection, protocol: asyncio.Ba
     """
     reader, writer = connection._reader, connection._writer
     if reader is None or writer is None or reader.at_eof() or writer.is_closing():
-        raise LinkError("closed")
+        raise LinkError(Failure.CLOSED)
     writer.transport.set_protocol(protocol)
     connection._reader = connection._writer = None  # redis-py closes, and warns of, what it still has
     return writer

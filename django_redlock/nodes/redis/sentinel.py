@@ -12,15 +12,14 @@ from urllib.parse import urlsplit
 
 from redis.exceptions import RedisError
 
+from ...core.failure import Failure
 from ..base import LinkError, NodeSpec
-from .decode import BROKEN, describe, parse_error
+from .decode import BROKEN, link_error
 from .encode import resp
 from .handshake import aexchange, exchange, unchanged
 from .node import AsyncRedisLink, RedisLink, RedisNode
 
 SomeLink = TypeVar("SomeLink", RedisLink, AsyncRedisLink)
-
-FAILING_OVER = "no master at present"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +39,15 @@ def parse_master(raw: Any) -> Master:
         LinkError: It knows no such service, or said something else.
     """
     if isinstance(raw, RedisError):
-        unknown = "No such master" in str(raw)
-        raise LinkError("is unknown to the sentinel" if unknown else f"sentinel: {parse_error(raw).detail}")
+        if "No such master" in str(raw):
+            raise LinkError(Failure.UNKNOWN_TO_SENTINEL)
+        raise of_sentinel(link_error(raw))
     try:
         words = [word.decode() for word in raw]
         fields = dict(zip(words[::2], words[1::2], strict=True))
         return Master(fields["ip"], int(fields["port"]), int(fields["role-reported-time"]) / 1000)
     except (TypeError, ValueError, KeyError, AttributeError):
-        raise LinkError("sentinel: malformed reply") from None
+        raise of_sentinel(LinkError(Failure.MALFORMED)) from None
 
 
 class SentinelNode(RedisNode):
@@ -80,7 +80,7 @@ class SentinelNode(RedisNode):
 
     def connect(self, timeout: float) -> RedisLink:
         """Open a link to the present master; see :class:`~django_redlock.nodes.base.Node`."""
-        failure = LinkError("unreachable")
+        failure = LinkError(Failure.UNREACHABLE)
         for sentinel in self._sentinels:
             try:
                 master = parse_master(self._ask(sentinel, timeout))
@@ -92,7 +92,7 @@ class SentinelNode(RedisNode):
 
     async def aconnect(self, timeout: float) -> AsyncRedisLink:
         """Do what :meth:`connect` does without blocking."""
-        failure = LinkError("unreachable")
+        failure = LinkError(Failure.UNREACHABLE)
         for sentinel in self._sentinels:
             try:
                 master = parse_master(await self._aask(sentinel, timeout))
@@ -105,7 +105,7 @@ class SentinelNode(RedisNode):
     def _follow(self, link: SomeLink, master: Master) -> SomeLink:
         """Return *link* with what the sentinel knows of its server, to which hints are listened to from now on."""
         self._arguments = self._arguments | {"host": master.host, "port": master.port}
-        link.demoted = FAILING_OVER
+        link.demoted = Failure.FAILING_OVER
         if link.greeting.promoted:
             age = link.greeting.age
             link.greeting = replace(link.greeting, age=master.age if age is None else min(age, master.age))
@@ -118,7 +118,7 @@ class SentinelNode(RedisNode):
             (said,), _ = exchange(connection, self._question, unchanged)
             return said
         except (LinkError, *BROKEN) as error:
-            raise LinkError(f"sentinel: {describe(error)}") from None
+            raise of_sentinel(link_error(error)) from None
         finally:
             connection.disconnect()
 
@@ -130,14 +130,19 @@ class SentinelNode(RedisNode):
                 (said,), _ = await aexchange(connection, self._question, unchanged)
                 return said
         except (LinkError, *BROKEN) as error:
-            raise LinkError(f"sentinel: {describe(error)}") from None
+            raise of_sentinel(link_error(error)) from None
         finally:
             await connection.disconnect(nowait=True)
 
 
+def of_sentinel(error: LinkError) -> LinkError:
+    """Return what to report of a sentinel that could not be asked: that passes, as others know the master, too."""
+    return LinkError(Failure.SENTINEL, f"{Failure.SENTINEL.value}: {error.detail}")
+
+
 def without_blame(failure: LinkError) -> LinkError:
     """Return *failure*; that the master is a replica is a mistake in the settings elsewhere, but will pass here."""
-    return LinkError(FAILING_OVER) if failure.detail == "is a replica" else failure
+    return LinkError(Failure.FAILING_OVER) if failure.failure is Failure.REPLICA else failure
 
 
 def open_node(spec: NodeSpec, prefix: str) -> SentinelNode:

@@ -16,8 +16,9 @@ from django.test import override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.acquisition import Floor
+from django_redlock.core.failure import Failure
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.replies import ABSURD, Kind, Reply, believable
+from django_redlock.core.replies import Kind, Reply, believable, failed
 from django_redlock.core.requests import FAR, HIGHEST, Acquire, Extend, Raise, Repair, Request, Survey, Term
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory import Staleness, absurd_tokens, find_locks, held_locks, remove_stale, stale_keys
@@ -78,7 +79,9 @@ async def test_absurd_token_on_too_many_nodes_is_named(nodes: Servers, flavour: 
     with pytest.raises(QuorumUnavailableError) as caught:
         await flavour.acquire(manager.lock(NAME, wait=60))
 
-    assert [said for said in caught.value.nodes.values() if said == ABSURD] == [ABSURD] * 2
+    assert [said for said in caught.value.nodes.values() if said == Failure.ABSURD_TOKEN.value] == [
+        Failure.ABSURD_TOKEN.value
+    ] * 2
     assert (caught.value.misconfigured, caught.value.attempts) == (True, 1)
     poison(nodes, "5", 0, 1)
     await flavour.release(await flavour.acquire(manager.lock(NAME, wait=30)))
@@ -171,7 +174,7 @@ EXTEND = Extend((Term((SLUG,), SECRET, SECRET, 30.0, 5),), None)
         (ACQUIRE, Reply(Kind.HELD, 5), False),
         (ACQUIRE, Reply(Kind.LISTED), False),
         (Survey((SLUG,)), Reply(Kind.GONE), False),
-        (ACQUIRE, Reply(Kind.FAILED, detail="OOM"), True),
+        (ACQUIRE, failed(Failure.OOM), True),
     ],
 )
 def test_reply_is_compared_with_what_was_asked(request_: Request, reply: Reply, sound: bool):

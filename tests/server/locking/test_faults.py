@@ -12,6 +12,7 @@ import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.acquisition import Granted
+from django_redlock.core.failure import Failure
 from django_redlock.core.replies import Kind
 from django_redlock.engine import redelivery, rounds, rounds_async
 from django_redlock.engine.lease import Lease
@@ -809,7 +810,7 @@ def test_nodes_that_are_down_are_connected_to_by_one_thread_at_a_time(nodes: Ser
     def connect(timeout: float) -> NoReturn:
         tried.append(timeout)
         over.wait(30)
-        raise LinkError("unreachable")
+        raise LinkError(Failure.UNREACHABLE)
 
     with patch.object(manager.nodes[4], "connect", connect):
         started = time.monotonic()

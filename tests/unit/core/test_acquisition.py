@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from django_redlock.core.acquisition import Acquisition, Floor, GaveUp, Granted, Pause, Step, Waiter, Wanted
+from django_redlock.core.failure import Failure
 from django_redlock.core.owner import Owner, counted, encode
-from django_redlock.core.replies import ABSENT, Kind, Reply, Row
+from django_redlock.core.replies import ABSENT, Kind, Reply, Row, failed
 from django_redlock.core.requests import Acquire, Instant, Raise, Release
 from django_redlock.core.round import Ballot
 from django_redlock.core.rules import Rules
@@ -358,7 +359,7 @@ def test_waiter_that_is_cut_off_gives_up_its_place():
     attempt = Attempt(wait=None, waiter="p|1")
     attempt.step.receive(0, Reply(B, left=30.0, detail="b", place=0))
     for node in range(1, 5):
-        attempt.step.receive(node, Reply(F, detail="refused"))
+        attempt.step.receive(node, failed(Failure.REFUSED))
 
     leaving = attempt.go_on()
 
@@ -587,8 +588,8 @@ def test_floor_is_bounded():
     assert (floor.of("a"), floor.of("b"), floor.of("c")) == (0, 2, 3)
 
 
-NOAUTH = Reply(Kind.FAILED, detail="NOAUTH")
-REFUSED = Reply(Kind.FAILED, detail="refused")
+NOAUTH = failed(Failure.NOAUTH)
+REFUSED = failed(Failure.REFUSED)
 CLUSTER = Reply(Kind.EXCLUDED, detail="runs in cluster mode")
 
 
