@@ -19,7 +19,7 @@ from . import owner as owners
 from .names import place, slug
 from .replies import ABSENT, ANSWERS, Kind, Reply, is_absurd
 from .requests import HIGHEST, Acquire, Instant, Raise, Release, Request, Survey
-from .round import Ballot, count
+from .round import Round, count
 from .rules import Rules
 
 GRANTS = (Kind.ACCEPTED, Kind.GRANTED)
@@ -33,7 +33,7 @@ PATIENCE = 0.005  # seconds for which who waits hears out the nodes that have no
 UNTOLD_POLL = 0.05  # seconds, for each place in the queue, while too few nodes could tell it
 
 
-class Floor:
+class HighestToken:
     """The highest token seen per name, in any reply: the next proposal goes above it. Bounded, oldest first."""
 
     def __init__(self, size: int = 10_000) -> None:
@@ -97,13 +97,14 @@ class Waiter:
     """
     One who waits for a lock, as the nodes' queues know it.
 
-    Acts on hints from a quorum of nodes only. A holder often lacks one node, which every waiter that asks is then
-    granted and gives back; with a single hint enough, that alone would wake the next one, and so on without end.
+    Acts on notifications from a quorum of nodes only. A holder often lacks one node. Every waiter that asks is then
+    granted that node and gives it back. If a single notification were enough, that would wake the next waiter, and so
+    on without end.
     Who gives back what it got in vain is called by these nodes itself, if it is first in line there. That is no news.
 
     Args:
         name: Its name in the queues: ``process|number``.
-        needed: Hints from how many nodes make it ask again.
+        needed: Notifications from how many nodes make it ask again.
     """
 
     def __init__(self, name: str, needed: int) -> None:
@@ -114,7 +115,7 @@ class Waiter:
         self._recalled = False
 
     def hear(self, node: int) -> bool:
-        """Take a node's hint that it is first in line; returns whether it is time to ask."""
+        """Take a node's notification that it is first in line; returns whether it is time to ask."""
         self._heard.add(node)
         return self.called
 
@@ -165,7 +166,7 @@ class Granted(NamedTuple):
         token: The fencing token.
         start: When the winning round began, in seconds on the client's steady clock.
         deadline: When the lease ends, on the same clock.
-        ballots: The rounds of the attempt; some of their replies may still be on their way.
+        rounds: The rounds of the attempt; some of their replies may still be on their way.
         leaving: The waiter that leaves the queue with the release; empty if none is in it.
         queue: The slug whose queue counts, for a lock with several places.
         untouched: The nodes that certainly have nothing of it, neither the lock nor the waiter.
@@ -178,7 +179,7 @@ class Granted(NamedTuple):
     token: int
     start: float
     deadline: float
-    ballots: tuple[Ballot, ...]
+    rounds: tuple[Round, ...]
     leaving: str = ""
     queue: str = ""
     untouched: frozenset[int] = frozenset()
@@ -202,14 +203,14 @@ class GaveUp:
     holder: str
 
 
-Step = Ballot | Pause
+Step = Round | Pause
 
 
 class Acquisition:
     """
     Try to take a lock until it is held or the time is over.
 
-    A driver runs :meth:`steps`: it carries out each ballot or pause and sends back the time. When it is
+    A driver runs :meth:`steps`: it carries out each round or pause and sends back the time. When it is
     interrupted it sends :meth:`undo`, so that nothing of the attempt under way stays on a node.
 
     Args:
@@ -225,7 +226,7 @@ class Acquisition:
         self,
         wanted: Wanted,
         rules: Rules,
-        floor: Floor,
+        highest: HighestToken,
         fresh_nonce: Callable[[], str],
         chance: Callable[[], float],
         waiter: str = "",
@@ -234,7 +235,7 @@ class Acquisition:
         self.waiter = Waiter(waiter, rules.needed)
         self.explained = False
         self._rules = rules
-        self._floor = floor
+        self._highest = highest
         self._fresh_nonce = fresh_nonce
         self._chance = chance
         self._slugs = tuple(slug(name) for name in wanted.names)
@@ -247,13 +248,13 @@ class Acquisition:
         self._trying = self._slugs
         self._attempts = 0
         self._delay = rules.retry_delay
-        self._ballots: list[Ballot] = []  # of the attempt under way
-        self._withdrawn: list[Ballot] = []  # of the one before, which has the same nonce until the next begins
+        self._rounds: list[Round] = []  # of the attempt under way
+        self._withdrawn: list[Round] = []  # of the one before, which has the same nonce until the next begins
         self._replies: Mapping[int, Reply] = {}  # of the last attempt's first round
         self._enrolled: set[int] = set()
 
     def steps(self, at: Instant) -> Generator[Step, Instant, Granted | GaveUp]:
-        """Run until the outcome; yields ballots and pauses, receives the time after each."""
+        """Run until the outcome; yields rounds and pauses, receives the time after each."""
         self._at, self._stamp, self._began = at, at.wall, at.now
         while True:
             self.waiter.attend()
@@ -271,7 +272,7 @@ class Acquisition:
                 return self._gave_up(self._at.now - self._began)
             self._at = yield self._pause(self._time_left())
 
-    def undo(self, timeout: float = 0.0) -> Ballot:
+    def undo(self, timeout: float = 0.0) -> Round:
         """
         Return the release of the attempt under way, and of the place in the queue.
 
@@ -301,15 +302,15 @@ class Acquisition:
         """Return the places that a quorum may be free in, to try no others: a round for each would take its time."""
         rules = self._rules
         survey = Survey(tuple(slug for (slug,) in places))
-        ballot = Ballot(
+        round = Round(
             requests=dict.fromkeys(range(rules.nodes), survey),
             decided=lambda replies: count(replies, Kind.LISTED) >= rules.needed,
             timeout=self._timeout,
             needed=rules.needed,
         )
-        self._at = yield ballot
+        self._at = yield round
         ours = {self.wanted.nonce, self.wanted.adopt} - {""}
-        rows = [row for reply in ballot.replies.values() for row in reply.rows]
+        rows = [row for reply in round.replies.values() for row in reply.rows]
         taken = Counter(row.slug for row in rows if row.left != ABSENT and owners.nonce_of(row.value) not in ours)
         return [(slug,) for (slug,) in places if taken[slug] <= rules.spare]
 
@@ -330,25 +331,25 @@ class Acquisition:
         start, ttl = self._at.now, self.wanted.ttl
         value = self._value()
         token = max(self._at.wall, self._above_floor())
-        ballot = yield from self._ask_all(value, token)
-        if ballot.count(Kind.ACCEPTED) < self._rules.needed:
-            if ballot.count(*GRANTS) < self._rules.needed:
+        round = yield from self._ask_all(value, token)
+        if round.count(Kind.ACCEPTED) < self._rules.needed:
+            if round.count(*GRANTS) < self._rules.needed:
                 return None
             # Our clock may be too far ahead for the nodes, who may have forgotten every token: theirs stands in for it.
-            token = max(self._above_floor(), granting_time(ballot.replies))
-            second = yield from self._raise_token(ballot, token)
+            token = max(self._above_floor(), granting_time(round.replies))
+            second = yield from self._raise_token(round, token)
             if second.count(Kind.ACCEPTED) < self._rules.needed:
                 return None
-        self._floor.lift(slugs, token)
+        self._highest.lift(slugs, token)
         deadline = self._rules.deadline(start, ttl)
         if self._at.now + self._rules.least_validity(ttl) > deadline:
             return None
-        ballots, leaving = tuple(self._ballots), self.waiter.name
+        rounds, leaving = tuple(self._rounds), self.waiter.name
         # With a nonce that is not of this attempt alone, a node may have something of an earlier hold.
-        untouched = frozenset() if self.wanted.nonce else frozenset(ballot.untouched() - self._enrolled)
+        untouched = frozenset() if self.wanted.nonce else frozenset(round.untouched() - self._enrolled)
         waited = self._at.now - self._began
         return Granted(
-            slugs, self._nonce, value, token, start, deadline, ballots, leaving, self._queue, untouched, waited
+            slugs, self._nonce, value, token, start, deadline, rounds, leaving, self._queue, untouched, waited
         )
 
     def _above_floor(self) -> int:
@@ -357,7 +358,7 @@ class Acquisition:
 
         A fence of the database may hold any number. The lock can be taken all the same, and the fence refuses it.
         """
-        highest = self._floor.of(self._trying)
+        highest = self._highest.of(self._trying)
         return 0 if is_absurd(highest, self._at.wall) else highest + 1
 
     def _value(self) -> str:
@@ -366,7 +367,7 @@ class Acquisition:
             return owners.encode(self._nonce, owners.Owner(kind="shared", ttl=self.wanted.ttl))
         return owners.encode_since(self._nonce, self.wanted.owner, self._at.wall / 1e6)
 
-    def _ask_all(self, value: str, number: int) -> Generator[Step, Instant, Ballot]:
+    def _ask_all(self, value: str, number: int) -> Generator[Step, Instant, Round]:
         wanted, rules = self.wanted, self._rules
         request = Acquire(
             self._trying,
@@ -385,60 +386,60 @@ class Acquisition:
             wanted.strict,
         )
         requests = dict.fromkeys(range(rules.nodes), request)
-        ballot = yield from self._ask(requests, partial(first_round_decided, self._rules))
-        self._replies = ballot.replies
+        round = yield from self._ask(requests, partial(first_round_decided, self._rules))
+        self._replies = round.replies
         if self.waiter.name:
-            self._enrolled |= ballot.may_queue()
-        return ballot
+            self._enrolled |= round.may_queue()
+        return round
 
-    def _raise_token(self, first: Ballot, number: int) -> Generator[Step, Instant, Ballot]:
+    def _raise_token(self, first: Round, number: int) -> Generator[Step, Instant, Round]:
         request = Raise(self._trying, self._nonce, number, self._rules.fence_keep, self.wanted.shared)
         granted = [node for node, reply in first.replies.items() if reply.kind in GRANTS]
         return (yield from self._ask(dict.fromkeys(granted, request), partial(second_round_decided, self._rules)))
 
     def _ask(
         self, requests: Mapping[int, Request], decided: Callable[[Mapping[int, Reply]], bool]
-    ) -> Generator[Step, Instant, Ballot]:
-        ballot = Ballot(
+    ) -> Generator[Step, Instant, Round]:
+        round = Round(
             requests=requests,
             decided=decided,
             timeout=self._timeout,
             needed=self._rules.needed,
-            on_late=partial(learn, self._floor, self._trying),
+            on_late=partial(learn, self._highest, self._trying),
             patience=PATIENCE if self.waiter.name else 0.0,
         )
-        self._ballots.append(ballot)
-        self._at = yield ballot
-        self._floor.lift(self._trying, max([reply.fence for reply in ballot.replies.values()], default=0))
-        return ballot
+        self._rounds.append(round)
+        self._at = yield round
+        self._highest.lift(self._trying, max([reply.fence for reply in round.replies.values()], default=0))
+        return round
 
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
         """Give back what the attempt got, so that nobody finds it in the way."""
-        if not self._ballots and not (leaving and self._enrolled):
+        if not self._rounds and not (leaving and self._enrolled):
             return
-        ballot = self._withdrawal(leaving=leaving)
-        if ballot.requests:
-            self._at = yield ballot
+        round = self._withdrawal(leaving=leaving)
+        if round.requests:
+            self._at = yield round
         # Not before, or an interruption would leave what has not been given back to nobody.
-        self._withdrawn, self._ballots = self._ballots, []
+        self._withdrawn, self._rounds = self._rounds, []
         if leaving:
             self._enrolled = set()
 
-    def _withdrawal(self, *, leaving: bool, timeout: float = 0.0) -> Ballot:
+    def _withdrawal(self, *, leaving: bool, timeout: float = 0.0) -> Round:
         """
         Return the release of the attempt under way, to all nodes that may have executed it.
 
         A node that refused, or that was never asked, has nothing of ours but perhaps a place in its queue.
         """
-        nodes = {node for ballot in self._ballots for node in ballot.may_hold()}
+        nodes = {node for round in self._rounds for node in round.may_hold()}
         waiter = self.waiter.name if leaving else ""
         if waiter:
             # A round that was interrupted has not been counted yet.
-            nodes |= self._enrolled.union(*(ballot.may_queue() for ballot in self._ballots))
+            nodes |= self._enrolled.union(*(round.may_queue() for round in self._rounds))
         release = Release(self._trying, self._nonce, 0.0, waiter, self.wanted.shared, self._queue)
-        unsure = unanswered([*self._withdrawn, *self._ballots])
-        # A lock that is left alone may last for hours, and each refusal of one would leave a marker for as long.
-        undo = farewell(release, nodes, unsure, min(self.wanted.ttl, self._rules.max_ttl), timeout)
+        unsure = unanswered([*self._withdrawn, *self._rounds])
+        # A lock that is left alone may last for hours, and each refusal of one would leave a tombstone for as long.
+        undo = cleanup(release, nodes, unsure, min(self.wanted.ttl, self._rules.max_ttl), timeout)
         undo.lasting = self.wanted.ttl
         return undo
 
@@ -558,9 +559,9 @@ def second_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
     return count(replies, Kind.ACCEPTED) >= rules.needed
 
 
-def learn(floor: Floor, slugs: tuple[str, ...], reply: Reply) -> None:
+def learn(highest: HighestToken, slugs: tuple[str, ...], reply: Reply) -> None:
     """Remember the highest token that a node has seen."""
-    floor.lift(slugs, reply.fence)
+    highest.lift(slugs, reply.fence)
 
 
 def silent(replies: Mapping[int, Reply]) -> int:
@@ -591,31 +592,31 @@ def most_held(replies: Mapping[int, Reply]) -> int:
     return max(map(holders.count, holders))
 
 
-def unanswered(ballots: Iterable[Ballot]) -> set[int]:
-    """Return the nodes that may still execute a request of one of *ballots*."""
-    return {node for ballot in ballots for node in ballot.unanswered()}
+def unanswered(rounds: Iterable[Round]) -> set[int]:
+    """Return the nodes that may still execute a request of one of *rounds*."""
+    return {node for round in rounds for node in round.unanswered()}
 
 
-def farewell(
+def cleanup(
     release: Release,
     nodes: Iterable[int],
     unsure: Collection[int],
-    bury: float,
+    tombstone: float,
     timeout: float,
     needed: int | None = None,
-) -> Ballot:
+) -> Round:
     """
     Return the round that sends *release* to *nodes*; *needed* releases tell the outcome, None waits for all.
 
-    An *unsure* node may execute a request of before after the release; there the release leaves a marker for *bury*
-    seconds that refuses it.
+    An *unsure* node may execute an earlier request after the release. There the release leaves a tombstone, which
+    refuses such requests for *tombstone* seconds.
     """
-    burying = release._replace(bury=bury) if unsure else release
-    return Ballot(
+    burying = release._replace(tombstone=tombstone) if unsure else release
+    return Round(
         requests={node: burying if node in unsure else release for node in nodes},
         decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,
         timeout=timeout,
         needed=needed or 0,
-        farewell=True,
-        lasting=bury,
+        cleanup=True,
+        lasting=tombstone,
     )

@@ -90,7 +90,7 @@ def moment(until: Any) -> float | None:
 
 class NodeState:
     """
-    The keys of one node: holders and fences, queues, the index, the cancel markers.
+    The keys of one node: holders and fences, queues, the index, the cancel tombstones.
 
     Args:
         clock: Returns the node's time in seconds since the epoch.
@@ -111,7 +111,7 @@ class NodeState:
             self._shared: dict[str, dict[str, float]] = {}
             self._fences: dict[str, tuple[int, float | None]] = {}
             self._queues: dict[str, Queue] = {}
-            self._markers: dict[str, float] = {}
+            self._tombstones: dict[str, float] = {}
             self._revoked: set[str] = set()
             self._index: dict[str, float] = {}
             self._served: tuple[str, str, int] | None = None
@@ -156,10 +156,10 @@ class NodeState:
             for waiter, (stamp, until) in record["queue"].items():
                 queue.stamps[waiter], queue.enrolled[waiter] = counted(stamp), moment(until) or 0.0
 
-    def load_marker(self, nonce: str, record: Mapping[str, Any]) -> None:
-        """Take what :meth:`dump_marker` gave."""
+    def load_tombstone(self, nonce: str, record: Mapping[str, Any]) -> None:
+        """Take what :meth:`dump_tombstone` gave."""
         if "until" in record:
-            self._markers[nonce] = moment(record["until"]) or 0.0
+            self._tombstones[nonce] = moment(record["until"]) or 0.0
         if record.get("revoked"):
             self._revoked.add(nonce)
 
@@ -178,11 +178,11 @@ class NodeState:
             record["queue"] = {member: [queue.stamps[member], queue.enrolled[member]] for member in waiting}
         return record
 
-    def dump_marker(self, nonce: str) -> dict[str, Any]:
+    def dump_tombstone(self, nonce: str) -> dict[str, Any]:
         """Return what there is of an attempt that has been released."""
         if not self._cancelled(nonce, self._now()):
             return {}
-        return {"until": self._markers[nonce], "revoked": nonce in self._revoked}
+        return {"until": self._tombstones[nonce], "revoked": nonce in self._revoked}
 
     def sharers(self, slug: str) -> list[str]:
         """Return the nonces of those who share a name."""
@@ -246,7 +246,7 @@ class NodeState:
         return max([self._fence(slug, now) for slug in slugs])
 
     def _cancelled(self, nonce: str, now: float) -> bool:
-        return self._markers.get(nonce, now) > now
+        return self._tombstones.get(nonce, now) > now
 
     def _queue(self, request: Acquire | Release, slug: str) -> Queue:
         return self._queues.get(request.queue or slug, NOBODY)
@@ -290,7 +290,7 @@ class NodeState:
         high, time_us = self._high(request.slugs, now), int(now * 1e6)
         ours = {request.nonce, request.adopt or request.nonce}
         others = [slug for slug in request.slugs if self._in_the_way(request, slug, ours, now)]
-        seated, queued = self._line(request, ours, now)
+        connected, queued = self._line(request, ours, now)
         if self._cancelled(request.nonce, now):
             return Reply(Kind.CANCELLED, high, time_us)
         if others or queued:
@@ -300,8 +300,8 @@ class NodeState:
                 self._share(slug, request.nonce, request.value, request.ttl, now)
             else:
                 self._write(slug, request.value, request.ttl, now)
-        if seated:
-            self._keep_or_pass_on(request, seated, now)
+        if connected:
+            self._keep_or_pass_on(request, connected, now)
         self._trim(now)
         if high < request.number <= time_us + request.ahead * 1e6:
             self._write_fence(request.slugs, request.number, request.keep, now)
@@ -310,7 +310,7 @@ class NodeState:
 
     def _line(self, request: Acquire, ours: set[str], now: float) -> tuple[list[str], list[str]]:
         """Return the names of which the waiter is first in line, and those for which it has to let others go first."""
-        seated: list[str] = []
+        connected: list[str] = []
         queued: list[str] = []
         for slug in request.slugs if self._queues else ():
             queue = self._queue(request, slug)
@@ -318,10 +318,10 @@ class NodeState:
                 continue
             first = queue.first(now, request.waiter)
             if first and first == request.waiter:
-                seated.append(slug)
+                connected.append(slug)
             elif first and not request.barge and not self._ahead_of(request, slug, first):
                 queued.append(slug)
-        return seated, queued
+        return connected, queued
 
     def _ahead_of(self, request: Acquire, slug: str, first: str) -> bool:
         """Tell whether a waiter that is not in line came before the first that is: it had left with a vain grant."""
@@ -370,8 +370,8 @@ class NodeState:
             return True
         return False
 
-    def _keep_or_pass_on(self, request: Acquire, seated: list[str], now: float) -> None:
-        for slug in seated:
+    def _keep_or_pass_on(self, request: Acquire, connected: list[str], now: float) -> None:
+        for slug in connected:
             queue = self._queue(request, slug)
             if request.passing:
                 queue.leave(request.waiter)
@@ -437,8 +437,8 @@ class NodeState:
             everybody or not (request.shared and self._owner(slug, now) == SHARED) for slug in others
         )
         free = [slug for slug in mine if self._let_go(request, slug, now)]
-        if request.bury > 0:
-            self._bury(request, {request.nonce}, now)
+        if request.tombstone > 0:
+            self._tombstone(request, {request.nonce}, now)
         for slug in request.slugs if self._queues else ():
             queue = self._queue(request, slug)
             if queue is NOBODY:
@@ -451,15 +451,15 @@ class NodeState:
         kind = Kind.RELEASED if mine else Kind.BUSY if taken else Kind.GONE
         return Reply(kind, 0, int(now * 1e6))
 
-    def _bury(self, request: Release, nonces: Set[str], now: float) -> None:
-        self._markers |= dict.fromkeys(nonces, now + request.bury)
+    def _tombstone(self, request: Release, nonces: Set[str], now: float) -> None:
+        self._tombstones |= dict.fromkeys(nonces, now + request.tombstone)
         (self._revoked.update if request.revoke else self._revoked.difference_update)(nonces)
 
     def _let_go(self, request: Release, slug: str, now: float) -> bool:
         """End one holder's hold; returns whether the name is free now."""
         if request.shared and request.nonce == SHARED:
-            if request.bury > 0:
-                self._bury(request, self._shared.get(slug, {}).keys(), now)
+            if request.tombstone > 0:
+                self._tombstone(request, self._shared.get(slug, {}).keys(), now)
             self._shared.pop(slug, None)
         elif request.shared:
             del self._shared[slug][request.nonce]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NOBODY: "Missing" = frozenset()
 MOMENT = 0.0004  # seconds that a message takes as a rule
 # What a node in memory knows, and so what a replica has a copy of.
-KNOWN = ("_holders", "_shared", "_fences", "_queues", "_markers", "_revoked", "_index", "_served")
+KNOWN = ("_holders", "_shared", "_fences", "_queues", "_tombstones", "_revoked", "_index", "_served")
 
 
 class Machine(Place):
@@ -131,8 +131,8 @@ def describe(request: Request) -> str:
         case Raise():
             return f"Raise {request.nonce[:4]} #{request.number % 10**9}"
         case Release():
-            bury = "bury" if request.bury else ""
-            return f"Release {request.nonce[:4]} {bury} {request.leaving}".rstrip()
+            tombstone = "tombstone" if request.tombstone else ""
+            return f"Release {request.nonce[:4]} {tombstone} {request.leaving}".rstrip()
     return ""
 
 
@@ -237,8 +237,8 @@ class Faults:
         self._world.log(client.name, "is blocked from", machine.name, f"for {seconds:.3f}")
         self._blocked[client.name, machine.number] = self._world.now + seconds
 
-    def loses_hint(self) -> bool:
-        """Return whether a hint is lost."""
+    def loses_notification(self) -> bool:
+        """Return whether a notification is lost."""
         return self.on and self._world.random.random() < self._profile.hush
 
     def passes(self, client: Computer, machine: Machine) -> float:

@@ -32,7 +32,7 @@ IGNORED |= {"socket_timeout", "socket_connect_timeout"}
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
+class Inspection:
     """
     What was learned of one node.
 
@@ -76,13 +76,13 @@ class Examination:
             return 0
 
 
-def examine_all(nodes: tuple[Node, ...], timeout: float, *, rights: bool = True) -> list[Examination]:
+def inspect_all(nodes: tuple[Node, ...], timeout: float, *, rights: bool = True) -> list[Inspection]:
     """Examine nodes, all at once; a node that does not answer costs *timeout* seconds, a few times."""
     with ThreadPoolExecutor(len(nodes), thread_name_prefix="django_redlock examine") as pool:
-        return list(pool.map(lambda node: examine(node, timeout, rights=rights), nodes))
+        return list(pool.map(lambda node: inspect(node, timeout, rights=rights), nodes))
 
 
-def examine(node: Node, timeout: float, *, rights: bool = True) -> Examination:
+def inspect(node: Node, timeout: float, *, rights: bool = True) -> Inspection:
     """
     Return what one node says of itself.
 
@@ -95,7 +95,7 @@ def examine(node: Node, timeout: float, *, rights: bool = True) -> Examination:
         return _reach(node, timeout)
     ignored = tuple(sorted(IGNORED & node._arguments.keys()))
     user = str(node._arguments.get("username") or "default")
-    blank = Examination(node.name, encrypted=node.encrypted, local=not node.remote, ignored=ignored, user=user)
+    blank = Inspection(node.name, encrypted=node.encrypted, local=not node.remote, ignored=ignored, user=user)
     try:
         connection, deaf = _find(node, timeout) if isinstance(node, SentinelNode) else (_open(node, timeout), ())
         blank = replace(blank, deaf=deaf)
@@ -113,13 +113,13 @@ def examine(node: Node, timeout: float, *, rights: bool = True) -> Examination:
         connection.disconnect()
 
 
-def _reach(node: Node, timeout: float) -> Examination:
+def _reach(node: Node, timeout: float) -> Inspection:
     """Return whether a node of another kind can be reached."""
     try:
         node.connect(timeout).close()
     except LinkError as error:
-        return Examination(node.name, detail=error.detail, failure=error.failure, known=False)
-    return Examination(node.name, known=False)
+        return Inspection(node.name, detail=error.detail, failure=error.failure, known=False)
+    return Inspection(node.name, known=False)
 
 
 def _find(node: SentinelNode, timeout: float) -> tuple[AbstractConnection, tuple[str, ...]]:
@@ -150,8 +150,8 @@ def _open(node: RedisNode, timeout: float, **where: Any) -> AbstractConnection:
     return connection
 
 
-def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: Examination) -> Examination:
-    (raw, served), _ = exchange(connection, node._wording.greeting, unchanged, unchanged)
+def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: Inspection) -> Inspection:
+    (raw, served), _ = exchange(connection, node.encoder.greeting, unchanged, unchanged)
     info: dict[str, str] = {}
     if isinstance(raw, bytes):
         lines = raw.decode("utf-8", "replace").splitlines()
@@ -160,7 +160,7 @@ def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: E
         raise link_error(raw)
     round_trip, ahead = _clock(connection)
     db = int(node._arguments.get("db") or 0)
-    refused = tuple(_refused(connection, blank.user, node._wording.prefix, db)) if rights else ()
+    refused = tuple(_refused(connection, blank.user, node.encoder.prefix, db)) if rights else ()
     age = _age(served)
     return replace(blank, round_trip=round_trip, ahead=ahead, info=info, refused=refused, age=age)
 
@@ -196,7 +196,7 @@ def find_absurd_tokens(nodes: tuple[Node, ...], timeout: float, seconds: float =
 
 
 def _search(node: RedisNode, timeout: float, seconds: float) -> Iterator[str]:
-    prefix, until, cursor = node._wording.prefix, time.monotonic() + seconds, "0"
+    prefix, until, cursor = node.encoder.prefix, time.monotonic() + seconds, "0"
     pattern = re.sub(r"([\\*?\[\]^])", r"\\\1", prefix) + "*:f"
     try:
         connection = _find(node, timeout)[0] if isinstance(node, SentinelNode) else _open(node, timeout)

@@ -39,7 +39,7 @@ from .decode import (
     parse_answer,
     parse_info,
 )
-from .encode import Introductions, Wording
+from .encode import Encoder, Introductions
 from .handshake import READ_SIZE, Parse, aexchange, exchange, some
 from .resp import PARTIAL, Replies
 
@@ -103,7 +103,7 @@ class RedisNode:
         self._arguments = arguments | dict(spec.options)
         if issubclass(self._class, SSLConnection):
             self._arguments |= verification(**self._arguments)
-        self._wording = Wording(prefix)
+        self.encoder = Encoder(prefix)
         self.address = self._address()
         self.name = spec.name or self.address
         self._new_connection(1.0)
@@ -151,15 +151,15 @@ class RedisNode:
         """Open a link; see :class:`~django_redlock.nodes.base.Node`."""
         return self._connect(self._new_connection(timeout))
 
-    def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "RedisHintLink":
-        """Open a link for hints; see :class:`~django_redlock.nodes.base.Node`."""
+    def listen(self, process: str, timeout: float, on_notification: Callable[[str], object]) -> "RedisNotificationLink":
+        """Open a link for notifications; see :class:`~django_redlock.nodes.base.Node`."""
         connection = self._new_connection(timeout)
-        _, messages = self._open(connection, self._wording.subscription(process), check_subscription)
-        return RedisHintLink(connection, messages)
+        _, messages = self._open(connection, self.encoder.subscription(process), check_subscription)
+        return RedisNotificationLink(connection, messages)
 
     def _connect(self, connection: AbstractConnection) -> "RedisLink":
-        (greeting, age), _ = self._open(connection, self._wording.greeting, parse_info, parse_age)
-        return RedisLink(connection, self._wording, aged(greeting, age))
+        (greeting, age), _ = self._open(connection, self.encoder.greeting, parse_info, parse_age)
+        return RedisLink(connection, self.encoder, aged(greeting, age))
 
     def _open(self, connection: AbstractConnection, data: bytes, *parsers: Parse) -> tuple[list[Any], Replies]:
         """Connect and send the first commands; see :func:`~django_redlock.nodes.redis.handshake.exchange`."""
@@ -174,12 +174,14 @@ class RedisNode:
         """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
         return await self._aconnect(self._new_async_connection(timeout), timeout)
 
-    async def alisten(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "AsyncRedisHintLink":
-        """Open a link for hints; see :class:`~django_redlock.nodes.base.Node`."""
+    async def alisten(
+        self, process: str, timeout: float, on_notification: Callable[[str], object]
+    ) -> "AsyncRedisNotificationLink":
+        """Open a link for notifications; see :class:`~django_redlock.nodes.base.Node`."""
         connection = self._new_async_connection(timeout)
-        data = self._wording.subscription(process)
+        data = self.encoder.subscription(process)
         _, messages = await self._aopen(connection, timeout, data, check_subscription)
-        return AsyncRedisHintLink(connection, messages)
+        return AsyncRedisNotificationLink(connection, messages)
 
     def _new_async_connection(self, timeout: float, **where: Any) -> aioconnection.AbstractConnection:
         classes = {
@@ -194,9 +196,9 @@ class RedisNode:
         return connection
 
     async def _aconnect(self, connection: aioconnection.AbstractConnection, timeout: float) -> "AsyncRedisLink":
-        (greeting, age), _ = await self._aopen(connection, timeout, self._wording.greeting, parse_info, parse_age)
+        (greeting, age), _ = await self._aopen(connection, timeout, self.encoder.greeting, parse_info, parse_age)
         try:
-            return AsyncRedisLink(connection, self._wording, aged(greeting, age))
+            return AsyncRedisLink(connection, self.encoder, aged(greeting, age))
         except LinkError:
             drop(connection)
             raise
@@ -227,10 +229,10 @@ class RedisLink:
     demoted: Failure | None = None
     """What to say when the server is no master any more; empty is what it says itself."""
 
-    def __init__(self, connection: AbstractConnection, wording: Wording, greeting: Greeting) -> None:
+    def __init__(self, connection: AbstractConnection, encoder: Encoder, greeting: Greeting) -> None:
         self.greeting = greeting
         self._connection = connection
-        self._wording = wording
+        self.encoder = encoder
         self._scripts = Introductions()
         self._assembly = Assembly()
         self._replies = Replies(connection._parser.parse_error)
@@ -244,7 +246,7 @@ class RedisLink:
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
         in_full = self._scripts.is_new(request) or in_full
-        data = self._wording.pack(request, packed, in_full)
+        data = self.encoder.pack(request, packed, in_full)
         if self._sock is None:
             raise LinkError(Failure.CLOSED)
         try:
@@ -302,7 +304,7 @@ class RedisLink:
         self._connection.disconnect()
 
 
-class RedisHintLink:
+class RedisNotificationLink:
     """
     A connection that has subscribed to the channel of a process.
 
@@ -326,7 +328,7 @@ class RedisHintLink:
         try:
             self._feed()
             while (message := self._messages.next()) is not PARTIAL:
-                told.append(hinted(message))
+                told.append(notified_waiter(message))
         except BROKEN as error:
             raise link_error(error) from None
         return told
@@ -346,7 +348,7 @@ class RedisHintLink:
         self._connection.disconnect()
 
 
-class AsyncRedisHintLink:
+class AsyncRedisNotificationLink:
     """The same for an event loop."""
 
     def __init__(self, connection: aioconnection.AbstractConnection, messages: Replies) -> None:
@@ -361,13 +363,13 @@ class AsyncRedisHintLink:
                 self._messages.feed(some(await self._connection._reader.read(READ_SIZE)))
         except BROKEN as error:
             raise link_error(error) from None
-        return [hinted(message)]
+        return [notified_waiter(message)]
 
     def close(self) -> None:
         drop(self._connection)
 
 
-def hinted(message: Any) -> str:
+def notified_waiter(message: Any) -> str:
     """Return the waiter that a message of a channel names."""
     if not isinstance(message, list) or len(message) < 3 or message[0] != b"message":
         return ""
@@ -406,12 +408,12 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
 
     demoted: Failure | None = None
 
-    def __init__(self, connection: aioconnection.AbstractConnection, wording: Wording, greeting: Greeting) -> None:
+    def __init__(self, connection: aioconnection.AbstractConnection, encoder: Encoder, greeting: Greeting) -> None:
         loop = asyncio.get_running_loop()
         self.greeting = greeting
         self.broken = False
         self._connection = connection
-        self._wording = wording
+        self.encoder = encoder
         self._scripts = Introductions()
         self._waiting: deque[tuple[Request, Callable[[Reply | None], bool]]] = deque()
         self._assembly = Assembly()
@@ -447,7 +449,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self, request: Request, packed: dict[int, bytes], on_reply: Callable[[Reply | None], bool], in_full: bool
     ) -> None:
         in_full = self._scripts.is_new(request) or in_full
-        self._write(self._wording.pack(request, packed, in_full))
+        self._write(self.encoder.pack(request, packed, in_full))
         self._waiting.append((request, on_reply))
 
     def readable(self) -> bool:

@@ -103,7 +103,7 @@ class SentinelNode(RedisNode):
         raise without_blame(failure)
 
     def _follow(self, link: SomeLink, master: Master) -> SomeLink:
-        """Return *link* with what the sentinel knows of its server, to which hints are listened to from now on."""
+        """Return *link* with what the sentinel knows of its server; notifications come from there from now on."""
         self._arguments = self._arguments | {"host": master.host, "port": master.port}
         link.demoted = Failure.FAILING_OVER
         if link.greeting.promoted:

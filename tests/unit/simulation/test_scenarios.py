@@ -187,8 +187,8 @@ def test_waiters_are_served_in_order(nodes: int):
     assert took < 20 * 0.02
 
 
-def test_hints_that_are_lost():
-    """P27: without any hint the order is the same, and nobody waits for longer than the poll of the first in line."""
+def test_notifications_that_are_lost():
+    """P27: without notifications the order is the same, and nobody waits longer than the poll of the first in line."""
     served, took, _ = queue(1, waiters=20, hush=1.0)
 
     assert served == list(range(20))
@@ -239,7 +239,7 @@ def test_grants_that_are_given_back_call_nobody():
 
 
 def outcome(request: Request, store: NodeState) -> tuple[Kind, object]:
-    return store.execute(request).kind, (store._holders.copy(), store._fences.copy(), store._markers.copy())
+    return store.execute(request).kind, (store._holders.copy(), store._fences.copy(), store._tombstones.copy())
 
 
 @pytest.mark.parametrize("seed", range(20))
