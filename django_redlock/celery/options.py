@@ -116,12 +116,17 @@ class SingletonOptions:
     @property
     def overlap(self) -> str:
         """What a worker does with a message whose equal has the slot."""
-        return self.on_overlap or ("skip" if self.scope in (LIFETIME, WAITING) else "wait")
+        return self.on_overlap or ("skip" if self.scope in (LIFETIME, WAITING) and not self.trails else "wait")
 
     @property
     def trails(self) -> bool:
         """Whether a duplicate may wait to be the next that runs."""
         return self.on_duplicate in ("rerun", "replace")
+
+    @property
+    def pends(self) -> bool:
+        """Whether a call that waits is pending, and later calls take it over, also if nothing runs."""
+        return self.on_duplicate == "replace" or (self.on_duplicate == "rerun" and self.scope != LIFETIME)
 
     def without_nodes(self, stage: str) -> str:
         """Return what to do when too few nodes answer, at the stage ``enqueue`` or ``run``."""
