@@ -19,7 +19,7 @@ from ..nodes.clock import steady
 from .dispatch import Call
 from .execution import EXECUTION, Execution, begun_name, done_name, leave_queue, moved_on
 from .interrupt import SlotLostError
-from .options import SingletonOptions
+from .options import Return, SingletonOptions
 from .pending import began_name, begin, has_begun, is_superseded, keep, turn
 from .signals import tell
 from .slots import (
@@ -93,8 +93,8 @@ class Arrival:
             Answered: The task has a result without running.
             Ignore: It is not to run, and its caller has been told what there is to tell.
             Retry: It was put back into the queue, because the nodes do not answer.
-            DuplicateTask: Its equal has the slot, and ``on_overlap="raise"``.
-            QuorumUnavailableError: The nodes do not answer, and ``on_redis_error`` says to fail.
+            DuplicateTask: Its equal has the slot, and ``on_overlap="fail"``.
+            QuorumUnavailableError: The nodes do not answer, and ``on_unavailable`` says to fail.
         """
         if not self.ticket.name:
             return Execution(self.task, self.ticket, self.rules, None)
@@ -221,14 +221,20 @@ class Arrival:
         ticket, how = self.ticket, "wait" if self.ticket.trailing else self.rules.overlap
         about = {"task_id": ticket.task_id, "name": ticket.name, "holder_id": holder.task_id, "state": holder.state}
         if not ticket.waited and not ticket.trailing:  # what is pending is expected to wait
-            tell(self.task, "singleton_overlap", f"{ticket.name} is {holder}", **about, strategy=how)
-        if how == "raise":
+            tell(
+                self.task,
+                "singleton_overlap",
+                f"{ticket.name} is {holder}",
+                **about,
+                strategy="return" if isinstance(how, Return) else how,
+            )
+        if how == "fail":
             error = self.task.singleton_error
             raise error(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
-        if how == "succeed":
-            raise Answered(self.rules.overlap_value)
-        if how in ("wait", "join") and not self.request.is_eager:
-            self._wait(holder, join=how == "join")
+        if isinstance(how, Return):
+            raise Answered(how.value)
+        if how in ("wait", "follow") and not self.request.is_eager:
+            self._wait(holder, follow=how == "follow")
         self._skip(f"Skipped: {ticket.name} is {holder}.")
 
     def _skip(self, reason: str) -> NoReturn:
@@ -248,10 +254,10 @@ class Arrival:
             )
         raise Ignore(reason) from None
 
-    def _wait(self, holder: Holder, join: bool) -> NoReturn:
+    def _wait(self, holder: Holder, follow: bool) -> NoReturn:
         """Put the message back until its equal is done; uses up no retry."""
         ticket = self.ticket
-        if join and holder.task_id:
+        if follow and holder.task_id:
             ticket = replace(ticket, joined=ticket.joined or holder.task_id)
             self._answer_with(ticket.joined)
         pause = backoff(FIRST_WAIT, LONGEST_WAIT, ticket.tries)
@@ -444,7 +450,7 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
 
     Raises:
         DuplicateTask: Its equal has it.
-        QuorumUnavailableError: Too few nodes answered, and ``on_redis_error`` does not say to run all the same.
+        QuorumUnavailableError: Too few nodes answered, and ``on_unavailable`` does not say to run all the same.
     """
     rules: SingletonOptions = task.singleton_options
     ticket = replace(task.singleton_ticket(f"direct-{fresh_nonce()[:8]}", args, kwargs), scope=RUNNING)

@@ -19,7 +19,7 @@ from .execution import Execution
 from .keys import canonical
 from .options import SingletonOptions
 from .pending import DIGEST, label_of, take_over, turn
-from .result import SingletonResult
+from .result import SingletonResult, store_revoked
 from .signals import tell
 from .slots import (
     HEADER,
@@ -75,7 +75,7 @@ class Call:
 
         Raises:
             DuplicateTask: As in :meth:`SingletonTask.apply_async`.
-            QuorumUnavailableError: Too few nodes answered, and ``on_redis_error`` says to raise.
+            QuorumUnavailableError: Too few nodes answered, and ``on_unavailable`` says to raise.
         """
         if self.ticket.scope == RUNNING:
             return self.publish(replace(self.ticket, token=""))
@@ -266,8 +266,6 @@ class Call:
         self._noted(holder)
         # Beat can catch nothing, and would log a traceback at every tick. The log line above is enough.
         beat = (self.options.get("headers") or {}).get("celery_beat_task") or threading.get_ident() == _beat
-        if how == "enqueue":
-            return self.publish(replace(self.ticket, token="")).about(holder, accepted=True)
         # The holder would not follow the links of this call, and nobody would notice that they are lost.
         if (how == "raise" and not beat) or self._linked:
             error = self.task.singleton_error
@@ -278,12 +276,9 @@ class Call:
         return self._result(self.ticket.task_id).about(holder, accepted=False)
 
     def _store_skipped(self, reason: str) -> None:
-        """Store that the call was skipped. Nothing that fails here may raise: the caller has its answer."""
+        """Store that the call was skipped."""
         wanted = not self.options.get("ignore_result", self.task.ignore_result)
-        try:
-            self.task.backend.mark_as_revoked(self.ticket.task_id, reason, store_result=wanted)
-        except Exception:
-            log.exception("the result backend has not stored that task %s was skipped", self.ticket.task_id)
+        store_revoked(self.task, self.ticket.task_id, reason, wanted)
 
     def _result(self, task_id: str) -> SingletonResult[Any]:
         result: SingletonResult[Any] = self.task.AsyncResult(task_id)
@@ -296,7 +291,7 @@ class Call:
         Others are not looked up. Their slot is freed as soon as a worker gets the message.
         """
         delayed = holder.retry_after is not None and holder.retry_after > self.rules.queue_ttl
-        if not (self.rules.challenge or delayed) or not holder.task_id:
+        if not delayed or not holder.task_id:
             return False
         try:
             return self.task.backend.get_state(holder.task_id) in OVER

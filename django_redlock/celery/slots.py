@@ -39,7 +39,7 @@ QUEUED, HELD, NOTE = " (queued)", " (held)", " (note)"
 NEXT = " (next)" + QUEUED  # of a pending call, which later calls may take over
 RECORD = re.compile(r" #([0-9a-f]{10})\.(\d{1,9})(?: \(next\) \(queued\)| \(note\))\Z", re.ASCII)
 INLINE = " (inline)"  # of a run in the process of its caller: nobody ever gets a result by its id
-LIFETIME, RUNNING, WAITING, BOTH = "lifetime", "running", "queued", "queued+running"
+LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 
 log = logging.getLogger("django_redlock")

@@ -116,7 +116,7 @@ def never_free(right: Any) -> Any:
 def not_waiting(right: Any) -> Any:
     """Skip a message that finds the slot taken."""
 
-    def wait(message: Any, holder: Any, join: bool) -> Any:
+    def wait(message: Any, holder: Any, follow: bool) -> Any:
         message._skip("Skipped.")
 
     return wait

@@ -20,9 +20,9 @@ KEY = ("key",)
 
 RERUN = SingletonOptions(key=KEY, on_duplicate="rerun")
 REPLACE = SingletonOptions(key=KEY, on_duplicate="replace")
-BOTH = {"key": KEY, "scope": "queued+running"}
+BOTH = {"key": KEY, "scope": "until_and_while_executing"}
 ONCE = SingletonOptions(key=KEY)
-SERIAL = SingletonOptions(key=KEY, scope="running")
+SERIAL = SingletonOptions(key=KEY, scope="while_executing")
 # An operator who frees the record lets one more call wait, and a dead worker lets a run begin anew.
 ENDING = (*ALWAYS, newest_arguments_run)
 BURST = {"spread": 0.0, "callers": 5, "calls": 1, "held": True, "length": 5.0}

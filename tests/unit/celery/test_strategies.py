@@ -17,7 +17,7 @@ from django.core.management import CommandError, call_command
 from kombu.exceptions import SerializerNotInstalled
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
-from django_redlock.celery import DuplicateTask, dispatch, override_singleton, signals, singleton_task
+from django_redlock.celery import DuplicateTask, Return, dispatch, override_singleton, signals, singleton_task
 from django_redlock.celery.explain import explain_call
 from django_redlock.celery.slots import HEADER, Ticket, free, peek
 
@@ -131,7 +131,7 @@ def test_call_after_the_run_takes_the_place_of_the_one_that_waits_to_be_next(mak
     assert newest.id == next_one.id
 
 
-@pytest.mark.parametrize("scope", ["queued", "queued+running"])
+@pytest.mark.parametrize("scope", ["until_executing", "until_and_while_executing"])
 def test_rerun_in_other_scopes(make, worker, scope):
     """
     In the scopes with a queue of one, the call that waits takes the newest arguments. C96
@@ -311,14 +311,14 @@ def test_replace_of_a_running_one_runs_once_more(make, worker):
     assert seen == [None, 2]
 
 
-# challenge
+# Revoked before their time
 
 
-def test_challenge_frees_the_slot_of_one_that_is_over(make, worker):
+def test_call_that_was_revoked_before_its_time_is_out_of_the_way(make, worker):
     """
-    With ``challenge`` a waiting holder whose result says that it is over has no slot any more. C69
+    A call with a countdown that was revoked, as its result says, keeps no other call out. C69
     """
-    task = make(challenge=True)
+    task = make()
     first = task.apply_async((7,), countdown=7200)
     assert task.delay(7).duplicate
     task.backend.mark_as_revoked(first.id, "by an operator")
@@ -329,9 +329,9 @@ def test_challenge_frees_the_slot_of_one_that_is_over(make, worker):
     assert tickets(worker)[1].token
 
 
-def test_without_challenge_no_result_is_asked_for(make, monkeypatch):
+def test_no_result_is_asked_for_without_a_countdown(make, monkeypatch):
     """
-    Without ``challenge`` a duplicate asks the result backend nothing.
+    A duplicate of a call that waits for a worker asks the result backend nothing.
     """
     task = make()
     first = task.delay(7)
@@ -372,7 +372,7 @@ def test_wait_keeps_the_expiry(make, worker):
 
 def test_join_ends_with_the_result_of_the_holder(make, worker):
     """
-    With ``on_overlap="join"`` a message that waited has the value of the run before it, without running. C94
+    With ``on_overlap="follow"`` a message that waited has the value of the run before it, without running. C94
     """
     seen: list[Any] = []
 
@@ -383,7 +383,7 @@ def test_join_ends_with_the_result_of_the_holder(make, worker):
             seen.append(worker.run())
         return "value"
 
-    task = make(body, on_overlap="join")
+    task = make(body, on_overlap="follow")
     task.delay(7)
 
     assert worker.run_all() == ["SUCCESS", "SUCCESS"]
@@ -393,7 +393,7 @@ def test_join_ends_with_the_result_of_the_holder(make, worker):
 
 def test_join_ends_with_the_failure_of_the_holder(make, worker):
     """
-    With ``on_overlap="join"`` a message that waited fails as the run before it did. C94
+    With ``on_overlap="follow"`` a message that waited fails as the run before it did. C94
     """
 
     def body(self, shop_id):
@@ -402,7 +402,7 @@ def test_join_ends_with_the_failure_of_the_holder(make, worker):
             worker.run()
         raise ValueError("broken")
 
-    task = make(body, on_overlap="join")
+    task = make(body, on_overlap="follow")
     task.delay(7)
 
     assert worker.run_all() == ["FAILURE", "FAILURE"]
@@ -415,7 +415,7 @@ def test_join_runs_itself_if_the_holder_is_lost(make, worker):
     A message that waits for a holder that died without a result runs itself. C94
     """
     seen = []
-    task = make(lambda self, shop_id: seen.append(self.request.id), on_overlap="join")
+    task = make(lambda self, shop_id: seen.append(self.request.id), on_overlap="follow")
     first = task.delay(7)
     message = worker.take()
     task.apply_async((7,), task_id="second")
@@ -443,7 +443,7 @@ def test_join_in_a_chord(make, worker, app):
         return shop_id
 
     results: list[Any] = []
-    task = make(body, on_overlap="join")
+    task = make(body, on_overlap="follow")
     first = task.delay(7)
     worker.run_all()
 
@@ -452,9 +452,9 @@ def test_join_in_a_chord(make, worker, app):
 
 def test_succeed(make, worker):
     """
-    With ``on_overlap="succeed"`` the message ends with ``overlap_value`` and the chain goes on. C90
+    With ``on_overlap=Return(3)`` the message ends with that value and the chain goes on. C90
     """
-    task = make(on_overlap="succeed", overlap_value=3)
+    task = make(on_overlap=Return(3))
     after = make(lambda self, shop_id: shop_id + 1, name="shop.after")
     with locks["default"].lock(NAME):
         result = chain(task.s(7), after.s()).delay()
@@ -463,14 +463,14 @@ def test_succeed(make, worker):
     assert result.get(timeout=1) == 4
 
 
-# on_redis_error
+# on_unavailable
 
 
 def test_nodes_down_when_sending_can_raise(make, memory_nodes, worker):
     """
-    With ``on_redis_error={"enqueue": "raise"}`` the caller gets the error, and nothing is sent. C35
+    With ``on_unavailable={"enqueue": "raise"}`` the caller gets the error, and nothing is sent. C35
     """
-    task = make(on_redis_error={"enqueue": "raise"})
+    task = make(on_unavailable={"enqueue": "raise"})
     set_down(memory_nodes, True)
 
     with pytest.raises(QuorumUnavailableError):
@@ -483,8 +483,8 @@ def test_nodes_down_at_the_start_can_run_or_fail(make, memory_nodes, worker, cap
     Without an answer from the nodes the body runs, or the task fails, if it is told to. C35 C88
     """
     seen = []
-    run = make(lambda self, shop_id: seen.append(shop_id), name="shop.run", on_redis_error={"run": "run"})
-    fail = make(name="shop.fail", on_redis_error={"run": "fail"})
+    run = make(lambda self, shop_id: seen.append(shop_id), name="shop.run", on_unavailable={"run": "run"})
+    fail = make(name="shop.fail", on_unavailable={"run": "fail"})
     set_down(memory_nodes, True)
     run.delay(7)
     failed = fail.delay(7)
@@ -657,7 +657,7 @@ def test_switched_off_for_a_test(make, worker):
     """
     With ``override_singleton(enabled=False)`` tasks are sent and run as ordinary ones.
     """
-    task = make(on_duplicate="raise", on_overlap="raise")
+    task = make(on_duplicate="raise", on_overlap="fail")
 
     with override_singleton(enabled=False), locks["default"].lock(NAME):
         results = [task.delay(7), task.delay(7)]
@@ -730,7 +730,7 @@ def test_signals(make, worker, told, caplog):
 
     assert [(name, about["holder_id"], about["state"], about["strategy"]) for name, about in told] == [
         ("singleton_duplicate", first.id, "running", "join"),
-        ("singleton_overlap", first.id, "running", "skip"),
+        ("singleton_overlap", first.id, "running", "drop"),
     ]
     events = [record for record in caplog.records if getattr(record, "event", "").startswith("singleton")]
     assert [(record.event, record.lock) for record in events] == [
@@ -1139,3 +1139,34 @@ def test_explanation_where_the_key_fails(app):
 
     with pytest.raises(ValueError, match=r"shop\.sync has no key for these arguments: KeyError: 7"):
         explain_call("shop.sync", "[7]", "{}")
+
+
+class CannotStore:
+    """A result backend that stores nothing outside a worker, as ``rpc://`` does."""
+
+    def __call__(self, *about: Any, **options: Any) -> None:
+        raise RuntimeError("RPC backend missing task request")
+
+
+def test_skip_without_a_backend_that_can_store_it(make, monkeypatch, caplog):
+    """
+    A backend that cannot store that a call was skipped is logged, and the call returns. C95
+    """
+    task = make(on_duplicate="skip")
+    task.delay(7)
+    monkeypatch.setattr(task.backend, "mark_as_revoked", CannotStore())
+
+    assert not task.delay(7).accepted
+    assert "did not store that task" in caplog.text
+
+
+def test_cancel_frees_the_slot_whatever_the_backend_says(make, monkeypatch):
+    """
+    A task is cancelled, and its slot is free, also if the backend cannot store it. C69
+    """
+    task = make()
+    first = task.apply_async((7,), countdown=600)
+    monkeypatch.setattr(task.backend, "mark_as_revoked", CannotStore())
+
+    assert task.singleton.cancel(7) == first.id
+    assert names() == set()
