@@ -146,10 +146,9 @@ class Arrival:
     def _take_pending(self) -> Lease | None:
         """Take the slot for the message of a pending call, or leave it to the one that counts; see :mod:`.pending`."""
         ticket = self.ticket
+        self._look_at_pending()  # most older messages end here; and nodes that are away are not waited for
         with turn(ticket):
-            record, began = look(ticket.using, ticket.following, began_name(ticket.task_id))
-            if is_superseded(ticket, record, began):
-                raise Ignore(f"Another message of {ticket.task_id} has newer arguments.")
+            record, began = self._look_at_pending()
             self._came_before = has_begun(ticket, began)
             if self._came_before:
                 self._leave_if_done()
@@ -167,6 +166,14 @@ class Arrival:
         if not self._came_before and holder.task_id == ticket.task_id:  # a run with older arguments: no copy of it
             holder = Holder(None, holder.state, holder.retry_after)
         self._give_way(holder)
+
+    def _look_at_pending(self) -> tuple[Seen, Seen]:
+        """Return the record of the pending call, and the note of what began; leave if another message counts."""
+        ticket = self.ticket
+        record, began = look(ticket.using, ticket.following, began_name(ticket.task_id))
+        if is_superseded(ticket, record, began):
+            raise Ignore(f"Another message of {ticket.task_id} has newer arguments.")
+        return record, began
 
     def _take_begun(self) -> Lease | None:
         """Take the slot of the run of a pending call, if runs have one."""
@@ -409,6 +416,8 @@ class Arrival:
 
     def _without_nodes(self, error: QuorumUnavailableError) -> Execution:
         how = self.rules.without_nodes("run")
+        if self.ticket.trailing and self._has_result():
+            raise Ignore(f"{self.request.id} has a result, and this message may be an older one.")
         if how == "run" and not self._refused:
             log.warning("%s runs without a slot: %s", self.ticket.name, error)
             return Execution(self.task, self.ticket, self.rules, None, in_queue=True)
@@ -417,7 +426,15 @@ class Arrival:
         # Uses up no retry: without an answer from the nodes the body must not run.
         pause = backoff(1.0, LONGEST_PAUSE, self.ticket.tries)
         self._send_again(self.ticket, pause)
+        if self.ticket.trailing:  # the state RETRY would be stored over what another message of the call has stored
+            raise Ignore(f"The lock nodes do not answer: {error}") from error
         raise Retry(f"The lock nodes do not answer: {error}", exc=error, when=pause) from error  # type: ignore[arg-type]
+
+    def _has_result(self) -> bool:
+        try:
+            return bool(self.task.backend.get_state(self.request.id) in states.READY_STATES)
+        except Exception:  # there is no result backend, or it cannot be asked
+            return False
 
     def _send_again(self, ticket: Ticket, pause: float) -> None:
         request, ticket = self.request, replace(ticket, tries=ticket.tries + 1)

@@ -1170,3 +1170,20 @@ def test_cancel_frees_the_slot_whatever_the_backend_says(make, monkeypatch):
 
     assert task.singleton.cancel(7) == first.id
     assert names() == set()
+
+
+@pytest.mark.parametrize("run", ["retry", "run", "fail"])
+def test_older_message_of_a_pending_call_leaves_its_result(make, worker, memory_nodes, run):
+    """
+    A message that no longer counts comes while the nodes are away: the result of the call stays as it is. C35 C96
+    """
+    task = make(on_duplicate="replace", on_unavailable={"run": run})
+    task.delay(7, since=1)
+    second = task.delay(7, since=2)
+    older = worker.take()
+    worker.run()
+    set_down(memory_nodes, True)
+
+    assert worker.run(older) == "IGNORED"
+
+    assert second.state == "SUCCESS"
