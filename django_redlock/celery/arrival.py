@@ -416,7 +416,7 @@ class Arrival:
 
     def _without_nodes(self, error: QuorumUnavailableError) -> Execution:
         how = self.rules.without_nodes("run")
-        if self.ticket.trailing and self._has_result():
+        if how != "retry" and self.ticket.trailing and self._has_result():
             raise Ignore(f"{self.request.id} has a result, and this message may be an older one.")
         if how == "run" and not self._refused:
             log.warning("%s runs without a slot: %s", self.ticket.name, error)
