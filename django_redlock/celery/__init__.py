@@ -8,7 +8,7 @@ from . import checks as checks  # registers itself
 from .decorator import singleton_task
 from .exceptions import DuplicateTask
 from .handle import Singleton, SlotHolder
-from .options import SingletonOptions
+from .options import Return, SingletonOptions
 from .override import override_singleton
 from .result import SingletonResult
 from .signals import singleton_duplicate, singleton_lost, singleton_overlap, singleton_stolen
@@ -16,6 +16,7 @@ from .task import SingletonTask
 
 __all__ = [
     "DuplicateTask",
+    "Return",
     "Singleton",
     "SingletonOptions",
     "SingletonResult",

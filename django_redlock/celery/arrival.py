@@ -16,10 +16,11 @@ from ..engine.lease import Lease
 from ..engine.manager import fresh_nonce
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes.clock import steady
-from .dispatch import Call, replaced_name
+from .dispatch import Call
 from .execution import EXECUTION, Execution, begun_name, done_name, leave_queue, moved_on
 from .interrupt import SlotLostError
-from .options import SingletonOptions
+from .options import Return, SingletonOptions
+from .pending import began_name, begin, has_begun, is_superseded, keep, turn
 from .signals import tell
 from .slots import (
     HEADER,
@@ -33,6 +34,7 @@ from .slots import (
     Ticket,
     free,
     is_token,
+    look,
     peek,
     take_note,
     take_running,
@@ -69,6 +71,7 @@ class Arrival:
         self.rules: SingletonOptions = task.singleton_options
         self.ticket, self._ticket_lost = ticket_of(task, request, args, kwargs)
         self._put_back = False
+        self._came_before = False  # and began, though it is the message of a pending call
         self._refused = False  # because its equal is known to run
 
     @property
@@ -90,8 +93,8 @@ class Arrival:
             Answered: The task has a result without running.
             Ignore: It is not to run, and its caller has been told what there is to tell.
             Retry: It was put back into the queue, because the nodes do not answer.
-            DuplicateTask: Its equal has the slot, and ``on_overlap="raise"``.
-            QuorumUnavailableError: The nodes do not answer, and ``on_redis_error`` says to fail.
+            DuplicateTask: Its equal has the slot, and ``on_overlap="fail"``.
+            QuorumUnavailableError: The nodes do not answer, and ``on_unavailable`` says to fail.
         """
         if not self.ticket.name:
             return Execution(self.task, self.ticket, self.rules, None)
@@ -104,16 +107,18 @@ class Arrival:
             raise
 
     def _start(self) -> Execution:
+        was_pending = self.ticket.trailing
         try:
             self._look_at_notes()
-            lease = self._take()
+            lease = self._take_pending() if self.ticket.trailing else self._take()
         except QuorumUnavailableError as error:
             return self._without_nodes(error)
         execution = Execution(self.task, self.ticket, self.rules, lease)
         try:
             self._leave_queue()
-            self._leave_if_done(self.kept)  # it may have ended since it was looked at
-            self._leave_if_begun()
+            if self._came_before or not was_pending:
+                self._leave_if_done(self.kept)  # it may have ended since it was looked at
+                self._leave_if_begun()
         except BaseException:
             execution.end(hold=False)
             raise
@@ -123,10 +128,6 @@ class Arrival:
     def _take(self) -> Lease | None:
         """Take the slot, if runs have one, or leave by what is to become of the message instead."""
         ticket = self.ticket
-        if ticket.trailing and ticket.queue not in ("", ticket.running):
-            waiting = peek(ticket.using, ticket.queue)
-            if waiting.value:
-                self._stay_next(waiting.holder)
         if not ticket.running:
             retry = bool(self.request.retries)  # what only waits is no reason not to go on with work that has begun
             if not ticket.token and not retry and (waiting := peek(ticket.using, ticket.waiting)).value:
@@ -140,9 +141,55 @@ class Arrival:
             holder, self._refused = Holder.of(refusal), True
         if (self._ticket_lost or self._left_behind(holder)) and (lease := self._take_own(token)):
             return lease
-        if ticket.trailing:
-            self._stay_next(holder)
         self._give_way(holder)
+
+    def _take_pending(self) -> Lease | None:
+        """Take the slot for the message of a pending call, or leave it to the one that counts; see :mod:`.pending`."""
+        ticket = self.ticket
+        self._look_at_pending()  # most older messages end here; and nodes that are away are not waited for
+        with turn(ticket):
+            record, began = self._look_at_pending()
+            self._came_before = has_begun(ticket, began)
+            if self._came_before:
+                self._leave_if_done()
+                if self.rules.redelivery == "drop":
+                    self._drop()
+            try:
+                lease = self._take_begun()
+            except LockTakenError as refusal:
+                holder, self._refused = Holder.of(refusal), True
+                if not self._came_before:
+                    keep(ticket, self.rules.queue_ttl, record)
+            else:
+                self._begin(lease, record, began)
+                return lease
+        if not self._came_before and holder.task_id == ticket.task_id:  # a run with older arguments: no copy of it
+            holder = Holder(None, holder.state, holder.retry_after)
+        self._give_way(holder)
+
+    def _look_at_pending(self) -> tuple[Seen, Seen]:
+        """Return the record of the pending call, and the note of what began; leave if another message counts."""
+        ticket = self.ticket
+        record, began = look(ticket.using, ticket.following, began_name(ticket.task_id))
+        if is_superseded(ticket, record, began):
+            raise Ignore(f"Another message of {ticket.task_id} has newer arguments.")
+        return record, began
+
+    def _take_begun(self) -> Lease | None:
+        """Take the slot of the run of a pending call, if runs have one."""
+        token = self.request.get(RUN_HEADER)
+        token = token if is_token(token) else ""
+        ticket = self.ticket.begun
+        return take_running(ticket, self.rules.lease, self.task.name, token) if ticket.running else None
+
+    def _begin(self, lease: Lease | None, record: Seen, began: Seen) -> None:
+        try:
+            begin(self.ticket, max(LONGEST_PAUSE, self.rules.queue_ttl), self.task.name, record, began)
+        except BaseException:
+            if lease:
+                lease.release()
+            raise
+        self.ticket = self.ticket.begun
 
     def _left_behind(self, holder: Holder) -> bool:
         """
@@ -159,7 +206,7 @@ class Arrival:
 
     def _take_own(self, token: str) -> Lease | None:
         """Take the slot that waits for this message, if only the token for it has been lost."""
-        seen = peek(self.ticket.using, self.ticket.waiting)
+        seen = peek(self.ticket.using, self.ticket.begun.waiting)
         if seen.holder.task_id != self.request.id or seen.holder.state != "queued":
             return None
         self.ticket = replace(self.ticket, token=seen.token)
@@ -170,10 +217,7 @@ class Arrival:
     def _leave_queue(self) -> None:
         """Free the lock that the message had while it waited, if that is not the one it has now."""
         ticket = self.ticket
-        if ticket.trailing:
-            if free(ticket.using, ticket.waiting, ticket.token) == "taken":
-                raise Ignore(f"{ticket.task_id} runs with newer arguments instead.")
-        elif ticket.waiting != ticket.running and ticket.token:
+        if ticket.waiting != ticket.running and ticket.token:
             leave_queue(ticket, 0.0 if ticket.running else self.rules.hold_for, self.task.name)
 
     # Its equal has the slot
@@ -181,17 +225,23 @@ class Arrival:
     def _give_way(self, holder: Holder) -> NoReturn:
         if holder.task_id == self.request.id and not self.request.is_eager:
             self._watch(holder)
-        ticket, how = self.ticket, self.rules.overlap
+        ticket, how = self.ticket, "wait" if self.ticket.trailing else self.rules.overlap
         about = {"task_id": ticket.task_id, "name": ticket.name, "holder_id": holder.task_id, "state": holder.state}
-        if not ticket.waited:
-            tell(self.task, "singleton_overlap", f"{ticket.name} is {holder}", **about, strategy=how)
-        if how == "raise":
+        if not ticket.waited and not ticket.trailing:  # what is pending is expected to wait
+            tell(
+                self.task,
+                "singleton_overlap",
+                f"{ticket.name} is {holder}",
+                **about,
+                strategy="return" if isinstance(how, Return) else how,
+            )
+        if how == "fail":
             error = self.task.singleton_error
             raise error(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
-        if how == "succeed":
-            raise Answered(self.rules.overlap_value)
-        if how in ("wait", "join") and not self.request.is_eager:
-            self._wait(holder, join=how == "join")
+        if isinstance(how, Return):
+            raise Answered(how.value)
+        if how in ("wait", "follow") and not self.request.is_eager:
+            self._wait(holder, follow=how == "follow")
         self._skip(f"Skipped: {ticket.name} is {holder}.")
 
     def _skip(self, reason: str) -> NoReturn:
@@ -211,10 +261,10 @@ class Arrival:
             )
         raise Ignore(reason) from None
 
-    def _wait(self, holder: Holder, join: bool) -> NoReturn:
+    def _wait(self, holder: Holder, follow: bool) -> NoReturn:
         """Put the message back until its equal is done; uses up no retry."""
         ticket = self.ticket
-        if join and holder.task_id:
+        if follow and holder.task_id:
             ticket = replace(ticket, joined=ticket.joined or holder.task_id)
             self._answer_with(ticket.joined)
         pause = backoff(FIRST_WAIT, LONGEST_WAIT, ticket.tries)
@@ -236,43 +286,17 @@ class Arrival:
         if state in states.PROPAGATE_STATES:
             raise result.result
 
-    def _stay_next(self, holder: Holder) -> NoReturn:
-        """Put back the message that comes after the holder, unless a later call has taken its place."""
-        ticket = self.ticket
-        seen = peek(ticket.using, ticket.waiting)
-        if seen.token != ticket.token and (seen.value or holder.task_id == ticket.task_id or self._is_done()):
-            if seen.value and seen.holder.task_id != ticket.task_id:
-                self._skip(f"Skipped: task {seen.holder.task_id} is next instead.")
-            raise Ignore(f"{ticket.task_id} runs with newer arguments instead.")
-        pause = backoff(FIRST_WAIT, LONGEST_WAIT / 2, ticket.tries)
-        if seen.owner:
-            about = (pause + self.rules.queue_ttl, ticket.token, ticket.task_id, seen.owner.label)
-            try:
-                take_note(ticket.using, ticket.waiting, *about, strict=True)
-            except LockTakenError:  # since it was looked at, a later call has taken it, or another copy has begun
-                raise Ignore(f"{ticket.task_id} runs with newer arguments instead.") from None
-        self._send_again(replace(ticket, waited=ticket.waited + pause), pause)
-        raise Ignore(f"{ticket.task_id} comes next; it is tried again in {pause:.1f} s.") from None
-
     # The message itself came before
 
     def _look_at_notes(self) -> None:
-        """Leave if the message was replaced or answered meanwhile, or must not run a second time."""
+        """Leave if the message was answered meanwhile, or must not run a second time."""
         ticket = self.ticket
-        self._leave_if_done()  # before it takes the slot, or two copies could keep each other waiting for ever
+        if not ticket.trailing:  # or see there: messages with newer arguments have the same id
+            self._leave_if_done()  # before it takes the slot, or two copies could keep each other waiting for ever
         if ticket.joined:
             self._answer_with(ticket.joined)
-        if self.rules.on_duplicate == "replace" and (note := peek(ticket.using, replaced_name(ticket.task_id))).value:
-            self._leave_replaced(note)
         if self.rules.redelivery == "drop" and self.redelivered and self._has_begun():
             self._drop()
-
-    def _leave_replaced(self, note: Seen) -> NoReturn:
-        try:
-            self._skip("Skipped: a later call has replaced it.")
-        finally:
-            if self._stores_results():  # which say it to copies that are still to come
-                free(self.ticket.using, replaced_name(self.ticket.task_id), note.token)
 
     def _watch(self, holder: Holder) -> NoReturn:
         """
@@ -372,7 +396,7 @@ class Arrival:
             self._drop()
 
     def _has_begun(self) -> bool:
-        return bool(peek(self.ticket.using, self._begun_name).value)
+        return self._came_before or bool(peek(self.ticket.using, self._begun_name).value)
 
     @property
     def _begun_name(self) -> str:
@@ -392,6 +416,8 @@ class Arrival:
 
     def _without_nodes(self, error: QuorumUnavailableError) -> Execution:
         how = self.rules.without_nodes("run")
+        if how != "retry" and self.ticket.trailing and self._has_result():
+            raise Ignore(f"{self.request.id} has a result, and this message may be an older one.")
         if how == "run" and not self._refused:
             log.warning("%s runs without a slot: %s", self.ticket.name, error)
             return Execution(self.task, self.ticket, self.rules, None, in_queue=True)
@@ -400,7 +426,15 @@ class Arrival:
         # Uses up no retry: without an answer from the nodes the body must not run.
         pause = backoff(1.0, LONGEST_PAUSE, self.ticket.tries)
         self._send_again(self.ticket, pause)
+        if self.ticket.trailing:  # the state RETRY would be stored over what another message of the call has stored
+            raise Ignore(f"The lock nodes do not answer: {error}") from error
         raise Retry(f"The lock nodes do not answer: {error}", exc=error, when=pause) from error  # type: ignore[arg-type]
+
+    def _has_result(self) -> bool:
+        try:
+            return bool(self.task.backend.get_state(self.request.id) in states.READY_STATES)
+        except Exception:  # there is no result backend, or it cannot be asked
+            return False
 
     def _send_again(self, ticket: Ticket, pause: float) -> None:
         request, ticket = self.request, replace(ticket, tries=ticket.tries + 1)
@@ -433,7 +467,7 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
 
     Raises:
         DuplicateTask: Its equal has it.
-        QuorumUnavailableError: Too few nodes answered, and ``on_redis_error`` does not say to run all the same.
+        QuorumUnavailableError: Too few nodes answered, and ``on_unavailable`` does not say to run all the same.
     """
     rules: SingletonOptions = task.singleton_options
     ticket = replace(task.singleton_ticket(f"direct-{fresh_nonce()[:8]}", args, kwargs), scope=RUNNING)

@@ -112,7 +112,7 @@ def _brokers(app: Any) -> list[Any]:
 
 def _copy(options: Any) -> str:
     if options.scope == WAITING:
-        return "the copy runs beside it: with scope='queued' a run has no slot."
+        return "the copy runs beside it: with scope='until_executing' a run has no slot."
     return "the copy waits for the run, and asks the nodes once per lease."
 
 
@@ -142,7 +142,7 @@ def _results(task: Any) -> Iterator[CheckMessage]:
 
 
 def _needing_results(options: Any) -> dict[str, bool]:
-    return {'on_overlap="join"': options.overlap == "join", "challenge=True": options.challenge}
+    return {'on_overlap="follow"': options.overlap == "follow"}
 
 
 def _check_beat(app: Any, tasks: list[Any]) -> Iterator[CheckMessage]:

@@ -7,7 +7,7 @@ else the project's class has.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Concatenate, Literal, cast, overload
 
 from celery import Celery, _state
@@ -15,7 +15,18 @@ from celery.local import Proxy
 
 from ._compat import P, R
 from .keys import check_key
-from .options import OPTIONS, Key, SingletonOptions, check_celery_options
+from .options import (
+    OPTIONS,
+    Key,
+    OnDuplicate,
+    OnLost,
+    OnOverlap,
+    OnUnavailable,
+    Redelivery,
+    Scope,
+    SingletonOptions,
+    check_celery_options,
+)
 from .task import SingletonTask, mixed_with
 
 
@@ -28,10 +39,9 @@ def singleton_task(
     *,
     bind: Literal[True],
     key: Key = ...,
-    scope: str = ...,
-    on_duplicate: str = ...,
-    on_overlap: str | None = ...,
-    overlap_value: Any = ...,
+    scope: Scope = ...,
+    on_duplicate: OnDuplicate = ...,
+    on_overlap: OnOverlap = ...,
     wait_for: float | None = ...,
     hold_for: float = ...,
     lease: float = ...,
@@ -39,10 +49,9 @@ def singleton_task(
     using: str = ...,
     group: str | None = ...,
     version: int = ...,
-    on_lost: str = ...,
-    on_redis_error: Mapping[str, str] = ...,
-    redelivery: str = ...,
-    challenge: bool = ...,
+    on_lost: OnLost = ...,
+    on_unavailable: OnUnavailable = ...,
+    redelivery: Redelivery = ...,
     lock_direct_calls: bool = ...,
     **celery_options: Any,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], SingletonTask[P, R]]: ...
@@ -52,10 +61,9 @@ def singleton_task(
 def singleton_task(
     *,
     key: Key = ...,
-    scope: str = ...,
-    on_duplicate: str = ...,
-    on_overlap: str | None = ...,
-    overlap_value: Any = ...,
+    scope: Scope = ...,
+    on_duplicate: OnDuplicate = ...,
+    on_overlap: OnOverlap = ...,
     wait_for: float | None = ...,
     hold_for: float = ...,
     lease: float = ...,
@@ -63,10 +71,9 @@ def singleton_task(
     using: str = ...,
     group: str | None = ...,
     version: int = ...,
-    on_lost: str = ...,
-    on_redis_error: Mapping[str, str] = ...,
-    redelivery: str = ...,
-    challenge: bool = ...,
+    on_lost: OnLost = ...,
+    on_unavailable: OnUnavailable = ...,
+    redelivery: Redelivery = ...,
     lock_direct_calls: bool = ...,
     **celery_options: Any,
 ) -> Callable[[Callable[P, R]], SingletonTask[P, R]]: ...

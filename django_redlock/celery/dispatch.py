@@ -4,8 +4,7 @@ What a call does before its message is on its way: take the slot, or answer its 
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -19,29 +18,26 @@ from ..exceptions import LockTakenError, QuorumUnavailableError
 from .execution import Execution
 from .keys import canonical
 from .options import SingletonOptions
-from .result import SingletonResult
+from .pending import DIGEST, label_of, take_over, turn
+from .result import SingletonResult, store_revoked
 from .signals import tell
 from .slots import (
     HEADER,
-    LABEL,
-    NOTE,
-    QUEUED,
     RECEIVED_HEADER,
     RUN_HEADER,
     RUNNING,
     Holder,
+    Record,
     Seen,
     Ticket,
     claim_waiting,
     free,
+    look,
     peek,
-    take_note,
     take_waiting,
 )
 
 OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
-DIGEST = 10  # hexadecimal digits that tell the arguments of trailing calls apart
-ATTEMPTS = 5  # at the note of the call that comes next, which others may be changing too
 OVER = frozenset({states.SUCCESS, states.FAILURE, states.REVOKED})
 
 log = logging.getLogger("django_redlock")
@@ -79,12 +75,14 @@ class Call:
 
         Raises:
             DuplicateTask: As in :meth:`SingletonTask.apply_async`.
-            QuorumUnavailableError: Too few nodes answered, and ``on_redis_error`` says to raise.
+            QuorumUnavailableError: Too few nodes answered, and ``on_unavailable`` says to raise.
         """
         if self.ticket.scope == RUNNING:
             return self.publish(replace(self.ticket, token=""))
+        own: SingletonOptions = self.task.singleton_options
+        self.ticket = replace(self.ticket, number=int(own.pends))
         try:
-            return self._take_and_send()
+            return self._send_trailing() if own.trails else self._take_and_send()
         except QuorumUnavailableError as error:
             if self.rules.without_nodes("enqueue") == "raise":
                 raise
@@ -124,6 +122,8 @@ class Call:
             return True
         if mine and lease and lease.name == ticket.running:
             mine.end(hold=False)  # before the message is there: its run would find the slot taken
+        if self.task.singleton_options.trails and ticket.waiting == ticket.following:
+            return False  # later calls could not take it over, and would have no place to wait
         if ticket.waiting:
             take_waiting(ticket, self.ttl, self.task.name, adopt="" if mine else self._kept())
         return bool(ticket.waiting)
@@ -134,8 +134,8 @@ class Call:
         mine = seen.holder.task_id == self.ticket.task_id and seen.holder.state == "queued"
         return seen.token if mine else ""
 
-    def publish(self, ticket: Ticket, undo: Callable[[], None] | None = None) -> SingletonResult[Any]:
-        """Send the message with its ticket; if it could not be sent, calls *undo* and frees its slot."""
+    def publish(self, ticket: Ticket) -> SingletonResult[Any]:
+        """Send the message with its ticket; if it could not be sent, free its slot."""
         theirs = {name: value for name, value in (self.options.get("headers") or {}).items() if name not in OURS}
         headers = {**theirs, HEADER: ticket.pack()}
         try:
@@ -143,8 +143,6 @@ class Call:
                 self.args, self.kwargs, **{**self.options, "headers": headers, "task_id": ticket.task_id}
             )
         except BaseException:
-            if undo:
-                undo()
             free(ticket.using, ticket.waiting, ticket.token)
             raise
         return sent
@@ -164,121 +162,152 @@ class Call:
         return (moment - datetime.now(UTC)).total_seconds()
 
     def _take_and_send(self) -> SingletonResult[Any]:
-        if self.rules.trails:
-            # Whoever comes next takes the place of the one that waits to be next, also while the slot is free.
-            next_one = peek(self.ticket.using, self.ticket.following)
-            if next_one.value:
-                return self._answer(next_one.holder, trailing=True)
-        holder = claim_waiting(self.ticket, self.ttl, self.task.name)
+        holder = claim_waiting(self.ticket, self.ttl, self._label)
         if holder:
             return self._answer(holder)
         _unanswered.discard(self.ticket.using)
         return self.publish(self.ticket)
 
-    def _answer(self, holder: Holder, trailing: bool = False) -> SingletonResult[Any]:
-        """Answer the caller: its equal has the slot, or waits to be the next that has it."""
-        if self.rules.challenge and not trailing and holder.state == "queued" and self._outlived(holder):
+    # A task whose duplicates wait as one pending call
+
+    def _send_trailing(self) -> SingletonResult[Any]:
+        """Take the slot if nobody has it and no call is pending, or take part in the pending call."""
+        run, record = self._look()
+        if not run.value and not record.value and not claim_waiting(self.ticket, self.ttl, self._label):
+            _unanswered.discard(self.ticket.using)
+            return self.publish(self.ticket)
+        if self.rules.trails and not self._linked:
+            if self._says_the_same(record):
+                return self._joined(run, record)
+            with turn(self.ticket):
+                return self._take_part(*self._look())
+        if not run.value and not record.value:
+            run, record = self._look()
+        return self._answer(run.holder if run.value else record.holder)
+
+    def _take_part(self, run: Seen, record: Seen) -> SingletonResult[Any]:
+        """Create the pending call, or take it over; in this call's turn."""
+        if record.record:
+            if self._says_the_same(record):
+                return self._joined(run, record)
+            return self._take_over_pending(run, record, record.record)
+        if record.value:  # what waits cannot be taken over, or is no task: this one comes after it
+            return (
+                self._noted(record.holder).publish(replace(self.ticket, token="")).about(record.holder, accepted=True)
+            )
+        if run.value:
+            self.ticket = replace(self.ticket, number=1)
+        refused = claim_waiting(self.ticket, self.ttl, self._label)
+        if refused:
+            raise LockTakenError(self.ticket.waiting)
+        if not run.value:
+            return self.publish(self.ticket)
+        return self._noted(run.holder).publish(self.ticket).about(run.holder, accepted=True)
+
+    def _take_over_pending(self, run: Seen, seen: Seen, record: Record) -> SingletonResult[Any]:
+        """Send the message that counts from now on, under the id of the pending call; in this call's turn."""
+        holder = run.holder if run.value else seen.holder
+        self.ticket = ticket = replace(self.ticket, number=record.number + 1)
+        if self._is_over(seen.holder):  # its callers have been told, and nobody waits for it any more
+            take_over(ticket, self.ttl, self._pending_label, seen)
+            return self.publish(ticket)
+        ticket = replace(ticket, task_id=record.task_id)
+        # First, so that there is always a message that counts: until the next line, the one before does.
+        sent = self._noted(holder).publish(ticket)
+        take_over(ticket, self.ttl, self._pending_label, seen)
+        return sent.about(holder, accepted=True)
+
+    def _joined(self, run: Seen, record: Seen) -> SingletonResult[Any]:
+        """Answer a call with the arguments of the pending one, which it has no need to send."""
+        holder = run.holder if run.value else record.holder
+        return self._noted(holder)._result(str(record.holder.task_id)).about(holder, accepted=False)
+
+    def _look(self) -> tuple[Seen, Seen]:
+        """Return who has the slot of a run, and the pending call."""
+        ticket = self.ticket
+        if not ticket.running:
+            return Seen("", 0.0, 0), peek(ticket.using, ticket.following)
+        run, record = look(ticket.using, ticket.running, ticket.following)
+        return run, record
+
+    def _says_the_same(self, record: Seen) -> bool:
+        """Return whether the pending call has these arguments. One that is put off is moved all the same."""
+        found = record.record
+        moved = self.rules.on_duplicate == "replace"
+        return found is not None and not moved and found.digest == self._digest()
+
+    @property
+    def _linked(self) -> bool:
+        """Whether other tasks follow this call, which would be lost if its message did not count any more."""
+        return bool(self.options.get("link") or self.options.get("link_error"))
+
+    @property
+    def _label(self) -> str:
+        return self._pending_label if self.ticket.trailing else str(self.task.name)
+
+    @property
+    def _pending_label(self) -> str:
+        return label_of(self.task.name, self._digest(), max(1, self.ticket.number))
+
+    def _noted(self, holder: Holder) -> "Call":
+        """Tell that the call is a duplicate; returns the call."""
+        about: dict[str, Any] = {"task_id": self.ticket.task_id, "name": self.ticket.name}
+        about |= {"holder_id": holder.task_id, "state": holder.state, "strategy": self.rules.on_duplicate}
+        tell(self.task, "singleton_duplicate", "%s is %s", self.ticket.name, holder, **about)
+        return self
+
+    # A duplicate
+
+    def _answer(self, holder: Holder) -> SingletonResult[Any]:
+        """Answer the caller: its duplicate has the slot, or is pending."""
+        if holder.state == "queued" and self._is_over(holder) and self._take_from(holder):
             return self.publish(self.ticket)
         how = self.rules.on_duplicate
-        about: dict[str, Any] = {"task_id": self.ticket.task_id, "name": self.ticket.name, "strategy": how}
-        about |= {"holder_id": holder.task_id, "state": holder.state}
-        tell(self.task, "singleton_duplicate", "%s is %s", self.ticket.name, holder, **about)
-        if how == "enqueue":
-            return self.publish(replace(self.ticket, token="")).about(holder, accepted=True)
+        self._noted(holder)
         # Beat can catch nothing, and would log a traceback at every tick. The log line above is enough.
         beat = (self.options.get("headers") or {}).get("celery_beat_task") or threading.get_ident() == _beat
-        if how == "replace" and holder.state == "queued" and not trailing and (sent := self._replace(holder)):
-            return sent.about(holder, accepted=True)
         # The holder would not follow the links of this call, and nobody would notice that they are lost.
-        if (how == "raise" and not beat) or self.options.get("link") or self.options.get("link_error"):
+        if (how == "raise" and not beat) or self._linked:
             error = self.task.singleton_error
             raise error(holder.task_id, holder.state, holder.retry_after, self.ticket.name) from None
-        if how in ("rerun", "replace"):
-            return self._send_after(holder)
         if how != "skip" and holder.task_id:
             return self._result(holder.task_id).about(holder, accepted=False)
-        wanted = not self.options.get("ignore_result", self.task.ignore_result)
-        reason = f"Skipped: {self.ticket.name} is {holder}."
-        self.task.backend.mark_as_revoked(self.ticket.task_id, reason, store_result=wanted)
+        self._store_skipped(f"Skipped: {self.ticket.name} is {holder}.")
         return self._result(self.ticket.task_id).about(holder, accepted=False)
+
+    def _store_skipped(self, reason: str) -> None:
+        """Store that the call was skipped."""
+        wanted = not self.options.get("ignore_result", self.task.ignore_result)
+        store_revoked(self.task, self.ticket.task_id, reason, wanted)
 
     def _result(self, task_id: str) -> SingletonResult[Any]:
         result: SingletonResult[Any] = self.task.AsyncResult(task_id)
         return result
 
-    def _outlived(self, holder: Holder) -> bool:
-        """Take the slot from a waiting holder that is over, as its result says; returns whether it is ours."""
-        try:
-            over = self.task.backend.get_state(holder.task_id) in OVER
-        except NotImplementedError:  # there is no result backend
-            return False
-        return over and self._take_over(holder) is not None
+    def _is_over(self, holder: Holder) -> bool:
+        """
+        Return whether a holder that waits for its time is over already, as its result says: it was revoked.
 
-    def _take_over(self, holder: Holder) -> Seen | None:
-        """Take the slot from a waiting holder; returns what it had, None if that was no longer the slot."""
+        Others are not looked up. Their slot is freed as soon as a worker gets the message.
+        """
+        delayed = holder.retry_after is not None and holder.retry_after > self.rules.queue_ttl
+        if not delayed or not holder.task_id:
+            return False
+        try:
+            return self.task.backend.get_state(holder.task_id) in OVER
+        except Exception:  # there is no result backend, or it cannot be asked
+            return False
+
+    def _take_from(self, holder: Holder) -> bool:
+        """Take the slot from a waiting holder; returns whether it still waited."""
         seen = peek(self.ticket.using, self.ticket.waiting)
         if seen.holder.task_id != holder.task_id or seen.holder.state != "queued":
-            return None
+            return False
         try:
             take_waiting(self.ticket, self.ttl, self.task.name, adopt=seen.token)
         except LockTakenError:
-            return None
-        return seen
-
-    def _replace(self, holder: Holder) -> SingletonResult[Any] | None:
-        """Send the message in place of a waiting holder's, which is revoked; returns None if that waits no more."""
-        note = replaced_name(str(holder.task_id))
-        ttl = (holder.retry_after or 0.0) + self.rules.queue_ttl
-        token = fresh_nonce()
-        try:
-            # First, so that there is no moment at which it could run as well.
-            take_note(self.ticket.using, note, ttl, token, self.ticket.task_id, self.task.name[:LABEL] + NOTE)
-        except LockTakenError:
-            return None  # somebody else is replacing it just now
-        seen = self._take_over(holder)
-        if seen is None:
-            free(self.ticket.using, note, token)
-            return None
-
-        def undo() -> None:
-            before = replace(self.ticket, task_id=str(holder.task_id), token=seen.token)
-            with suppress(LockTakenError, QuorumUnavailableError):
-                take_waiting(before, seen.left, self.task.name, adopt=self.ticket.token)
-            free(self.ticket.using, note, token)
-
-        sent = self.publish(self.ticket, undo)
-        self._note_replaced(str(holder.task_id))
-        return sent
-
-    def _note_replaced(self, task_id: str) -> None:
-        """Store that a task was replaced. The message is on its way, so nothing that fails here may raise."""
-        reason, wanted = f"Replaced by task {self.ticket.task_id}.", not self.task.ignore_result
-        try:
-            self.task.backend.mark_as_revoked(task_id, reason, store_result=wanted)
-        except Exception:
-            log.exception("it could not be stored that task %s was replaced", task_id)
-
-    def _send_after(self, holder: Holder) -> SingletonResult[Any]:
-        """
-        Send the message so that it runs once after the holder; what waits for that already gives way to it.
-
-        All that are sent for one such run have the same id, so every caller's result is that of the run.
-        """
-        label = f"{self.task.name[: LABEL - DIGEST - 2]} #{self._digest()}{QUEUED}"
-        for _ in range(ATTEMPTS):
-            seen: Seen = peek(self.ticket.using, self.ticket.following)
-            task_id = seen.holder.task_id or self.ticket.task_id
-            if seen.owner and seen.owner.label == label:
-                return self._result(task_id).about(holder, accepted=False)
-            ticket = replace(self.ticket, trailing=True, task_id=task_id)
-            try:
-                # Strictly: a run that has begun meanwhile has freed it, and this message must not have that one's id.
-                about = (ticket.using, ticket.waiting, self.ttl, ticket.token, task_id, label)
-                take_note(*about, adopt=seen.token, strict=bool(seen.token))
-            except LockTakenError:
-                continue
-            return self.publish(ticket).about(holder, accepted=True)
-        return self.publish(replace(self.ticket, token="")).about(holder, accepted=True)
+            return False
+        return True
 
     def _digest(self) -> str:
         """Return what tells these arguments from others, and tells people nothing of them."""
@@ -287,11 +316,6 @@ class Call:
         except (TypeError, ValueError):  # it has no key, so it may be new
             text = fresh_nonce()
         return salted_hmac("django_redlock.celery.next", text, algorithm="sha256").hexdigest()[:DIGEST]
-
-
-def replaced_name(task_id: str) -> str:
-    """Return the name of the note that says that a waiting task was replaced."""
-    return f"replaced:{task_id}"
 
 
 def _note_beat(**about: Any) -> None:

@@ -86,7 +86,7 @@ class Execution:
 
         No longer, because the message may be gone all the same: Celery stops a child in the same way for a time limit.
         """
-        ticket = self.ticket
+        ticket = self.ticket.begun
         if self.lease and not self.handed_over and ticket.waiting == self.lease.name and self.lease.valid():
             with suppress(LockTakenError, QuorumUnavailableError):
                 self.hand_over(ticket, self.options.lease)

@@ -10,7 +10,7 @@ from ..core.owner import decode
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from .keys import canonical
-from .options import SingletonOptions, nearest
+from .options import Return, SingletonOptions, nearest
 from .slots import RUNNING, Holder, Ticket, peek, state_of
 
 ANSWERS = {
@@ -18,15 +18,13 @@ ANSWERS = {
     "skip": "send nothing, and return a result that is already revoked",
     "raise": "raise DuplicateTask",
     "rerun": "be remembered, and run once after task {id}",
-    "replace": "take its place and revoke it if it waits, or run once after it if it runs",
-    "enqueue": "be sent, and a worker would decide",
+    "replace": "give its arguments to the call that waits, or run once after task {id}",
 }
 OVERLAPS = {
-    "skip": "end it as revoked",
+    "drop": "end it as revoked",
     "wait": "put it back until the slot is free",
-    "join": "put it back, and end it with the result of task {id}",
-    "succeed": "end it with overlap_value",
-    "raise": "fail it with DuplicateTask",
+    "follow": "put it back, and end it with the result of task {id}",
+    "fail": "fail it with DuplicateTask",
 }
 
 
@@ -125,7 +123,7 @@ def _nodes(using: str, name: str) -> list[str]:
 
 def _next_call(options: SingletonOptions, holder: Holder) -> list[str]:
     if options.scope == RUNNING:
-        return ["A call now would be sent: with scope='running' any number may wait."]
+        return ["A call now would be sent: with scope='while_executing' any number may wait."]
     if holder.state == "unknown":
         what = "be sent without a slot" if options.without_nodes("enqueue") == "publish" else "raise an error"
         return [f"A call now would {what}: too few nodes answer."]
@@ -135,13 +133,18 @@ def _next_call(options: SingletonOptions, holder: Holder) -> list[str]:
     if options.on_duplicate == "join" and not holder.task_id:
         what = ANSWERS["skip"] + ", because the holder is not a task"
     lines = [f"A call now would {what.format(id=holder.task_id or 'that has it')}."]
-    if options.on_duplicate not in ("enqueue", "raise"):
+    if options.on_duplicate != "raise":
         lines.append("With link= or link_error= it would raise DuplicateTask: its equal would not follow them.")
     return lines
+
+
+def _overlap(options: SingletonOptions) -> str:
+    how = options.overlap
+    return "end it with the value of Return()" if isinstance(how, Return) else OVERLAPS[how]
 
 
 def _next_message(options: SingletonOptions, holder: Holder) -> list[str]:
     if holder.state in ("free", "unknown"):
         return []
-    what = OVERLAPS[options.overlap].format(id=holder.task_id or "that has it")
+    what = _overlap(options).format(id=holder.task_id or "that has it")
     return [f"A worker that gets its equal now would {what}."]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.lease import Lease
 from .keys import lock_name
+from .result import store_revoked
 from .slots import Holder, Seen, Ticket, free, peek, state_of
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Singleton:
         """
         Return who has the slot of a call; None if it is free. By the time you read the answer it may be wrong.
 
-        Of a run and a message that waits for it (``scope="queued+running"``, ``on_duplicate="rerun"``), the run.
+        If one call runs and another one waits for it, that is the run.
 
         Raises:
             QuorumUnavailableError: Too few nodes answered.
@@ -163,11 +164,9 @@ class Singleton:
         for name, seen in self._slots(args, kwargs):
             holder: Holder = seen.holder
             if seen.value and holder.task_id and holder.state == "queued":
+                free(self._task.singleton_options.using, name, seen.token)  # first: what follows may fail
                 self._task.app.control.revoke(holder.task_id)
-                self._task.backend.mark_as_revoked(
-                    holder.task_id, "Cancelled.", store_result=not self._task.ignore_result
-                )
-                free(self._task.singleton_options.using, name, seen.token)
+                store_revoked(self._task, holder.task_id, "Cancelled.", not self._task.ignore_result)
                 return holder.task_id
         return None
 

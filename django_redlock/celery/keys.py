@@ -9,6 +9,8 @@ different types give different keys.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from enum import Enum
 from functools import lru_cache
 from hashlib import blake2b
 from inspect import BoundArguments, Parameter, Signature, signature
@@ -222,11 +224,17 @@ def _through_json(name: str, value: object) -> str:
 
 
 class _Encoder(JSONEncoder):
-    """Celery's JSON, and what other serializers carry: model instances, sets, pydantic models."""
+    """Celery's JSON, and what other serializers carry: model instances, sets, enums, durations, pydantic models."""
 
     def default(self, value: Any) -> Any:
         if isinstance(value, Model):
             return {"__model__": [value._meta.label_lower, _saved(value)]}
+        if isinstance(value, Enum):
+            return {"__enum__": [f"{type(value).__module__}.{type(value).__qualname__}", value.name]}
+        if isinstance(value, timedelta):
+            return {"__timedelta__": [value.days, value.seconds, value.microseconds]}
+        if isinstance(value, complex):
+            return {"__complex__": [value.real, value.imag]}
         if isinstance(value, (set, frozenset)):
             return {"__set__": sorted(json.dumps(member, cls=_Encoder, sort_keys=True) for member in value)}
         if hasattr(type(value), "model_dump") and not hasattr(type(value), "__json__"):

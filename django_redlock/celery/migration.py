@@ -78,7 +78,7 @@ class QueueOnce(MigratedTask):
 
     ``keys`` is ``key``; ``graceful`` is ``on_duplicate="join"``, without it ``AlreadyQueued`` is raised; ``timeout``
     is ``queue_ttl`` and says nothing of the run any more, which keeps its slot for as long as it lives;
-    ``unlock_before_run`` is ``scope="queued"``.
+    ``unlock_before_run`` is ``scope="until_executing"``.
     """
 
     abstract = True
@@ -107,7 +107,7 @@ class QueueOnce(MigratedTask):
             key=None if keys is None else tuple(keys),  # an empty list makes all calls of the task equal
             on_duplicate="join" if cls.once.get("graceful") else "raise",
             queue_ttl=float(cls.once.get("timeout") or settings.get("default_timeout") or 3600),
-            scope="queued" if cls.once.get("unlock_before_run") else "lifetime",
+            scope="until_executing" if cls.once.get("unlock_before_run") else "until_executed",
         )
 
     @classmethod
@@ -116,7 +116,7 @@ class QueueOnce(MigratedTask):
         if cls.once.get("unlock_before_run"):
             warnings.warn(
                 f"{cls.__name__}: unlock_before_run lets two runs of equal calls overlap, as it always did. If they "
-                'must not, write @singleton_task(scope="queued+running").',
+                'must not, write @singleton_task(scope="until_and_while_executing").',
                 stacklevel=4,
             )
 

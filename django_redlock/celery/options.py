@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from inspect import BoundArguments
-from typing import Any
+from typing import Any, Literal, TypedDict, get_args
 
 from celery import Task
 
@@ -14,11 +14,59 @@ from .slots import LIFETIME, RUNNING, SCOPES, WAITING
 
 Key = str | Sequence[str] | Callable[[BoundArguments], str] | None
 
-ON_DUPLICATE = ("join", "skip", "raise", "rerun", "replace", "enqueue")
-ON_OVERLAP = ("skip", "wait", "join", "succeed", "raise")
-ON_REDIS_ERROR = {"enqueue": ("publish", "raise"), "run": ("retry", "run", "fail")}
-ON_LOST = ("flag", "raise")
-REDELIVERY = ("resume", "drop")
+Scope = Literal["until_executed", "until_executing", "while_executing", "until_and_while_executing"]
+OnDuplicate = Literal["join", "skip", "raise", "rerun", "replace"]
+OnLost = Literal["flag", "raise"]
+Redelivery = Literal["resume", "drop"]
+
+
+class OnUnavailable(TypedDict, total=False):
+    """What to do when too few lock nodes answer, at each stage; what is left out keeps its default, the first."""
+
+    enqueue: Literal["publish", "raise"]
+    run: Literal["retry", "run", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """
+    For ``on_overlap``: end the message with *value*, as if it had run.
+
+    Args:
+        value: What the task returns.
+    """
+
+    value: Any = None
+
+    def __str__(self) -> str:
+        return "return"
+
+
+OnOverlap = Literal["wait", "drop", "follow", "fail"] | Return | None
+
+ON_DUPLICATE = get_args(OnDuplicate)
+ON_OVERLAP = ("wait", "drop", "follow", "fail")
+ON_UNAVAILABLE = {"enqueue": ("publish", "raise"), "run": ("retry", "run", "fail")}
+ON_LOST = get_args(OnLost)
+REDELIVERY = get_args(Redelivery)
+
+# Options and values of the first edition, and what to write instead.
+RETIRED_OPTIONS = {
+    "on_redis_error": "on_unavailable={...}",
+    "overlap_value": "on_overlap=Return(value)",
+    "challenge": "nothing: a call that meets one with a countdown looks by itself whether that was revoked",
+}
+RETIRED_VALUES = {
+    ("scope", "lifetime"): 'scope="until_executed"',
+    ("scope", "queued"): 'scope="until_executing"',
+    ("scope", "running"): 'scope="while_executing"',
+    ("scope", "queued+running"): 'scope="until_and_while_executing"',
+    ("on_duplicate", "enqueue"): 'scope="while_executing"',
+    ("on_overlap", "skip"): 'on_overlap="drop"',
+    ("on_overlap", "join"): 'on_overlap="follow"',
+    ("on_overlap", "raise"): 'on_overlap="fail"',
+    ("on_overlap", "succeed"): "on_overlap=Return(value)",
+}
 
 # What other parts of this package, or other packages, call one of our options.
 OTHER_NAMES = {
@@ -27,12 +75,12 @@ OTHER_NAMES = {
     **dict.fromkeys(("unique_on", "unique_by", "unique_key", "lock_key", "once", "keys"), "'key'"),
     **dict.fromkeys(("wait", "wait_timeout", "blocking_timeout", "max_wait"), "'wait_for'"),
     **{"hold": "'hold_for'", "alias": "'using'", "on_dup": "'on_duplicate'"},
-    **{"unlock_before_run": 'scope="queued"', "cooldown": "'hold_for'"},
+    **{"unlock_before_run": 'scope="until_executing"', "cooldown": "'hold_for'"},
     **{"graceful": 'on_duplicate="join"', "raise_on_duplicate": 'on_duplicate="raise"'},
 }
 
 # What one call may choose for itself. The rest is for the worker, which goes by the task.
-PER_CALL = ("on_duplicate", "queue_ttl", "challenge")
+PER_CALL = ("on_duplicate", "queue_ttl")
 
 # Options of Celery's decorator that are not attributes of its task class.
 CELERY_ONLY = {
@@ -49,14 +97,17 @@ class SingletonOptions:
     Args:
         key: What tells calls apart: parameter names, a template such as ``"shop:{shop_id}"``, or a function of the
             :class:`inspect.BoundArguments` that returns a str; None is all parameters.
-        scope: Who excludes whom: ``lifetime`` (one waiting or running), ``running`` (one runs, any number waits),
-            ``queued`` (one waits, any number runs) or ``queued+running`` (one waits and one runs).
-        on_duplicate: What a caller gets while an equal task has the slot: ``join``, ``skip``, ``raise``, ``rerun``,
-            ``replace`` or ``enqueue``.
-        on_overlap: What a worker does with a message whose equal has the slot: ``skip``, ``wait``, ``join``,
-            ``succeed`` or ``raise``; None is ``wait`` for the two scopes that end in ``running``, else ``skip``.
-        overlap_value: What the task returns with ``on_overlap="succeed"``.
-        wait_for: How long a message is put back with ``wait`` or ``join``, in seconds, before it is skipped; None is
+        scope: Who excludes whom: ``until_executed`` (one waiting or running), ``until_executing`` (one waits, any
+            number runs), ``while_executing`` (one runs, any number waits) or ``until_and_while_executing`` (one waits
+            and one runs).
+        on_duplicate: What a caller gets while the slot is taken, unless the call has an id of its own: ``join`` (the
+            result of the other call), ``skip`` (a revoked result), ``raise`` (``DuplicateTask``), ``rerun`` (one more
+            run, with the newest arguments) or ``replace`` (a call that waits takes the newest arguments and time).
+        on_overlap: What a worker does with a message that finds the slot taken: ``wait`` for it, ``drop`` the message
+            as revoked, ``follow`` (end with the result of the other run), ``fail`` with ``DuplicateTask``, or
+            ``Return(value)``. None is ``wait`` for the scopes with *while* and for ``rerun`` and ``replace``, else
+            ``drop``.
+        wait_for: How long a message is put back with ``wait`` or ``follow``, in seconds, before it is dropped; None is
             for ever.
         hold_for: How long the slot stays taken at least, in seconds from the start of the run.
         lease: How long the slot of a running task lasts without renewal, in seconds. It is renewed while the task
@@ -66,11 +117,10 @@ class SingletonOptions:
         group: Tasks of one group share slots; None is a slot of the task's own.
         version: Raise it when the meaning of the key changes.
         on_lost: What happens to a body whose slot was lost: ``flag`` tells it when it asks, ``raise`` interrupts it.
-        on_redis_error: What to do when too few lock nodes answer: ``{"enqueue": "publish" or "raise", "run":
+        on_unavailable: What to do when too few lock nodes answer: ``{"enqueue": "publish" or "raise", "run":
             "retry", "run" or "fail"}``; what is left out keeps its default, the first of each.
         redelivery: What becomes of a message that the broker delivers again though a run of it had begun: ``resume``
             runs it again if that run died, ``drop`` never runs it again.
-        challenge: Whether a call that meets a waiting equal asks the result backend if that one is over.
         lock_direct_calls: Whether ``task(...)`` takes the slot too, and raises ``DuplicateTask`` if it is taken.
 
     Raises:
@@ -79,10 +129,9 @@ class SingletonOptions:
     """
 
     key: Key = None
-    scope: str = LIFETIME
-    on_duplicate: str = "join"
-    on_overlap: str | None = None
-    overlap_value: Any = None
+    scope: Scope = "until_executed"
+    on_duplicate: OnDuplicate = "join"
+    on_overlap: OnOverlap = None
     wait_for: float | None = None
     hold_for: float = 0.0
     lease: float = 30.0
@@ -90,42 +139,52 @@ class SingletonOptions:
     using: str = DEFAULT_ALIAS
     group: str | None = None
     version: int = 1
-    on_lost: str = "flag"
-    on_redis_error: Mapping[str, str] = field(default_factory=dict)
-    redelivery: str = "resume"
-    challenge: bool = False
+    on_lost: OnLost = "flag"
+    on_unavailable: OnUnavailable = field(default_factory=OnUnavailable)
+    redelivery: Redelivery = "resume"
     lock_direct_calls: bool = False
+
+    def __new__(cls, **options: Any) -> "SingletonOptions":
+        for name in RETIRED_OPTIONS.keys() & options.keys():
+            raise TypeError(retired(name))
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         _choice("scope", self.scope, SCOPES)
         _choice("on_duplicate", self.on_duplicate, ON_DUPLICATE)
-        _choice("on_overlap", self.overlap, ON_OVERLAP)
+        if not isinstance(self.overlap, Return):
+            _choice("on_overlap", self.overlap, ON_OVERLAP)
         _choice("on_lost", self.on_lost, ON_LOST)
         _choice("redelivery", self.redelivery, REDELIVERY)
         seconds("lease", self.lease)
         seconds("queue_ttl", self.queue_ttl)
         _from_zero("hold_for", self.hold_for)
-        _flag("challenge", self.challenge)
         _flag("lock_direct_calls", self.lock_direct_calls)
         if self.wait_for is not None:
             _from_zero("wait_for", self.wait_for)
         self._check_names()
-        self._check_on_redis_error()
+        self._check_on_unavailable()
         self._check_combinations()
 
     @property
-    def overlap(self) -> str:
-        """What a worker does with a message whose equal has the slot."""
-        return self.on_overlap or ("skip" if self.scope in (LIFETIME, WAITING) else "wait")
+    def overlap(self) -> str | Return:
+        """What a worker does with a message that finds the slot taken."""
+        return self.on_overlap or ("drop" if self.scope in (LIFETIME, WAITING) and not self.trails else "wait")
 
     @property
     def trails(self) -> bool:
         """Whether a duplicate may wait to be the next that runs."""
         return self.on_duplicate in ("rerun", "replace")
 
+    @property
+    def pends(self) -> bool:
+        """Whether a call that waits is pending, and later calls take it over, also if nothing runs."""
+        return self.on_duplicate == "replace" or (self.on_duplicate == "rerun" and self.scope != LIFETIME)
+
     def without_nodes(self, stage: str) -> str:
         """Return what to do when too few nodes answer, at the stage ``enqueue`` or ``run``."""
-        return self.on_redis_error.get(stage, ON_REDIS_ERROR[stage][0])
+        chosen: Mapping[str, Any] = self.on_unavailable
+        return str(chosen.get(stage, ON_UNAVAILABLE[stage][0]))
 
     def for_call(self, chosen: Mapping[str, Any]) -> "SingletonOptions":
         """
@@ -143,8 +202,9 @@ class SingletonOptions:
             if name not in PER_CALL:
                 known = ", ".join(map(repr, PER_CALL))
                 raise TypeError(f"singleton={{...}} of a call may have {known}, not {name!r}{nearest(name, PER_CALL)}")
-        if chosen.get("on_duplicate") == "replace" != self.on_duplicate:
-            raise TypeError("on_duplicate='replace' is for the task as a whole: workers must know of it too.")
+        how = chosen.get("on_duplicate")
+        if how in ("rerun", "replace") and how != self.on_duplicate:
+            raise TypeError(f"on_duplicate={how!r} is for the task as a whole: workers must know of it too.")
         return replace(self, **chosen)
 
     def _check_names(self) -> None:
@@ -155,28 +215,28 @@ class SingletonOptions:
         if isinstance(self.version, bool) or not isinstance(self.version, int):
             raise TypeError(f"version must be a whole number, not {self.version!r}.")
 
-    def _check_on_redis_error(self) -> None:
-        if not isinstance(self.on_redis_error, Mapping):
-            raise TypeError(f"on_redis_error must be a dict such as {{'run': 'fail'}}, not {self.on_redis_error!r}.")
-        for stage, choice in self.on_redis_error.items():
-            _choice("A stage of on_redis_error", stage, tuple(ON_REDIS_ERROR))
-            _choice(f"on_redis_error[{stage!r}]", choice, ON_REDIS_ERROR[stage])
+    def _check_on_unavailable(self) -> None:
+        if not isinstance(self.on_unavailable, Mapping):
+            raise TypeError(f"on_unavailable must be a dict such as {{'run': 'fail'}}, not {self.on_unavailable!r}.")
+        for stage, choice in self.on_unavailable.items():
+            _choice("A stage of on_unavailable", stage, tuple(ON_UNAVAILABLE))
+            _choice(f"on_unavailable[{stage!r}]", choice, ON_UNAVAILABLE[stage])
 
     def _check_combinations(self) -> None:
-        if self.scope == RUNNING and (self.challenge or "enqueue" in self.on_redis_error):
-            wrong = "challenge=True" if self.challenge else "on_redis_error={'enqueue': ...}"
-            raise ValueError(f"{wrong} has no meaning with scope='running', whose calls are sent without a look.")
+        if self.scope == RUNNING and "enqueue" in self.on_unavailable:
+            raise ValueError(
+                "on_unavailable={'enqueue': ...} has no meaning with scope='while_executing', "
+                "whose calls are sent without a look."
+            )
         if self.scope == RUNNING and self.on_duplicate != "join":
             raise ValueError(
-                f"on_duplicate={self.on_duplicate!r} has no meaning with scope='running', which sends every call; "
-                "choose on_overlap, or scope='queued+running'."
+                f"on_duplicate={self.on_duplicate!r} has no meaning with scope='while_executing', which sends every "
+                "call; choose on_overlap, or scope='until_and_while_executing'."
             )
-        if self.wait_for is not None and self.overlap not in ("wait", "join"):
+        if self.wait_for is not None and self.overlap not in ("wait", "follow"):
             raise ValueError(f"wait_for has no meaning with on_overlap={self.overlap!r}; write on_overlap='wait'.")
-        if self.overlap_value is not None and self.overlap != "succeed":
-            raise ValueError(f"overlap_value has no meaning with on_overlap={self.overlap!r}; write 'succeed'.")
         if self.on_lost == "raise" and self.scope == WAITING:
-            raise ValueError("on_lost='raise' has no meaning with scope='queued': a run has no slot to lose.")
+            raise ValueError("on_lost='raise' has no meaning with scope='until_executing': a run has no slot to lose.")
 
 
 OPTIONS = tuple(field.name for field in fields(SingletonOptions))
@@ -193,11 +253,18 @@ def check_celery_options(options: Iterable[str]) -> None:
         TypeError: An option is a misspelling of one of ours.
     """
     for name in options:
+        if name in RETIRED_OPTIONS:
+            raise TypeError(retired(name))
         if hasattr(Task, name) or name in CELERY_ONLY:
             continue
         near = [OTHER_NAMES[name]] if name in OTHER_NAMES else map(repr, get_close_matches(name, OPTIONS, 1, 0.7))
         for close in near:
             raise TypeError(f"singleton_task() has no option {name!r}; did you mean {close}?")
+
+
+def retired(name: str) -> str:
+    """Return the message about an option of the first edition."""
+    return f"{name} is no option of a singleton task any more; write {RETIRED_OPTIONS[name]}."
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
@@ -207,6 +274,8 @@ def nearest(word: object, known: Iterable[str]) -> str:
 
 
 def _choice(option: str, value: object, known: tuple[str, ...]) -> None:
+    if (option, value) in RETIRED_VALUES:
+        raise ValueError(f"{option}={value!r} has another name: write {RETIRED_VALUES[option, str(value)]}.")
     if value not in known:
         raise ValueError(f"{option} must be one of {', '.join(map(repr, known))}, not {value!r}{nearest(value, known)}")
 

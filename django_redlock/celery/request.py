@@ -84,6 +84,9 @@ class SingletonRequest(Request):
         if not ticket:
             return
         run, unsent = self.request_dict[RUN_HEADER], self._unsent(ticket)
+        if ticket.trailing:  # it may have died before it freed that
+            free(ticket.using, ticket.waiting, ticket.token)
+            ticket = ticket.begun
         if requeued and ticket.waiting == ticket.running:
             kept = replace(ticket, token=ticket.token or fresh_nonce())
             if any(self._give_back(kept, token) for token in (run, unsent) if token):

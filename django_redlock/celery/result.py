@@ -1,9 +1,12 @@
 """What a caller of a singleton task gets back."""
 
+import logging
 from typing import Any, Self, cast
 
 from ._compat import BaseResult, R
 from .slots import Holder
+
+log = logging.getLogger("django_redlock")
 
 SAID = ("duplicate", "reason", "holder_id", "accepted")
 
@@ -54,6 +57,14 @@ def eager_result(result: Any) -> Any:
     for name in SAID:
         setattr(result, name, getattr(SingletonResult, name))
     return result
+
+
+def store_revoked(task: Any, task_id: str, reason: str, wanted: bool) -> None:
+    """Store that a call was revoked. A backend that cannot, such as ``rpc://`` outside a worker, is logged only."""
+    try:
+        task.backend.mark_as_revoked(task_id, reason, store_result=wanted)
+    except Exception:
+        log.exception("the result backend did not store that task %s was revoked (%s)", task_id, reason)
 
 
 def result_of(task: Any, task_id: str, **options: Any) -> SingletonResult[Any]:

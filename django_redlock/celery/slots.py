@@ -6,9 +6,10 @@ runs the task and renews a short lease under a token of its own. HELD: the run i
 step takes the lock over from the one before if that one still has it, in one atomic round, so a slot is never free in
 between; and when a queued slot expires, all that happens is that one more message is let into the queue.
 
-Beside the slots there are notes, which are locks of their own that nobody waits for: which call comes after the
-present one (``next:``), which copy of a message watches another (``watch:``), which message has been done (``done:``)
-or replaced (``replaced:``).
+A task with ``on_duplicate="rerun"`` or ``"replace"`` has a pending call as well; see :mod:`.pending`.
+
+Beside the slots there are notes, which are locks of their own that nobody waits for: which copy of a message watches
+another (``watch:``), which message has been done (``done:``), or has begun (``begun:``, ``began:``).
 """
 
 import json
@@ -16,12 +17,13 @@ import logging
 import re
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..core.acquisition import GaveUp, Granted, Wanted
 from ..core.names import slug
 from ..core.owner import Owner, decode, nonce_of
+from ..core.replies import Row
 from ..core.rules import MIN_TTL
 from ..engine.lease import Lease
 from ..exceptions import LockTakenError, QuorumUnavailableError
@@ -34,8 +36,10 @@ RECEIVED_HEADER = "django_redlock_received"  # when the worker got the message, 
 FORMAT = 2
 LABEL = 100  # characters of a task's name that fit into a label
 QUEUED, HELD, NOTE = " (queued)", " (held)", " (note)"
+NEXT = " (next)" + QUEUED  # of a pending call, which later calls may take over
+RECORD = re.compile(r" #([0-9a-f]{10})\.(\d{1,9})(?: \(next\) \(queued\)| \(note\))\Z", re.ASCII)
 INLINE = " (inline)"  # of a run in the process of its caller: nobody ever gets a result by its id
-LIFETIME, RUNNING, WAITING, BOTH = "lifetime", "running", "queued", "queued+running"
+LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
 
 log = logging.getLogger("django_redlock")
@@ -58,7 +62,7 @@ class Ticket:
         token: Token of the queued slot; empty if the message was sent without one.
         tries: How often a worker has put the message back into the queue.
         scope: Which slots there are: while it waits, while it runs, or one for both.
-        trailing: Whether it runs after its equal, and gives way to a later call of that kind.
+        number: How many messages of a pending call there have been, this one included; 0 if it is no pending call's.
         waited: For how many seconds it has been put back to wait for its equal.
         watch: Token of the note of the only copy that watches another; empty for all other messages.
         joined: Id of the task whose result it waits for; empty for none.
@@ -70,10 +74,15 @@ class Ticket:
     token: str = ""
     tries: int = 0
     scope: str = LIFETIME
-    trailing: bool = False
+    number: int = 0
     waited: float = 0.0
     watch: str = ""
     joined: str = ""
+
+    @property
+    def trailing(self) -> bool:
+        """Whether it is the message of a pending call, which a later call may take over."""
+        return self.number > 0
 
     @property
     def waiting(self) -> str:
@@ -86,8 +95,13 @@ class Ticket:
 
     @property
     def following(self) -> str:
-        """Name of the lock of what comes after its equal."""
-        return f"next:{self.name}"
+        """Name of the lock of a pending call; where one call may wait beside a run, that is its place in the queue."""
+        return f"next:{self.name}" if self.scope in (LIFETIME, RUNNING) else self.queue
+
+    @property
+    def begun(self) -> "Ticket":
+        """The same message once its run has begun: no later call can take it over any more."""
+        return replace(self, number=0) if self.trailing else self
 
     @property
     def queue(self) -> str:
@@ -113,18 +127,18 @@ class Ticket:
         """Return the header's value."""
         # By hand: dataclasses.astuple() copies deeply, and this is done for every message.
         mine = (self.name, self.using, self.task_id, self.token, self.tries, self.scope)
-        return _compact.encode([FORMAT, *mine, self.trailing, self.waited, self.watch, self.joined])
+        return _compact.encode([FORMAT, *mine, self.number, self.waited, self.watch, self.joined])
 
     @classmethod
     def unpack(cls, header: object, task_id: str | None) -> "Ticket | None":
         """Return what a header says, or None if there is none or it is not this task's own."""
         with suppress(TypeError, ValueError):
-            version, name, using, owner, token, tries, scope, trailing, waited, watch, joined = json.loads(
+            version, name, using, owner, token, tries, scope, number, waited, watch, joined = json.loads(
                 header  # type: ignore[arg-type]
             )
             tokens = is_token(token, or_empty=True) and is_token(watch, or_empty=True)
             if version == FORMAT and owner == task_id and tokens and scope in SCOPES:
-                done = (int(tries), scope, bool(trailing), float(waited), watch, str(joined))
+                done = (int(tries), scope, int(number), float(waited), watch, str(joined))
                 return cls(str(name), str(using), owner, token, *done)
         return None
 
@@ -162,6 +176,21 @@ class Holder:
         return "running where it was called" if self.state == "running" else "held by something that is not a task"
 
 
+class Record(NamedTuple):
+    """
+    A pending call.
+
+    Args:
+        task_id: Its id.
+        digest: Tells the arguments of the message that counts from others.
+        number: The number of that message.
+    """
+
+    task_id: str
+    digest: str
+    number: int
+
+
 class Seen(NamedTuple):
     """
     What a quorum of nodes has under a lock's key.
@@ -187,6 +216,15 @@ class Seen(NamedTuple):
         return decode(self.value) if self.value else None
 
     @property
+    def record(self) -> "Record | None":
+        """What it says of a pending call; None if it is none."""
+        owner = self.owner
+        if owner is None or owner.kind != "task" or not owner.ref:
+            return None
+        found = RECORD.search(owner.label)
+        return Record(owner.ref, found[1], int(found[2])) if found else None
+
+    @property
     def holder(self) -> Holder:
         """The same as a refusal would tell it."""
         return Holder.described(self.owner, self.left)
@@ -199,13 +237,27 @@ def peek(using: str, name: str) -> Seen:
     Raises:
         QuorumUnavailableError: Too few nodes answered.
     """
-    manager = locks[using]
-    replies = manager.survey(slugs=(slug(name),))
-    rows = [row for reply in replies.values() for row in reply.rows]
+    return look(using, name)[0]
+
+
+def look(using: str, *names: str) -> tuple[Seen, ...]:
+    """
+    Ask the nodes who has each of some locks, in one round trip for all of them.
+
+    Raises:
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    manager, slugs = locks[using], tuple(map(slug, names))
+    replies = manager.survey(slugs=slugs)
     needed = manager.rules.needed
-    if len(rows) < needed:
+    if sum(bool(reply.rows) for reply in replies.values()) < needed:
         said = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
-        raise QuorumUnavailableError(name, nodes=said, needed=needed)
+        raise QuorumUnavailableError(names[0], nodes=said, needed=needed)
+    rows = [row for reply in replies.values() for row in reply.rows]
+    return tuple(_seen([row for row in rows if row.slug == one], needed) for one in slugs)
+
+
+def _seen(rows: list[Row], needed: int) -> Seen:
     value, votes = Counter(row.value for row in rows).most_common(1)[0]
     if votes < needed or not value:
         return Seen("", 0.0, 0)
@@ -230,7 +282,8 @@ def claim_waiting(ticket: Ticket, ttl: float, label: str) -> Holder | None:
     Raises:
         QuorumUnavailableError: Too few nodes answered.
     """
-    wanted = _left_alone(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, label[:LABEL] + QUEUED)
+    label = label if label.endswith(QUEUED) else label[:LABEL] + QUEUED
+    wanted = _left_alone(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, label)
     outcome = locks[ticket.using].run(wanted)
     # Callers meet their equals all the time, so no error is made of it that only the signal's receivers would see.
     if isinstance(outcome, GaveUp) and outcome.taken and not lock_taken.receivers:

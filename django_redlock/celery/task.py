@@ -114,7 +114,7 @@ class SingletonTask(BaseTask[P, R]):
 
         Args:
             singleton: False sends and runs this call without a slot, whoever has it. A dict has options for this
-                call: ``on_duplicate``, ``queue_ttl``, ``challenge``.
+                call: ``on_duplicate``, ``queue_ttl``.
 
         Returns:
             A :class:`~django_redlock.celery.SingletonResult`.
@@ -122,7 +122,7 @@ class SingletonTask(BaseTask[P, R]):
         Raises:
             DuplicateTask: Its equal is waiting or running, and ``on_duplicate="raise"``, or this call has links,
                 which the other one would not follow.
-            QuorumUnavailableError: Too few nodes answered, and ``on_redis_error={"enqueue": "raise"}``.
+            QuorumUnavailableError: Too few nodes answered, and ``on_unavailable={"enqueue": "raise"}``.
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
             ValueError: The settings do not allow such a lease, or an argument is a model instance not yet saved.
             InvalidRedlockError: The settings cannot be used.

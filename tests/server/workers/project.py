@@ -227,7 +227,7 @@ def failing(number: int) -> None:
     raise OSError(number)
 
 
-@singleton_task(lease=600.0, on_overlap="join")
+@singleton_task(lease=600.0, on_overlap="follow")
 def hold_joined(what: str) -> str:
     return perform(what)
 

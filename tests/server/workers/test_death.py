@@ -119,7 +119,7 @@ def test_retries_are_used_up(worker):
 
 def test_equals_in_a_group(worker, stage, what):
     """
-    A group with two equal members ends, and with ``on_overlap="join"`` both have the value of the one run. C92 C94
+    A group with two equal members ends, and with ``on_overlap="follow"`` both have the value of the one run. C92 C94
     """
     result = group(task("hold_joined").si(what) for _ in range(2)).delay()
     until(lambda: sorted(stage.heard()) == ["overlapped", "started"])

@@ -19,4 +19,4 @@ def names() -> set[str]:
     """Return the names of all locks that are held, without the notes of what is done."""
     rows = locks["default"].survey(count=100)[0].rows
     held = {row.slug.strip("{}") for row in rows if row.value}
-    return {name for name in held if not name.startswith("done:")}
+    return {name for name in held if not name.startswith(("done:", "began:"))}

@@ -7,7 +7,7 @@ from celery.exceptions import Ignore, Reject, TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from django_redlock import locks
-from django_redlock.celery import arrival, singleton_task
+from django_redlock.celery import Return, arrival, singleton_task
 from django_redlock.celery.dispatch import Call
 from django_redlock.celery.slots import HEADER, Ticket, take_note
 
@@ -104,7 +104,9 @@ def test_id_that_was_used_before(make, worker):
     assert runs == [7, 7]
 
 
-@pytest.mark.parametrize("options", [{"on_overlap": "wait", "scope": "running"}, {"on_redis_error": {"run": "retry"}}])
+@pytest.mark.parametrize(
+    "options", [{"on_overlap": "wait", "scope": "while_executing"}, {"on_unavailable": {"run": "retry"}}]
+)
 def test_message_is_put_back_any_number_of_times(make, worker, memory_nodes, options):
     """
     The pause has an upper limit, which a thousand tries do not exceed. C60
@@ -140,11 +142,11 @@ def test_put_back_message_hides_what_its_caller_hides(make, worker):
 
 
 @pytest.mark.parametrize(
-    "options", [{"on_overlap": "skip"}, {"on_overlap": "succeed"}, {"on_overlap": "raise"}, {"wait_for": 0.0}]
+    "options", [{"on_overlap": "drop"}, {"on_overlap": Return()}, {"on_overlap": "fail"}, {"wait_for": 0.0}]
 )
 def test_message_that_does_not_run_gives_up_its_place(make, worker, options):
     """
-    With ``scope="queued+running"`` a message that is not run frees the queue's slot. C48
+    With ``scope="until_and_while_executing"`` a message that is not run frees the queue's slot. C48
     """
     seen = []
 
@@ -153,7 +155,7 @@ def test_message_that_does_not_run_gives_up_its_place(make, worker, options):
             seen.append(self.delay(shop_id))
             seen.append(worker.run())
 
-    task = make(body, scope="queued+running", **options)
+    task = make(body, scope="until_and_while_executing", **options)
     task.delay(7)
     worker.run()
 
@@ -203,14 +205,14 @@ def test_error_before_the_start_frees_the_slot(app, worker, error):
 
 def test_run_without_nodes_frees_the_slot(make, worker, memory_nodes):
     """
-    With ``on_redis_error={"run": "run"}`` the place in the queue is free when the run has ended. C35
+    With ``on_unavailable={"run": "run"}`` the place in the queue is free when the run has ended. C35
     """
 
     def switch(down):
         for node in memory_nodes:
             node.down = down
 
-    task = make(lambda self, shop_id: switch(False), on_redis_error={"run": "run"})
+    task = make(lambda self, shop_id: switch(False), on_unavailable={"run": "run"})
     task.delay(7)
     switch(True)
 
@@ -258,7 +260,7 @@ def test_message_whose_header_was_lost(app, worker):
 
 def test_retry_does_not_give_way_to_an_equal_that_waits(make, worker):
     """
-    With ``scope="queued"`` a retry runs beside its equals, as every run does. C56
+    With ``scope="until_executing"`` a retry runs beside its equals, as every run does. C56
     """
     runs = []
 
@@ -268,7 +270,7 @@ def test_retry_does_not_give_way_to_an_equal_that_waits(make, worker):
             self.delay(7)
             raise self.retry(countdown=0)
 
-    task = make(body, scope="queued")
+    task = make(body, scope="until_executing")
     task.delay(7)
     worker.run()
     equal, retry = worker.take(), worker.take()
@@ -280,7 +282,7 @@ def test_retry_does_not_give_way_to_an_equal_that_waits(make, worker):
 # Never twice
 
 
-@pytest.mark.parametrize("options", [{"acks_late": True}, {"acks_late": True, "scope": "running"}, {}])
+@pytest.mark.parametrize("options", [{"acks_late": True}, {"acks_late": True, "scope": "while_executing"}, {}])
 def test_dropped_message_has_an_outcome(make, worker, options):
     """
     With ``redelivery="drop"`` a message whose run has died is not run again, and whoever waits is told. C79 C91
@@ -338,7 +340,7 @@ def test_body_that_exits_frees_the_slot(make, worker):
 
 def test_equal_is_known_to_run(make, worker, memory_nodes, monkeypatch):
     """
-    ``on_redis_error={"run": "run"}`` is for nodes that say nothing; once they have said "taken", nothing runs. C35
+    ``on_unavailable={"run": "run"}`` is for nodes that say nothing; once they have said "taken", nothing runs. C35
     """
     runs = []
 
@@ -358,7 +360,7 @@ def test_equal_is_known_to_run(make, worker, memory_nodes, monkeypatch):
             for node in memory_nodes:
                 node.down = False
 
-    task = make(body, acks_late=True, on_redis_error={"run": "run"})
+    task = make(body, acks_late=True, on_unavailable={"run": "run"})
     task.delay(7)
     message = worker.take()
 

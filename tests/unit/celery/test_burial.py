@@ -54,7 +54,7 @@ def leave_to_a_retry(request):
     take_waiting(replace(ticket, token=fresh_nonce()), 3600, "shop.sync", adopt=ticket.token)
 
 
-@pytest.mark.parametrize("scope", ["lifetime", "queued", "queued+running"])
+@pytest.mark.parametrize("scope", ["until_executed", "until_executing", "until_and_while_executing"])
 def test_child_died_before_it_sent_its_retry(make, worker, received, scope):
     """
     The slot that was kept for a retry which was never sent is free when the child is dead. C41 C51

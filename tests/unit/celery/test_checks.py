@@ -48,13 +48,12 @@ def test_nothing_without_an_app(monkeypatch):
     [
         ({"lease": 61.0}, ["redlock.E020"]),
         ({"lease": 5.0}, ["redlock.W020"]),
-        ({"on_overlap": "join", "ignore_result": True}, ["redlock.W022"]),
-        ({"challenge": True, "ignore_result": True}, ["redlock.W022"]),
-        ({"on_overlap": "join"}, []),
+        ({"on_overlap": "follow", "ignore_result": True}, ["redlock.W022"]),
+        ({"on_overlap": "follow"}, []),
         ({"using": "nowhere"}, ["redlock.E021"]),
         ({"time_limit": 3601}, ["redlock.W025"]),
         ({"time_limit": 3600}, []),
-        ({"time_limit": 3601, "scope": "queued"}, []),
+        ({"time_limit": 3601, "scope": "until_executing"}, []),
     ],
 )
 def test_options(declare, options, found):
@@ -96,10 +95,12 @@ def test_late_acknowledgement_with_several_brokers(app, declare, setting):
     assert declare(acks_late=True) == ["redlock.W021"]
 
 
-@pytest.mark.parametrize(("scope", "said"), [("lifetime", "waits for the run"), ("queued", "runs beside it")])
+@pytest.mark.parametrize(
+    ("scope", "said"), [("until_executed", "waits for the run"), ("until_executing", "runs beside it")]
+)
 def test_late_acknowledgement_says_what_becomes_of_the_copy(app, scope, said):
     """
-    With ``scope="queued"`` a run has no slot, and so nothing keeps a copy from running. C75
+    With ``scope="until_executing"`` a run has no slot, and so nothing keeps a copy from running. C75
     """
     app.conf.broker_url = "redis://127.0.0.1:1"
     singleton_task(name="shop.copied", acks_late=True, scope=scope)(nothing)

@@ -4,8 +4,9 @@ import functools
 import inspect
 import uuid
 from collections.abc import Callable
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from enum import Enum
 from inspect import signature
 from typing import Any
 
@@ -384,3 +385,22 @@ def test_retried_body_is_not_taken_for_a_decorator(app):
 
     with pytest.raises(TypeError, match="missing a required argument: 'shop_id'"):
         sync.delay()
+
+
+class Colour(Enum):
+    RED = 1
+    GREEN = 2
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [(Colour.RED, Colour.GREEN), (timedelta(hours=1), timedelta(hours=2)), (1 + 2j, 2 + 1j)],
+)
+def test_values_that_json_does_not_have(make, value, other):
+    """
+    Members of an enum, durations and complex numbers can be part of a key, as pickle carries them. C11
+    """
+    task = make(key=("since",))
+
+    assert task.singleton.key(7, since=value) == task.singleton.key(8, since=value)
+    assert task.singleton.key(7, since=value) != task.singleton.key(7, since=other)

@@ -54,12 +54,12 @@ def test_settings_of_celery_once(app):
 
 def test_unlock_before_run_warns(app, worker):
     """
-    ``unlock_before_run`` is the scope "queued", and a warning says what it lets happen.
+    ``unlock_before_run`` is the scope "until_executing", and a warning says what it lets happen.
     """
-    with pytest.warns(UserWarning, match='scope="queued\\+running"'):
+    with pytest.warns(UserWarning, match='scope="until_and_while_executing"'):
         app.task(name="shop.unlock", base=QueueOnce, once={"unlock_before_run": True}, lazy=False)(nothing)
 
-    assert app.tasks["shop.unlock"].singleton_options.scope == "queued"
+    assert app.tasks["shop.unlock"].singleton_options.scope == "until_executing"
 
 
 def test_wrong_options_of_celery_once(app):

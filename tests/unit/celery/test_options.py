@@ -186,7 +186,7 @@ def test_error_can_be_pickled_and_stored():
         ("lock_timeout", "'lease'"),
         ("graceful", 'on_duplicate="join"'),
         ("heartbeat", "'lease'"),
-        ("unlock_before_run", 'scope="queued"'),
+        ("unlock_before_run", 'scope="until_executing"'),
         ("raise_on_duplicate", 'on_duplicate="raise"'),
     ],
 )
@@ -198,7 +198,7 @@ def test_names_that_others_use(wrong, right):
         singleton_task(**{wrong: 1})
 
 
-@pytest.mark.parametrize("option", ["challenge", "lock_direct_calls"])
+@pytest.mark.parametrize("option", ["lock_direct_calls"])
 def test_flags_are_true_or_false(option):
     """
     A text such as "no" is not taken for yes.
@@ -249,14 +249,36 @@ def test_names_of_the_projects_own(app, worker, name):
 
 @pytest.mark.parametrize(
     ("options", "wrong"),
-    [({"challenge": True}, "challenge=True"), ({"on_redis_error": {"enqueue": "raise"}}, "'enqueue'")],
+    [({"on_unavailable": {"enqueue": "raise"}}, "'enqueue'")],
 )
 def test_options_without_effect(options, wrong):
     """
-    With ``scope="running"`` a call is sent without a look at the slot, and what is about that look is refused. C11
+    With ``scope="while_executing"`` a call is sent without a look at the slot: options for it are refused. C11
     """
-    with pytest.raises(ValueError, match=f"{wrong}.*has no meaning with scope='running'"):
-        SingletonOptions(scope="running", **options)
+    with pytest.raises(ValueError, match=f"{wrong}.*has no meaning with scope='while_executing'"):
+        SingletonOptions(scope="while_executing", **options)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"scope": "lifetime"}, 'scope="until_executed"'),
+        ({"scope": "queued+running"}, 'scope="until_and_while_executing"'),
+        ({"on_duplicate": "enqueue"}, 'scope="while_executing"'),
+        ({"on_overlap": "skip"}, 'on_overlap="drop"'),
+        ({"on_overlap": "succeed"}, r"on_overlap=Return\(value\)"),
+        ({"on_redis_error": {}}, r"on_unavailable=\{...\}"),
+        ({"overlap_value": 3}, r"on_overlap=Return\(value\)"),
+        ({"challenge": True}, "looks by itself"),
+    ],
+)
+def test_old_names_give_the_new_ones(old, new):
+    """
+    An option or a value of the first edition is refused with what to write instead. C11
+    """
+    for refuse in (singleton_task, SingletonOptions):
+        with pytest.raises((TypeError, ValueError), match=f"write .*{new}|{new}"):
+            refuse(**old)
 
 
 def test_number_that_is_a_text():

@@ -193,7 +193,7 @@ def test_skipped_message_has_an_outcome(make, worker):
 
 def test_overlap_can_raise(make, worker):
     """
-    With ``on_overlap="raise"`` the second message fails with the error. C103
+    With ``on_overlap="fail"`` the second message fails with the error. C103
     """
 
     def body(self, shop_id):
@@ -201,7 +201,7 @@ def test_overlap_can_raise(make, worker):
             self.apply_async((7,), task_id="second")
             worker.run()
 
-    task = make(body, on_overlap="raise")
+    task = make(body, on_overlap="fail")
     first = task.delay(7)
     worker.run()
 

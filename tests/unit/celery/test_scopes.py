@@ -15,9 +15,9 @@ from .slots import NAME, names
 
 def test_running_sends_every_call(make, worker):
     """
-    With ``scope="running"`` any number of messages wait, and nobody is asked when they are sent.
+    With ``scope="while_executing"`` any number of messages wait, and nobody is asked when they are sent.
     """
-    task = make(scope="running")
+    task = make(scope="while_executing")
 
     results = [task.delay(7) for _ in range(3)]
 
@@ -29,7 +29,7 @@ def test_running_sends_every_call(make, worker):
 
 def test_running_excludes_runs(make, worker):
     """
-    With ``scope="running"`` a second run waits until the first has ended, and uses up no retry. C60
+    With ``scope="while_executing"`` a second run waits until the first has ended, and uses up no retry. C60
     """
     seen = []
 
@@ -39,7 +39,7 @@ def test_running_excludes_runs(make, worker):
             seen.append(worker.run())
             seen.append(worker.headers[0]["retries"])
 
-    task = make(body, scope="running", max_retries=0)
+    task = make(body, scope="while_executing", max_retries=0)
     task.delay(7)
     task.delay(7)
 
@@ -49,14 +49,14 @@ def test_running_excludes_runs(make, worker):
 
 def test_retry_of_a_running_scope(make, worker):
     """
-    With ``scope="running"`` a retry leaves the slot free while it waits. C51
+    With ``scope="while_executing"`` a retry leaves the slot free while it waits. C51
     """
 
     def body(self, shop_id):
         if not self.request.retries:
             raise self.retry(countdown=100)
 
-    task = make(body, scope="running")
+    task = make(body, scope="while_executing")
     task.delay(7)
 
     assert worker.run() == "RETRY"
@@ -66,7 +66,7 @@ def test_retry_of_a_running_scope(make, worker):
 
 def test_queued_lets_equals_run_side_by_side(make, worker):
     """
-    With ``scope="queued"`` one message waits; once it runs, the next may wait and run beside it.
+    With ``scope="until_executing"`` one message waits; once it runs, the next may wait and run beside it.
     """
     seen: list[Any] = []
 
@@ -76,7 +76,7 @@ def test_queued_lets_equals_run_side_by_side(make, worker):
             seen.append(task.delay(7).duplicate)
             seen.append(worker.run())
 
-    task = make(body, scope="queued")
+    task = make(body, scope="until_executing")
     task.delay(7)
 
     assert task.delay(7).duplicate
@@ -87,9 +87,9 @@ def test_queued_lets_equals_run_side_by_side(make, worker):
 
 def test_queued_skips_what_came_without_a_slot(make, worker):
     """
-    With ``scope="queued"`` a message that was sent by name while its equal waits is skipped.
+    With ``scope="until_executing"`` a message that was sent by name while its equal waits is skipped.
     """
-    task = make(scope="queued")
+    task = make(scope="until_executing")
     task.apply_async((7,), task_id="mine")
     message = worker.take()
     task.delay(7)
@@ -101,7 +101,7 @@ def test_queued_skips_what_came_without_a_slot(make, worker):
 
 def test_queued_and_running(make, worker):
     """
-    With ``scope="queued+running"`` one waits while one runs; a third is a duplicate of the one that waits.
+    With ``scope="until_and_while_executing"`` one waits while one runs; a third is a duplicate of the one that waits.
     """
     seen: list[Any] = []
 
@@ -111,7 +111,7 @@ def test_queued_and_running(make, worker):
             seen.extend([second.duplicate, third.duplicate, third.id == second.id, worker.run()])
             seen.append(names())
 
-    task = make(body, scope="queued+running")
+    task = make(body, scope="until_and_while_executing")
     task.delay(7)
 
     assert worker.run_all() == ["SUCCESS", "SUCCESS"]
@@ -121,14 +121,14 @@ def test_queued_and_running(make, worker):
 
 def test_retry_of_queued_and_running(make, worker):
     """
-    With ``scope="queued+running"`` a retry waits with the slot of those that wait. C51
+    With ``scope="until_and_while_executing"`` a retry waits with the slot of those that wait. C51
     """
 
     def body(self, shop_id):
         if not self.request.retries:
             raise self.retry(countdown=100)
 
-    task = make(body, scope="queued+running")
+    task = make(body, scope="until_and_while_executing")
     first = task.delay(7)
     worker.run()
 
@@ -138,12 +138,12 @@ def test_retry_of_queued_and_running(make, worker):
     assert names() == set()
 
 
-@pytest.mark.parametrize("scope", ["lifetime", "running", "queued+running"])
+@pytest.mark.parametrize("scope", ["until_executed", "while_executing", "until_and_while_executing"])
 def test_hold_for_keeps_the_slot_after_the_run(make, worker, memory_nodes, scope):
     """
     ``hold_for`` keeps the slot for so long from the start of the run; afterwards it is free. C101
     """
-    task = make(scope=scope, hold_for=60, on_overlap="skip")
+    task = make(scope=scope, hold_for=60, on_overlap="drop")
     task.delay(7)
     worker.run()
 
@@ -159,9 +159,9 @@ def test_hold_for_keeps_the_slot_after_the_run(make, worker, memory_nodes, scope
 
 def test_hold_for_of_a_queued_scope(make, worker, memory_nodes):
     """
-    With ``scope="queued"`` the time counts from the start of the run as well.
+    With ``scope="until_executing"`` the time counts from the start of the run as well.
     """
-    task = make(scope="queued", hold_for=60)
+    task = make(scope="until_executing", hold_for=60)
     first = task.delay(7)
     worker.run()
 
@@ -193,7 +193,7 @@ def test_retry_of_a_task_with_hold_for(make, worker):
         if not self.request.retries:
             raise self.retry(countdown=0)
 
-    for scope in ("lifetime", "running", "queued+running"):
+    for scope in ("until_executed", "while_executing", "until_and_while_executing"):
         task = make(body, scope=scope, hold_for=60, name=f"shop.{scope}")
         task.delay(7)
         assert worker.run_all() == ["RETRY", "SUCCESS"]
@@ -234,7 +234,7 @@ def test_node_that_misses_how_a_waiting_slot_becomes_a_held_one(make, worker, me
     """
     redelivery = locks["default"].redelivery
     monkeypatch.setattr(redelivery._thread, "start", lambda: "")  # below, it is the test that brings what is missed
-    task = make(scope="queued", hold_for=60)
+    task = make(scope="until_executing", hold_for=60)
     task.delay(7)
     memory_nodes[2].down = True
     worker.run()
@@ -287,11 +287,11 @@ def test_slot_is_held_after_a_run_in_its_callers_process(make, call):
 
 def test_direct_call_without_nodes(make, memory_nodes):
     """
-    Without an answer a direct call runs only if ``on_redis_error`` says so. C35 C43
+    Without an answer a direct call runs only if ``on_unavailable`` says so. C35 C43
     """
     for node in memory_nodes:
         node.down = True
 
-    assert make(lock_direct_calls=True, on_redis_error={"run": "run"})(7) == 7
+    assert make(lock_direct_calls=True, on_unavailable={"run": "run"})(7) == 7
     with pytest.raises(QuorumUnavailableError):
         make(lock_direct_calls=True, name="shop.other")(7)

@@ -128,21 +128,6 @@ def test_raise(make):
     assert 3500 < (caught.value.retry_after or 0) <= 3600
 
 
-def test_enqueue(make, worker):
-    """
-    With "enqueue", a duplicate is sent without a token, and the worker decides.
-    """
-    task = make(on_duplicate="enqueue")
-    first = task.delay(7)
-
-    second = task.delay(7)
-
-    assert (second.duplicate, second.accepted, second.holder_id) == (True, True, first.id)
-    ticket = Ticket.unpack(worker.headers[1][HEADER], second.id)
-    assert ticket is not None
-    assert ticket.token == ""
-
-
 def test_lock_of_another_kind_cannot_be_joined(make):
     """
     When something else than a task has the lock, "join" has no result to join, and skips.
@@ -268,7 +253,7 @@ def test_slot_is_not_inherited(make, worker, app):
 
 @pytest.mark.parametrize(
     "header",
-    ["", "nonsense", "[]", "7", '[2, "n", "default", "id", "token", 0, "lifetime", false, 0, "", ""]', None],
+    ["", "nonsense", "[]", "7", '[2, "n", "default", "id", "token", 0, "until_executed", false, 0, "", ""]', None],
 )
 def test_header_that_makes_no_sense_is_no_ticket(header):
     """
@@ -471,7 +456,7 @@ def rounds(monkeypatch, call):
     return sum(timeout > 0 for timeout in waited)
 
 
-@pytest.mark.parametrize("how", ["join", "skip", "enqueue"])
+@pytest.mark.parametrize("how", ["join", "skip"])
 def test_calls_cost_one_round_trip(make, monkeypatch, how):
     """
     A call costs one round trip to the nodes, whether it is accepted or a duplicate. C34

@@ -17,9 +17,9 @@ from django.core.management import CommandError, call_command
 from kombu.exceptions import SerializerNotInstalled
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
-from django_redlock.celery import DuplicateTask, arrival, dispatch, override_singleton, signals, singleton_task
+from django_redlock.celery import DuplicateTask, Return, dispatch, override_singleton, signals, singleton_task
 from django_redlock.celery.explain import explain_call
-from django_redlock.celery.slots import HEADER, Ticket
+from django_redlock.celery.slots import HEADER, Ticket, free, peek
 
 from .slots import NAME, names, tickets
 
@@ -131,19 +131,18 @@ def test_call_after_the_run_takes_the_place_of_the_one_that_waits_to_be_next(mak
     assert newest.id == next_one.id
 
 
-@pytest.mark.parametrize("scope", ["queued", "queued+running"])
+@pytest.mark.parametrize("scope", ["until_executing", "until_and_while_executing"])
 def test_rerun_in_other_scopes(make, worker, scope):
     """
-    In the scopes with a queue of one, the trailing run comes after the one that waits. C96
+    In the scopes with a queue of one, the call that waits takes the newest arguments. C96
     """
     seen = []
     task = make(lambda self, shop_id: seen.append(self.request.kwargs.get("since")), on_duplicate="rerun", scope=scope)
-    for day in range(4):
-        task.delay(7, since=day)
+    ids = {task.delay(7, since=day).id for day in range(4)}
 
     worker.run_all()
 
-    assert seen == [0, 3]
+    assert (seen, len(ids)) == ([3], 1)
     assert names() == set()
 
 
@@ -159,81 +158,6 @@ def test_rerun_with_a_trailing_message_that_cannot_be_sent(make, worker, monkeyp
         task.delay(7, since=1)
 
     assert names() == {NAME}
-
-
-def test_rerun_while_the_trailing_run_begins(make, worker, monkeypatch):
-    """
-    A call that sees the trailing message, and whose own comes when that has begun, gets a run and an id of its own. C96
-    """
-    started, go, seen, looks = threading.Event(), threading.Event(), [], []
-
-    def body(self, shop_id):
-        seen.append(self.request.kwargs.get("since"))
-        if len(seen) == 1:
-            calls.append(task.delay(7, since="b"))
-        elif len(seen) == 2:
-            started.set()
-            go.wait(30)
-
-    calls: list[Any] = []
-    task = make(body, on_duplicate="rerun")
-    task.delay(7, since="a")
-    worker.run()
-    other = threading.Thread(target=worker.run, args=(worker.take(),))
-    look = dispatch.peek
-
-    def peek(using, name):
-        found = look(using, name)
-        looks.append(name)
-        if len(looks) == 2:
-            other.start()
-            assert started.wait(30)
-        return found
-
-    monkeypatch.setattr(dispatch, "peek", peek)
-    calls.append(task.delay(7, since="c"))
-    monkeypatch.setattr(dispatch, "peek", look)
-    worker.run()
-    go.set()
-    other.join()
-    worker.run_all()
-
-    assert seen == ["a", "b", "c"]
-    assert calls[0].id != calls[1].id
-    assert names() == set()
-
-
-def test_rerun_while_the_trailing_message_is_put_back(make, worker, monkeypatch):
-    """
-    A later call that takes the place of a message that is just put back ends that message, without an error. C96
-    """
-    seen, outcomes, ids = [], [], []
-    look = arrival.peek
-
-    def peek(using, name):
-        found = look(using, name)
-        if name.startswith("next:"):
-            monkeypatch.setattr(arrival, "peek", look)
-            ids.append(task.delay(7, since="c").id)
-        return found
-
-    def body(self, shop_id):
-        seen.append(self.request.kwargs.get("since"))
-        if len(seen) == 1:
-            ids.append(task.delay(7, since="b").id)
-            message = worker.take()
-            monkeypatch.setattr(arrival, "peek", peek)
-            outcomes.append(worker.run(message))
-
-    task = make(body, on_duplicate="rerun")
-    task.delay(7, since="a")
-
-    worker.run_all()
-
-    assert outcomes == ["IGNORED"]
-    assert seen == ["a", "c"]
-    assert ids[0] == ids[1]
-    assert names() == set()
 
 
 def test_place_of_the_trailing_message_can_be_seen_and_freed(make, worker):
@@ -287,9 +211,9 @@ def test_explanation_of_a_slot_that_a_plain_lock_has(make):
 # replace
 
 
-def test_replace_takes_the_place_of_the_one_that_waits(make, worker):
+def test_replace_gives_the_call_that_waits_the_newest_arguments(make, worker):
     """
-    A waiting holder is revoked and never runs; the new call runs in its place. C99
+    The call that waits keeps its id and takes the arguments and the time of the newest; its message is dropped. C99
     """
     seen = []
     task = make(lambda self, shop_id: seen.append(self.request.kwargs.get("since")), on_duplicate="replace")
@@ -297,13 +221,75 @@ def test_replace_takes_the_place_of_the_one_that_waits(make, worker):
 
     second = task.apply_async((7,), {"since": 2}, countdown=60)
 
-    assert (second.accepted, second.holder_id, first.state) == (True, first.id, "REVOKED")
+    assert (second.accepted, second.duplicate, second.holder_id, second.id) == (True, True, first.id, first.id)
     early, late = worker.take(), worker.take()
     assert worker.run(late) == "SUCCESS"
     assert worker.run(early) == "IGNORED"
-    assert seen == [2]
-    with pytest.raises(TaskRevokedError):
-        first.get(timeout=1)
+    assert (seen, first.state) == ([2], "SUCCESS")
+
+
+def test_calls_end_after_the_pending_one_was_freed_by_hand(make, worker):
+    """
+    An operator frees the record of a pending call, and another call comes: all three calls end. C96
+    """
+    seen = []
+    task = make(lambda self, shop_id: seen.append(self.request.kwargs.get("since")), on_duplicate="rerun")
+    first, second = task.delay(7, since="a"), task.delay(7, since="b")
+    record = peek("default", f"next:{NAME}")
+    free("default", f"next:{NAME}", record.token)
+    third = task.delay(7, since="c")
+
+    worker.run_all()
+
+    assert sorted(seen) == ["a", "b", "c"]
+    assert [result.state for result in (first, second, third)] == ["SUCCESS"] * 3
+    assert names() == set()
+
+
+@pytest.mark.parametrize("how", ["rerun", "replace"])
+def test_call_with_an_id_of_its_own_waits_for_the_run(make, worker, how):
+    """
+    A step of a workflow that meets its duplicate waits for it and runs, where calls are not to be lost. C90 C96
+    """
+    seen = []
+
+    def body(self, shop_id):
+        seen.append(self.request.id)
+        if len(seen) == 1:
+            task.apply_async((7,), task_id="step")
+            seen.append(worker.run())
+
+    task = make(body, on_duplicate=how)
+    task.delay(7)
+
+    worker.run_all()
+
+    assert seen[1:] == ["IGNORED", "step"]
+    assert task.AsyncResult("step").state == "SUCCESS"
+
+
+def test_message_of_a_caller_that_died_before_it_counts_runs(make, worker, monkeypatch):
+    """
+    A caller is killed after it sent the message of the pending call, and before that counts: it runs all the same.
+    """
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*about: Any) -> None:
+        raise Killed
+
+    seen = []
+    task = make(lambda self, shop_id: seen.append(self.request.kwargs.get("since")), on_duplicate="replace")
+    first = task.delay(7, since=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatch, "take_over", killed)
+        with pytest.raises(Killed):
+            task.delay(7, since=2)
+
+    worker.run_all()
+
+    assert (seen[-1], first.state, names()) == (2, "SUCCESS", set())
 
 
 def test_replace_of_a_running_one_runs_once_more(make, worker):
@@ -325,14 +311,14 @@ def test_replace_of_a_running_one_runs_once_more(make, worker):
     assert seen == [None, 2]
 
 
-# challenge
+# Revoked before their time
 
 
-def test_challenge_frees_the_slot_of_one_that_is_over(make, worker):
+def test_call_that_was_revoked_before_its_time_is_out_of_the_way(make, worker):
     """
-    With ``challenge`` a waiting holder whose result says that it is over has no slot any more. C69
+    A call with a countdown that was revoked, as its result says, keeps no other call out. C69
     """
-    task = make(challenge=True)
+    task = make()
     first = task.apply_async((7,), countdown=7200)
     assert task.delay(7).duplicate
     task.backend.mark_as_revoked(first.id, "by an operator")
@@ -343,9 +329,9 @@ def test_challenge_frees_the_slot_of_one_that_is_over(make, worker):
     assert tickets(worker)[1].token
 
 
-def test_without_challenge_no_result_is_asked_for(make, monkeypatch):
+def test_no_result_is_asked_for_without_a_countdown(make, monkeypatch):
     """
-    Without ``challenge`` a duplicate asks the result backend nothing.
+    A duplicate of a call that waits for a worker asks the result backend nothing.
     """
     task = make()
     first = task.delay(7)
@@ -386,7 +372,7 @@ def test_wait_keeps_the_expiry(make, worker):
 
 def test_join_ends_with_the_result_of_the_holder(make, worker):
     """
-    With ``on_overlap="join"`` a message that waited has the value of the run before it, without running. C94
+    With ``on_overlap="follow"`` a message that waited has the value of the run before it, without running. C94
     """
     seen: list[Any] = []
 
@@ -397,7 +383,7 @@ def test_join_ends_with_the_result_of_the_holder(make, worker):
             seen.append(worker.run())
         return "value"
 
-    task = make(body, on_overlap="join")
+    task = make(body, on_overlap="follow")
     task.delay(7)
 
     assert worker.run_all() == ["SUCCESS", "SUCCESS"]
@@ -407,7 +393,7 @@ def test_join_ends_with_the_result_of_the_holder(make, worker):
 
 def test_join_ends_with_the_failure_of_the_holder(make, worker):
     """
-    With ``on_overlap="join"`` a message that waited fails as the run before it did. C94
+    With ``on_overlap="follow"`` a message that waited fails as the run before it did. C94
     """
 
     def body(self, shop_id):
@@ -416,7 +402,7 @@ def test_join_ends_with_the_failure_of_the_holder(make, worker):
             worker.run()
         raise ValueError("broken")
 
-    task = make(body, on_overlap="join")
+    task = make(body, on_overlap="follow")
     task.delay(7)
 
     assert worker.run_all() == ["FAILURE", "FAILURE"]
@@ -429,7 +415,7 @@ def test_join_runs_itself_if_the_holder_is_lost(make, worker):
     A message that waits for a holder that died without a result runs itself. C94
     """
     seen = []
-    task = make(lambda self, shop_id: seen.append(self.request.id), on_overlap="join")
+    task = make(lambda self, shop_id: seen.append(self.request.id), on_overlap="follow")
     first = task.delay(7)
     message = worker.take()
     task.apply_async((7,), task_id="second")
@@ -457,7 +443,7 @@ def test_join_in_a_chord(make, worker, app):
         return shop_id
 
     results: list[Any] = []
-    task = make(body, on_overlap="join")
+    task = make(body, on_overlap="follow")
     first = task.delay(7)
     worker.run_all()
 
@@ -466,9 +452,9 @@ def test_join_in_a_chord(make, worker, app):
 
 def test_succeed(make, worker):
     """
-    With ``on_overlap="succeed"`` the message ends with ``overlap_value`` and the chain goes on. C90
+    With ``on_overlap=Return(3)`` the message ends with that value and the chain goes on. C90
     """
-    task = make(on_overlap="succeed", overlap_value=3)
+    task = make(on_overlap=Return(3))
     after = make(lambda self, shop_id: shop_id + 1, name="shop.after")
     with locks["default"].lock(NAME):
         result = chain(task.s(7), after.s()).delay()
@@ -477,14 +463,14 @@ def test_succeed(make, worker):
     assert result.get(timeout=1) == 4
 
 
-# on_redis_error
+# on_unavailable
 
 
 def test_nodes_down_when_sending_can_raise(make, memory_nodes, worker):
     """
-    With ``on_redis_error={"enqueue": "raise"}`` the caller gets the error, and nothing is sent. C35
+    With ``on_unavailable={"enqueue": "raise"}`` the caller gets the error, and nothing is sent. C35
     """
-    task = make(on_redis_error={"enqueue": "raise"})
+    task = make(on_unavailable={"enqueue": "raise"})
     set_down(memory_nodes, True)
 
     with pytest.raises(QuorumUnavailableError):
@@ -497,8 +483,8 @@ def test_nodes_down_at_the_start_can_run_or_fail(make, memory_nodes, worker, cap
     Without an answer from the nodes the body runs, or the task fails, if it is told to. C35 C88
     """
     seen = []
-    run = make(lambda self, shop_id: seen.append(shop_id), name="shop.run", on_redis_error={"run": "run"})
-    fail = make(name="shop.fail", on_redis_error={"run": "fail"})
+    run = make(lambda self, shop_id: seen.append(shop_id), name="shop.run", on_unavailable={"run": "run"})
+    fail = make(name="shop.fail", on_unavailable={"run": "fail"})
     set_down(memory_nodes, True)
     run.delay(7)
     failed = fail.delay(7)
@@ -671,7 +657,7 @@ def test_switched_off_for_a_test(make, worker):
     """
     With ``override_singleton(enabled=False)`` tasks are sent and run as ordinary ones.
     """
-    task = make(on_duplicate="raise", on_overlap="raise")
+    task = make(on_duplicate="raise", on_overlap="fail")
 
     with override_singleton(enabled=False), locks["default"].lock(NAME):
         results = [task.delay(7), task.delay(7)]
@@ -744,7 +730,7 @@ def test_signals(make, worker, told, caplog):
 
     assert [(name, about["holder_id"], about["state"], about["strategy"]) for name, about in told] == [
         ("singleton_duplicate", first.id, "running", "join"),
-        ("singleton_overlap", first.id, "running", "skip"),
+        ("singleton_overlap", first.id, "running", "drop"),
     ]
     events = [record for record in caplog.records if getattr(record, "event", "").startswith("singleton")]
     assert [(record.event, record.lock) for record in events] == [
@@ -1030,43 +1016,10 @@ def test_replacement_that_is_not_sent_replaces_nothing(make, worker):
     with pytest.raises(SerializerNotInstalled):
         task.apply_async((7,), serializer="nonesuch")
 
-    assert names() == {NAME}
+    assert names() == {f"next:{NAME}"}
     assert task.singleton.holder(7).id == first.id
     assert worker.run_all() == ["SUCCESS"]
     assert (runs, first.state, names()) == ([7], "SUCCESS", set())
-
-
-def test_replacement_is_sent_though_no_result_can_be_stored(make, worker, monkeypatch, caplog):
-    """
-    What was replaced has no result if the backend is away, and what replaces it runs all the same.
-    """
-    runs = []
-    task = make(lambda self, shop_id: runs.append(self.request.id), on_duplicate="replace")
-    task.delay(7)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(task.backend, "mark_as_revoked", lambda *args, **kwargs: 1 / 0)
-        second = task.delay(7)
-    worker.run_all()
-
-    assert "it could not be stored that task" in caplog.text
-    assert runs == [second.id]
-    assert not {name for name in names() if name.startswith("task:")}
-
-
-@pytest.mark.parametrize("stored", [True, False])
-def test_note_of_what_was_replaced(make, worker, stored):
-    """
-    The note that a task was replaced ends with its message, if its result says the same to copies of it. C99
-    """
-    runs = []
-    task = make(lambda self, shop_id: runs.append(self.request.id), on_duplicate="replace", ignore_result=not stored)
-    first, second = task.delay(7), task.delay(7)
-
-    assert worker.run_all() == ["IGNORED", "SUCCESS"]
-
-    assert runs == [second.id]
-    assert names() == (set() if stored else {f"replaced:{first.id}"})
 
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda result: pickle.loads(pickle.dumps(result))])
@@ -1186,3 +1139,51 @@ def test_explanation_where_the_key_fails(app):
 
     with pytest.raises(ValueError, match=r"shop\.sync has no key for these arguments: KeyError: 7"):
         explain_call("shop.sync", "[7]", "{}")
+
+
+class CannotStore:
+    """A result backend that stores nothing outside a worker, as ``rpc://`` does."""
+
+    def __call__(self, *about: Any, **options: Any) -> None:
+        raise RuntimeError("RPC backend missing task request")
+
+
+def test_skip_without_a_backend_that_can_store_it(make, monkeypatch, caplog):
+    """
+    A backend that cannot store that a call was skipped is logged, and the call returns. C95
+    """
+    task = make(on_duplicate="skip")
+    task.delay(7)
+    monkeypatch.setattr(task.backend, "mark_as_revoked", CannotStore())
+
+    assert not task.delay(7).accepted
+    assert "did not store that task" in caplog.text
+
+
+def test_cancel_frees_the_slot_whatever_the_backend_says(make, monkeypatch):
+    """
+    A task is cancelled, and its slot is free, also if the backend cannot store it. C69
+    """
+    task = make()
+    first = task.apply_async((7,), countdown=600)
+    monkeypatch.setattr(task.backend, "mark_as_revoked", CannotStore())
+
+    assert task.singleton.cancel(7) == first.id
+    assert names() == set()
+
+
+@pytest.mark.parametrize("run", ["retry", "run", "fail"])
+def test_older_message_of_a_pending_call_leaves_its_result(make, worker, memory_nodes, run):
+    """
+    A message that no longer counts comes while the nodes are away: the result of the call stays as it is. C35 C96
+    """
+    task = make(on_duplicate="replace", on_unavailable={"run": run})
+    task.delay(7, since=1)
+    second = task.delay(7, since=2)
+    older = worker.take()
+    worker.run()
+    set_down(memory_nodes, True)
+
+    assert worker.run(older) == "IGNORED"
+
+    assert second.state == "SUCCESS"

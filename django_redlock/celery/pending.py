@@ -1,0 +1,156 @@
+"""
+The pending call of a key: the one that runs next, and that later calls take over (internal).
+
+``on_duplicate="rerun"`` and ``"replace"`` promise that all calls made during a run share one later run, under one id
+and with the arguments of the last of them. Arguments travel in messages only, so each such call sends a message. All
+messages of a pending call have one task id, and each has a token and a number of its own. A record on the lock nodes
+says which message counts::
+
+    next:<name>  or  queued:<name>      task id of the pending call; token and number of the message that counts
+
+There are three changes of this record. Each is made in the *turn* of the key: the lock ``turn:<name>``, for which all
+others queue. So a change is a compare-and-set that cannot be split between contenders, because nobody contends.
+
+create
+    The record is free, and a run or a waiting call has the slot. The caller takes the record for an id and a token of
+    its own, and sends the message. While nothing at all has the slot, the record may be created without the turn: it is
+    one lock, so the nodes let one caller have it, and the other callers come to the next step.
+take over
+    The record is there. The caller sends a message with the record's id, the next number and a fresh token, and then
+    replaces the record's token by its own. Workers look at the record in the turn, so none can come in between.
+begin
+    A worker has the message that counts. It takes the slot of the run, notes which number began under this id
+    (``began:<id>``), and frees the record.
+
+A worker drops a message only on evidence that another one is at least as new: the record has its id and no lower
+number, or the note says so of a message that has begun. A message without such evidence runs, whatever has become of
+the record: it expired, an operator freed it, a node lost it. So every call ends, wherever a process dies:
+
+* A caller that dies before it has replaced the token leaves a message with the highest number, which runs.
+* A worker that dies before it has freed the record leaves it to its own message, which comes again, or to the next
+  call, which sends a new one under the same id.
+* A process that dies in its turn delays the others until the turn's lease is over, :data:`TURN` seconds.
+
+A process that stands still for longer than that loses its turn and changes nothing: the compare-and-set names the token
+that it has seen. What remains is a call whose message was sent and may not count. It is sent once more without a slot.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+
+from ..core.rules import Rules
+from ..engine.lease import Lease
+from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..handler import locks
+from .slots import NEXT, NOTE, Seen, Ticket, free, take_note
+
+TURN = 5.0  # seconds for which a process that was killed in its turn keeps the others waiting
+LONGEST_LINE = 15.0  # seconds for which a process waits for its turn
+DIGEST = 10  # hexadecimal digits that tell the arguments of pending calls apart
+UNKNOWN = "0" * DIGEST  # of a message whose arguments nobody compares any more
+NAME = 80  # characters of a task's name that a record shows
+
+
+@contextmanager
+def turn(ticket: Ticket) -> Iterator[Lease]:
+    """
+    Run a block in which nobody else changes the pending call of a key.
+
+    Raises:
+        QuorumUnavailableError: Too few nodes answered, the turn did not come in time, or the record is not what it was.
+    """
+    manager = locks[ticket.using]
+    ttl = _length(manager.rules)
+    lock = manager.lock(f"turn:{ticket.name}", ttl=ttl, wait=LONGEST_LINE, renew=False, kind="task", label="turn")
+    try:
+        lease = lock.acquire()
+        try:
+            yield lease
+        finally:
+            lease.release()
+    except LockTakenError as error:  # for the caller the same: what it wanted to change is not known to have changed
+        raise QuorumUnavailableError(
+            error.name, error.waited, error.attempts, error.nodes, manager.rules.needed
+        ) from error
+
+
+def _length(rules: Rules) -> float:
+    with suppress(ValueError):
+        return rules.check_ttl(TURN)
+    return rules.ttl
+
+
+def label_of(task: str, digest: str, number: int) -> str:
+    """Return the label of the record of a pending call; *digest* tells its arguments from others."""
+    return f"{task[:NAME]} #{digest}.{number}{NEXT}"
+
+
+def take_over(ticket: Ticket, ttl: float, label: str, seen: Seen) -> None:
+    """
+    Make the message with this ticket the one that counts, in place of the one seen; in the caller's turn.
+
+    Raises:
+        LockTakenError: The record is not what was seen.
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    # A message that is put off may come after the one that counts; the record lasts as long as the longest of them.
+    about = (max(ttl, seen.left), ticket.token, ticket.task_id, label)
+    take_note(ticket.using, ticket.following, *about, adopt=seen.token)
+
+
+def is_superseded(ticket: Ticket, seen: Seen, began: Seen) -> bool:
+    """Return whether a message is no newer than another one of the same call, as the record or the note says."""
+    if seen.token == ticket.token:
+        return False
+    record, note = seen.record, began.record
+    if record and record.task_id == ticket.task_id and record.number >= ticket.number:
+        return True
+    return note is not None and note.number >= ticket.number and not has_begun(ticket, began)
+
+
+def has_begun(ticket: Ticket, began: Seen) -> bool:
+    """Return whether this very message, or a copy of it, has begun a run before."""
+    return bool(began.value) and began.token == _began_token(ticket.token)
+
+
+def keep(ticket: Ticket, ttl: float, seen: Seen) -> None:
+    """Have the record of a message that counts, and that is put back, last until it comes; in the worker's turn."""
+    # A record that is gone is not made anew: an older message would do so with a lower number.
+    if seen.token != ticket.token or seen.owner is None or seen.left > ttl / 2:
+        return
+    with suppress(LockTakenError):
+        take_note(ticket.using, ticket.following, ttl, ticket.token, ticket.task_id, seen.owner.label, strict=True)
+
+
+def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> None:
+    """
+    Note that a message begins its run, and free the record; in the worker's turn.
+
+    Args:
+        ticket: The message's.
+        ttl: How long other messages of the call may still come, in seconds.
+        task: The task's name.
+        seen: The record as it is now.
+        began: The note as it is now.
+
+    Raises:
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    label = f"{task[:NAME]} #{UNKNOWN}.{ticket.number}{NOTE}"
+    about = (max(ttl, seen.left), _began_token(ticket.token), ticket.task_id, label)
+    take_note(ticket.using, began_name(ticket.task_id), *about, adopt=began.token)
+    record = seen.record
+    ours = record is not None and record.task_id == ticket.task_id
+    # Nodes that are away may hide the record. Only the one with this message's token is freed unseen.
+    free(ticket.using, ticket.following, seen.token if ours else ticket.token)
+
+
+def began_name(task_id: str) -> str:
+    """Return the name of the note that says which message of a pending call has begun."""
+    return f"began:{task_id}"
+
+
+def _began_token(token: str) -> str:
+    """Return the token of the note. A node that has cancelled an attempt with the message's own would refuse that."""
+    return blake2b(token.encode(), digest_size=16, person=b"redlock began").hexdigest()

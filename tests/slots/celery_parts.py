@@ -1,0 +1,261 @@
+"""
+Celery as far as slots can tell: a broker, a result backend, workers, and a task that records its runs.
+
+The task class, the tracer and the messages' headers are those of Celery and of production.
+"""
+
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from celery import Celery, Task, states
+from celery.app.trace import build_tracer
+from celery.backends.base import BaseBackend
+
+from django_redlock.celery import SingletonOptions, SingletonTask
+from django_redlock.celery.slots import RECEIVED_HEADER, RUN_HEADER
+from django_redlock.engine.manager import fresh_nonce
+
+from .world import Dead, Machine, World
+
+IDLE = 0.3  # seconds after which a worker looks into an empty queue again
+LONG_IDLE = 20.0  # the same when nobody calls any more
+
+
+@dataclass(slots=True)
+class Message:
+    """A message, and when it is due, in seconds of virtual time."""
+
+    id: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    headers: dict[str, Any]
+    due: float
+    delayed: bool = False
+    retries: int = 0
+    redelivered: bool = False
+
+    def again(self) -> "Message":
+        """Return the copy that the broker delivers when it believes the worker to be dead."""
+        return replace(self, redelivered=True)
+
+    def __str__(self) -> str:
+        return f"{self.id[:4]} {self.args} due {self.due - 1000:.3f}"
+
+
+class Broker:
+    """
+    A queue that delivers at least once, in any order if it is told to.
+
+    Attributes:
+        by_sender: How many messages each machine has published.
+        lost: Ids of messages that nobody will ever get.
+        unacked: Messages with workers that acknowledge late.
+    """
+
+    def __init__(self, world: World, *, reorder: float) -> None:
+        self._world = world
+        self._reorder = reorder
+        self.queue: list[Message] = []
+        self.unacked: list[Message] = []
+        self.lost: set[str] = set()
+        self.fails: dict[str, int] = {}  # for a machine's name: how many messages it cannot send
+        self.revoked: set[str] = set()
+        self.busy = True  # whether anybody calls
+        self.by_sender: dict[str, int] = {}
+
+    def publish(self, message: Message) -> None:
+        """Take a message."""
+        self._world.reach()
+        machine = self._world.machine
+        name = machine.name if machine else ""
+        if self.fails.get(name, 0):
+            self.fails[name] -= 1
+            raise OSError("the broker is away")
+        self.queue.append(message)
+        self.by_sender[name] = self.by_sender.get(name, 0) + 1
+        self._world.note(f"publishes {message}")
+        self._world.reach()
+
+    def take(self) -> Message | None:
+        """Give out a message that is due."""
+        due = [message for message in self.queue if message.due <= self._world.now]
+        if not due:
+            return None
+        chance = self._world.random
+        message = chance.choice(due) if chance.random() < self._reorder else due[0]
+        self.queue.remove(message)
+        return message
+
+    def pause(self) -> float:
+        """Return for how long a worker that got nothing waits."""
+        due = min((message.due for message in self.queue), default=self._world.now + IDLE)
+        return max(0.001, min(IDLE if self.busy else LONG_IDLE, due - self._world.now))
+
+    def purge(self) -> None:
+        """Drop what waits."""
+        self.lost |= {message.id for message in self.queue}
+        self._world.note(f"the queue is purged: {[str(message) for message in self.queue]}")
+        self.queue.clear()
+
+
+class Results(BaseBackend):  # type: ignore[type-arg]
+    """A result backend in memory; losing a turn before it answers."""
+
+    def __init__(self, app: Celery) -> None:
+        super().__init__(app)
+        self.world: World | None = None
+        self.kept: dict[str, dict[str, Any]] = {}
+
+    def _store_result(self, task_id: str, result: Any, state: str, traceback: Any = None, **about: Any) -> Any:
+        assert self.world
+        self.world.reach()
+        self.kept[task_id] = {"status": state, "result": result, "traceback": None, "children": []}
+        self.world.note(f"result of {task_id[:4]}: {state}")
+        return result
+
+    def _get_task_meta_for(self, task_id: str) -> Any:
+        assert self.world
+        self.world.reach()
+        return self.kept.get(task_id, {"status": states.PENDING, "result": None})
+
+    def _forget(self, task_id: str) -> None:
+        self.kept.pop(task_id, None)
+
+    def state(self, task_id: str) -> str:
+        """Return the state of a task, without a turn."""
+        return str(self.kept.get(task_id, {"status": states.PENDING})["status"])
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of the body; *end* is None if its worker died."""
+
+    id: str
+    value: Any
+    start: float
+    number: int
+    end: float | None = None
+    failed: bool = False
+    ended: int = 0
+
+
+class Recorder:
+    """What a schedule has of the world, for a task to record in."""
+
+    world: World
+    broker: Broker
+    runs: list[Run]
+    length: float
+    fail: float
+    steps: "itertools.count[int]"
+
+
+class RecordingTask(Task):  # type: ignore[type-arg]
+    """Sends its messages to the broker of the schedule."""
+
+    abstract = True
+    recorder = Recorder()
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any) -> Any:
+        now = self.recorder.world.now
+        countdown = options.get("countdown") or 0.0
+        message = Message(
+            str(task_id),
+            tuple(args or ()),
+            dict(kwargs or {}),
+            dict(options.get("headers") or {}),
+            now + countdown,
+            bool(countdown),
+            options.get("retries") or 0,
+        )
+        self.recorder.broker.publish(message)
+        return self.AsyncResult(message.id)
+
+    def run(self, key: int, value: Any) -> Any:
+        here = self.recorder
+        run = Run(str(self.request.id), value, here.world.now, next(here.steps))
+        here.runs.append(run)
+        here.world.note(f"begins {run.id[:4]} with {value}")
+        here.world.sleep(here.world.random.uniform(0.2, 2.0) * here.length)
+        run.end, run.ended = here.world.now, next(here.steps)
+        here.world.note(f"ends {run.id[:4]}")
+        if here.world.random.random() < here.fail:
+            run.failed = True
+            if self.request.retries < 1 and here.world.random.random() < 0.5:
+                raise self.retry(countdown=1.0, max_retries=1)
+            raise ValueError("failed")
+        return value
+
+
+app = Celery("slots", broker="memory://", set_as_current=False)
+results = Results(app)
+
+
+def make(name: str, options: SingletonOptions, *, acks_late: bool) -> Any:
+    """Return the task of a profile."""
+    if f"slots.{name}" in app.tasks:
+        return app.tasks[f"slots.{name}"]
+    body = {"name": f"slots.{name}", "singleton_options": options, "acks_late": acks_late, "run": RecordingTask.run}
+    task = app.register_task(type("Sync", (SingletonTask, RecordingTask), body | {"__module__": __name__})())
+    task.backend = results
+    task.trace = build_tracer(task.name, task, app=app)
+    return task
+
+
+def work(machine: Machine, task: Any, broker: Broker, late: bool, over: list[bool]) -> None:
+    """Do what a worker does, one message at a time, until the schedule is over."""
+    world = machine.world
+    while not over:
+        message = broker.take()
+        if message is None:
+            world.sleep(broker.pause())
+            continue
+        if message.id in broker.revoked:
+            results.mark_as_revoked(message.id, "revoked", store_result=True)
+            continue
+        world.note(f"gets {message}{' again' if message.redelivered else ''}")
+        broker.unacked.append(message)
+        info = {"exchange": "", "routing_key": "celery", "redelivered": message.redelivered}
+        request = {
+            **message.headers,
+            "id": message.id,
+            "args": message.args,
+            "kwargs": message.kwargs,
+            "retries": message.retries,
+            "eta": "2026-01-01T00:00:00+00:00" if message.delayed else None,
+            "delivery_info": info,
+            "is_eager": False,
+            RECEIVED_HEADER: world.now,
+            RUN_HEADER: fresh_nonce(),
+        }
+        try:
+            task.trace(message.id, message.args, message.kwargs, request)
+        except Dead:
+            broker.unacked.remove(message)
+            if late:
+                message.redelivered = True
+                broker.queue.append(message)
+            else:
+                broker.lost.add(message.id)
+            raise
+        broker.unacked.remove(message)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one call was told, and when it was made."""
+
+    caller: str
+    value: Any
+    start: int
+    end: int
+    began: float
+    id: str = ""
+    accepted: bool = True
+    duplicate: bool = False
+    reason: str = ""
+    holder_id: str | None = None
+    sent: int = 0
+    error: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,176 @@
+"""
+Deliberately wrong slot protocols: the simulation has to catch each of them.
+
+A mutant replaces one function of production, for as long as its context lasts.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from django_redlock.celery import arrival, dispatch, slots
+from django_redlock.celery.execution import Execution
+from django_redlock.engine.manager import fresh_nonce
+
+from .profiles import PROFILES
+from .schedule import run
+
+ENOUGH = 150  # schedules of each profile after which a mutant counts as alive
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """
+    One wrong protocol.
+
+    Args:
+        name: What is wrong with it.
+        haunts: The profiles in which it must show.
+        target: What is replaced, as an object and the name of its attribute.
+        wrong: Makes the wrong function of the right one.
+    """
+
+    name: str
+    haunts: tuple[str, ...]
+    target: tuple[Any, str]
+    wrong: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """How a mutant was caught: by what, after how many schedules; None is not at all."""
+
+    mutant: Mutant
+    what: str | None
+    schedules: int
+
+
+@contextmanager
+def no_turn(ticket: Any) -> Iterator[None]:
+    """Let everybody in."""
+    yield
+
+
+def fresh_id(right: Any) -> Any:
+    """Take the record over under the caller's own id."""
+
+    def take_over(call: Any, run: Any, seen: Any, record: Any) -> Any:
+        return right(call, run, seen, record._replace(task_id=call.ticket.task_id))
+
+    return take_over
+
+
+def without_number(right: Any) -> Any:
+    """Give each message of a pending call the same number."""
+
+    def take_over(call: Any, run: Any, seen: Any, record: Any) -> Any:
+        return right(call, run, seen, record._replace(number=0))
+
+    return take_over
+
+
+def forgets_the_record(right: Any) -> Any:
+    """Note that the call has begun, and leave the record."""
+
+    def begin(ticket: Any, ttl: float, task: str, seen: Any, began: Any) -> None:
+        right(replace(ticket, token=fresh_nonce()), ttl, task, seen._replace(value=""), began)
+
+    return begin
+
+
+def forgets_the_note(right: Any) -> Any:
+    """Free the record, and do not note what has begun."""
+
+    def begin(ticket: Any, ttl: float, task: str, seen: Any, began: Any) -> None:
+        slots.free(ticket.using, ticket.following, seen.token)
+
+    return begin
+
+
+def sees_nothing(right: Any) -> Any:
+    """Look at the record of a pending call and find none."""
+
+    def look(call: Any) -> Any:
+        run, _ = right(call)
+        return run, slots.Seen("", 0.0, 0)
+
+    return look
+
+
+def shared_token(right: Any) -> Any:
+    """Run under the token of the message, so that a copy of it cannot be told from the run."""
+
+    def take(ticket: Any, lease: float, label: str, token: str, inline: bool = False) -> Any:
+        return right(ticket, lease, label, ticket.token, inline)
+
+    return take
+
+
+def never_free(right: Any) -> Any:
+    """Leave the slot of a run as it is."""
+    return lambda execution, hold=True: None
+
+
+def not_waiting(right: Any) -> Any:
+    """Skip a message that finds the slot taken."""
+
+    def wait(message: Any, holder: Any, follow: bool) -> Any:
+        message._skip("Skipped.")
+
+    return wait
+
+
+def accepted(right: Any) -> Any:
+    """Tell a call that its message was sent, though it had none."""
+    return lambda *about: right(*about).about(slots.Holder(None, "running", None), accepted=True)
+
+
+MUTANTS = (
+    Mutant("no turn for callers", ("rerun burst", "replace burst"), (dispatch, "turn"), lambda right: no_turn),
+    Mutant("an id for each caller", ("rerun burst",), (dispatch.Call, "_take_over_pending"), fresh_id),
+    Mutant("no numbers", ("rerun crowd", "debounce"), (dispatch.Call, "_take_over_pending"), without_number),
+    Mutant("the record stays", ("rerun burst",), (arrival, "begin"), forgets_the_record),
+    Mutant("no note of what began", ("rerun crowd", "debounce"), (arrival, "begin"), forgets_the_note),
+    Mutant("the record is not looked at", ("replace waiting",), (dispatch.Call, "_look"), sees_nothing),
+    Mutant(
+        "older messages run",
+        ("rerun crowd", "replace waiting"),
+        (arrival, "is_superseded"),
+        lambda right: lambda *a: False,
+    ),
+    Mutant("every message is older", ("rerun",), (arrival, "is_superseded"), lambda right: lambda *a: True),
+    Mutant("a copy runs beside the run", ("redelivered",), (arrival, "take_running"), shared_token),
+    Mutant("slots stay", ("once",), (Execution, "end"), never_free),
+    Mutant("pending calls are skipped", ("rerun",), (arrival.Arrival, "_wait"), not_waiting),
+    Mutant("wrong answers", ("rerun",), (dispatch.Call, "_joined"), accepted),
+    Mutant(
+        "newer arguments are not taken over",
+        ("rerun burst",),
+        (dispatch.Call, "_says_the_same"),
+        lambda right: lambda call, record: bool(record.record),
+    ),
+)
+
+
+def hunt(mutant: Mutant, enough: int = ENOUGH) -> Kill:
+    """Run schedules with a wrong protocol until an oracle objects."""
+    done = 0
+    owner, name = mutant.target
+    with patch.object(owner, name, mutant.wrong(getattr(owner, name))):
+        for seed in range(enough):
+            for haunt in mutant.haunts:
+                done += 1
+                # Shorter: a message that nobody ever takes would be put back for as long as the schedule lasts.
+                outcome = run(replace(PROFILES[haunt], longest=300.0), seed)
+                if outcome.violations:
+                    return Kill(mutant, outcome.violations[0], done)
+    return Kill(mutant, None, done)
+
+
+def score(kills: list[Kill]) -> str:
+    """Return a table of what caught each mutant."""
+    rows = [f"{kill.mutant.name:<36} {kill.schedules:>5}  {kill.what or 'ALIVE'}" for kill in kills]
+    caught = sum(kill.what is not None for kill in kills)
+    return "\n".join([*rows, f"{caught} of {len(kills)} mutants caught"])

@@ -1,0 +1,93 @@
+"""What must hold after a schedule."""
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from celery import states
+
+if TYPE_CHECKING:
+    from .schedule import History
+
+NOTES = ("done:", "began:", "begun:", "watch:")
+
+
+def every_call_ends(history: "History") -> list[str]:
+    """Every call that was given a result sees that result, an error or a revocation."""
+    waiting = [answer for answer in history.answers if not answer.error and answer.id not in history.broker.lost]
+    return [
+        f"{answer.caller} waits for ever for {answer.id[:4]}, its call with {answer.value}"
+        for answer in waiting
+        if history.state(answer.id) not in states.READY_STATES
+    ]
+
+
+def nothing_overlaps(history: "History") -> list[str]:
+    """No two runs of one key overlap."""
+    found = []
+    runs = sorted(history.runs, key=lambda run: run.number)
+    for before, after in pairwise(runs):
+        if before.end is not None and before.ended > after.number:
+            found.append(f"{after.id[:4]} began before {before.id[:4]} had ended")
+    return found
+
+
+def answers_are_true(history: "History") -> list[str]:
+    """A call is told that it was accepted if it sent a message, and whose duplicate it was."""
+    found = []
+    ids = {answer.id for answer in history.answers}
+    for answer in history.answers:
+        if answer.error:
+            continue
+        if answer.accepted != bool(answer.sent):
+            found.append(f"{answer.caller} was told accepted={answer.accepted} and sent {answer.sent} messages")
+        if answer.duplicate != bool(answer.reason):
+            found.append(f"{answer.caller}: duplicate={answer.duplicate} with the reason {answer.reason!r}")
+        if answer.holder_id and answer.holder_id not in ids:
+            found.append(f"{answer.caller} was told of {answer.holder_id}, which is no call")
+    return found
+
+
+def nothing_is_left(history: "History") -> list[str]:
+    """No slot is taken when everything is idle."""
+    return [f"{name} is still held" for name in sorted(history.left)]
+
+
+def newest_arguments_run(history: "History") -> list[str]:
+    """After every call something runs, under the id it was given, with its arguments or with newer ones."""
+    found = []
+    for answer in history.answers:
+        if answer.error or answer.id in history.broker.lost or history.state(answer.id) == states.REVOKED:
+            continue
+        newer = {other.value for other in history.answers if other.end > answer.start}
+        if not any(run.id == answer.id and run.number > answer.start and run.value in newer for run in history.runs):
+            ran = [(run.id[:4], run.value) for run in history.runs if run.number > answer.start]
+            found.append(f"nothing newer than {answer.caller}'s call with {answer.value} ran as {answer.id[:4]}: {ran}")
+    return found
+
+
+def one_id_for_a_run(history: "History") -> list[str]:
+    """All calls that are made during one run have one id, and it runs once."""
+    found = []
+    for run in history.runs:
+        if run.end is None:
+            continue
+        free = [answer for answer in history.answers if not answer.error and "task_id" not in answer.extra]
+        ids = {answer.id for answer in free if run.number < answer.start and answer.end < run.ended}
+        if len(ids) > 1:
+            found.append(f"the calls during {run.id[:4]} have {len(ids)} ids: {sorted(i[:4] for i in ids)}")
+    return found
+
+
+def each_id_runs_once(history: "History") -> list[str]:
+    """No id runs twice, where no worker dies and nothing is retried."""
+    counts: dict[str, int] = {}
+    for run in history.runs:
+        counts[run.id] = counts.get(run.id, 0) + 1
+    return [f"{task_id[:4]} ran {count} times" for task_id, count in counts.items() if count > 1]
+
+
+def one_waits(history: "History") -> list[str]:
+    """Calls that are all made before the first run share one run; with ``rerun``, the first call has one of its own."""
+    most = 2 if history.profile.options.on_duplicate == "rerun" else 1
+    runs = len(history.runs)
+    return [f"{runs} runs of calls that all waited at once"] if runs > most else []

@@ -1,0 +1,57 @@
+"""What the schedules are drawn from."""
+
+from django_redlock.celery import SingletonOptions
+
+from .oracles import (
+    answers_are_true,
+    each_id_runs_once,
+    every_call_ends,
+    newest_arguments_run,
+    nothing_is_left,
+    nothing_overlaps,
+    one_id_for_a_run,
+    one_waits,
+)
+from .schedule import Profile
+
+ALWAYS = (every_call_ends, nothing_overlaps, answers_are_true, nothing_is_left)
+TRAILING = (*ALWAYS, newest_arguments_run, one_id_for_a_run, each_id_runs_once)
+KEY = ("key",)
+
+RERUN = SingletonOptions(key=KEY, on_duplicate="rerun")
+REPLACE = SingletonOptions(key=KEY, on_duplicate="replace")
+BOTH = {"key": KEY, "scope": "until_and_while_executing"}
+ONCE = SingletonOptions(key=KEY)
+SERIAL = SingletonOptions(key=KEY, scope="while_executing")
+# An operator who frees the record lets one more call wait, and a dead worker lets a run begin anew.
+ENDING = (*ALWAYS, newest_arguments_run)
+BURST = {"spread": 0.0, "callers": 5, "calls": 1, "held": True, "length": 5.0}
+CROWD = {"callers": 6, "spread": 1.0, "length": 0.5, "workers": 3}
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile("once", ONCE, (*ALWAYS, each_id_runs_once)),
+        Profile("serial", SERIAL, (*ALWAYS, newest_arguments_run, each_id_runs_once)),
+        Profile("rerun", RERUN, TRAILING),
+        Profile("rerun burst", RERUN, TRAILING, **BURST),
+        Profile("rerun waiting", RERUN, (*TRAILING, one_waits), idle=True),
+        Profile("rerun crowd", RERUN, TRAILING, **CROWD),
+        Profile("rerun beside a run", SingletonOptions(**BOTH, on_duplicate="rerun"), TRAILING),
+        Profile("rerun freed", RERUN, ENDING, freed=1, length=2.0),
+        Profile("replace", REPLACE, TRAILING),
+        Profile("replace burst", REPLACE, TRAILING, **BURST),
+        Profile("replace waiting", REPLACE, (*TRAILING, one_waits), idle=True, spread=0.0),
+        Profile("replace crowd", REPLACE, TRAILING, **CROWD),
+        Profile("replace beside a run", SingletonOptions(**BOTH, on_duplicate="replace"), TRAILING),
+        Profile("debounce", REPLACE, TRAILING, countdowns=(0.0, 0.5, 3.0, 600.0)),
+        Profile("failing", RERUN, (*ALWAYS, newest_arguments_run, one_id_for_a_run), fail=0.5),
+        Profile("own ids", RERUN, ENDING, owned=1),
+        Profile("broker away", REPLACE, TRAILING, broken=2),
+        Profile("node away", RERUN, ENDING, downs=3),
+        Profile("redelivered", RERUN, (*ENDING, one_id_for_a_run), late=True, redeliver=0.5),
+        Profile("killed", RERUN, ENDING, late=True, kills=2),
+        Profile("killed early", REPLACE, (*ALWAYS[:3], newest_arguments_run), kills=2),
+        Profile("purged", RERUN, ALWAYS[:3], purge=True),
+    )
+}

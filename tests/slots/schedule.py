@@ -1,0 +1,232 @@
+"""One schedule: callers and workers over one key, and what the oracles say of it."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from django_redlock.celery import SingletonOptions
+from django_redlock.celery.slots import free, peek
+from django_redlock.exceptions import RedlockError
+
+from . import oracles
+from .celery_parts import Answer, Broker, RecordingTask, make, results, work
+from .world import Machine, World
+
+NEXT = "next:task:slots.{}:key=7"  # the record of the pending call
+LONGEST = 20_000.0  # seconds of virtual time
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """
+    What may happen in a schedule.
+
+    Args:
+        name: What to call it.
+        options: The task's.
+        callers: How many call at the same time.
+        calls: How many calls each of them makes.
+        countdowns: What a call's countdown is drawn from.
+        workers: How many.
+        idle: Whether the workers begin when all calls have been made.
+        spread: Over how many seconds the calls of a caller are spread.
+        length: Length of a run, in seconds, on average.
+        late: Whether workers acknowledge late.
+        reorder: How often the broker gives out another message than the oldest.
+        fail: How often a run fails, or is retried.
+        kills: How many workers are killed.
+        redeliver: How often a message is delivered a second time while its worker has it.
+        purge: Whether the queue is purged once.
+        broken: How many publishes fail.
+        downs: How often a lock node is away for a while.
+        owned: How many calls of each caller have an id of their own.
+        freed: How often an operator frees the pending call.
+        longest: After how many seconds the schedule is over, whatever is left.
+        same: How often a call has the arguments of others.
+        held: Whether the first call is made, and begins, before all others.
+        oracles: What must hold.
+    """
+
+    name: str
+    options: SingletonOptions
+    oracles: tuple[Callable[["History"], list[str]], ...]
+    callers: int = 3
+    calls: int = 3
+    countdowns: tuple[float, ...] = (0.0,)
+    workers: int = 2
+    idle: bool = False
+    spread: float = 2.0
+    length: float = 1.0
+    late: bool = False
+    reorder: float = 0.3
+    fail: float = 0.0
+    kills: int = 0
+    redeliver: float = 0.0
+    purge: bool = False
+    broken: int = 0
+    downs: int = 0
+    owned: int = 0
+    freed: int = 0
+    longest: float = LONGEST
+    same: float = 0.2
+    held: bool = False
+
+
+@dataclass(slots=True)
+class History:
+    """What happened in a schedule."""
+
+    profile: Profile
+    world: World
+    broker: Broker
+    answers: list[Answer] = field(default_factory=list)
+    runs: list[Any] = field(default_factory=list)
+    killed: int = 0
+    left: set[str] = field(default_factory=set)
+
+    def state(self, task_id: str) -> str:
+        """Return the state of a task."""
+        return results.state(task_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a schedule."""
+
+    profile: str
+    seed: int
+    violations: list[str]
+    trace: list[str]
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.profile}, seed {self.seed}:", *self.violations, *self.trace])
+
+
+def run(profile: Profile, seed: int, *, traced: bool = False) -> Outcome:
+    """Run one schedule; returns what the oracles object to."""
+    world = World(seed, traced=traced)
+    broker = Broker(world, reorder=profile.reorder)
+    history = History(profile, world, broker)
+    results.world, results.kept = world, {}
+    task = make(profile.name, profile.options, acks_late=profile.late)
+    here = RecordingTask.recorder
+    here.world, here.broker, here.runs = world, broker, history.runs
+    here.length, here.fail, here.steps = profile.length, profile.fail, itertools.count()
+    with world.running():
+        play(history, task)
+    found = [violation for oracle in profile.oracles for violation in oracle(history)]
+    return Outcome(profile.name, seed, found, world.trace)
+
+
+def play(history: History, task: Any) -> None:
+    """Let the machines do their work until there is none."""
+    profile, world, broker = history.profile, history.world, history.broker
+    over: list[bool] = []
+    employ = lambda number: world.add(  # noqa: E731
+        f"worker {number}", partial(work, task=task, broker=broker, late=profile.late, over=over)
+    )
+    workers = [] if profile.idle else [employ(number) for number in range(profile.workers)]
+    if profile.held:
+        first = world.add("first", partial(call_often, history=history, task=task, calls=1))
+        world.run(world.now + profile.longest, lambda: first.over and bool(history.runs))
+    callers = [
+        world.add(f"caller {number}", partial(call_often, history=history, task=task, calls=profile.calls))
+        for number in range(profile.callers)
+    ]
+    trouble = world.add("trouble", partial(make_trouble, history=history, workers=workers, employ=employ))
+    world.run(world.now + profile.longest, lambda: all(caller.over for caller in callers))
+    if profile.idle:
+        workers += [employ(number) for number in range(profile.workers)]
+    world.run(world.now + profile.longest, lambda: trouble.over)
+    broker.busy = False
+    world.run(world.now + profile.longest, lambda: not broker.queue and not broker.unacked)
+    over.append(True)
+    world.run(world.now + 3600.0, lambda: all(machine.over for machine in world.machines))
+    world.sim.advance(2.0)
+    history.left = held_names(world)
+
+
+def call_often(machine: Machine, history: History, task: Any, calls: int) -> None:
+    """Do what a caller does."""
+    profile, world = history.profile, machine.world
+    for number in range(calls):
+        if profile.spread and (number or calls > 1):
+            world.sleep(world.random.uniform(0.0, profile.spread / profile.calls))
+        same = world.random.random() < profile.same
+        value = "same" if same else f"{machine.name[-1]}{number}"
+        options: dict[str, Any] = {"countdown": world.random.choice(profile.countdowns)}
+        if number < profile.owned:
+            options["task_id"] = f"own-{machine.name[-1]}{number}"
+        history.answers.append(make_call(history, task, machine, value, options))
+
+
+def make_call(history: History, task: Any, machine: Machine, value: str, options: dict[str, Any]) -> Answer:
+    """Make one call; returns what it was told."""
+    here = RecordingTask.recorder
+    world, before = machine.world, machine_sent(history, machine)
+    answer = Answer(machine.name, value, next(here.steps), 0, world.now, extra=options)
+    world.note(f"calls with {value} {options}")
+    try:
+        result = task.apply_async((7, value), **options)
+    except (OSError, RedlockError) as error:
+        answer.error = type(error).__name__
+    else:
+        answer.id, answer.accepted, answer.duplicate = result.id, result.accepted, result.duplicate
+        answer.reason, answer.holder_id = result.reason, result.holder_id
+    answer.end, answer.sent = next(here.steps), machine_sent(history, machine) - before
+    world.note(f"is told {answer.error or answer.id[:4]} accepted={answer.accepted} duplicate={answer.duplicate}")
+    return answer
+
+
+def machine_sent(history: History, machine: Machine) -> int:
+    """Return how many messages a machine has sent."""
+    return history.broker.by_sender.get(machine.name, 0)
+
+
+def make_trouble(machine: Machine, history: History, workers: list[Machine], employ: Callable[[int], Machine]) -> None:
+    """Kill workers, redeliver and purge messages, and take lock nodes away, as the profile says."""
+    profile, world, broker, chance = history.profile, machine.world, history.broker, machine.world.random
+    troubles: list[Callable[[], None]] = []
+
+    def kill() -> None:
+        alive = [worker for worker in workers if not worker.over]
+        if alive:
+            victim = chance.choice(alive)
+            world.note(f"{victim.name} is killed")
+            history.killed += 1
+            victim.kill()
+            workers.append(employ(len(workers)))
+
+    def redeliver() -> None:
+        for message in list(broker.unacked):
+            if chance.random() < profile.redeliver:
+                broker.queue.append(message.again())
+
+    def down() -> None:
+        node = chance.choice(world.sim.nodes)
+        node.down = True
+        world.sleep(chance.uniform(0.1, 3.0))
+        node.down = False
+
+    def free_pending() -> None:
+        record = peek("default", NEXT.format(profile.name))
+        if record.value:
+            world.note("an operator frees the pending call")
+            free("default", NEXT.format(profile.name), record.token)
+
+    troubles += [kill] * profile.kills + [down] * profile.downs + [free_pending] * profile.freed
+    troubles += [redeliver] * (3 if profile.redeliver else 0) + [broker.purge] * profile.purge
+    broker.fails = {f"caller {chance.randrange(profile.callers)}": 1 for _ in range(profile.broken)}
+    for trouble in chance.sample(troubles, len(troubles)):
+        world.sleep(chance.uniform(0.0, profile.spread))
+        trouble()
+
+
+def held_names(world: World) -> set[str]:
+    """Return the names that are held on a quorum of nodes, without the notes about what has been."""
+    stores = [node.store for node in world.sim.nodes]
+    slugs = {slug for store in stores for slug in list(store._holders)}
+    held = {slug for slug in slugs if sum(store._holder(slug, store._now()) is not None for store in stores) > 1}
+    return {slug.strip("{}") for slug in held if not slug.strip("{}").startswith(oracles.NOTES)}
