@@ -28,14 +28,17 @@ class State(TextChoices):
 
     ``held``: all of them have one holder. ``degraded``: a quorum has, the others have not, or do not answer.
     ``partial``: one holder, and too few nodes that say so: an attempt on its way, or what is left of one.
-    ``split``: several holders, none of them with a quorum. ``orphaned``: a quorum has one holder, whose process died.
-    ``no_expiry``: no quorum lets it end by itself, so it was not written by this library.
+    ``split``: several holders, none of them with a quorum. ``unrenewed``: a quorum has one holder, whose process lives
+    and has not renewed the lock for half of its lease. ``orphaned``: a quorum has one holder, whose process has given
+    no sign of life for ten seconds: it died, or stands still. ``no_expiry``: no quorum lets the lock end by itself, so
+    it was not written by this library.
     """
 
     HELD = "held", gettext_lazy("held")
     DEGRADED = "degraded", gettext_lazy("degraded")
     PARTIAL = "partial", gettext_lazy("partial")
     SPLIT = "split", gettext_lazy("split")
+    UNRENEWED = "unrenewed", gettext_lazy("not renewed")
     ORPHANED = "orphaned", gettext_lazy("orphaned")
     NO_EXPIRY = "no_expiry", gettext_lazy("no expiry")
 
@@ -47,7 +50,6 @@ class Staleness(TextChoices):
     TOO_LONG = "too_long", gettext_lazy("it expires later than any lease of its holder could")
     FOREIGN = "foreign", gettext_lazy("its value is not one that this library writes")
     RESIDUE = "residue", gettext_lazy("too few nodes have it, and it is older than its lease")
-    ORPHANED = "orphaned", gettext_lazy("the process that held it died, and nobody will release it")
     ABSURD = "absurd", gettext_lazy("its fencing token is absurd, so that the node gives no vote on this lock")
 
 
@@ -140,6 +142,8 @@ class HeldLock(NamedTuple):
             for by name, alone.
         waiting: How many wait for it, by the node that knows of most; only known of a lock that was asked for by name.
         alive: Whether its process is known to live; only asked when nobody extends the lock, or it lasts too long.
+        gone: Whether its process has given no sign of life for longer than a lease may last, so that every lease of
+            that process has ended; asked when *alive* is.
     """
 
     slug: str
@@ -156,6 +160,7 @@ class HeldLock(NamedTuple):
     waiters: tuple[Waiting, ...] = ()
     waiting: int = 0
     alive: bool = False
+    gone: bool = False
 
     @property
     def name(self) -> str:

@@ -125,10 +125,9 @@ def test_inspect_says_what_is_stale(five):
     """
     L77: that a key is stale, and why, is said.
     """
-    taken()
     for server in five:
         with server.client() as client:
-            client.persist("redlock:{orders:7}:h")
+            client.set("redlock:{orders:7}:h", "locked by another program")
 
     assert "Stale: it has no expiry" in run("redlock_inspect", "orders:7")[0]
 

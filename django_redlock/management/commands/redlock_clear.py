@@ -20,8 +20,8 @@ class Command(OperatorCommand):
     help = (
         "Delete stale keys: without expiry, with more than any lease, in a foreign format, or left on too few nodes; "
         "and replace absurd fencing tokens. "
-        "A lock that a quorum holds, or may hold, is never touched. Exits with 1 when a key could not be deleted, "
-        "with 3 when too few nodes answer."
+        "What a living process may hold is never touched: an orphaned lock ends by itself. Exits with 1 when a key could "
+        "not be deleted, with 3 when too few nodes answer."
     )
     stealth_options = ("stdin",)
 
