@@ -48,13 +48,14 @@ class Poll:
         self._after: dict[int, str] = {}  # where each node goes on with its index
         self._through: set[int] = set()  # the nodes that have nothing more in theirs
         self._heard: dict[str, dict[int, float]] = {}  # of each process, how long ago each node heard it, in seconds
+        self._lasting: set[str] = set()  # the names that some node holds
         self._locks: list[HeldLock] | None = None
         self._absurd: dict[str, set[int]] = {}  # which nodes have an absurd fencing token for a name
         self._suspects: dict[str, str] = {}  # by the slugs of their locks, the processes that may be dead
 
     def pages(self) -> Iterator[Survey]:
         """Yield the requests for the whole index, then for the names that not every node reported."""
-        for _ in range(0, self.limit, PAGE):
+        while len(self._lasting) < self.limit:  # names of locks that ended stay in the indexes for a while
             yield Survey(size=PAGE)
             if len(self._through | self.silent.keys()) == len(self.manager.nodes):
                 break
@@ -102,7 +103,8 @@ class Poll:
                 self.refusing[node] = reply.detail
             self._file(node, reply.rows, reply.time)
             if self._paging:
-                self._go_on(node, reply.cursor)
+                ended = bool(reply.rows) and not any(map(_present, reply.rows))
+                self._go_on(node, after_ended(reply.cursor, reply.time) if ended else reply.cursor)
 
     def _go_on(self, node: int, cursor: str) -> None:
         """Note where a node goes on; one that is where it was has a page full of what nobody of us wrote."""
@@ -136,6 +138,8 @@ class Poll:
                 self._absurd.setdefault(slug, set()).add(node)
                 fence = 0
             row = Row(slug, value, left, fence, waiters, waiting)
+            if _present(row):
+                self._lasting.add(slug)
             try:
                 filed[slug][node] = row
             except KeyError:
@@ -241,6 +245,25 @@ class Poll:
             return None
         lock = judge(slug, self.manager.alias, tuple(views), self.manager.rules, lines)
         return lock._replace(waiting=max(waiting, len(lock.waiters))) if waiting else lock
+
+
+def after_ended(cursor: str, time: int) -> str:
+    """
+    Return where to go on behind a page of locks that all have ended: with the first that may last.
+
+    Names of locks that ended stay in an index until later locks push them out. Thousands of them would use up the time
+    of a listing.
+
+    Args:
+        cursor: Where the node would go on: a moment, and a name. Servers count milliseconds, nodes in memory seconds.
+        time: What the node's clock shows, in microseconds.
+    """
+    try:
+        moment = float(cursor.partition(" ")[0])
+    except ValueError:
+        return cursor
+    now = time // 1000 if moment > time / 1e5 else time / 1e6
+    return f"{now!r} " if moment < now else cursor
 
 
 def ask(poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SECONDS, patience: float = math.inf) -> None:

@@ -9,7 +9,7 @@ from ..core.replies import Kind
 from ..core.requests import Repair
 from ..core.rules import Rules
 from ..handler import locks
-from .model import HeldLock, Snapshot, StaleKey, Staleness, State, View, by_holder
+from .model import NO_STRING, HeldLock, Snapshot, StaleKey, Staleness, State, View, by_holder
 from .poll import ask_for
 from .release import burial, delete, everywhere, marks
 
@@ -116,6 +116,8 @@ def _renewed(owner: Owner | None, lefts: list[float]) -> bool:
 
 
 def _reason(group: list[View], owner: Owner | None, longest: float) -> Staleness:
+    if group[0].fingerprint == NO_STRING:
+        return Staleness.WRONG_TYPE
     if any(view.left is None for view in group):
         return Staleness.NO_EXPIRY
     if any(view.left is not None and view.left > longest for view in group):

@@ -228,7 +228,8 @@ def _holder(lock: HeldLock) -> dict[str, Any] | None:
     owner = lock.owner
     if owner is None:
         return None
-    return {"kind": owner.kind, "label": owner.label, "ref": owner.ref, "host": owner.host, "pid": owner.pid}
+    where = {"host": owner.host or None, "pid": owner.pid or None}  # of those who share a lock it is unknown
+    return {"kind": owner.kind, "label": owner.label, "ref": owner.ref, **where}
 
 
 def iso(moment: float | None) -> str | None:

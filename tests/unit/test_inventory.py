@@ -590,7 +590,7 @@ def test_real_nodes_know_each_kind_of_stale_key(real):
 
     assert {name: key.reason for name, key in stale.items()} == {
         "persisted": Staleness.NO_EXPIRY,
-        "list": Staleness.NO_EXPIRY,
+        "list": Staleness.WRONG_TYPE,
         "foreign": Staleness.FOREIGN,
     }
     outcomes = {name: remove_stale(key) for name, key in stale.items()}

@@ -1,0 +1,202 @@
+"""What the pages, commands and metrics say is true, also when nodes are silent or somebody meddled."""
+
+import json
+import re
+import time
+from io import StringIO
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.core.management import CommandError, call_command
+from django.test import Client, override_settings
+
+from django_redlock import lock, locks
+from django_redlock.core.names import slug
+from django_redlock.core.owner import Owner, encode
+from django_redlock.inventory import (
+    MAX_NAMES,
+    Staleness,
+    ask_to_stop,
+    extend_lock,
+    find_lock,
+    find_locks,
+    held_locks,
+    stale_keys,
+)
+from django_redlock.nodes.memory import forget_nodes
+
+LIST = "/admin/redlock/heldlock/"
+LIVE = f"{LIST}live/"
+NODES = [f"memory://n{place}" for place in range(5)]
+OTHERS = [f"memory://b{place}" for place in range(5)]
+
+
+@pytest.fixture
+def five():
+    """Five nodes in memory."""
+    with override_settings(REDLOCK={"default": {"NODES": NODES}}):
+        yield locks["default"].nodes
+    forget_nodes()
+
+
+@pytest.fixture
+def two():
+    """Two aliases of five nodes each, the second without a quorum."""
+    with override_settings(REDLOCK={"default": {"NODES": NODES}, "other": {"NODES": OTHERS}}):
+        for node in locks["other"].nodes[:3]:
+            node.down = True
+        yield locks["default"].nodes
+    forget_nodes()
+
+
+@pytest.fixture
+def operator(db) -> Client:
+    """Somebody who may look and release."""
+    user = User.objects.create_user("staff", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=["view_heldlock", "release_heldlock"]))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def put(nodes, name: str, left: float | None = 200, *, age: float = 1.0, number: int = 1) -> None:
+    """Put a lock on all nodes."""
+    owner = Owner("web-1", 77, "task", "shop.import", "id-1", time.time() - age, 30.0)
+    for node in nodes:
+        node.store.put(slug(name), encode(f"{number:032x}", owner), left)
+
+
+def run(*command: str) -> tuple[str, str, int]:
+    """Run a command; returns what it writes, what it complains of, and its exit code."""
+    out, err = StringIO(), StringIO()
+    try:
+        call_command(*command, stdout=out, stderr=err)
+    except CommandError as error:
+        return out.getvalue(), f"{err.getvalue()}{error}", error.returncode
+    return out.getvalue(), err.getvalue(), 0
+
+
+def scraped() -> dict[str, float]:
+    """Return the metrics of the nodes."""
+    prometheus = pytest.importorskip("django_redlock.contrib.prometheus")
+    samples = [sample for metric in prometheus.NodesCollector().collect() for sample in metric.samples]
+    return {f"{sample.name} {' '.join(sample.labels.values())}": sample.value for sample in samples}
+
+
+# Aliases of which one has no quorum
+
+
+def test_an_alias_without_a_quorum_does_not_stop_the_others(two, operator):
+    """
+    L73: whether locks are known is decided for each alias.
+    """
+    with lock("orders:7"):
+        data = json.loads(operator.get(LIVE).content)
+
+    assert data["unknown"] == ["other"]
+    assert "orders:7" in data["rows"]
+
+
+# Nothing is known
+
+
+def test_without_a_quorum_no_page_says_that_nothing_is_held(five, operator):
+    """
+    L73: unknown is not zero: neither in the footer nor above the list; and the time is not that of an answer.
+    """
+    for node in five[:3]:
+        node.down = True
+
+    page = operator.get(LIST).content.decode()
+    data = json.loads(operator.get(LIVE).content)
+
+    assert "0 held locks" not in page
+    assert "As of" not in page + data["nodes"]
+    assert data["unknown"] == ["default"]
+
+
+# How many there are
+
+
+def test_locks_that_ended_are_no_more_locks(five, operator):
+    """
+    L70: the names of locks that ended stay in an index for a while. They do not count as locks that were not asked for.
+    """
+    for number in range(2 * MAX_NAMES):
+        put(five, f"over:{number}", -1)
+    for number in range(5):
+        put(five, f"held:{number}")
+
+    snapshot = held_locks(seconds=60)
+
+    assert (len(snapshot.locks), snapshot.complete) == (5, True)
+    assert scraped()["redlock_listing_complete default"] == 1
+    assert "more locks than this page asks for" not in operator.get(LIST).content.decode()
+
+
+def test_a_page_that_asks_for_some_does_not_count_them_as_all(five, operator):
+    """
+    L70: the footer says that there are more.
+    """
+    for number in range(MAX_NAMES + 5):
+        put(five, f"held:{number}")
+
+    page = operator.get(LIST).content.decode()
+
+    assert re.search(r"\d+\+ held locks", page)
+    assert "more locks than this page asks for" in page
+
+
+# What an operator did
+
+
+def test_no_more_time_for_a_holder_that_was_asked_to_stop(five, operator):
+    """
+    L74: all nodes answer, so the outcome is known.
+    """
+    with lock("orders:7", renew=False):
+        held = find_lock("orders:7")
+        assert ask_to_stop(held, held.fingerprint) == "asked"
+
+        assert extend_lock(held, held.fingerprint, 50.0) == "stopping"
+
+
+# Several holders
+
+
+def test_a_lock_that_several_share_has_no_host(five, operator):
+    """
+    L71: the nodes do not record who shares a lock; nothing is made up.
+    """
+    with lock("orders:7", shared=True):
+        text = run("redlock_inspect", "orders:7")[0]
+        data = json.loads(run("redlock_inspect", "orders:7", "--format=json")[0])
+        page = operator.get(LIST).content.decode()
+
+    assert "several, who share it" in text
+    assert data["lock"]["holder"] == {"kind": "shared", "label": "", "ref": "", "host": None, "pid": None}
+    assert "held by shared" not in text + page
+    assert "several, who share it" in page
+
+
+def test_places_are_named(five):
+    """
+    L71: of a lock with places, the command says which are held.
+    """
+    with lock("pool", limit=3), lock("pool", limit=3):
+        text = run("redlock_inspect", "pool")[0]
+
+    assert re.match(r"pool: 2 places are held \(#[12], #[23]\). The nodes do not record how many there are.\n", text)
+
+
+# What another program wrote
+
+
+def test_a_key_of_another_type_is_called_that(five):
+    """
+    L78: it is no lock, and the remedy is the command that deletes it.
+    """
+    for node in five:
+        node.store.put(slug("orders:7"), "", None)
+
+    assert [key.reason for key in stale_keys(find_locks([slug("orders:7")]))] == [Staleness.WRONG_TYPE]
