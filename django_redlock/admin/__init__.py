@@ -6,6 +6,7 @@ Its templates extend the admin's and never copy them, because they differ from r
 
 from typing import TYPE_CHECKING, Any
 
+import django
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
 from django.contrib.admin.utils import unquote
@@ -155,6 +156,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
             "opts": HeldLock._meta,
             "checkbox": helpers.ACTION_CHECKBOX_NAME,
             "may_release": self.has_release_permission(request),
+            "breadcrumb_list": django.VERSION >= (6, 1),  # before, they were a <div>
         }
         return TemplateResponse(request, f"admin/redlock/heldlock/{template}", {**shared, **context})
 

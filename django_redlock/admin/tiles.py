@@ -78,8 +78,8 @@ def _nodes(snapshots: list[Snapshot]) -> Tile:
     spares = [sum(node.votes for node in each.nodes) - each.rules.needed for each in snapshots]
     spare = max(0, min(spares, default=0))
     level = "good" if nodes and voting == nodes else "bad"
-    value = _("%(voting)d/%(nodes)d, %(spare)d spare") % {"voting": voting, "nodes": nodes, "spare": spare}
-    return Tile(_("Nodes"), value, level, reverse("admin:redlock_heldlock_nodes"))
+    label = _("Nodes, %(spare)d spare") % {"spare": spare}
+    return Tile(label, f"{voting}/{nodes}", level, reverse("admin:redlock_heldlock_nodes"))
 
 
 def _first_upper(text: str) -> str:
