@@ -21,6 +21,7 @@ from .rows import KINDS
 
 DASH = "\N{EN DASH}"
 LONGEST = 80  # characters of a name in the list
+MAX_KEY = 7000  # characters in an address, of which servers take eight thousand
 DOTS = {True: '<i class="redlock-yes"></i>', False: '<i class="redlock-no"></i>'}
 PARTS_END = re.compile(r"(?<=[._:/-])(?!$)")
 
@@ -35,6 +36,9 @@ class Columns:
         """Return the name, and for the script the key by which it finds the row again."""
         identity = f"{row.alias} {row.lock.slug}"
         url = reverse("admin:redlock_heldlock_detail", current_app=self.admin_site.name)
+        if len(row.pk) > MAX_KEY:
+            text = breakable(middle(row.name, LONGEST))
+            return format_html('<span class="redlock-name" data-lock="{}">{}</span>', identity, text)
         return format_html(
             '<a class="redlock-name" data-lock="{}" href="{}?{}" title="{}">{}</a>',
             identity,

@@ -217,7 +217,7 @@ def _outcome(ballot: Ballot, rules: Rules, shared: bool) -> str:
 
 def _tell(manager: LockManager, what: str, event: str, slug: str, outcome: str, reason: str = "") -> None:
     name = name_of(slug)
-    why = f"{outcome}: {reason}" if reason else outcome
+    why = f"{outcome}: {printable(reason)}" if reason else outcome
     log.warning(
         "lock %s: %s (%s)", what, printable(name), why, extra={"event": event, "lock": name, "outcome": outcome}
     )

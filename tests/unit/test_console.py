@@ -1,5 +1,6 @@
 """What the pages, commands and metrics say is true, also when nodes are silent or somebody meddled."""
 
+import errno
 import json
 import re
 import time
@@ -11,6 +12,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
 
 from django_redlock import lock, locks
+from django_redlock.contrib.telemetry import MAX_LABELS, Labels
 from django_redlock.core.names import slug
 from django_redlock.core.owner import Owner, encode
 from django_redlock.inventory import (
@@ -20,6 +22,7 @@ from django_redlock.inventory import (
     extend_lock,
     find_lock,
     find_locks,
+    force_release,
     held_locks,
     stale_keys,
 )
@@ -28,6 +31,7 @@ from django_redlock.nodes.memory import forget_nodes
 LIST = "/admin/redlock/heldlock/"
 LIVE = f"{LIST}live/"
 NODES = [f"memory://n{place}" for place in range(5)]
+WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aei" for c in "lmnr"]
 OTHERS = [f"memory://b{place}" for place in range(5)]
 
 
@@ -200,3 +204,116 @@ def test_a_key_of_another_type_is_called_that(five):
         node.store.put(slug("orders:7"), "", None)
 
     assert [key.reason for key in stale_keys(find_locks([slug("orders:7")]))] == [Staleness.WRONG_TYPE]
+
+
+# The terminal
+
+
+class Screen(StringIO):
+    """A standard output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_lists_fit_the_terminal(five, monkeypatch, width):
+    """
+    L71: on a terminal no line is longer than it is wide: columns are left out, then names are cut in the middle.
+    """
+    put(five, "orders:" + "very-long-" * 8 + "7")
+    monkeypatch.setenv("COLUMNS", str(width))
+    narrow, wide = Screen(), Screen()
+
+    call_command("redlock_list", stdout=narrow, stderr=StringIO(), no_color=True)
+    call_command("redlock_list", "--wide", stdout=wide, stderr=StringIO(), no_color=True)
+
+    assert max(map(len, narrow.getvalue().splitlines())) <= width
+    assert narrow.getvalue().splitlines()[0].split()[:2] == ["LOCK", "STATE"]
+    assert "very-long-7" in wide.getvalue()
+    assert "TOKEN" in wide.getvalue()
+
+
+def test_lists_show_who_waits_and_for_how_long_locks_are_held(five):
+    """
+    L71: the same as on the page.
+    """
+    put(five, "orders:7", age=840)
+
+    out = run("redlock_list")[0]
+
+    assert re.search(r"HELD FOR +WAITING", out)
+    assert re.search(r"orders:7 +held .* 14 min", out)
+
+
+def test_no_color(five, monkeypatch):
+    """
+    The environment variable ``NO_COLOR`` is honoured (https://no-color.org).
+    """
+    five[0].down = True
+    err = Screen()
+    monkeypatch.setattr("django.core.management.color.supports_color", lambda: True)
+    call_command("redlock_list", stdout=StringIO(), stderr=err)
+    coloured = err.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    call_command("redlock_list", stdout=StringIO(), stderr=(plain := Screen()))
+
+    assert "\x1b" in coloured
+    assert "n0" in plain.getvalue()
+    assert "\x1b" not in plain.getvalue()
+
+
+def test_a_full_disk_is_no_traceback(five):
+    """
+    What cannot be written is an error of the command that says why.
+    """
+
+    class Full(StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(CommandError, match="could not be written: No space left on device"):
+        call_command("redlock_list", stdout=Full(), stderr=StringIO())
+
+
+# Bounds
+
+
+def test_labels_are_bounded():
+    """
+    Metrics have five hundred templates of names at most; the rest is one label, and is counted.
+    """
+    labels = Labels()
+
+    values = {labels.of(f"{first}{second}:7") for first in WORDS for second in WORDS}
+
+    assert len(values) == MAX_LABELS + 1
+    assert "*" in values
+    assert labels.rest == len(WORDS) ** 2 - MAX_LABELS
+    assert labels.of(f"{WORDS[0]}{WORDS[0]}:8") != "*"
+
+
+def test_no_key_in_an_url_is_longer_than_servers_take(five, operator):
+    """
+    A name that another program wrote into an index may be so long that no server takes its address: it has no link.
+    """
+    for node in five:
+        node.store.put("{" + "é" * 4000 + "}", "other", 200)
+
+    page = operator.get(LIST).content.decode()
+
+    assert max(map(len, re.findall(r'href="([^"]*)"', page))) < 8192
+    assert 'class="redlock-name"' in page
+
+
+def test_a_reason_cannot_write_a_line_of_the_log(five, caplog):
+    """
+    L78: control characters in the reason for a release are escaped.
+    """
+    lease = lock("orders:7", renew=False).acquire()
+    held = find_lock("orders:7")
+    force_release(held, held.fingerprint, reason="a\nERROR b\x1b[2J")
+
+    assert lease.extend() is False
+    assert "a\\nERROR b\\x1b[2J" in caplog.text

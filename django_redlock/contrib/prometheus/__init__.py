@@ -9,13 +9,13 @@ from collections import Counter as Count
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ...conf import InvalidRedlockError
 from ...handler import locks
-from ..telemetry import Listener, listen, template, unlisten
+from ..telemetry import Labels, Listener, listen, unlisten
 
 UID = "prometheus"
 LOSSES = ("expired", "superseded", "forgotten", "taken", "fenced", "revoked", "max_hold", "max_extensions", "heartbeat")
@@ -67,6 +67,9 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
     if _installed and _installed[0][0] is registry:
         return
     uninstall()
+    labels = Labels()
+    rest = Gauge("redlock_unlabelled", "How often a lock was labelled *: too many names.", registry=registry)
+    rest.set_function(lambda: labels.rest)
     waits = Histogram(
         "redlock_wait_seconds",
         "How long it took to get a lock, or until one gave up.",
@@ -84,13 +87,13 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
     lost = Counter("redlock_lost", "Locks that their holders lost.", ["alias", "lock", "outcome"], registry=registry)
 
     def acquired(alias: str, lease: Any) -> None:
-        name = template(lease.name)
+        name = labels.of(lease.name)
         waits.labels(alias, name, "acquired").observe(lease.waited)
         for outcome in LOSSES:  # a counter that began with its first loss would show no increase
             lost.labels(alias, name, outcome)
 
     def ended(alias: str, lease: Any, how: str) -> None:
-        name = template(lease.name)
+        name = labels.of(lease.name)
         holds.labels(alias, name, how).observe(lease.held())
         if how in LOSSES:
             lost.labels(alias, name, how).inc()
@@ -100,7 +103,7 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
     listen(
         Listener(
             acquired=acquired,
-            gave_up=lambda alias, name, outcome, waited: waits.labels(alias, template(name), outcome).observe(waited),
+            gave_up=lambda alias, name, outcome, waited: waits.labels(alias, labels.of(name), outcome).observe(waited),
             ended=ended,
             forced=lambda alias, outcome: forced.labels(alias, outcome).inc(),
             node=lambda alias, node, up: None if up else downs.labels(alias, node).inc(),
@@ -109,7 +112,7 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
     )
     nodes = NodesCollector()
     registry.register(nodes)
-    _installed.extend((registry, collector) for collector in (waits, holds, lost, forced, downs, nodes))
+    _installed.extend((registry, collector) for collector in (rest, waits, holds, lost, forced, downs, nodes))
 
 
 def uninstall() -> None:
