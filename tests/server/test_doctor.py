@@ -331,7 +331,7 @@ def test_replica(nodes, three):
                 time.sleep(0.02)
         findings = found([replica.url, *three[1:]])
 
-    assert ids(findings) == {"replica": "error", "trial": "error", "has-replicas": "note"}
+    assert ids(findings) == {"replica": "error", "has-replicas": "note"}  # and no trial, which fails for that reason
     assert "REPLICAOF NO ONE" in only(findings, "replica").remedy
 
 

@@ -7,6 +7,7 @@ import time
 from io import StringIO
 
 import pytest
+from celery import Celery
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
@@ -15,10 +16,12 @@ from django_redlock import lock, locks
 from django_redlock.contrib.telemetry import MAX_LABELS, Labels
 from django_redlock.core.names import slug
 from django_redlock.core.owner import Owner, encode
+from django_redlock.core.rules import Rules
 from django_redlock.inventory import (
     MAX_NAMES,
     Staleness,
     ask_to_stop,
+    doctor,
     extend_lock,
     find_lock,
     find_locks,
@@ -27,6 +30,7 @@ from django_redlock.inventory import (
     stale_keys,
 )
 from django_redlock.nodes.memory import forget_nodes
+from django_redlock.nodes.redis.inspect import Examination
 
 LIST = "/admin/redlock/heldlock/"
 LIVE = f"{LIST}live/"
@@ -317,3 +321,37 @@ def test_a_reason_cannot_write_a_line_of_the_log(five, caplog):
 
     assert lease.extend() is False
     assert "a\\nERROR b\\x1b[2J" in caplog.text
+
+
+# Tasks and the doctor
+
+
+def test_a_task_that_is_no_singleton_is_called_that(five, monkeypatch):
+    """
+    C104: ``redlock_inspect --task`` of a plain task says what it is, and suggests no other task.
+    """
+    app = Celery("shop", broker="memory://", set_as_current=False, fixups=[])
+
+    @app.task(name="shop.plain")
+    def plain() -> None: ...
+
+    monkeypatch.setattr("django_redlock.celery.explain.get_current_app", lambda: app)
+
+    _out, err, code = run("redlock_inspect", "--task", "shop.plain")
+
+    assert "'shop.plain' is no singleton task" in err
+    assert code == 2
+
+
+@pytest.mark.parametrize(
+    ("used", "level", "text"), [(95, "warning", "95% of"), (203, "error", "203% of its maxmemory is used: it refuses")]
+)
+def test_a_node_that_is_full_refuses_now(used, level, text):
+    """
+    L65: above its limit a node refuses now, not soon.
+    """
+    info = {"maxmemory": "100", "used_memory": str(used), "maxmemory_policy": "noeviction"}
+    [finding] = doctor._memory(Examination("n0", info=info), Rules(5))
+
+    assert (finding.id, finding.level) == ("memory-full", level)
+    assert text in finding.text
