@@ -70,20 +70,8 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
     labels = Labels()
     rest = Gauge("redlock_unlabelled", "How often a lock was labelled *: too many names.", registry=registry)
     rest.set_function(lambda: labels.rest)
-    waits = Histogram(
-        "redlock_wait_seconds",
-        "How long it took to get a lock, or until one gave up.",
-        ["alias", "lock", "outcome"],
-        buckets=BUCKETS,
-        registry=registry,
-    )
-    holds = Histogram(
-        "redlock_hold_seconds",
-        "How long a lock was held, and how that ended.",
-        ["alias", "lock", "outcome"],
-        buckets=BUCKETS,
-        registry=registry,
-    )
+    waits = _histogram("redlock_wait_seconds", "How long it took to get a lock, or until one gave up.", registry)
+    holds = _histogram("redlock_hold_seconds", "How long a lock was held, and how that ended.", registry)
     lost = Counter("redlock_lost", "Locks that their holders lost.", ["alias", "lock", "outcome"], registry=registry)
 
     def acquired(alias: str, lease: Any) -> None:
@@ -113,6 +101,10 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
     nodes = NodesCollector()
     registry.register(nodes)
     _installed.extend((registry, collector) for collector in (rest, waits, holds, lost, forced, downs, nodes))
+
+
+def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, text, ["alias", "lock", "outcome"], buckets=BUCKETS, registry=registry)
 
 
 def uninstall() -> None:
