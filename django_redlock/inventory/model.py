@@ -47,13 +47,14 @@ class State(TextChoices):
     @property
     def severity(self) -> int:
         """How bad it is: the higher, the sooner somebody has to look; 0 and 1 are no trouble."""
-        return SEVERITY.index(self)
+        return RANKS[self]
 
 
 SEVERITY = (
     *(State.HELD, State.PARTIAL, State.DEGRADED, State.SPLIT),
     *(State.UNRENEWED, State.ORPHANED, State.NO_EXPIRY),
 )
+RANKS = {state: rank for rank, state in enumerate(SEVERITY)}
 TROUBLE = SEVERITY[2:]
 
 
@@ -195,11 +196,13 @@ class HeldLock(NamedTuple):
     @property
     def since(self) -> float | None:
         """When the holder took it, in seconds since the epoch on the holder's clock; None when unknown."""
-        return self.owner.since or None if self.owner else None
+        owner = self.owner
+        return owner.since or None if owner else None
 
     def held_for(self, now: float) -> float | None:
         """Return for how many seconds its holder has held it, by the clock of the holder's host; None when unknown."""
-        return None if self.since is None else max(0.0, now - self.since)
+        since = self.since
+        return None if since is None else max(0.0, now - since)
 
     @property
     def extensions(self) -> int:
