@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -60,6 +61,19 @@ class Lease:
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r}: {self.hold.ended or f'{self.remaining():.1f} s left'}>"
+
+    def __del__(self) -> None:
+        """Warn that a lease was dropped that should have been released: nobody renews it any more."""
+        if not self._renew or self._pid != process.pid or exiting() or not self.hold.remaining(steady()):
+            return
+        self._manager.dropped.append(self.hold.deadline)
+        warnings.warn(
+            f"Lock {self.name!r} was dropped without a release. Nobody renews it, and it stays taken for another "
+            f"{self.hold.remaining(steady()):.1f} s. Keep the lease until release(), or use a with block.",
+            ResourceWarning,
+            source=self,
+            stacklevel=2,
+        )
 
     def __reduce__(self) -> Any:
         raise TypeError("A Lease cannot be pickled or copied: the lock would have two holders.")

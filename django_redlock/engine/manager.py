@@ -12,6 +12,7 @@ import os
 import random
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -100,6 +101,7 @@ class LockManager:
         self._gather = Gather(self.nodes, self.admission, steady)
         self._notifications = Notifications(self.nodes, rules.needed)
         self.redelivery = Redelivery(self.nodes)
+        self.dropped: deque[float] = deque(maxlen=1000)  # when leases end that were dropped without a release
         self._heartbeat = self._new_heartbeat(lambda: watchdog)
         self._loops = PerLoop(self._new_loop_side)
         self._pid = process.pid
@@ -607,7 +609,7 @@ class LockManager:
         return LoopSide(gather, AsyncNotifications(self.nodes, self.rules.needed), self._new_heartbeat(loop_watchdog))
 
     def _new_heartbeat(self, dog: Callable[[], Any]) -> ProcessHeartbeat:
-        return ProcessHeartbeat(self, this_process(_HOST, process.name), dog, steady)
+        return ProcessHeartbeat(self, this_process(_HOST, process.name), dog, steady, self.dropped)
 
     def _notice_fork(self) -> None:
         """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""

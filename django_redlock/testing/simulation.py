@@ -111,6 +111,8 @@ class Simulation:
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         for process in self._processes:
             process.manager.close()
+        for lease in self._leases:
+            lease.hold.end("expired", self._now)  # its time ends with the simulation's
         self._stack.close()
         if self._check and self.overlaps and kind is None:
             raise OverlapError("\n".join(self.overlaps))

@@ -334,7 +334,7 @@ def test_replica(nodes, three):
                 time.sleep(0.02)
         findings = found([replica.url, *three[1:]])
 
-    assert ids(findings) == {"replica": "error", "trial": "error", "has-replicas": "note"}
+    assert ids(findings) == {"replica": "error", "has-replicas": "note"}  # and no trial, which fails for that reason
     assert "REPLICAOF NO ONE" in only(findings, "replica").remedy
 
 
@@ -422,8 +422,9 @@ def test_full_memory(three):
                 client.set(f"filler:{number}", "x" * 10_000)
         findings = found([small.url, *three[1:]])
 
-    assert ids(findings) == {"memory-full": "warning", "trial": "error"}
-    assert "OOM" in only(findings, "trial").text
+    level = ids(findings)["memory-full"]
+    assert only(findings, "memory-full").text.endswith("refuses to take locks (OOM).")
+    assert ids(findings) == {"memory-full": level} | ({"trial": "error"} if level == "warning" else {})
 
 
 def test_persistence(three):
