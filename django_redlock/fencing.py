@@ -32,6 +32,7 @@ from django.db.models.functions import Now
 from .engine.contexts import Block
 from .engine.lease import Lease
 from .exceptions import StaleTokenError
+from .handler import in_transaction
 from .models import MAX_SHOWN, Fence, fence_key
 
 P = ParamSpec("P")
@@ -322,12 +323,6 @@ def shown(name: str, place: str) -> str:
     text = f"{name} #{place}" if place else name
     text = text.replace("\0", "�")  # which PostgreSQL cannot store
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
-
-
-def in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether a transaction is open, other than the one of Django's ``TestCase``, as for ``durable=True``."""
-    blocks = connection.atomic_blocks
-    return bool(blocks) and not blocks[-1]._from_testcase  # type: ignore[attr-defined]
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -20,12 +20,11 @@ from django.http import HttpRequest
 from django.utils.decorators import method_decorator
 
 from .conf import DEFAULT_ALIAS
+from .core.rules import check_wait
 from .engine.lease import Lease
 from .engine.lock import Lock
-from .engine.manager import check_wait
 from .exceptions import LockTakenError, QuorumUnavailableError
-from .fencing import in_transaction
-from .handler import locks
+from .handler import in_transaction, locks
 from .web.keys import Call, Key, ViewKey
 from .web.responses import OnBusy, check_on_busy, refuse
 

@@ -146,7 +146,7 @@ def test_missing_setting_is_reported():
     with override_settings():
         del settings.REDLOCK
         with pytest.raises(InvalidRedlockError, match='"redis://lock-1:6379"'):
-            lock("a")
+            lock("a").acquire()
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_nothing_connects_before_the_first_lock(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(_state._tls, "current_app", None)
     with configured():
         call_command("check")
-        assert isinstance(lock("a")._manager, LockManager)
+        assert isinstance(lock("a").description().manager, LockManager)
 
 
 @pytest.mark.server
@@ -454,7 +454,7 @@ def test_other_servers_are_no_warning(setting: str, value: Any):
 )
 def test_deployment(nodes: list[str], codes: list[str]):
     """Without TLS, without a password, all on one host: ``check --deploy`` warns, and ``check`` does not."""
-    with configured(NODES=nodes):
+    with configured(NODES=nodes, OPTIONS={"wait": 10}):
         assert [message.id for message in check_deployment()] == [f"redlock.{code}" for code in codes]
         assert not {message.id for message in check_settings()} & {"redlock.W101", "redlock.W102", "redlock.W103"}
 
@@ -467,7 +467,7 @@ def test_deployment_of_nothing():
 
 def test_checks_of_a_deployment_are_run():
     """``check --deploy`` runs them."""
-    with configured(NODES=["redis://a", "redis://b", "redis://c"]):
+    with configured(NODES=["redis://a", "redis://b", "redis://c"], OPTIONS={"wait": None}):
         messages = checks.run_checks(tags=["redlock"], include_deployment_checks=True)
     # Those of tasks look at what the tests of tasks have left behind in this process.
     assert [each.id for each in messages if each.id > "redlock.W1"] == ["redlock.W101", "redlock.W102"] * 3
