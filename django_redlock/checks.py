@@ -5,6 +5,7 @@ One id has one cause. Errors say that locks cannot work, warnings that they will
 raised as :class:`~django_redlock.conf.InvalidRedlockError` when the alias is used.
 """
 
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -135,6 +136,7 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     yield from _failovers(config)
     yield from _cache_entries(alias)
     yield from _databases_in_memory(alias)
+    yield from _file_of_requests(config)
     yield from _shared_servers(config)
 
 
@@ -221,6 +223,20 @@ def _databases_in_memory(alias: str) -> Iterator[CheckMessage]:
                 "process would find its locks, so it gives no vote.",
                 hint="Use a file or a server. For tests of one process, list memory://a instead.",
                 id="redlock.W010",
+            )
+
+
+def _file_of_requests(config: AliasConfig) -> Iterator[CheckMessage]:
+    """Warn about a file of SQLite that is a node and that the transactions of requests write to."""
+    files = {getattr(node, "file", "") for node in config.nodes} - {""}
+    for database in connections:
+        entry = connections.settings[database]
+        if entry["ATOMIC_REQUESTS"] and files and os.path.realpath(entry["NAME"]) in files:
+            yield Warning(
+                f"REDLOCK[{config.alias!r}] uses the SQLite file of the database {database!r} as a node, and "
+                "ATOMIC_REQUESTS opens a transaction in it for every request: no lock can be taken inside.",
+                hint="Give the locks a database file of their own in DATABASES and NODES.",
+                id="redlock.W011",
             )
 
 

@@ -8,6 +8,7 @@ locked until the end. Whatever is read afterwards is what earlier holders commit
 later. No clock, no lock and no property of the tokens is needed for that.
 """
 
+import os
 import random
 import time
 from asyncio import CancelledError, shield
@@ -231,6 +232,8 @@ class Fenced(Block[None]):
 
     def _refuse(self, connection: BaseDatabaseWrapper) -> None:
         """Raise unless the claim will be the first statement of a transaction that ends with the block."""
+        for lease in self._leases:
+            refuse_own_file(lease, connection)
         if self._nested:
             _refuse_snapshots(connection)
         elif in_transaction(connection):
@@ -323,6 +326,25 @@ def shown(name: str, place: str) -> str:
     text = f"{name} #{place}" if place else name
     text = text.replace("\0", "�")  # which PostgreSQL cannot store
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
+
+
+def refuse_own_file(lease: Lease, connection: BaseDatabaseWrapper) -> None:
+    """
+    Make sure that a transaction does not keep its own lease from being renewed.
+
+    Raises:
+        RuntimeError: The transaction would write to the file of SQLite that the lease needs as a node.
+    """
+    if connection.vendor != "sqlite" or not lease.renewed:
+        return
+    file = os.path.realpath(connection.settings_dict["NAME"])
+    rules, nodes = lease.keeper.rules, lease.keeper.nodes
+    if sum(getattr(node, "file", "") != file for node in nodes) < rules.needed:
+        raise RuntimeError(
+            f"The transaction of database {connection.alias!r} would keep lock {lease.name!r} from being renewed: its "
+            "file is the node of the lock, and SQLite has one writer at a time. Give the locks a database file of "
+            "their own in DATABASES and NODES, or use a database server."
+        )
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -48,7 +48,7 @@ MISCONFIGURED = (
     *("NOPERM", "NOAUTH", "WRONGPASS", "has no password", "no such database", "READONLY", "MASTERDOWN"),
     *("CLUSTERDOWN", "CROSSSLOT", "TRYAGAIN", "MOVED", "ASK", "runs in", "is a replica", "is unknown"),
     *("lacks its table", "is in memory", "is unknown to DATABASES", "cannot be used"),
-    "has an absurd fencing token",
+    *("has an absurd fencing token", "is locked by this thread's own transaction"),
     *("certificate refused", "has a certificate for another host", "wants a client certificate"),
 )
 """How the details begin that stay the same until the server or the settings are changed."""

@@ -26,12 +26,12 @@ from django.db import connections
 
 from ...core.admission import Greeting
 from ...core.replies import Kind, Reply
-from ...core.requests import Request, Survey
+from ...core.requests import Acquire, Request, Survey
 from ..base import AsyncHintLink, HintLink, LinkError, NodeSpec, until_cancelled
 from ..clock import steady
 from ..threads import exiting, new_event, start
 from .table import Ledger, UntouchedError
-from .vendors import CLOCKS
+from .vendors import CLOCKS, OWN_TRANSACTION, in_own_transaction
 
 AT_ONCE = 50  # requests that are decided and written together, at most
 UNUSED = 1.0  # seconds for which a connection waits for its first link
@@ -54,8 +54,9 @@ class Clerk:
     It ends when its last link is closed, or when it cannot know what the database did.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, file: str) -> None:
         self.ended = False
+        self._file = file
         self._begun = threading.Lock()  # held from its beginning on, for good
         self._opened = new_event()
         self._greeting: Greeting | LinkError = LinkError("timeout")
@@ -148,10 +149,16 @@ class Clerk:
         """
         Have a request carried out.
 
+        An acquisition is answered at once in a thread whose own transaction keeps the file from being written. Other
+        requests are not: a release is delivered again later.
+
         Raises:
             LinkError: There is nobody any more to do that.
         """
         self._refuse_child()
+        if self._file and isinstance(job.request, Acquire) and in_own_transaction(self._file):
+            job.deliver(Reply(Kind.FAILED, detail=OWN_TRANSACTION))
+            return
         with self._mutex:
             if self.ended:
                 raise LinkError("closed")
@@ -387,6 +394,9 @@ class DatabaseNode:
         spec: Its URL, ``database://alias``.
         prefix: What every key begins with.
 
+    Attributes:
+        file: The path of a file of SQLite, which has one writer at a time; empty for a server.
+
     Raises:
         ValueError: There is no such database, or none that can be a node.
     """
@@ -400,6 +410,7 @@ class DatabaseNode:
         connection = self._known()
         self.name = spec.name or f"database:{self.alias}"
         self.address = address(connection, self.alias)
+        self.file = os.path.realpath(connection.settings_dict["NAME"]) if connection.vendor == "sqlite" else ""
         if spec.options:
             raise ValueError("a database takes no OPTIONS: they are those of its entry in DATABASES")
         self._prefix = prefix
@@ -445,7 +456,7 @@ class DatabaseNode:
             if self._clerk is None or not self._clerk.usable:
                 if self._clerk and self._clerk.inherited:
                     _left_alone.append(self._clerk)
-                self._clerk = Clerk(Ledger(self.alias, self._prefix, timeout))
+                self._clerk = Clerk(Ledger(self.alias, self._prefix, timeout), self.file)
             clerk = self._clerk
         clerk.start()
         return clerk

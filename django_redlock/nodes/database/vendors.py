@@ -153,6 +153,24 @@ def counts_together(connection: Any) -> bool:
     return connection.vendor != "postgresql" or hasattr(connection.connection, "pgconn")
 
 
+OWN_TRANSACTION = (
+    "is locked by this thread's own transaction (take the lock before atomic(), or give the locks a database file of "
+    "their own)"
+)
+"""Why a file gives no vote: SQLite has one writer at a time, so lock and transaction would wait for each other."""
+
+
+def in_own_transaction(file: str) -> bool:
+    """Return whether the calling thread has a transaction open, through Django, in a *file* of SQLite."""
+    return any(
+        connection.vendor == "sqlite"
+        and connection.connection is not None
+        and connection.connection.in_transaction
+        and os.path.realpath(connection.settings_dict["NAME"]) == file
+        for connection in connections.all(initialized_only=True)
+    )
+
+
 def shut_down(raw: Any) -> None:
     """End the socket of a driver's connection without closing it: the thread that uses it does that."""
     held = getattr(raw, "_sock", None)  # PyMySQL's
