@@ -167,7 +167,7 @@ _nodes: dict[str, MemoryNode] = {}
 def open_node(spec: NodeSpec, prefix: str) -> MemoryNode:
     """Return the node of this name in this process; every alias with this prefix shares it."""
     name = urlsplit(spec.url).netloc
-    if not name:
+    if not name or "@" in name:
         raise ValueError("a memory node needs a name, such as memory://a")
     return _nodes.setdefault(f"{prefix}{name}", MemoryNode(spec.name or name))
 

@@ -66,6 +66,26 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": [f"redis://:{SECRET}@a:99999"]}}, "redlock.E003", "its address, port or database number"),
     ({"default": {"NODES": [f"redis://:{SECRET}@[a"]}}, "redlock.E003", "scheme is not one of"),
     ({"default": {"NODES": [f"redis://u:{SECRET}@a?tls=1"]}}, "redlock.E003", "no option 'tls'"),
+    *(
+        ({"default": {"NODES": [url]}}, "redlock.E003", "percent-encoded")
+        for url in (
+            f"redis://:pa/{SECRET}@lock-1:6379",
+            f"redis://:pa@{SECRET}@lock-1:6379",
+            f"redis://:{SECRET}/pa@lock-1",
+            f"redis://:12#{SECRET}@lock-1",
+            f"redis://:12?{SECRET}@lock-1",
+            f"redis://{SECRET}#",
+            f"rediss://{SECRET}:1/2@lock-1:6379/0",
+            f"unix://:{SECRET}/run/valkey.sock",
+            f"unix://:pa/{SECRET}@/run/valkey.sock",
+        )
+    ),
+    ({"default": {"NODES": ["redis://lock-1/abc"]}}, "redlock.E003", "database number"),
+    ({"default": {"NODES": ["redis://lock-1/1/2"]}}, "redlock.E003", "database number"),
+    ({"default": {"NODES": ["redis://lock-1/-1"]}}, "redlock.E003", "database number"),
+    ({"default": {"NODES": [f"database://u:{SECRET}@db/shop"]}}, "redlock.E003", "names an alias of DATABASES"),
+    ({"default": {"NODES": [f"database://u:{SECRET}/x@db"]}}, "redlock.E003", "names an alias of DATABASES"),
+    ({"default": {"NODES": [f"memory://:{SECRET}@a"]}}, "redlock.E003", "needs a name, such as memory://a"),
     ({"default": {"NODES": ["unix://"]}}, "redlock.E003", "needs the path of a socket"),
     ({"default": {"NODES": ["memory://"]}}, "redlock.E003", "needs a name, such as memory://a"),
     (

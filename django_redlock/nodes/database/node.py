@@ -406,6 +406,8 @@ class DatabaseNode:
     fails_over = False
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
+        if "@" in spec.url:
+            raise ValueError("its URL names an alias of DATABASES, such as database://default, and no address")
         self.alias = urlsplit(spec.url).netloc
         connection = self._known()
         self.name = spec.name or f"database:{self.alias}"
