@@ -91,11 +91,13 @@ def fenced(
     ``LockLostError`` when the lease ended or less than the margin is left, and errors of the database. Whatever is
     raised, nothing is committed; only with several databases a failing commit leaves the earlier ones committed.
     """
-    leases = [lease] if isinstance(lease, Lease) else list(lease)
+    if isinstance(lease, Lease) or not isinstance(lease, Iterable):
+        lease = [lease]
+    leases = list(lease)
     for each in leases:
         if not isinstance(each, Lease):
             raise TypeError(
-                f"fenced() needs a lease, as acquire() and 'with lock(...)' give it, not {type(each).__name__}."
+                f"fenced() needs a lease, not {type(each).__name__}; write 'with lock(...) as lease, fenced(lease):'."
             )
         if each.shared:
             raise ValueError(

@@ -16,10 +16,11 @@ from django.utils.asyncio import async_unsafe
 from . import signals
 from .conf import DEFAULT_ALIAS, aliases, read_alias
 from .core.names import check_names
-from .core.rules import UNSET, Rules, Wait, check_wait, seconds
+from .core.rules import UNSET, Rules, Wait, check_label, check_wait, seconds
 from .engine.lease import Lease
 from .engine.lock import Description, Lock, Surroundings
 from .engine.manager import LockManager, check_limit
+from .engine.mistakes import explained
 from .engine.reentrancy import caller_frame
 
 
@@ -154,6 +155,7 @@ locks = RedlockHandler()
 """``locks["alias"]`` is the :class:`~django_redlock.engine.manager.LockManager` of an alias of ``REDLOCK``."""
 
 
+@explained
 def lock(
     name: str | Iterable[str],
     *,
@@ -209,6 +211,7 @@ def lock(
     the ttl.
     """
     names = check_names(name)
+    check_label(label)
     check_wait(wait)
     check_limit(limit, names, shared)
     for what, value in (("ttl", ttl), ("heartbeat", heartbeat), ("max_hold", max_hold)):

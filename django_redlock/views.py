@@ -33,6 +33,8 @@ View = TypeVar("View", bound=Callable[..., Any])
 MARGIN = 1 / 20  # of the ttl that must be left for a commit, as in fenced()
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
+MISSING_KEY = "@locked_view needs a key in parentheses; write, for example, @locked_view('order:{pk}') or 'user_or_ip'."
+
 log = logging.getLogger("django_redlock")
 
 
@@ -77,9 +79,13 @@ def locked_view(
     ``ImproperlyConfigured`` otherwise: strangers never share a lock by accident. A view whose lease is lost raises
     ``LockLostError`` before it commits.
     """
+    if isinstance(key, type):
+        raise TypeError(MISSING_KEY)
     options = Options(key, ttl, check_wait(wait), check_methods(methods), check_on_busy(on_busy), using)
 
     def decorate(view: Any) -> Any:
+        if isinstance(view, HttpRequest):  # `key` is the view, and this is its first request
+            raise TypeError(MISSING_KEY)
         if isinstance(view, type):
             return _lock_class(view, locked_view(**options.given()), options)
         guard = Guard.of_view(view, options)

@@ -217,6 +217,17 @@ def seconds(what: str, value: object) -> float:
     return number(what, value)
 
 
+def check_label(label: object) -> None:
+    """
+    Make sure that *label* is text.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(label, str):
+        raise TypeError(f"label must be a str, not {type(label).__name__}; write label=str(...).")
+
+
 def check_wait(wait: Waits) -> Waits:
     """
     Return *wait* if it is None, a number of seconds from 0, or not passed.

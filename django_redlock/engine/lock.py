@@ -22,6 +22,7 @@ from ..nodes.clock import steady
 from ..nodes.threads import exiting
 from .decorator import Function, decorated
 from .lease import Lease
+from .mistakes import no_attribute
 from .reentrancy import (
     Entries,
     Exit,
@@ -125,6 +126,9 @@ class Lock:
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("A Lock cannot be pickled or copied; pass its name, and write lock(name) where it is needed.")
 
     @property
     def name(self) -> str:
@@ -293,6 +297,11 @@ class Lock:
             entry.over = True
             self._tasks.forget(entry)
         lease._leave(outcome, body_failed=kind is not None and not interrupted)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, attribute: str) -> Any:
+            raise no_attribute("Lock", self.name, attribute)
 
     if TYPE_CHECKING:
 

@@ -25,7 +25,7 @@ from ..core.owner import Owner, decode
 from ..core.replies import ANSWERS, Reply
 from ..core.requests import Instant, Release, Survey
 from ..core.round import Ballot
-from ..core.rules import MIN_TTL, UNSET, Rules, Wait, check_wait, seconds
+from ..core.rules import MIN_TTL, UNSET, Rules, Wait, check_label, check_wait, seconds
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes import Node
 from ..nodes.clock import steady
@@ -33,6 +33,7 @@ from ..nodes.threads import exiting
 from .heartbeat import Presence, this_process
 from .lease import LASTING, AsyncLease, Lease, extended
 from .lock import Description, Lock, Surroundings
+from .mistakes import explained
 from .notifications import AsyncHints, Hints
 from .per_loop import PerLoop
 from .process import process
@@ -114,6 +115,7 @@ class LockManager:
     def __repr__(self) -> str:
         return f"<LockManager {self.alias!r}: {', '.join(node.name for node in self.nodes)}>"
 
+    @explained
     def lock(
         self,
         name: str | Iterable[str],
@@ -173,6 +175,7 @@ class LockManager:
         renewed_by = process.name if renew and not detached else ""
         owner = Owner(_HOST, process.pid, kind, label, ref, ttl=chosen, process=renewed_by)
         names = check_names(name)
+        check_label(label)
         check_limit(limit, names, shared)
         if heartbeat is not None:
             seconds("heartbeat", heartbeat)

@@ -1,6 +1,7 @@
 """What people write with ``lock()``: at import, in an event loop, twice, to skip what is taken, in a transaction."""
 
 import asyncio
+import pickle
 import threading
 import warnings
 from typing import Any
@@ -10,9 +11,19 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import connections, transaction
+from django.http import HttpRequest
 from django.test import override_settings
 
-from django_redlock import InvalidRedlockError, LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
+from django_redlock import (
+    InvalidRedlockError,
+    LockLostError,
+    LockTakenError,
+    QuorumUnavailableError,
+    fenced,
+    lock,
+    locked_view,
+    locks,
+)
 from django_redlock.checks import check_deployment, check_settings
 from django_redlock.core.rules import Rules
 from django_redlock.testing import Simulation
@@ -384,3 +395,43 @@ def test_threads_do_not_see_the_transactions_of_others():
     done.start()
     done.join()
     assert errors == [True]
+
+
+# Mistakes of people who know other locks
+
+
+def work() -> None: ...
+
+
+class View:
+    pass
+
+
+MISTAKES: list[tuple[Any, type[Exception], str]] = [
+    (lambda: lock(work), TypeError, r"@lock needs a name.*@lock\('work'\)"),
+    (lambda: lock(View), TypeError, r"@lock needs a name.*@lock\('View'\)"),
+    (lambda: lock("a")(View), TypeError, "class View cannot be decorated.*locked_view"),
+    (lambda: lock("a", timeout=5), TypeError, r"lock\(\) has no argument 'timeout'; write ttl=5"),
+    (lambda: lock("a", blocking_timeout=5), TypeError, "no argument 'blocking_timeout'; write wait=5"),
+    (lambda: lock("a", blocking=False), TypeError, "no argument 'blocking'; write wait=0"),
+    (lambda: lock("a", sleep=0.1), TypeError, "no argument 'sleep'; leave it out"),
+    (lambda: lock("a", tll=1), TypeError, "no argument 'tll'; did you mean 'ttl'"),
+    (lambda: locks["default"].lock("a", timeout=5), TypeError, r"lock\(\) has no argument 'timeout'; write ttl=5"),
+    (lambda: lock("a", label=5), TypeError, "label must be a str, not int"),
+    (lambda: pickle.dumps(lock("a")), TypeError, "Lock cannot be pickled.*its name"),
+    (lambda: lock("a").locked(), AttributeError, r"no 'locked'.*find_lock\('a'\)"),
+    (lambda: lock("a").release(), AttributeError, r"no 'release'.*lease = .*acquire\(\)"),
+    (lambda: lock("a").extend(), AttributeError, "no 'extend'.*lease"),
+    (lambda: lock("a").nothing, AttributeError, "no 'nothing'"),
+    (lambda: fenced(lock("a")), TypeError, r"fenced\(\) needs a lease.*as lease, fenced\(lease\)"),
+    (lambda: fenced(7), TypeError, r"fenced\(\) needs a lease"),
+    (lambda: locked_view(View), TypeError, r"@locked_view needs a key.*@locked_view\('order:\{pk\}'\)"),
+    (lambda: locked_view(work)(HttpRequest()), TypeError, r"@locked_view needs a key.*@locked_view\('order:\{pk\}'\)"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "kind", "message"), MISTAKES, ids=[message[:30] for _, _, message in MISTAKES])
+def test_mistake_with_a_lock_is_told_what_to_write(mistake: Any, kind: type[Exception], message: str):
+    """L68: users of redis-py's locks find the way to this one from the error."""
+    with pytest.raises(kind, match=message):
+        mistake()
