@@ -17,7 +17,15 @@ from django.core.management import call_command
 from django.test import override_settings
 
 import django_redlock
-from django_redlock import InvalidRedlockError, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
+from django_redlock import (
+    InvalidRedlockError,
+    LockManager,
+    LockTakenError,
+    QuorumUnavailableError,
+    lock,
+    locks,
+    signals,
+)
 from django_redlock.checks import check_deployment, check_settings
 from django_redlock.signals import lock_acquired, lock_released, lock_taken
 from django_redlock.testing import Servers
@@ -523,3 +531,20 @@ def test_what_is_no_name_is_refused_in_words(name):
     """Not in those of Python: what was wrong, and what to write."""
     with pytest.raises(TypeError, match=r"A lock's name must be a str"):
         lock(name)
+
+
+def test_failing_receiver_logs_one_traceback(caplog: pytest.LogCaptureFixture):
+    """L66: Django logs the failure of a receiver already; the lock goes on."""
+
+    def fail(**kwargs: Any) -> None:
+        raise ZeroDivisionError
+
+    signals.lock_acquired.connect(fail)
+    try:
+        with configured(NODES=["memory://signals"]), lock("a") as lease:
+            assert lease.valid()
+    finally:
+        signals.lock_acquired.disconnect(fail)
+
+    assert caplog.text.count("Traceback") == 1
+    assert "fail" in caplog.text
