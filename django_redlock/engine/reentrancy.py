@@ -134,6 +134,11 @@ def task_holdings() -> list[Holding]:
     return _task_holdings[task]
 
 
+def forget_holdings() -> None:
+    """Forget what the calling thread took: the nodes have forgotten it."""
+    _thread.holdings = []
+
+
 class WayOut:
     """
     The ``__exit__`` or ``__aexit__`` of one ``with`` statement, which alone keeps it alive.

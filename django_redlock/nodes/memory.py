@@ -172,6 +172,8 @@ def open_node(spec: NodeSpec, prefix: str) -> MemoryNode:
     return _nodes.setdefault(f"{prefix}{name}", MemoryNode(spec.name or name))
 
 
-def forget_nodes() -> None:
-    """Forget all nodes in memory, and so all locks on them; for tests."""
+def forget_nodes() -> bool:
+    """Forget all nodes in memory, and so all locks on them, for tests; returns whether there were any."""
+    found = bool(_nodes)
     _nodes.clear()
+    return found
