@@ -31,7 +31,18 @@ from ...core.replies import Kind, Reply
 from ...core.requests import ENDLESS, HIGHEST, SHARED, Acquire, Extend, Raise, Release, Repair, Request, Survey
 from ..base import LinkError
 from ..clock import steady
-from .vendors import BEGINS, CLOCKS, GREET, INSERTS, PREPARE, counts_together, own_connection, shut_down, word
+from .vendors import (
+    ANSWERING,
+    BEGINS,
+    CLOCKS,
+    GREET,
+    INSERTS,
+    PREPARE,
+    counts_together,
+    own_connection,
+    shut_down,
+    word,
+)
 
 TABLE = "redlock_noderecord"
 PAUSE = 0.005  # seconds, at most, before what somebody else was faster with is tried again
@@ -201,7 +212,7 @@ class Ledger:
             LinkError: They may have been carried out, or not.
             UntouchedError: They have not, and the server is not to be used as it was.
         """
-        until = steady() + self.patience
+        until = steady() + self.patience * ANSWERING
         while True:
             writing: list[Change] = []
             try:

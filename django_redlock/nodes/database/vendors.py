@@ -32,6 +32,8 @@ INSERTS = {
 # SQLite would begin by reading, and fail if another writes before it does.
 BEGINS = {"postgresql": "BEGIN", "mysql": "BEGIN", "sqlite": "BEGIN IMMEDIATE"}
 
+ANSWERING = 0.8  # share of the node timeout after which a node gives up, so that its reason arrives in time
+
 
 def own_connection(alias: str, patience: float) -> Any:
     """
@@ -54,7 +56,7 @@ def own_connection(alias: str, patience: float) -> Any:
         case "mysql":
             options |= {"connect_timeout": seconds, "read_timeout": seconds + 1, "write_timeout": seconds + 1}
         case "sqlite":
-            options["timeout"] = patience
+            options["timeout"] = patience * ANSWERING
     return connection
 
 
