@@ -17,11 +17,11 @@ from . import signals
 from .conf import DEFAULT_ALIAS, aliases, read_alias
 from .core.names import check_names
 from .core.rules import UNSET, Rules, Wait, check_label, check_wait, seconds
+from .engine.holdings import caller_frame
 from .engine.lease import Lease
 from .engine.lock import Description, Lock, Surroundings
 from .engine.manager import LockManager, check_limit
 from .engine.mistakes import explained
-from .engine.reentrancy import caller_frame
 
 
 class RedlockHandler:

@@ -6,7 +6,6 @@ holding it.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from functools import partial
@@ -18,26 +17,12 @@ from ..core.acquisition import Wanted
 from ..core.names import named
 from ..core.rules import Rules
 from ..exceptions import LockTakenError
-from ..nodes.clock import steady
 from ..nodes.threads import exiting
 from .decorator import Function, decorated
+from .holdings import Holding, Keys, caller, task_holdings, thread_holdings, unsuspected, waiting
 from .lease import Lease
 from .mistakes import no_attribute
-from .reentrancy import (
-    Entries,
-    Exit,
-    Holding,
-    Interruption,
-    WayOut,
-    caller,
-    task_holdings,
-    this_task,
-    this_thread,
-    thread_holdings,
-    way_out_of,
-)
-
-log = logging.getLogger("django_redlock")
+from .reentrancy import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
 
 
 class Surroundings:
@@ -159,13 +144,12 @@ class Lock:
             RuntimeError: The calling thread holds it in a ``with`` block, and would wait for itself.
             SynchronousOnlyOperation: The calling thread runs an event loop, unless DJANGO_ALLOW_ASYNC_UNSAFE is set.
         """
-        self._refuse_outside_with("cancel_on_lost", self._cancel_on_lost, "async with")
-        self._refuse_outside_with("on_commit=True", self._on_commit, "with")
+        self._refuse_options("")
         return self._acquire()
 
     async def aacquire(self) -> Lease:
         """Do what :meth:`acquire` does without blocking; a cancelled call leaves no key behind."""
-        self._refuse_outside_with("on_commit=True", self._on_commit, "with")
+        self._refuse_options("async with")
         return await self._aacquire()
 
     def try_acquire(self) -> Lease | None:
@@ -177,15 +161,14 @@ class Lock:
         except LockTakenError.
         """
         with suppress(LockTakenError):
-            self._refuse_outside_with("cancel_on_lost", self._cancel_on_lost, "async with")
-            self._refuse_outside_with("on_commit=True", self._on_commit, "with")
+            self._refuse_options("")
             return self._acquire(once=True)
         return None
 
     async def atry_acquire(self) -> Lease | None:
         """Do what :meth:`try_acquire` does without blocking; the lease can be used in an ``async with`` block."""
         with suppress(LockTakenError):
-            self._refuse_outside_with("on_commit=True", self._on_commit, "with")
+            self._refuse_options("async with")
             return await self._aacquire(once=True)
         return None
 
@@ -220,7 +203,7 @@ class Lock:
 
     def __enter__(self) -> Lease:
         way_out, who = way_out_of(self), this_thread()
-        self._refuse_outside_with("cancel_on_lost", self._cancel_on_lost, "async with")
+        self._refuse_options("with")
         self._refuse_skipping("try_acquire")
         described = self.description()
         if not self._on_commit and described.wanted.owner.kind == "manual":
@@ -261,7 +244,7 @@ class Lock:
 
     async def _aenter(self, way_out: WayOut | None) -> Lease:
         task, who = asyncio.current_task(), this_task()
-        self._refuse_outside_with("on_commit=True", self._on_commit, "with")
+        self._refuse_options("async with")
         self._refuse_skipping("atry_acquire")
         self._refuse_nesting(who, self._tasks)
         for left in self._tasks.dropped(who):
@@ -333,9 +316,12 @@ class Lock:
                 "write lock(..., reentrant=True)."
             )
 
-    def _refuse_outside_with(self, option: str, given: bool, block: str) -> None:
-        if given:
-            raise RuntimeError(f"Lock {self.name!r} has {option}, which works with {block!r} only.")
+    def _refuse_options(self, block: str) -> None:
+        """Refuse options that work with another kind of block only; acquire() is none."""
+        kinds = {"cancel_on_lost": (self._cancel_on_lost, "async with"), "on_commit=True": (self._on_commit, "with")}
+        for option, (given, kind) in kinds.items():
+            if given and kind != block:
+                raise RuntimeError(f"Lock {self.name!r} has {option}, which works with {kind!r} only.")
 
     def _refuse_skipping(self, method: str) -> None:
         if self.skips:
@@ -345,23 +331,10 @@ class Lock:
             )
 
     def _waiting(self, described: Description, holdings: list[Holding]) -> Callable[[], object]:
-        """
-        Return what to do before each pause of a thread or task with these *holdings*.
+        wanted = described.wanted
+        return waiting(self.name, self._keys(described), holdings, wanted.ttl) if wanted.wait != 0 else unsuspected
 
-        Raises:
-            RuntimeError: It would wait for a block that it is in itself.
-        """
-        keys = self._keys(described)
-        own = [holding for holding in holdings if holding.excludes(keys)] if described.wanted.wait != 0 else []
-        for holding in own:
-            if holding.inside:
-                raise RuntimeError(
-                    f"Lock {self.name!r} is held by this thread or task itself, since {holding.where}; at {caller()} "
-                    "it would wait for itself. Pass the lease on, write reentrant=True in both places, or wait=0."
-                )
-        return Suspicion(self.name, own[0].where, described.wanted.ttl) if own else _unsuspected
-
-    def _keys(self, described: Description) -> tuple[Any, tuple[str, ...], int, bool]:
+    def _keys(self, described: Description) -> Keys:
         return described.manager, self.names, described.wanted.limit, described.wanted.shared
 
     def _entered_before(self, described: Description, who: object) -> Lease | None:
@@ -385,41 +358,6 @@ class Lock:
         if self._reentrant:
             described.manager.entered[self.names, described.wanted.limit, described.wanted.shared, who] = lease
         holdings.append(Holding(ref(lease), self._keys(described), caller(), inside))
-
-
-class Suspicion:
-    """
-    Warns once, after one ttl, about a thread or task that seems to wait for a lease of its own.
-
-    Args:
-        name: The lock's name.
-        since: Where the lease was taken.
-        ttl: How long to wait for another thread to release it, in seconds.
-    """
-
-    def __init__(self, name: str, since: object, ttl: float) -> None:
-        self._name = name
-        self._since = since
-        self._where = caller()
-        self._due = steady() + ttl
-        self._warned = False
-
-    def __call__(self) -> None:
-        """Look at the clock before a pause."""
-        if not self._warned and steady() >= self._due:
-            self._warned = True
-            log.warning(
-                "lock %s: the thread or task that waits for it at %s took it itself at %s, and waits for itself unless "
-                "another one releases it",
-                self._name,
-                self._where,
-                self._since,
-                extra={"event": "waits_for_itself", "lock": self._name},
-            )
-
-
-def _unsuspected() -> None:
-    """Do nothing before a pause."""
 
 
 decorators: WeakSet[Lock] = WeakSet()

@@ -7,17 +7,14 @@ A signal handler may raise its exception before the first line of ``__exit__`` i
 such as a module's, would count as entered for ever. So every ``with`` statement gets a way out of its own, an object
 that nobody but the statement has. Python drops it when the statement is over, however it ended; whoever has not gone
 through it by then has left all the same, and the lock is released in the background.
-
-A thread or task that waits for a lock of its own would wait for ever. So each knows the leases that it took.
 """
 
 import asyncio
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary, ref
+from typing import Any, Protocol
+from weakref import ref
 
 from ..core.names import named
 from .renewal import abandoned
@@ -26,7 +23,6 @@ from .renewal import abandoned
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.mark = object()  # made anew for each thread
-        self.holdings: list[Holding] = []
         self.way_out: Callable[[], WayOut | None] = lambda: None  # of the with statement that is about to begin
 
 
@@ -48,95 +44,8 @@ def this_task() -> object:
 class Held(Protocol):
     """What is needed of a :class:`~django_redlock.engine.lease.Lease`."""
 
-    @property
-    def reason(self) -> str | None:
-        """Why it ended; None while it goes on."""
-
-    def valid(self) -> bool:
-        """Whether it is still held."""
-
     def abandon(self) -> None:
         """Have it released in the background."""
-
-
-class Place(NamedTuple):
-    """A line of the project's own code."""
-
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
-
-
-def caller() -> Place:
-    """Return the line outside this package that the running call comes from."""
-    frame = caller_frame()
-    return Place(frame.f_code.co_filename, frame.f_lineno)
-
-
-def caller_frame() -> Any:
-    """Return the nearest frame outside this package and the standard library's context managers."""
-    frame: Any = sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(OURS):
-        frame = frame.f_back
-    return frame
-
-
-OURS = ("django_redlock.", "contextlib", "django.utils.asyncio")
-
-
-class Holding(NamedTuple):
-    """
-    A lease that a thread or task took.
-
-    Attributes:
-        lease: The lease, or None when nobody has it any more.
-        keys: What it holds: the manager, the names, the number of places, whether it is shared.
-        where: The line that took it.
-        inside: Whether a ``with`` block of the same thread or task holds it, so that it alone can end the hold.
-    """
-
-    lease: "ref[Held]"
-    keys: tuple[Any, tuple[str, ...], int, bool]
-    where: Place
-    inside: bool
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the lease is still held."""
-        lease = self.lease()
-        return lease is not None and lease.reason is None and lease.valid()
-
-    def excludes(self, keys: tuple[Any, tuple[str, ...], int, bool]) -> bool:
-        """Return whether nobody can have *keys* while this lease is held."""
-        manager, names, limit, shared = self.keys
-        if manager is not keys[0] or not limit == keys[2] == 1 or (shared and keys[3]):
-            return False
-        return not set(names).isdisjoint(keys[1])
-
-
-_task_holdings: "WeakKeyDictionary[asyncio.Task[Any], list[Holding]]" = WeakKeyDictionary()
-
-
-def thread_holdings() -> list[Holding]:
-    """Return what the calling thread took, without what has ended since."""
-    _thread.holdings = [holding for holding in _thread.holdings if holding.goes_on]
-    return _thread.holdings
-
-
-def task_holdings() -> list[Holding]:
-    """Return what the running task took, without what has ended since."""
-    task = asyncio.current_task()
-    if task is None:
-        return []
-    _task_holdings[task] = [holding for holding in _task_holdings.get(task, ()) if holding.goes_on]
-    return _task_holdings[task]
-
-
-def forget_holdings() -> None:
-    """Forget what the calling thread took: the nodes have forgotten it."""
-    _thread.holdings = []
 
 
 class WayOut:
