@@ -129,6 +129,8 @@ class Lock:
             ValueError: They do not allow this lock.
         """
         if self._described is None or self._described.manager.retired:
+            if exiting():  # modules that the settings need may be gone
+                raise RuntimeError(f"Lock {self.name!r} cannot be taken: the interpreter is about to end.")
             self._described = self._describe()
         return self._described
 
