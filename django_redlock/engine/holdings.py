@@ -102,8 +102,9 @@ _task_holdings: "WeakKeyDictionary[asyncio.Task[Any], list[Holding]]" = WeakKeyD
 
 def thread_holdings() -> list[Holding]:
     """Return what the calling thread took, without what has ended since."""
-    _thread.held = [holding for holding in _thread.held if holding.goes_on]
-    return _thread.held
+    if held := _thread.held:
+        _thread.held = held = [holding for holding in held if holding.goes_on]
+    return held
 
 
 def task_holdings() -> list[Holding]:

@@ -180,10 +180,8 @@ class Lock:
         lease = self._entered_before(described, who)
         if lease is None:
             holdings = thread_holdings()
-            note, waiting = (
-                partial(self._remember, described, who, holdings, inside),
-                self._waiting(described, holdings),
-            )
+            waiting = self._waiting(described, holdings) if holdings else unsuspected
+            note = partial(self._remember, described, who, holdings, inside)
             lease = described.manager.take(described.wanted, described.renew, note, waiting)
         return lease
 
@@ -192,10 +190,8 @@ class Lock:
         lease = self._entered_before(described, who)
         if lease is None:
             holdings = task_holdings()
-            note, waiting = (
-                partial(self._remember, described, who, holdings, inside),
-                self._waiting(described, holdings),
-            )
+            waiting = self._waiting(described, holdings) if holdings else unsuspected
+            note = partial(self._remember, described, who, holdings, inside)
             lease = await described.manager.atake(described.wanted, described.renew, note, waiting)
         return lease
 
