@@ -175,7 +175,7 @@ def lock(
     if_taken: Literal["raise", "skip"] = "raise",
 ) -> Lock:
     """
-    Describe a lock of an alias; reads no settings and asks no node until it is acquired.
+    Describe a lock of an alias; reads no settings and makes no network call until it is acquired.
 
     ``with lock("report:7"):`` and ``async with lock("report:7"):`` run their body under the lock, and
     ``@lock("report")`` runs a function or coroutine function under it.

@@ -1,5 +1,5 @@
 """
-What each thread and each task has taken, so that none waits for itself (internal).
+The leases that each thread and each task has taken, so that none waits for itself (internal).
 
 A thread that is inside ``with lock("a"):`` and waits for ``a`` once more would wait for ever: it alone can leave the
 block. A lease that it took with ``acquire()`` may be released by another thread, so there is only a suspicion.

@@ -1,5 +1,5 @@
 """
-What to write instead, for people who know other locks (internal).
+Errors for people who know other locks, with the words of this one (internal).
 
 Redis-py's lock has other words for the same things: ``timeout`` is the ttl, ``blocking_timeout`` is how long to wait.
 """

@@ -88,7 +88,7 @@ def found() -> list[str | None]:
 
 
 def test_file_that_another_process_writes_to_is_reported_as_locked(tables: Tables):
-    """L81: the node answers before its time is over, so that the reason is known."""
+    """L81: the node answers within the node timeout, so that the error has the reason."""
     with closing(real_manager(tables.urls[:1], ttl=60.0, node_timeout=2.0)) as one:
         connect(one)
         with closing(sqlite3.connect(tables.entry()["NAME"], isolation_level=None)) as other:

@@ -148,7 +148,7 @@ def test_block_that_would_wait_for_itself_raises_at_once(outer: dict[str, Any], 
 
 
 async def test_task_that_would_wait_for_itself_raises_at_once():
-    """L43: a task is told as a thread is; another task waits."""
+    """L43: the same error for a task; another task waits."""
     async with lock("self"):
         with pytest.raises(RuntimeError, match="would wait for itself"):
             await lock("self").aacquire()
@@ -169,7 +169,7 @@ async def test_task_that_would_wait_for_itself_raises_at_once():
     ],
 )
 def test_block_that_waits_for_nothing_of_its_own_is_let_in(outer: dict[str, Any], inner: dict[str, Any]):
-    """L43: places and shared holds can be had twice, and a lock with places is another one."""
+    """L43: a thread may hold two places, or two shared holds; a lock with places is another lock."""
     with lock("many", **outer), lock("many", **inner) as lease:
         assert lease.valid()
 
