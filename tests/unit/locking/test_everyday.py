@@ -174,12 +174,18 @@ def test_block_that_waits_for_nothing_of_its_own_is_let_in(outer: dict[str, Any]
         assert lease.valid()
 
 
+async def blocking() -> None:
+    lock("blocking").acquire()
+
+
 def test_lease_that_another_thread_may_release_causes_a_warning_after_one_ttl(caplog: pytest.LogCaptureFixture):
     """L43: a lease outside a block may be handed on, so the thread waits, and the log names both places."""
     with Simulation(nodes=3, ttl=10.0, check=False) as sim:
         lease = lock("handed").acquire()
         with pytest.raises(LockTakenError):
             lock("handed", wait=9).acquire()
+        with pytest.raises(SynchronousOnlyOperation):
+            asyncio.run(blocking())
         assert "waits for itself" not in caplog.text
         with pytest.raises(LockTakenError):
             lock("handed", wait=25).acquire()
