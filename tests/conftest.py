@@ -5,6 +5,7 @@ A test that lacks something (a server, a browser) is left out, and the end of
 the run lists it. With ``REDLOCK_REQUIRE=all``, as in CI, it fails instead.
 """
 
+import inspect
 import os
 import platform
 import signal
@@ -17,6 +18,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from django_redlock.engine import rounds, rounds_async
+from django_redlock.engine.lock import Surroundings
+from django_redlock.handler import DjangoSurroundings
 from django_redlock.testing import ServerNotFoundError, Servers, find_server, start_servers
 from tests.services import MariaDB, PostgreSQL, RabbitMQ, Service, ServiceMissingError, SQLite
 
@@ -61,6 +64,13 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(rounds, "GRACE", 1.0)
     monkeypatch.setattr(rounds_async, "GRACE", 1.0)
+
+
+@pytest.fixture(autouse=True)
+def blocking_in_coroutine_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test that is a coroutine play another client with blocking code: nothing else needs its event loop."""
+    if inspect.iscoroutinefunction(getattr(request, "function", None)):
+        monkeypatch.setattr(DjangoSurroundings, "blocking", Surroundings.blocking)
 
 
 def serving(service: type[Service]) -> Iterator[Service]:

@@ -43,7 +43,7 @@ from ..engine.manager import LockManager, LoopSide
 from ..engine.notifications import Waiters
 from ..engine.per_loop import PerLoop
 from ..engine.renewal import Agenda, AsyncWatchdog, Tended, by_keeper
-from ..handler import locks
+from ..handler import DjangoSurroundings, locks
 from ..nodes import LinkError
 from ..nodes.clock import steady
 from .lines import before_line
@@ -104,6 +104,7 @@ class Simulation:
                 dogs = PerLoop(lambda: AsyncWatchdog(self.clock))
                 stack.enter_context(patch.multiple(compat, watchdog=watchdog, loop_watchdog=dogs.get))
             self._main = Process(self, "this process")
+            self._main.manager.surroundings = DjangoSurroundings()
             stack.enter_context(patch.dict(locks._managers, {self._using: self._main.manager}))
             self._stack = stack.pop_all()
         return self

@@ -98,7 +98,7 @@ async def everything(manager: LockManager, admin: redis.Redis, flavour: Flavour)
 
     admin.script_flush()  # as when the server has restarted
     again = await flavour.acquire(manager.lock("a", wait=0))
-    manager.ask(manager.acquisition(manager.lock("c")._wanted).undo(0.2))  # after an interrupted attempt
+    manager.ask(manager.acquisition(manager.lock("c").description().wanted).undo(0.2))  # after an interrupted attempt
     assert await flavour.release(again) == "released"
 
 

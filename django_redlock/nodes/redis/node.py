@@ -8,6 +8,7 @@ built with redis-py 8.1's defaults 59 seconds.
 
 import asyncio
 import inspect
+import re
 import select
 import socket
 import ssl
@@ -45,6 +46,11 @@ from .resp import PARTIAL, Replies
 
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
 
+ENCODED = (
+    "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "
+    "urllib.parse.quote(password, safe='') does it"
+)
+
 # Ours to decide, whatever the URL and redis-py's defaults say.
 FIXED: dict[str, Any] = {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
 # redis-py would tell the server its name and version, which takes a right of its own. The argument changed in 7.
@@ -76,6 +82,28 @@ def verification(
     return {"ssl_cert_reqs": how, "ssl_check_hostname": check}
 
 
+def check_url(url: str) -> None:
+    """
+    Refuse a URL that redis-py would read in another way than it is meant.
+
+    An unescaped ``/``, ``#`` or ``?`` in a password ends the address early, so that a part of the password becomes the
+    host, the port or the database. No message shows any of it.
+
+    Raises:
+        ValueError: A character in the user name or password is not percent-encoded, or the database is no number.
+    """
+    try:
+        scheme, address, path, query, _ = urlsplit(url)
+    except ValueError:
+        return  # redis-py cannot read it either, which is reported with it
+    socket_path = scheme == "unix" and not address  # which may have an @ in its name
+    host = scheme == "unix" and not address.endswith("@") and address  # a path has none
+    if "#" in url or address.count("@") > 1 or "@" in query or ("@" in path and not socket_path) or host:
+        raise ValueError(f"its user name or password cannot be read, {ENCODED}")
+    if scheme != "unix" and not re.fullmatch(r"(/[0-9]*)?", path):
+        raise ValueError("its database number is not a number; write, for example, redis://lock-1:6379/2")
+
+
 class RedisNode:
     """
     One Redis or Valkey master.
@@ -94,11 +122,12 @@ class RedisNode:
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         scheme, rest = spec.url.split(":", 1)
+        check_url(spec.url)
         try:
             arguments: dict[str, Any] = dict(parse_url(f"{ALIASES.get(scheme, scheme)}:{rest}"))
         except ValueError:
             # The message of urllib or redis-py may quote the URL, and with it the password.
-            raise ValueError("its address, port or database number cannot be read") from None
+            raise ValueError(f"its address, port or database number cannot be read, {ENCODED}") from None
         self._class: type[AbstractConnection] = arguments.pop("connection_class", Connection)
         self._arguments = arguments | dict(spec.options)
         if issubclass(self._class, SSLConnection):

@@ -131,7 +131,7 @@ async def test_request_behind_its_own_release_is_refused(nodes: Servers):
     """L9, P24, P33: a request that arrives after its release finds the cancel tombstone."""
     manager = real_manager(nodes.urls[:1])
     manager.lock("warm up").acquire().release()
-    acquisition = manager.acquisition(manager.lock("a")._wanted)
+    acquisition = manager.acquisition(manager.lock("a").description().wanted)
     round = next(acquisition.steps(instant()))
     manager.ask(acquisition.undo())  # while the request is on its way somewhere
 
@@ -579,7 +579,7 @@ def test_node_that_was_being_connected_to_is_known_to_have_nothing(nodes: Server
         manager = real_manager([*nodes.urls[:2], proxy.url])
         proxy.black_hole()
 
-        granted = manager.run(manager.lock("a")._wanted)
+        granted = manager.run(manager.lock("a").description().wanted)
 
         assert isinstance(granted, Granted)
         assert granted.untouched == {2}

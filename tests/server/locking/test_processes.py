@@ -389,7 +389,7 @@ def sockets():
     return sum(link.startswith("socket:") for link in links)
 
 def contend(manager):
-    with manager.lock("a"):
+    with manager.lock("a").acquire():
         try:
             with manager.lock("a", wait=0.1):
                 pass
@@ -398,7 +398,7 @@ def contend(manager):
 
 async def acontend(manager):
     asyncio.get_running_loop().slow_callback_duration = 60  # a machine that stands still is not what is tested
-    async with manager.lock("a"):
+    async with await manager.lock("a").aacquire():
         try:
             async with manager.lock("a", wait=0.1):
                 pass

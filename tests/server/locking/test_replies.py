@@ -311,7 +311,7 @@ async def test_scripts_forgotten_between_the_two_rounds_are_sent_again(nodes: Se
             client.set("t:{a}:f", 2**52)
     ask = manager.aask if isinstance(flavour, Asyncio) else None
     for flushes in range(2):
-        steps = manager.acquisition(manager.lock("a")._wanted).steps(instant())
+        steps = manager.acquisition(manager.lock("a").description().wanted).steps(instant())
         round, outcome = next(steps), None
         while outcome is None:
             if isinstance(next(iter(round.requests.values())), Raise) and flushes:
@@ -490,7 +490,7 @@ def test_reply_that_is_known_gets_no_tombstone(patient: Patient):
     """P23: an error that certainly changed nothing is released without a tombstone; there is nothing left to come."""
     with full(patient):
         manager = real_manager([patient.url])
-        acquisition = manager.acquisition(manager.lock("a")._wanted)
+        acquisition = manager.acquisition(manager.lock("a").description().wanted)
         round = next(acquisition.steps(instant()))
         manager.ask(round)
         manager.close()

@@ -142,7 +142,7 @@ async def test_free_lock_is_kept_for_the_first_in_line(make: Manager, flavour: F
     """P27, L3: who does not wait is refused with "others wait", and may barge in if it says so."""
     manager = make()
     holder = await flavour.acquire(manager.lock("a"))
-    steps = manager.acquisition(manager.lock("a")._wanted, "elsewhere|1").steps(instant())
+    steps = manager.acquisition(manager.lock("a").description().wanted, "elsewhere|1").steps(instant())
     round = next(steps)
     await manager.aask(round) if isinstance(flavour, Asyncio) else manager.ask(round)
     assert {reply.kind for reply in round.replies.values()} == {Kind.BUSY}
@@ -187,7 +187,7 @@ async def test_waiter_that_is_gone_is_passed_when_its_place_has_lapsed(nodes: Se
     """P27, L47: a dead first in line delays the next by no more than its enrolment."""
     manager = real_manager(nodes.urls)
     holder = manager.lock("a").acquire()
-    manager.ask(next(manager.acquisition(manager.lock("a")._wanted, "elsewhere|1").steps(instant())))
+    manager.ask(next(manager.acquisition(manager.lock("a").description().wanted, "elsewhere|1").steps(instant())))
     await eventually(lambda: waiting(manager) == 1)
     line = Line(Blocking(), manager)
     task = await line.join(1)
