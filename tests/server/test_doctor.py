@@ -116,7 +116,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     opened = inspect._open
 
     def open_in_time(node: Any, timeout: float) -> Any:
-        return opened(node, 0.2 if node._arguments.get("port") in ports else timeout)
+        return opened(node, 0.2 if any(node.address.endswith(f":{port}") for port in ports) else timeout)
 
     monkeypatch.setattr(inspect, "_open", open_in_time)
     return ports

@@ -21,7 +21,8 @@ from django_redlock.engine.manager import LockManager, instant
 from django_redlock.engine.rounds import CONNECT_TIMEOUT
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.redis.node import AsyncRedisLink, RedisNode
+from django_redlock.nodes.redis.link_async import AsyncRedisLink
+from django_redlock.nodes.redis.node import RedisNode
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.proxy import FaultProxy
 from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, held_by, renew_now

@@ -38,7 +38,7 @@ def in_line(node: Node, slug: str) -> int:
     if isinstance(node, DatabaseNode):
         return len(queue_in(node.alias, slug))
     assert isinstance(node, RedisNode)
-    connection = node._new_connection(1.0)
+    connection = node.connector.new(1.0)
     connection.send_command("ZCARD", f"t:{slug}:q")
     count = connection.read_response()
     connection.disconnect()
