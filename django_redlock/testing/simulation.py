@@ -40,9 +40,9 @@ from ..engine.heartbeat import Presence
 from ..engine.lease import Lease
 from ..engine.lock import Lock
 from ..engine.manager import LockManager, LoopSide
-from ..engine.notifications import Waiters
 from ..engine.per_loop import PerLoop
 from ..engine.renewal import Agenda, AsyncWatchdog, Tended, by_keeper
+from ..engine.waiters import Waiters
 from ..handler import locks
 from ..nodes import LinkError
 from ..nodes.clock import steady

@@ -24,9 +24,10 @@ from django_redlock.core.replies import Kind, Reply, failed
 from django_redlock.core.requests import Acquire, Instant, Request
 from django_redlock.core.round import Ballot
 from django_redlock.core.rules import Rules
-from django_redlock.engine.notifications import RETRY, Waiters
+from django_redlock.engine.notifications import RETRY
 from django_redlock.engine.redelivery import FIRST_PAUSE, LONGEST_PAUSE
 from django_redlock.engine.rounds import CONNECT_TIMEOUT, GRACE, IDLE, MAX_OWED, Breakers
+from django_redlock.engine.waiters import Waiters
 
 from .network import Faults, Machine, Wire
 from .oracles import Oracles

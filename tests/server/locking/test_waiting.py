@@ -16,7 +16,7 @@ from django_redlock.core.replies import Kind
 from django_redlock.core.round import Ballot
 from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager, instant
-from django_redlock.engine.notifications import Waiters
+from django_redlock.engine.waiters import Waiters
 from django_redlock.nodes import Node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.database.node import DatabaseNode
