@@ -12,12 +12,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
-from .acquisition import Floor, Granted, Wanted, farewell, silent, unanswered
+from .attempt import Granted
+from .cleanup import farewell, unanswered
 from .owner import counted
 from .replies import REFUSALS, Kind, Reply
 from .requests import Extend, Release, Term
 from .round import Ballot, count
 from .rules import Rules
+from .tokens import Floor
+from .verdict import silent
+from .wanted import Wanted
 
 BATCH = 100  # leases in one round at most: a script over more would block its node for a millisecond
 BATCH_NAMES = 200  # and names

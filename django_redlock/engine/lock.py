@@ -11,8 +11,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..core.acquisition import Wanted
 from ..core.names import named
+from ..core.wanted import Wanted
 from ..nodes.threads import exiting
 from .decorator import Function, decorated
 from .lease import Lease

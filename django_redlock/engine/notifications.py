@@ -16,8 +16,8 @@ from contextlib import suppress
 from functools import partial
 from math import ceil
 
-from ..core.acquisition import Waiter
 from ..core.failure import Failure
+from ..core.waiter import Waiter
 from ..nodes.base import HintLink, LinkError, Node
 from ..nodes.clock import Clock, steady
 from ..nodes.threads import new_event, start

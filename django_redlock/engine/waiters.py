@@ -10,7 +10,7 @@ from collections.abc import Callable
 from socket import gethostname
 from typing import Generic, TypeVar
 
-from ..core.acquisition import Waiter
+from ..core.waiter import Waiter
 
 HOST = gethostname().replace("|", "-").replace(" ", "-")
 

@@ -31,11 +31,11 @@ from django.conf import settings
 
 from .. import signals
 from ..conf import DEFAULT_ALIAS
-from ..core.acquisition import Waiter
 from ..core.names import slug
 from ..core.replies import Kind
 from ..core.requests import Request, Survey
 from ..core.rules import Rules
+from ..core.waiter import Waiter
 from ..engine.heartbeat import Presence
 from ..engine.lease import Lease
 from ..engine.lock import Lock

@@ -20,13 +20,17 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from django_redlock.core.acquisition import GRANTS, Acquisition, Floor, Pause, Wanted
+from django_redlock.core.acquisition import Acquisition
+from django_redlock.core.backoff import Pause
 from django_redlock.core.names import slug
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.owner import NONCE_SIZE, Owner
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import Instant, Raise, Request
 from django_redlock.core.rules import Rules
+from django_redlock.core.tokens import Floor
+from django_redlock.core.verdict import GRANTS
+from django_redlock.core.wanted import Wanted
 
 NAME = "a"
 SLUG = slug(NAME)

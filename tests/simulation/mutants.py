@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from django_redlock.core.acquisition import GRANTS, Acquisition
+from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.admission import Admission
+from django_redlock.core.attempt import Attempt
 from django_redlock.core.hold import Tenure
 from django_redlock.core.names import place
 from django_redlock.core.node_state import NodeState
@@ -21,6 +22,7 @@ from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import SHARED
 from django_redlock.core.round import Ballot
 from django_redlock.core.rules import Rules, majority
+from django_redlock.core.verdict import GRANTS
 
 from . import database, schedule
 from .driver import Process
@@ -274,9 +276,9 @@ def grants_counted_as_accepts() -> Iterator[None]:
 @mutant("skew", "everything")
 def mixed_rounds() -> Iterator[None]:
     """accepts of the first number count for the second"""
-    raise_token = Acquisition._raise_token
+    raise_token = Attempt._raise_token
 
-    def mixed(self: Acquisition, first: Ballot, number: int) -> Generator[Any, Any, Ballot]:
+    def mixed(self: Attempt, first: Ballot, number: int) -> Generator[Any, Any, Ballot]:
         steps = raise_token(self, first, number)
         second = next(steps)
         second.replies.update({node: reply for node, reply in first.replies.items() if reply.kind is Kind.ACCEPTED})
@@ -287,7 +289,7 @@ def mixed_rounds() -> Iterator[None]:
             return stop.value
         raise AssertionError("more than one ballot")
 
-    with patch.object(Acquisition, "_raise_token", mixed):
+    with patch.object(Attempt, "_raise_token", mixed):
         yield
 
 
@@ -318,7 +320,8 @@ def release_to_yes_voters() -> Iterator[None]:
 
     def withdrawn(self: Acquisition, **options: Any) -> Ballot:
         ballot = withdrawal(self, **options)
-        yes = {node for old in self._ballots for node, reply in old.replies.items() if reply.kind in GRANTS}
+        rounds = [] if self._attempt.given_back else self._attempt.rounds
+        yes = {node for old in rounds for node, reply in old.replies.items() if reply.kind in GRANTS}
         ballot.requests = {node: request for node, request in ballot.requests.items() if node in yes}
         return ballot
 
@@ -346,13 +349,13 @@ def no_release_of_failures() -> Iterator[None]:
 @mutant("pause")
 def validity_from_the_reply() -> Iterator[None]:
     """validity counts from the last reply"""
-    attempt = Acquisition._attempt
+    attempt = Attempt.steps
 
-    def later(self: Acquisition, slugs: tuple[str, ...]) -> Generator[Any, Any, Any]:
-        granted = yield from attempt(self, slugs)
-        return granted and granted._replace(deadline=self._rules.deadline(self._at.now, self.wanted.ttl))
+    def later(self: Attempt, *start: Any) -> Generator[Any, Any, Any]:
+        granted = yield from attempt(self, *start)
+        return granted and granted._replace(deadline=self._rules.deadline(self.at.now, self._wanted.ttl))
 
-    with patch.object(Acquisition, "_attempt", later):
+    with patch.object(Attempt, "steps", later):
         yield
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from django_redlock.core.acquisition import Granted
+from django_redlock.core.attempt import Granted
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import SHARED, Acquire, Extend, Raise, Release, Request, Survey, Term
 from django_redlock.core.round import Ballot

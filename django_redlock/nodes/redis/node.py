@@ -62,6 +62,11 @@ class RedisNode:
         """Whether a password is sent."""
         return self.connector.authenticated
 
+    @property
+    def remote(self) -> bool:
+        """Whether its connections leave this machine."""
+        return self.connector.remote
+
     def connect(self, timeout: float) -> RedisLink:
         """Open a link; see :class:`~django_redlock.nodes.base.Node`."""
         return self.greet(self.connector.new(timeout))

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
-from django_redlock.core.acquisition import Granted
+from django_redlock.core.attempt import Granted
 from django_redlock.core.failure import Failure
 from django_redlock.core.replies import Kind
 from django_redlock.engine import redelivery, rounds, rounds_async

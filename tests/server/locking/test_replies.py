@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from django_redlock import QuorumUnavailableError
-from django_redlock.core.acquisition import Granted
+from django_redlock.core.attempt import Granted
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Raise, Release
 from django_redlock.engine.manager import LockManager, instant

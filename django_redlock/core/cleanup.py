@@ -1,0 +1,42 @@
+"""
+The round that ends a hold or an attempt on the nodes (internal).
+
+A release may overtake a request that is still on its way, because that request sits in a buffer or on another
+connection. So a node that has not replied is not only sent the release, but also told to refuse that request later.
+"""
+
+from collections.abc import Collection, Iterable
+
+from .replies import Kind
+from .requests import Release
+from .round import Ballot, count
+
+
+def unanswered(ballots: Iterable[Ballot]) -> set[int]:
+    """Return the nodes that may still execute a request of one of *ballots*."""
+    return {node for ballot in ballots for node in ballot.unanswered()}
+
+
+def farewell(
+    release: Release,
+    nodes: Iterable[int],
+    unsure: Collection[int],
+    bury: float,
+    timeout: float,
+    needed: int | None = None,
+) -> Ballot:
+    """
+    Return the round that sends *release* to *nodes*; *needed* releases tell the outcome, None waits for all.
+
+    An *unsure* node may execute a request of before after the release; there the release leaves a marker for *bury*
+    seconds that refuses it.
+    """
+    burying = release._replace(bury=bury) if unsure else release
+    return Ballot(
+        requests={node: burying if node in unsure else release for node in nodes},
+        decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,
+        timeout=timeout,
+        needed=needed or 0,
+        farewell=True,
+        lasting=bury,
+    )
