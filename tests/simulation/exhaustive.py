@@ -167,9 +167,9 @@ class Production(Protocol):
         if cell.holder:
             store.put(SLUG, cell.holder, TTL)
         if cell.number:
-            store._write_fence((SLUG,), cell.number, None, START)
+            store.records.write_fence((SLUG,), cell.number, None, START)
         reply = store.execute(self._messages[request])  # type: ignore[arg-type]
-        after = Cell((store._holder(SLUG, START) or "")[:NONCE_SIZE], store._fence(SLUG, START))
+        after = Cell((store.records.holder(SLUG, START) or "")[:NONCE_SIZE], store.records.fence(SLUG, START))
         return self._number(reply._replace(time=0, left=0.0)), after
 
 

@@ -17,6 +17,8 @@ from django_redlock.core.attempt import Attempt
 from django_redlock.core.hold import Tenure
 from django_redlock.core.names import place
 from django_redlock.core.node_state import NodeState
+from django_redlock.core.node_state.decisions import Decisions
+from django_redlock.core.node_state.records import Records
 from django_redlock.core.owner import nonce_of
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import SHARED
@@ -95,89 +97,89 @@ def score(kills: list[Kill]) -> str:
 # The node
 
 
-def holder_of(store: NodeState, slug: str) -> str:
+def holder_of(node: Decisions, slug: str) -> str:
     """Return the nonce under which a node holds a lock, or nothing."""
-    return nonce_of(store._holder(slug, store._now()) or "")
+    return nonce_of(node._records.holder(slug, node._now) or "")
 
 
 @mutant("skew", "same microsecond")
 def ties() -> Iterator[None]:
     """a node accepts a number that it has accepted before"""
-    high = NodeState._high
-    with patch.object(NodeState, "_high", lambda *args: max(0, high(*args) - 1)):
+    high = Records.highest_fence
+    with patch.object(Records, "highest_fence", lambda *args: max(0, high(*args) - 1)):
         yield
 
 
 @mutant("calm")
 def overwriting() -> Iterator[None]:
     """a node grants what somebody else holds"""
-    acquire = NodeState._acquire
+    acquire = Decisions.acquire
 
-    def granted(self: NodeState, request: Any, now: float) -> Reply:
-        return acquire(self, request._replace(adopt=holder_of(self, request.slugs[0])), now)
+    def granted(self: Decisions, request: Any) -> Reply:
+        return acquire(self, request._replace(adopt=holder_of(self, request.slugs[0])))
 
-    with patch.object(NodeState, "_acquire", granted):
+    with patch.object(Decisions, "acquire", granted):
         yield
 
 
 @mutant("calm", "net")
 def release_of_anybody() -> Iterator[None]:
     """a release does not look at the owner"""
-    release = NodeState._release
+    release = Decisions.release
 
-    def released(self: NodeState, request: Any, now: float) -> Reply:
-        return release(self, request._replace(nonce=holder_of(self, request.slugs[0]) or request.nonce), now)
+    def released(self: Decisions, request: Any) -> Reply:
+        return release(self, request._replace(nonce=holder_of(self, request.slugs[0]) or request.nonce))
 
-    with patch.object(NodeState, "_release", released):
+    with patch.object(Decisions, "release", released):
         yield
 
 
 @mutant("keeps data and clocks", "net", "pause")
 def extension_of_anybody() -> Iterator[None]:
     """an extension does not look at the owner"""
-    extend = NodeState._extend_one
+    extend = Decisions._extend_one
 
-    def extended(self: NodeState, term: Any, keep: float | None, now: float) -> Any:
-        return extend(self, term._replace(nonce=holder_of(self, term.slugs[0]) or term.nonce), keep, now)
+    def extended(self: Decisions, term: Any, keep: float | None) -> Any:
+        return extend(self, term._replace(nonce=holder_of(self, term.slugs[0]) or term.nonce), keep)
 
-    with patch.object(NodeState, "_extend_one", extended):
+    with patch.object(Decisions, "_extend_one", extended):
         yield
 
 
 @mutant("keeps data and clocks", "net", "pause")
 def healing_past_a_newer_token() -> Iterator[None]:
     """a node takes a holder back although it has accepted a later token"""
-    extend = NodeState._extend_one
+    extend = Decisions._extend_one
 
-    def extended(self: NodeState, term: Any, keep: float | None, now: float) -> Any:
-        with patch.object(NodeState, "_fence", lambda *args: 0):
-            return extend(self, term, keep, now)
+    def extended(self: Decisions, term: Any, keep: float | None) -> Any:
+        with patch.object(Records, "fence", lambda *args: 0):
+            return extend(self, term, keep)
 
-    with patch.object(NodeState, "_extend_one", extended):
+    with patch.object(Decisions, "_extend_one", extended):
         yield
 
 
 @mutant("late raises")
 def raising_without_holding() -> Iterator[None]:
     """a node raises the token of one who does not hold it"""
-    raise_ = NodeState._raise
+    raise_ = Decisions.raise_token
 
-    def raised(self: NodeState, request: Any, now: float) -> Reply:
-        return raise_(self, request._replace(nonce=holder_of(self, request.slugs[0])), now)
+    def raised(self: Decisions, request: Any) -> Reply:
+        return raise_(self, request._replace(nonce=holder_of(self, request.slugs[0])))
 
-    with patch.object(NodeState, "_raise", raised):
+    with patch.object(Decisions, "raise_token", raised):
         yield
 
 
 @mutant("net")
 def no_cancel_marker() -> Iterator[None]:
     """a release leaves no marker against late requests"""
-    release = NodeState._release
+    release = Decisions.release
 
-    def released(self: NodeState, request: Any, now: float) -> Reply:
-        return release(self, request._replace(bury=0.0), now)
+    def released(self: Decisions, request: Any) -> Reply:
+        return release(self, request._replace(bury=0.0))
 
-    with patch.object(NodeState, "_release", released):
+    with patch.object(Decisions, "release", released):
         yield
 
 
@@ -185,42 +187,42 @@ def no_cancel_marker() -> Iterator[None]:
 def no_expiry() -> Iterator[None]:
     """a node writes keys without expiry"""
 
-    def write(self: NodeState, slug: str, value: str, ttl: float, now: float) -> None:
-        self._holders[slug] = (value, None)
-        self._index[slug] = now
+    def write(self: Records, slug: str, value: str, ttl: float, now: float) -> None:
+        self.holders[slug] = (value, None)
+        self.index[slug] = now
 
-    with patch.object(NodeState, "_write", write):
+    with patch.object(Records, "write", write):
         yield
 
 
 @mutant("calm")
 def sharing_with_everybody() -> Iterator[None]:
     """a node lets a shared holder in beside an exclusive one"""
-    in_the_way = NodeState._in_the_way
+    in_the_way = Decisions._in_the_way
 
-    def judged(self: NodeState, request: Any, *more: Any) -> bool:
+    def judged(self: Decisions, request: Any, *more: Any) -> bool:
         return not request.shared and in_the_way(self, request, *more)
 
-    with patch.object(NodeState, "_in_the_way", judged):
+    with patch.object(Decisions, "_in_the_way", judged):
         yield
 
 
 @mutant("calm")
 def overwriting_the_shared() -> Iterator[None]:
     """a node lets an exclusive holder in beside shared ones"""
-    in_the_way = NodeState._in_the_way
+    in_the_way = Decisions._in_the_way
 
-    def judged(self: NodeState, request: Any, slug: str, ours: set[str], now: float) -> bool:
-        return in_the_way(self, request, slug, ours | {SHARED}, now)
+    def judged(self: Decisions, request: Any, slug: str, ours: set[str]) -> bool:
+        return in_the_way(self, request, slug, ours | {SHARED})
 
-    with patch.object(NodeState, "_in_the_way", judged):
+    with patch.object(Decisions, "_in_the_way", judged):
         yield
 
 
 @mutant("net", "pause")
 def no_place_for_who_was_here_before() -> Iterator[None]:
     """a waiter that lost its place by a vain grant queues behind those who came later"""
-    with patch.object(NodeState, "_ahead_of", lambda *args: False):
+    with patch.object(Decisions, "_came_before", lambda *args: False):
         yield
 
 

@@ -71,8 +71,8 @@ Missing = Set[tuple[str, str]]
 def has(machine: "Machine", slug: str, nonce: str, shared: bool) -> bool:
     """Tell whether a node knows the holder with this nonce, alone or beside other shared ones."""
     store = machine.store
-    holder = store._owner(slug, store._now())
-    return holder == SHARED and nonce in store._shared.get(slug, ()) if shared else holder == nonce
+    holder = store.records.owner(slug, store.now())
+    return holder == SHARED and nonce in store.records.shared.get(slug, ()) if shared else holder == nonce
 
 
 class Oracles:
