@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 
 from . import owner as owners
-from .attempt import Attempt, Granted
+from .attempt import NEVER, Attempt, Granted
 from .backoff import Backoff, Pause
 from .cleanup import farewell
 from .names import place, slug
@@ -81,7 +81,7 @@ class Acquisition:
         self._slugs = tuple(slug(name) for name in wanted.names)
         self._timeout = rules.timeout(wanted.ttl, len(wanted.names))
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
-        self._at = self._since = Instant(0.0, 0)
+        self._at = self._since = NEVER
         self._attempts = 0
         # The attempt under way, or the last one. Before the first there is one that asked no node, so that an
         # interruption at any moment finds an attempt to undo.

@@ -10,6 +10,7 @@ hold to hold without any assumption about clocks; the wall clock only makes the 
 
 from collections.abc import Callable, Generator, Mapping, Set
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from . import owner as owners
@@ -24,6 +25,10 @@ from .verdict import GRANTS, Verdict, granting_time, misconfigured, most_held, s
 from .wanted import Wanted
 
 PATIENCE = 0.005  # seconds for which the refused round of a waiter waits for the replies that are still to come
+
+NEVER = Instant(0.0, 0)
+NO_NODES: frozenset[int] = frozenset()
+NO_REPLIES: Mapping[int, Reply] = MappingProxyType({})
 
 
 class Granted(NamedTuple):
@@ -73,21 +78,26 @@ class Attempt:
     the attempt may have got has been released. ``at`` is the time after its last round.
     """
 
+    __slots__ = (
+        *("_floor", "_queue", "_replies", "_rules", "_waiter", "_wanted"),
+        *("at", "enrolled", "given_back", "nonce", "rounds", "slugs"),
+    )
+
     def __init__(
         self, wanted: Wanted, slugs: tuple[str, ...], nonce: str, rules: Rules, floor: Floor, waiter: str
     ) -> None:
         self.slugs = slugs
         self.nonce = nonce
-        self.at = Instant(0.0, 0)
+        self.at = NEVER
         self.rounds: list[Ballot] = []
-        self.enrolled: set[int] = set()
+        self.enrolled: Set[int] = NO_NODES
         self.given_back = False
         self._wanted = wanted
         self._rules = rules
         self._floor = floor
         self._waiter = waiter
         self._queue = queue_of(slugs[0]) if wanted.limit > 1 else ""
-        self._replies: Mapping[int, Reply] = {}
+        self._replies: Mapping[int, Reply] = NO_REPLIES
 
     def steps(self, at: Instant, since: Instant, enrolled: Set[int]) -> Generator[Ballot, Instant, Granted | None]:
         """
@@ -119,19 +129,10 @@ class Attempt:
         if self.at.now + self._rules.least_validity(ttl) > deadline:
             return None
         # With a nonce that is not of this attempt alone, a node may have something of an earlier hold.
-        untouched = set() if self._wanted.nonce else first.untouched() - self.enrolled - enrolled
+        untouched = NO_NODES if self._wanted.nonce else frozenset(first.untouched() - self.enrolled - enrolled)
+        rounds, waited = tuple(self.rounds), self.at.now - since.now
         return Granted(
-            slugs=self.slugs,
-            nonce=self.nonce,
-            value=value,
-            token=token,
-            start=start,
-            deadline=deadline,
-            ballots=tuple(self.rounds),
-            leaving=self._waiter,
-            queue=self._queue,
-            untouched=frozenset(untouched),
-            waited=self.at.now - since.now,
+            self.slugs, self.nonce, value, token, start, deadline, rounds, self._waiter, self._queue, untouched, waited
         )
 
     @property
@@ -146,7 +147,7 @@ class Attempt:
     def may_queue(self) -> set[int]:
         """Return the nodes that have put the waiter in their queue, or may have."""
         # A round that was interrupted has not been counted in ``enrolled`` yet.
-        return self.enrolled.union(*(ballot.may_queue() for ballot in self.rounds))
+        return set(self.enrolled).union(*(ballot.may_queue() for ballot in self.rounds))
 
     def unanswered(self) -> set[int]:
         """Return the nodes that may still execute one of its requests."""

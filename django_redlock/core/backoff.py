@@ -43,6 +43,8 @@ class Backoff:
         chance: Draws a number from 0 to 1, for jitter.
     """
 
+    __slots__ = ("_chance", "_delay", "_rules")
+
     def __init__(self, rules: Rules, chance: Callable[[], float]) -> None:
         self._rules = rules
         self._chance = chance
