@@ -11,7 +11,7 @@ from ..owner import NONCE_SIZE
 from ..replies import Kind, Reply, is_absurd
 from ..requests import SHARED, Acquire, Extend, Raise, Release, Repair, Term
 from .queues import NOBODY, Queues
-from .records import Records
+from .records import Marker, Records
 
 
 class Decisions:
@@ -127,11 +127,11 @@ class Decisions:
         high = records.highest_fence(term.slugs, now)
         lost = [slug for slug in term.slugs if not records.has(slug, term.nonce, term.shared, now)]
         if records.cancelled(term.nonce, now):
-            return Kind.REVOKED if term.nonce in records.revoked else Kind.REFUSED, high
+            return Kind.REVOKED if records.markers[term.nonce].revoked else Kind.REFUSED, high
         if not all(self._may_come_back(term, slug) for slug in lost):
             return Kind.REFUSED, high
         for slug in term.slugs:
-            records.renew(term, slug, now)
+            self._renew(term, slug)
             if slug in lost:
                 records.write_fence((slug,), term.token, keep, now)
             elif keep is not None and slug in records.fences:
@@ -149,6 +149,18 @@ class Decisions:
         holder = records.holder(slug, now)
         free = holder is None or (term.shared and holder[:NONCE_SIZE] == SHARED)
         return free and records.fence(slug, now) <= term.token
+
+    def _renew(self, term: Term, slug: str) -> None:
+        """Have a lease hold a name for its ttl from now on, or for longer if it does already and is not shortened."""
+        # Two extensions may arrive in another order than they were sent, so the end that is later counts.
+        records, now = self._records, self._now
+        if term.shared:
+            keeps = not term.shorten and records.owner(slug, now) == SHARED
+            until = records.shared[slug].get(term.nonce, 0.0) if keeps else 0.0
+            records.share(slug, term.nonce, term.value, max(term.ttl, until - now), now)
+        else:
+            left = 0.0 if term.shorten else records.left(slug, now) or 0.0
+            records.write(slug, term.value, max(term.ttl, left), now)
 
     def release(self, request: Release) -> Reply:
         """End a hold, leave a marker against its late requests, and notify who waits."""
@@ -170,19 +182,23 @@ class Decisions:
 
     def _let_go(self, request: Release, slug: str) -> bool:
         """End one holder's hold; returns whether the name is free now."""
-        if request.shared and request.nonce != SHARED:
-            return self._records.end_share(request.nonce, slug, self._now)
-        if request.shared:
+        records, now = self._records, self._now
+        if request.shared and request.nonce == SHARED:
             if request.bury > 0:
-                self._bury(request, self._records.shared.get(slug, {}).keys())
-            self._records.shared.pop(slug, None)
-        self._records.remove(slug)
+                self._bury(request, records.shared.get(slug, {}).keys())
+            records.shared.pop(slug, None)
+        elif request.shared:
+            del records.shared[slug][request.nonce]
+            others = records.sharers(slug, now)
+            if others:
+                records.write(slug, records.holders[slug][0], max(others.values()) - now, now)
+                return False
+        records.remove(slug)
         return True
 
     def _bury(self, request: Release, nonces: Set[str]) -> None:
         """Leave markers: a request that is still on its way must not bring back what is released here."""
-        self._records.markers |= dict.fromkeys(nonces, self._now + request.bury)
-        (self._records.revoked.update if request.revoke else self._records.revoked.difference_update)(nonces)
+        self._records.markers |= dict.fromkeys(nonces, Marker(self._now + request.bury, request.revoke))
 
     def repair(self, request: Repair) -> Reply:
         """Replace an absurd fencing token, and no other."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..requests import HIGHEST, SHARED
 from .queues import NOBODY, Queue
-from .records import Records
+from .records import Marker, Records
 
 
 def load(records: Records, slug: str, record: Mapping[str, Any]) -> None:
@@ -47,16 +47,14 @@ def dump(records: Records, slug: str, now: float) -> dict[str, Any]:
 def load_marker(records: Records, nonce: str, record: Mapping[str, Any]) -> None:
     """Take what :func:`dump_marker` gave."""
     if "until" in record:
-        records.markers[nonce] = moment(record["until"]) or 0.0
-    if record.get("revoked"):
-        records.revoked.add(nonce)
+        records.markers[nonce] = Marker(moment(record["until"]) or 0.0, bool(record.get("revoked")))
 
 
 def dump_marker(records: Records, nonce: str, now: float) -> dict[str, Any]:
     """Return what there is of an attempt or hold that has been released."""
     if not records.cancelled(nonce, now):
         return {}
-    return {"until": records.markers[nonce], "revoked": nonce in records.revoked}
+    return records.markers[nonce]._asdict()
 
 
 def counted(number: Any) -> int:

@@ -1,11 +1,20 @@
 """What one node stores: a record for each name, and markers against late requests (internal)."""
 
+from typing import NamedTuple
+
 from ..owner import NONCE_SIZE
 from ..replies import ABSENT
-from ..requests import LONGEST_VALUE, SHARED, Term
+from ..requests import LONGEST_VALUE, SHARED
 from .queues import Queue
 
 NO_FENCE: tuple[int, float | None] = (0, None)
+
+
+class Marker(NamedTuple):
+    """What a release leaves against late requests with its nonce: until when, and whether an operator asked for it."""
+
+    until: float
+    revoked: bool
 
 
 class Records:
@@ -24,10 +33,8 @@ class Records:
         """The highest fencing token that was accepted for each name, and when it is forgotten; None is never."""
         self.queues: dict[str, Queue] = {}
         """Who waits for each name."""
-        self.markers: dict[str, float] = {}
-        """The nonces of which every request is refused, and until when."""
-        self.revoked: set[str] = set()
-        """Those of them whose holder an operator asked to stop."""
+        self.markers: dict[str, Marker] = {}
+        """The nonces of which every request is refused."""
         self.index: dict[str, float] = {}
         """The names that listings show, and about when each of them ends."""
         self.served: tuple[str, str, int] | None = None
@@ -82,7 +89,8 @@ class Records:
 
     def cancelled(self, nonce: str, now: float) -> bool:
         """Return whether requests with *nonce* are refused, because its attempt or hold was released."""
-        return self.markers.get(nonce, now) > now
+        marker = self.markers.get(nonce)
+        return marker is not None and marker.until > now
 
     def write(self, slug: str, value: str, ttl: float, now: float) -> None:
         """Have *value* hold a name for *ttl* seconds."""
@@ -106,27 +114,6 @@ class Records:
         """Free a name."""
         del self.holders[slug]
         self.index.pop(slug, None)
-
-    def end_share(self, nonce: str, slug: str, now: float) -> bool:
-        """End the hold of one of those who share a name; returns whether the name is free now."""
-        del self.shared[slug][nonce]
-        others = self.sharers(slug, now)
-        if others:
-            self.write(slug, self.holders[slug][0], max(others.values()) - now, now)
-            return False
-        self.remove(slug)
-        return True
-
-    def renew(self, term: Term, slug: str, now: float) -> None:
-        """Have a lease hold a name for its ttl from *now* on, or longer if it does already and is not to be shorter."""
-        if term.shared:
-            keeps = not term.shorten and self.owner(slug, now) == SHARED
-            until = self.shared[slug].get(term.nonce, 0.0) if keeps else 0.0
-            self.share(slug, term.nonce, term.value, max(term.ttl, until - now), now)
-        else:
-            # Extensions may arrive in another order than they were sent.
-            left = 0.0 if term.shorten else self.left(slug, now) or 0.0
-            self.write(slug, term.value, max(term.ttl, left), now)
 
     def trim(self, now: float) -> None:
         """Take some names whose holder died out of the index; a name without expiry stays in it."""
