@@ -25,7 +25,7 @@ from .core.names import check_name, printable, slug
 from .core.owner import decode, nonce_of
 from .core.replies import Kind, Row
 from .core.requests import SHARED, Release
-from .core.round import Ballot, count
+from .core.round import Round, count
 from .core.rules import MIN_TTL, Rules, number, seconds
 from .engine.lease import Lease
 from .engine.manager import LockManager
@@ -541,18 +541,18 @@ class BaseLock:
         """Return the hold that a token stands for, or None if it is not there."""
         return next((found for found in await self._look() if found.stands_for(token)), None)
 
-    async def _remove(self, nonce: str) -> Ballot:
+    async def _remove(self, nonce: str) -> Round:
         """Release a lock by its nonce; a holder that still renews it is refused, and so told."""
         manager, rules = self._manager, self._manager.rules
-        request = Release((slug(self._key),), nonce, bury=rules.guard, shared=nonce == SHARED)
-        ballot = Ballot(
+        request = Release((slug(self._key),), nonce, tombstone=rules.guard, shared=nonce == SHARED)
+        round = Round(
             requests=dict.fromkeys(range(rules.nodes), request),
             decided=lambda replies: count(replies, Kind.RELEASED) >= rules.needed,
             timeout=rules.timeout(rules.ttl),
-            farewell=True,
+            cleanup=True,
         )
-        await self._flavour.call(manager.ask, manager.aask, ballot)
-        return ballot
+        await self._flavour.call(manager.ask, manager.aask, round)
+        return round
 
     # What is said when it is not as it should be
 
@@ -575,9 +575,9 @@ class BaseLock:
             raise LockError(f"cannot be held for more than {longest:g} seconds (OPTIONS['max_hold'])", self._key)
         return left
 
-    def _tell_reset(self, ballot: Ballot) -> None:
+    def _tell_reset(self, round: Round) -> None:
         # As many nodes as a quorum no longer have the holder: the silent ones cannot be a quorum.
-        gone = ballot.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= self._manager.rules.needed
+        gone = round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= self._manager.rules.needed
         outcome = "released" if gone else "unknown"
         about = {"event": "lock_forced", "lock": self._key, "outcome": outcome}
         log.warning("lock released by force: %s (%s)", printable(self._key), outcome, extra=about)

@@ -164,7 +164,7 @@ def taken(manager: Any, lock: Any) -> Any:
 
 
 def lose(manager: Any, lock: Any, lease: Any) -> None:
-    lease._tenure.deadline = 0.0
+    lease.hold.deadline = 0.0
     lease.valid()
     with suppress(LookupError):
         lease.lost.wait(0.001)
@@ -281,7 +281,7 @@ class Sweep:
 
         lease = self.manager.lock("swept", wait=10 * TTL).acquire()
         self._extended.clear()
-        lease._tenure._renew_at = 0.0
+        lease.hold._renew_at = 0.0
         watchdog.watch(lease)
         assert self._extended.wait(LATEST / 2), "not renewed"
         assert lease.release() == "released"
@@ -316,7 +316,7 @@ class AsyncSweep(Sweep):
                 async with self._lock as lease:
                     assert lease.valid()
                     count = lease.extensions
-                    lease._tenure._renew_at = 0.0
+                    lease.hold._renew_at = 0.0
                     from django_redlock.engine.renewal import loop_watchdog
 
                     loop_watchdog().watch(lease)

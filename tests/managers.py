@@ -380,5 +380,5 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 def renew_now(lease: Lease) -> None:
     """Have the watchdog find that a lease is due to be extended."""
-    lease._tenure._renew_at = 0.0
+    lease.hold._renew_at = 0.0
     (loop_watchdog() if isinstance(lease, AsyncLease) else watchdog).watch(lease)

@@ -132,11 +132,11 @@ def _entries(name: str, alias: str) -> list[LogEntry]:
 
 
 def _panel(alias: str) -> Panel:
-    from ..nodes.redis.inspect import examine_all  # only here: the other pages have no use for redis-py
+    from ..nodes.redis.inspect import inspect_all  # only here: the other pages have no use for redis-py
 
     manager = locks[alias]
     snapshot = held_locks(alias)
-    said = examine_all(manager.nodes, EXAMINE, rights=False)
+    said = inspect_all(manager.nodes, EXAMINE, rights=False)
     rows = [_node(snapshot, place, examined) for place, examined in enumerate(said)]
     return Panel(alias, snapshot, tuple(rows))
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from . import owner as owners
 from .attempt import NEVER, Attempt, Granted
 from .backoff import Backoff, Pause
-from .cleanup import farewell
+from .cleanup import cleanup
 from .names import place, slug
 from .replies import ABSENT, Kind, Reply
 from .requests import Instant, Release, Survey
-from .round import Ballot, count
+from .round import Round, count
 from .rules import Rules
-from .tokens import Floor
+from .tokens import HighestToken
 from .waiter import Waiter
 from .wanted import Wanted
 
@@ -42,14 +42,14 @@ class GaveUp:
     holder: str
 
 
-Step = Ballot | Pause
+Step = Round | Pause
 
 
 class Acquisition:
     """
     Try to take a lock until it is held or the time is over.
 
-    A driver runs :meth:`steps`: it carries out each ballot or pause and sends back the time. When it is
+    A driver runs :meth:`steps`: it carries out each round or pause and sends back the time. When it is
     interrupted it sends :meth:`undo`, so that nothing of the attempt under way stays on a node.
 
     Args:
@@ -65,7 +65,7 @@ class Acquisition:
         self,
         wanted: Wanted,
         rules: Rules,
-        floor: Floor,
+        highest: HighestToken,
         fresh_nonce: Callable[[], str],
         chance: Callable[[], float],
         waiter: str = "",
@@ -74,7 +74,7 @@ class Acquisition:
         self.waiter = Waiter(waiter, rules.needed)
         self.explained = False
         self._rules = rules
-        self._floor = floor
+        self._highest = highest
         self._fresh_nonce = fresh_nonce
         self._chance = chance
         self._backoff = Backoff(rules, chance)
@@ -85,12 +85,12 @@ class Acquisition:
         self._attempts = 0
         # The attempt under way, or the last one. Before the first there is one that asked no node, so that an
         # interruption at any moment finds an attempt to undo.
-        self._attempt = Attempt(wanted, self._slugs, "", rules, floor, waiter)
+        self._attempt = Attempt(wanted, self._slugs, "", rules, highest, waiter)
         # The nodes that may have the waiter in their queue. A queue outlasts attempts, so this does, too.
         self._enrolled: set[int] = set()
 
     def steps(self, at: Instant) -> Generator[Step, Instant, Granted | GaveUp]:
-        """Run until the outcome; yields ballots and pauses, receives the time after each."""
+        """Run until the outcome; yields rounds and pauses, receives the time after each."""
         self._at = self._since = at
         while True:
             self.waiter.attend()
@@ -109,7 +109,7 @@ class Acquisition:
                 return self._gave_up()
             self._at = yield self._backoff.pause(verdict, self._time_left())
 
-    def undo(self, timeout: float = 0.0) -> Ballot:
+    def undo(self, timeout: float = 0.0) -> Round:
         """
         Return the release of the attempt under way, and of the place in the queue.
 
@@ -122,9 +122,9 @@ class Acquisition:
         """Make one attempt to take *slugs*."""
         self._attempts += 1
         # Each attempt has a fresh nonce, unless the caller chose one. So a late request of an attempt that was released
-        # finds the cancel marker of that attempt, and does no harm to the next.
+        # finds the cancel tombstone of that attempt, and does no harm to the next.
         nonce = self.wanted.nonce or self._fresh_nonce()
-        attempt = Attempt(self.wanted, slugs, nonce, self._rules, self._floor, self.waiter.name)
+        attempt = Attempt(self.wanted, slugs, nonce, self._rules, self._highest, self.waiter.name)
         self._attempt = attempt
         granted = yield from attempt.steps(self._at, self._since, self._enrolled)
         self._at = attempt.at
@@ -154,15 +154,15 @@ class Acquisition:
         """Return the places that a quorum may be free in, to try no others: a round for each would take its time."""
         rules = self._rules
         survey = Survey(tuple(slug for (slug,) in places))
-        ballot = Ballot(
+        round = Round(
             requests=dict.fromkeys(range(rules.nodes), survey),
             decided=lambda replies: count(replies, Kind.LISTED) >= rules.needed,
             timeout=self._timeout,
             needed=rules.needed,
         )
-        self._at = yield ballot
+        self._at = yield round
         ours = {self.wanted.nonce, self.wanted.adopt} - {""}
-        rows = [row for reply in ballot.replies.values() for row in reply.rows]
+        rows = [row for reply in round.replies.values() for row in reply.rows]
         taken = Counter(row.slug for row in rows if row.left != ABSENT and owners.nonce_of(row.value) not in ours)
         return [(slug,) for (slug,) in places if taken[slug] <= rules.spare]
 
@@ -177,15 +177,15 @@ class Acquisition:
         attempt = self._attempt
         if attempt.given_back and not (leaving and self._enrolled):
             return
-        ballot = self._withdrawal(leaving=leaving)
-        if ballot.requests:
-            self._at = yield ballot
+        round = self._withdrawal(leaving=leaving)
+        if round.requests:
+            self._at = yield round
         # Not before, or an interruption would leave what has not been given back to nobody.
         attempt.given_back = True
         if leaving:
             self._enrolled = set()
 
-    def _withdrawal(self, *, leaving: bool, timeout: float = 0.0) -> Ballot:
+    def _withdrawal(self, *, leaving: bool, timeout: float = 0.0) -> Round:
         """
         Return the release of the attempt under way, to all nodes that may have executed it.
 
@@ -197,11 +197,11 @@ class Acquisition:
             nodes |= self._enrolled
             nodes |= set() if attempt.given_back else attempt.may_queue()
         release = Release(attempt.slugs, attempt.nonce, 0.0, waiter, self.wanted.shared, self._queue)
-        # A lock that is left alone may last for hours, and each refusal of one would leave a marker for as long.
-        bury = min(self.wanted.ttl, self._rules.max_ttl)
+        # A lock that is left alone may last for hours, and each refusal of one would leave a tombstone for as long.
+        tombstone = min(self.wanted.ttl, self._rules.max_ttl)
         # An attempt that was given back counts, too: a node that has not answered may execute its request after this
         # release.
-        undo = farewell(release, nodes, attempt.unanswered(), bury, timeout)
+        undo = cleanup(release, nodes, attempt.unanswered(), tombstone, timeout)
         undo.lasting = self.wanted.ttl
         return undo
 

@@ -18,9 +18,9 @@ from .cleanup import unanswered
 from .names import queue_of
 from .replies import Kind, Reply, is_absurd
 from .requests import Acquire, Instant, Raise, Request
-from .round import Ballot, count
+from .round import Round, count
 from .rules import Rules
-from .tokens import Floor
+from .tokens import HighestToken
 from .verdict import GRANTS, Verdict, granting_time, misconfigured, most_held, silent
 from .wanted import Wanted
 
@@ -42,7 +42,7 @@ class Granted(NamedTuple):
         token: The fencing token.
         start: When the winning round began, in seconds on the client's steady clock.
         deadline: When the lease ends, on the same clock.
-        ballots: The rounds of the attempt; some of their replies may still be on their way.
+        rounds: The rounds of the attempt; some of their replies may still be on their way.
         leaving: The waiter that leaves the queue with the release; empty if none is in it.
         queue: The slug whose queue counts, for a lock with several places.
         untouched: The nodes that certainly have nothing of it, neither the lock nor the waiter.
@@ -55,7 +55,7 @@ class Granted(NamedTuple):
     token: int
     start: float
     deadline: float
-    ballots: tuple[Ballot, ...]
+    rounds: tuple[Round, ...]
     leaving: str = ""
     queue: str = ""
     untouched: frozenset[int] = frozenset()
@@ -79,27 +79,27 @@ class Attempt:
     """
 
     __slots__ = (
-        *("_floor", "_queue", "_replies", "_rules", "_waiter", "_wanted"),
+        *("_highest", "_queue", "_replies", "_rules", "_waiter", "_wanted"),
         *("at", "enrolled", "given_back", "nonce", "rounds", "slugs"),
     )
 
     def __init__(
-        self, wanted: Wanted, slugs: tuple[str, ...], nonce: str, rules: Rules, floor: Floor, waiter: str
+        self, wanted: Wanted, slugs: tuple[str, ...], nonce: str, rules: Rules, highest: HighestToken, waiter: str
     ) -> None:
         self.slugs = slugs
         self.nonce = nonce
         self.at = NEVER
-        self.rounds: list[Ballot] = []
+        self.rounds: list[Round] = []
         self.enrolled: Set[int] = NO_NODES
         self.given_back = False
         self._wanted = wanted
         self._rules = rules
-        self._floor = floor
+        self._highest = highest
         self._waiter = waiter
         self._queue = queue_of(slugs[0]) if wanted.limit > 1 else ""
         self._replies: Mapping[int, Reply] = NO_REPLIES
 
-    def steps(self, at: Instant, since: Instant, enrolled: Set[int]) -> Generator[Ballot, Instant, Granted | None]:
+    def steps(self, at: Instant, since: Instant, enrolled: Set[int]) -> Generator[Round, Instant, Granted | None]:
         """
         Run until the outcome; yields rounds, receives the time after each, returns None if the attempt failed.
 
@@ -124,7 +124,7 @@ class Attempt:
             # token that no quorum accepted can be given twice.
             if second.count(Kind.ACCEPTED) < self._rules.needed:
                 return None
-        self._floor.lift(self.slugs, token)
+        self._highest.lift(self.slugs, token)
         deadline = self._rules.deadline(start, ttl)
         if self.at.now + self._rules.least_validity(ttl) > deadline:
             return None
@@ -142,12 +142,12 @@ class Attempt:
 
     def may_hold(self) -> set[int]:
         """Return the nodes where it may have left something."""
-        return {node for ballot in self.rounds for node in ballot.may_hold()}
+        return {node for round in self.rounds for node in round.may_hold()}
 
     def may_queue(self) -> set[int]:
         """Return the nodes that have put the waiter in their queue, or may have."""
         # A round that was interrupted has not been counted in ``enrolled`` yet.
-        return set(self.enrolled).union(*(ballot.may_queue() for ballot in self.rounds))
+        return set(self.enrolled).union(*(round.may_queue() for round in self.rounds))
 
     def unanswered(self) -> set[int]:
         """Return the nodes that may still execute one of its requests."""
@@ -159,7 +159,7 @@ class Attempt:
 
         A fence of the database may hold any number. The lock can be taken all the same, and the fence refuses it.
         """
-        highest = self._floor.of(self.slugs)
+        highest = self._highest.of(self.slugs)
         return 0 if is_absurd(highest, self.at.wall) else highest + 1
 
     def _value(self) -> str:
@@ -168,7 +168,7 @@ class Attempt:
             return owners.encode(self.nonce, owners.Owner(kind="shared", ttl=self._wanted.ttl))
         return owners.encode_since(self.nonce, self._wanted.owner, self.at.wall / 1e6)
 
-    def _ask_all(self, value: str, number: int, stamp: int) -> Generator[Ballot, Instant, Ballot]:
+    def _ask_all(self, value: str, number: int, stamp: int) -> Generator[Round, Instant, Round]:
         wanted, rules = self._wanted, self._rules
         request = Acquire(
             self.slugs,
@@ -187,33 +187,33 @@ class Attempt:
             wanted.strict,
         )
         requests = dict.fromkeys(range(rules.nodes), request)
-        ballot = yield from self._ask(requests, partial(first_round_decided, rules))
-        self._replies = ballot.replies
+        round = yield from self._ask(requests, partial(first_round_decided, rules))
+        self._replies = round.replies
         if self._waiter:
-            self.enrolled = ballot.may_queue()
-        return ballot
+            self.enrolled = round.may_queue()
+        return round
 
-    def _raise_token(self, first: Ballot, number: int) -> Generator[Ballot, Instant, Ballot]:
+    def _raise_token(self, first: Round, number: int) -> Generator[Round, Instant, Round]:
         request = Raise(self.slugs, self.nonce, number, self._rules.fence_keep, self._wanted.shared)
         granted = [node for node, reply in first.replies.items() if reply.kind in GRANTS]
         return (yield from self._ask(dict.fromkeys(granted, request), partial(second_round_decided, self._rules)))
 
     def _ask(
         self, requests: Mapping[int, Request], decided: Callable[[Mapping[int, Reply]], bool]
-    ) -> Generator[Ballot, Instant, Ballot]:
-        ballot = Ballot(
+    ) -> Generator[Round, Instant, Round]:
+        round = Round(
             requests=requests,
             decided=decided,
             timeout=self._rules.timeout(self._wanted.ttl, len(self._wanted.names)),
             needed=self._rules.needed,
-            on_late=partial(learn, self._floor, self.slugs),
+            on_late=partial(learn, self._highest, self.slugs),
             patience=PATIENCE if self._waiter else 0.0,
         )
         # Before the first byte is sent: whoever interrupts the round must find it here, and release it.
-        self.rounds.append(ballot)
-        self.at = yield ballot
-        self._floor.lift(self.slugs, max([reply.fence for reply in ballot.replies.values()], default=0))
-        return ballot
+        self.rounds.append(round)
+        self.at = yield round
+        self._highest.lift(self.slugs, max([reply.fence for reply in round.replies.values()], default=0))
+        return round
 
 
 # What a round asks of its replies holds on to nothing of the attempt: a cycle would leave every lock to the garbage
@@ -248,6 +248,6 @@ def second_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
     return count(replies, Kind.ACCEPTED) >= rules.needed
 
 
-def learn(floor: Floor, slugs: tuple[str, ...], reply: Reply) -> None:
+def learn(highest: HighestToken, slugs: tuple[str, ...], reply: Reply) -> None:
     """Remember the highest token that a node has seen."""
-    floor.lift(slugs, reply.fence)
+    highest.lift(slugs, reply.fence)

@@ -9,34 +9,34 @@ from collections.abc import Collection, Iterable
 
 from .replies import Kind
 from .requests import Release
-from .round import Ballot, count
+from .round import Round, count
 
 
-def unanswered(ballots: Iterable[Ballot]) -> set[int]:
-    """Return the nodes that may still execute a request of one of *ballots*."""
-    return {node for ballot in ballots for node in ballot.unanswered()}
+def unanswered(rounds: Iterable[Round]) -> set[int]:
+    """Return the nodes that may still execute a request of one of *rounds*."""
+    return {node for round in rounds for node in round.unanswered()}
 
 
-def farewell(
+def cleanup(
     release: Release,
     nodes: Iterable[int],
     unsure: Collection[int],
-    bury: float,
+    tombstone: float,
     timeout: float,
     needed: int | None = None,
-) -> Ballot:
+) -> Round:
     """
     Return the round that sends *release* to *nodes*; *needed* releases tell the outcome, None waits for all.
 
-    An *unsure* node may execute a request of before after the release; there the release leaves a marker for *bury*
+    An *unsure* node may execute a request of before after the release; there the release leaves a tombstone for *tombstone*
     seconds that refuses it.
     """
-    burying = release._replace(bury=bury) if unsure else release
-    return Ballot(
+    burying = release._replace(tombstone=tombstone) if unsure else release
+    return Round(
         requests={node: burying if node in unsure else release for node in nodes},
         decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,
         timeout=timeout,
         needed=needed or 0,
-        farewell=True,
-        lasting=bury,
+        cleanup=True,
+        lasting=tombstone,
     )

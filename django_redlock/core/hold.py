@@ -13,13 +13,13 @@ from contextlib import suppress
 from typing import cast
 
 from .attempt import Granted
-from .cleanup import farewell, unanswered
+from .cleanup import cleanup, unanswered
 from .owner import counted
 from .replies import REFUSALS, Kind, Reply
 from .requests import Extend, Release, Term
-from .round import Ballot, count
+from .round import Round, count
 from .rules import Rules
-from .tokens import Floor
+from .tokens import HighestToken
 from .verdict import silent
 from .wanted import Wanted
 
@@ -27,7 +27,7 @@ BATCH = 100  # leases in one round at most: a script over more would block its n
 BATCH_NAMES = 200  # and names
 
 
-class Tenure:
+class Hold:
     """
     One held lock, from grant to end.
 
@@ -38,7 +38,7 @@ class Tenure:
         floor: The highest tokens seen in this process.
     """
 
-    def __init__(self, wanted: Wanted, granted: Granted, rules: Rules, floor: Floor) -> None:
+    def __init__(self, wanted: Wanted, granted: Granted, rules: Rules, highest: HighestToken) -> None:
         self.names = wanted.names
         self.ttl = wanted.ttl
         self.nonce = granted.nonce
@@ -55,18 +55,18 @@ class Tenure:
         self._beat = granted.start
         self._value = granted.value
         self._rules = rules
-        self._floor = floor
+        self._highest = highest
         self._slugs = granted.slugs
         self._leaving = granted.leaving
         self._queue = granted.queue
         self._renew_at = granted.start + self.ttl / 3
-        self._ballots: list[Ballot] = list(granted.ballots)
+        self._rounds: list[Round] = list(granted.rounds)
         # Of a nonce that a later hold may have as well, to tell the two from each other.
-        self._granting = granted.ballots if wanted.nonce and not wanted.shared else ()
+        self._granting = granted.rounds if wanted.nonce and not wanted.shared else ()
         self._untouched = granted.untouched
         self._numbers = itertools.count()
         self._preparing: set[int] = set()  # extensions that are about to be sent
-        self._shortening: list[Ballot] = []  # rounds that asked for less time, of which replies are still to come
+        self._shortening: list[Round] = []  # rounds that asked for less time, of which replies are still to come
 
     @property
     def timeout(self) -> float:
@@ -100,7 +100,7 @@ class Tenure:
 
     def seen(self, token: int) -> None:
         """Note a token that a database has seen: the next proposal goes above it."""
-        self._floor.lift(self._slugs, token)
+        self._highest.lift(self._slugs, token)
 
     def place(self) -> str:
         """Return the number of the place that is held, of a lock that several may hold; empty for any other."""
@@ -142,19 +142,19 @@ class Tenure:
         value = counted(self._value, self.extensions + 1)
         return Term(self._slugs, self.nonce, value, self.ttl, self.token, self.shared, shorten, number)
 
-    def asked(self, ballot: Ballot, term: Term) -> None:
+    def asked(self, round: Round, term: Term) -> None:
         """Note the round that asks for an extension, before it is sent."""
-        for known in (self._ballots, self._shortening):
+        for known in (self._rounds, self._shortening):
             for old in list(known):
                 if not old.unanswered():
                     with suppress(ValueError):  # another thread was quicker
                         known.remove(old)
-        self._ballots.append(ballot)
+        self._rounds.append(round)
         if term.shorten:
-            self._shortening.append(ballot)
+            self._shortening.append(round)
         self._preparing.discard(term.number)
 
-    def extended(self, ballot: Ballot, number: int, start: float, now: float) -> bool:
+    def extended(self, round: Round, number: int, start: float, now: float) -> bool:
         """
         Take the outcome of a round; returns whether the lease is longer now.
 
@@ -162,21 +162,21 @@ class Tenure:
         deadline.
 
         Args:
-            ballot: The round.
+            round: The round.
             number: The place of this lease in it.
             start: When it began, in seconds on the client's steady clock.
             now: The time.
         """
-        terms = ballot.terms
+        terms = round.terms
         ttl = terms[number].ttl
         # Where a request to shorten it is still on its way, it may be executed after this one.
-        unsure = {node for old in self._shortening if old is not ballot for node in old.unanswered()}
+        unsure = {node for old in self._shortening if old is not round for node in old.unanswered()}
         said = [
             reply.terms[number]
-            for node, reply in ballot.replies.items()
+            for node, reply in round.replies.items()
             if len(reply.terms) == len(terms) and node not in unsure
         ]
-        self._floor.lift(self._slugs, max((fence for _, fence in said), default=0))
+        self._highest.lift(self._slugs, max((fence for _, fence in said), default=0))
         if not self.check(now):
             return False
         if sum(kind is Kind.HELD for kind, _ in said) >= self._rules.needed:
@@ -191,22 +191,22 @@ class Tenure:
             self.end(self._reason_of_refusal(refused), now)
         return False
 
-    def release(self, timeout: float) -> Ballot:
+    def release(self, timeout: float) -> Round:
         """
         Return the round that releases it on all nodes that may have it; *timeout* 0 does not wait for replies.
 
         Another thread may be about to send an extension. It has said so before it saw that the lease goes on, and we
-        look after we have ended the lease; so either it sends none, or it finds a marker on every node.
+        look after we have ended the lease; so either it sends none, or it finds a tombstone on every node.
         """
         nodes = set(range(self._rules.nodes)) - self._untouched
-        unsure = nodes if self._preparing else unanswered(self._ballots)
+        unsure = nodes if self._preparing else unanswered(self._rounds)
         release = Release(self._slugs, self.nonce, 0.0, self._leaving, self.shared, self._queue)
-        ballot = farewell(release, nodes, unsure, self.ttl, timeout, self._rules.needed)
+        round = cleanup(release, nodes, unsure, self.ttl, timeout, self._rules.needed)
         if self._granting:
-            self._limit(ballot, cast("Mapping[int, Release]", ballot.requests))
-        return ballot
+            self._limit(round, cast("Mapping[int, Release]", round.requests))
+        return round
 
-    def _limit(self, ballot: Ballot, releases: Mapping[int, Release]) -> None:
+    def _limit(self, round: Round, releases: Mapping[int, Release]) -> None:
         """
         Have releases end no later hold with the same nonce, which may have begun when one of them arrives.
 
@@ -215,12 +215,12 @@ class Tenure:
         """
         fences = {node: self._fence_on(node) for node in releases}
         limited = {node: release._replace(token=max(self.token, fences[node])) for node, release in releases.items()}
-        ballot.requests = {node: limited[node] if fences[node] else release for node, release in releases.items()}
-        ballot.remedy = limited
+        round.requests = {node: limited[node] if fences[node] else release for node, release in releases.items()}
+        round.remedy = limited
 
     def _fence_on(self, node: int) -> int:
         """Return the fence that a node had when it granted the hold; 0 if it has not answered."""
-        said = [ballot.late.get(node) or ballot.replies.get(node) for ballot in self._granting]
+        said = [round.late.get(node) or round.replies.get(node) for round in self._granting]
         return max([reply.fence for reply in said if reply], default=0)
 
     def _may_extend(self, when: float) -> bool:
@@ -253,7 +253,7 @@ class Tenure:
         return "max_hold" if self.deadline - self.since >= self._max_hold else "expired"
 
 
-def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) -> Ballot:
+def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) -> Round:
     """
     Return the round that extends leases, each by itself, on all nodes.
 
@@ -280,7 +280,7 @@ def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) ->
     requests = dict.fromkeys(range(rules.nodes), request)
     timeout = min(timeout, max(left, 0.001))
     mending = left > 2 * timeout  # the lease must be seen to be longer before it ends
-    return Ballot(requests, decided, timeout, rules.needed, mending=mending)
+    return Round(requests, decided, timeout, rules.needed, mending=mending)
 
 
 def batches(terms: Sequence[Term]) -> list[list[int]]:
@@ -296,10 +296,10 @@ def batches(terms: Sequence[Term]) -> list[list[int]]:
     return found
 
 
-def release_outcome(ballot: Ballot, rules: Rules) -> str:
+def release_outcome(round: Round, rules: Rules) -> str:
     """Return what a release found: ``released``, ``expired``, ``taken`` or ``unknown``."""
-    if ballot.count(Kind.RELEASED) >= rules.needed:
+    if round.count(Kind.RELEASED) >= rules.needed:
         return "released"
-    if ballot.count(Kind.GONE, Kind.BUSY) > rules.spare:
-        return "taken" if ballot.count(Kind.BUSY) else "expired"
+    if round.count(Kind.GONE, Kind.BUSY) > rules.spare:
+        return "taken" if round.count(Kind.BUSY) else "expired"
     return "unknown"

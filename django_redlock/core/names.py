@@ -100,7 +100,7 @@ def queue_of(slug: str) -> str:
     return base if number.isdigit() else ""
 
 
-def presence(process: str) -> str:
+def heartbeat(process: str) -> str:
     """Return the slug under which a process says that it lives; that of no lock's name."""
     return "{" + process + "}~p"
 

@@ -13,7 +13,7 @@ class Instant(NamedTuple):
 
     Args:
         now: Seconds on a clock that never steps and counts suspension.
-        wall: Microseconds since the epoch; only a hint for the fencing token.
+        wall: Microseconds since the epoch; only a notification for the fencing token.
     """
 
     now: float
@@ -103,9 +103,9 @@ class Release(NamedTuple):
     """
     Delete the holder keys that are ours, and wake who waits first.
 
-    *bury* leaves a marker against our own late requests for so many seconds; *leaving* is a waiter that leaves the
-    queue; *revoke* has the marker say that somebody asked the holder to stop. Without names it is only the marker. The
-    others are as in :class:`Acquire`.
+    *tombstone* is for how many seconds a tombstone refuses our own late requests; *leaving* is a waiter that leaves the
+    queue; *revoke* has the tombstone report that somebody asked the holder to stop. Without names it is only the
+    tombstone. The others are as in :class:`Acquire`.
 
     With ``SHARED`` as nonce it ends the holds of all who share the lock, unless one joined with a later *token*. An
     exclusive hold with a later *token* it does not end either: it is another one with the same nonce.
@@ -113,7 +113,7 @@ class Release(NamedTuple):
 
     slugs: tuple[str, ...]
     nonce: str
-    bury: float = 0.0
+    tombstone: float = 0.0
     leaving: str = ""
     shared: bool = False
     queue: str = ""

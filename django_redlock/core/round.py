@@ -8,7 +8,7 @@ from .requests import Extend, Request, Term, in_parts
 
 
 @dataclass(eq=False, slots=True)
-class Ballot:
+class Round:
     """
     One round: the same question to some nodes, and their answers.
 
@@ -17,7 +17,7 @@ class Ballot:
         decided: Whether the replies so far settle the round.
         timeout: Seconds to wait for replies; 0 sends and does not wait.
         needed: How many nodes must be asked for the round to make sense, whatever their recent failures.
-        farewell: Whether it ends something, so that it is sent to a node even if that node is silent.
+        cleanup round: Whether it ends something, so that it is sent to a node even if that node is silent.
         patience: For how many seconds a round that was refused waits for the replies that are still on their way: a
             node that refused as well has nothing to give back, which otherwise it would be asked to.
         lasting: For how many seconds it is worth to bring a node what it missed; 0.0 is not at all.
@@ -34,7 +34,7 @@ class Ballot:
     decided: Callable[[Mapping[int, Reply]], bool]
     timeout: float
     needed: int = 0
-    farewell: bool = False
+    cleanup: bool = False
     lasting: float = 0.0
     patience: float = 0.0
     remedy: Mapping[int, Request] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Ballot:
     late: dict[int, Reply] = field(default_factory=dict)
     closed: bool = False
     on_late: Callable[[Reply], None] | None = None
-    on_missed: "Callable[[Ballot, set[int]], None] | None" = None
+    on_missed: "Callable[[Round, set[int]], None] | None" = None
     doubted: Callable[[], Mapping[int, str]] = dict
 
     @property
@@ -54,7 +54,7 @@ class Ballot:
     @property
     def wanted(self) -> bool:
         """Whether a request that a node could not understand should be sent again, in full."""
-        return self.farewell or not self.closed
+        return self.cleanup or not self.closed
 
     def receive(self, node: int, reply: Reply) -> None:
         """Take one node's reply, in time or late."""

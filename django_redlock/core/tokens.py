@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from .requests import HIGHEST
 
 
-class Floor:
+class HighestToken:
     """The highest token seen per name, in any reply: the next proposal goes above it. Bounded, oldest first."""
 
     def __init__(self, size: int = 10_000) -> None:

@@ -7,13 +7,13 @@ class Waiter:
     """
     One who waits for a lock, as the nodes' queues know it.
 
-    Acts on hints from a quorum of nodes only. A holder often lacks one node, which every waiter that asks is then
-    granted and gives back; with a single hint enough, that alone would wake the next one, and so on without end.
+    Acts on notifications from a quorum of nodes only. A holder often lacks one node, which every waiter that asks is then
+    granted and gives back; with a single notification enough, that alone would wake the next one, and so on without end.
     Who gives back what it got in vain is called by these nodes itself, if it is first in line there. That is no news.
 
     Args:
         name: Its name in the queues: ``process|number``.
-        needed: Hints from how many nodes make it ask again.
+        needed: Notifications from how many nodes make it ask again.
     """
 
     def __init__(self, name: str, needed: int) -> None:
@@ -24,7 +24,7 @@ class Waiter:
         self._recalled = False
 
     def hear(self, node: int) -> bool:
-        """Take a node's hint that it is first in line; returns whether it is time to ask."""
+        """Take a node's notification that it is first in line; returns whether it is time to ask."""
         self._heard.add(node)
         return self.called
 

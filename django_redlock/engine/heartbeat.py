@@ -17,11 +17,11 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from ..core.names import presence
+from ..core.names import heartbeat
 from ..core.owner import NONCE_SIZE, Owner, encode
 from ..core.replies import POSITIVE
 from ..core.requests import Acquire
-from ..core.round import Ballot, count
+from ..core.round import Round, count
 from ..nodes.clock import steady
 
 FIRST = 2.0  # seconds that a process holds a lock before it says so: those that are shorter cost nothing
@@ -39,10 +39,10 @@ class Manager(Protocol):
     nodes: tuple[Any, ...]
     rules: Any
 
-    def ask(self, ballot: Ballot) -> None:
+    def ask(self, round: Round) -> None:
         """Carry out one round."""
 
-    async def aask(self, ballot: Ballot) -> None:
+    async def aask(self, round: Round) -> None:
         """The same without blocking."""
 
 
@@ -59,7 +59,7 @@ class Dog(Protocol):
         """Return whether it looks after leases of *keeper*."""
 
 
-class Presence:
+class ProcessHeartbeat:
     """
     One process's sign of life on the nodes of one alias; the watchdog takes it for one more lease.
 
@@ -80,12 +80,12 @@ class Presence:
         self._mutex = threading.Lock()
         # One for all event loops and threads of a process: they say the same under one key, and each keeps it alive.
         self._nonce = blake2b(owner.process.encode(), key=_KEY, digest_size=NONCE_SIZE // 2).hexdigest()
-        self._slugs = (presence(owner.process),)
+        self._slugs = (heartbeat(owner.process),)
         self._value = encode(self._nonce, owner)
         self._due = NEVER
 
     @property
-    def keeper(self) -> "Presence":
+    def keeper(self) -> "ProcessHeartbeat":
         """Who renews it: itself."""
         return self
 
@@ -121,17 +121,17 @@ class Presence:
 
     def extend(self, leases: Any) -> int:
         """Say it, blocking for at most one node timeout."""
-        ballot = self._beat()
-        self._manager.ask(ballot)
-        return ballot.count(*POSITIVE)
+        round = self._beat()
+        self._manager.ask(round)
+        return round.count(*POSITIVE)
 
     async def aextend(self, leases: Any) -> int:
         """Say it without blocking."""
-        ballot = self._beat()
-        await self._manager.aask(ballot)
-        return ballot.count(*POSITIVE)
+        round = self._beat()
+        await self._manager.aask(round)
+        return round.count(*POSITIVE)
 
-    def _beat(self) -> Ballot:
+    def _beat(self) -> Round:
         with self._mutex:
             if self._due is not NEVER:
                 self._due = self._clock() + EVERY
@@ -140,7 +140,7 @@ class Presence:
         request = Acquire(self._slugs, self._nonce, self._value, LIFE, 0, LIFE, 0.0)
         everywhere = dict.fromkeys(range(len(self._manager.nodes)), request)
         timeout = rules.timeout(rules.ttl)
-        return Ballot(everywhere, lambda replies: count(replies, *POSITIVE) >= rules.needed, timeout, rules.needed)
+        return Round(everywhere, lambda replies: count(replies, *POSITIVE) >= rules.needed, timeout, rules.needed)
 
 
 def this_process(host: str, process: str) -> Owner:

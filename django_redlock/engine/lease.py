@@ -12,9 +12,9 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from ..core.hold import Tenure, release_outcome
+from ..core.hold import Hold, release_outcome
 from ..core.names import named, printable
-from ..core.round import Ballot
+from ..core.round import Round
 from ..exceptions import LockLostError
 from ..nodes.clock import steady
 from ..nodes.threads import exiting, new_event
@@ -41,11 +41,11 @@ class Lease:
     def __init__(
         self,
         manager: "LockManager",
-        tenure: Tenure,
+        hold: Hold,
         renew: bool,
     ) -> None:
         self._manager = manager
-        self._tenure = tenure
+        self.hold = hold
         self._renew = renew
         self._lost: Any = None  # made when it is asked for
         self._callbacks: list[Callable[[Lease], object]] = []
@@ -53,13 +53,13 @@ class Lease:
         self._pid = process.pid
         self._told = False  # whether its loss is known
         self._teller: object = None  # stands for the thread that calls back
-        self._farewell: Ballot | None = None  # the round that releases it
+        self._cleanup: Round | None = None  # the round that releases it
         self._depth = 1  # how often its holder has entered it, for a reentrant lock
         self._owner = b""
-        self._taken_over: Ballot | None = None  # the round that took the lock over from somebody else
+        self._taken_over: Round | None = None  # the round that took the lock over from somebody else
 
     def __repr__(self) -> str:
-        return f"<Lease {self.name!r}: {self._tenure.ended or f'{self.remaining():.1f} s left'}>"
+        return f"<Lease {self.name!r}: {self.hold.ended or f'{self.remaining():.1f} s left'}>"
 
     def __reduce__(self) -> Any:
         raise TypeError("A Lease cannot be pickled or copied: the lock would have two holders.")
@@ -67,27 +67,27 @@ class Lease:
     @property
     def name(self) -> str:
         """The lock's name; several names are joined by commas."""
-        return named(self._tenure.names)
+        return named(self.hold.names)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names that are locked, sorted."""
-        return self._tenure.names
+        return self.hold.names
 
     @property
     def fencing_token(self) -> int:
         """A number greater than that of every earlier holder of any of the names."""
-        return self._tenure.token
+        return self.hold.token
 
     @property
     def ttl(self) -> float:
         """Length of the lease, in seconds, counted from its last extension."""
-        return self._tenure.ttl
+        return self.hold.ttl
 
     @property
     def token(self) -> str:
         """The secret that extends and releases this lock: 32 hexadecimal digits. Never show it."""
-        return self._tenure.nonce
+        return self.hold.nonce
 
     @property
     def reason(self) -> str | None:
@@ -98,17 +98,17 @@ class Lease:
         ``forgotten`` (the nodes no longer know this holder), ``fenced``, ``revoked`` (an operator asked for it),
         ``max_hold``, ``max_extensions``, ``heartbeat`` or ``forked``.
         """
-        return "forked" if self._forked() else self._tenure.ended
+        return "forked" if self._forked() else self.hold.ended
 
     @property
     def waited(self) -> float:
         """How long it took to get, in seconds."""
-        return self._tenure.waited
+        return self.hold.waited
 
     @property
     def extensions(self) -> int:
         """How often it has been extended."""
-        return self._tenure.extensions
+        return self.hold.extensions
 
     @property
     def lost(self) -> Any:
@@ -127,17 +127,17 @@ class Lease:
 
     def held(self) -> float:
         """Return for how many seconds the lock has been held, or was until it ended."""
-        return self._tenure.held(steady())
+        return self.hold.held(steady())
 
     def remaining(self) -> float:
         """Return the seconds of validity left; 0.0 when it ended."""
-        return self._tenure.remaining(steady()) if self.valid() else 0.0
+        return self.hold.remaining(steady()) if self.valid() else 0.0
 
     def valid(self) -> bool:
         """Return whether the lock is still held, by the local clock; asks no node."""
         if self._forked():
             return False
-        if self._tenure.check(steady()):
+        if self.hold.check(steady()):
             return True
         self._tell_loss()
         return False
@@ -155,7 +155,7 @@ class Lease:
         if not self.valid():
             raise self._loss()
         if margin and self.remaining() < margin:
-            raise LockLostError(self.name, "margin", self._tenure.held(steady()))
+            raise LockLostError(self.name, "margin", self.hold.held(steady()))
 
     def on_lost(self, callback: Callable[["Lease"], object]) -> None:
         """
@@ -172,7 +172,7 @@ class Lease:
 
     def heartbeat(self) -> None:
         """Say that the work goes on; a lease taken with ``heartbeat=`` is extended only while it is told so."""
-        self._tenure.beat(steady())
+        self.hold.beat(steady())
 
     def extend(self, ttl: float | None = None) -> bool:
         """
@@ -210,17 +210,17 @@ class Lease:
         if self._still_entered():
             return "held" if self.valid() else "expired"
         try:
-            ballot = self._end(wait)
-            if ballot is None:
+            round = self._end(wait)
+            if round is None:
                 return "expired" if not self._forked() else "unknown"
             watchdog.forget(self)
-            self._manager.ask(ballot)
+            self._manager.ask(round)
             if self._taken_over and (late := end_of_hold_before(self._taken_over)):
                 self._manager.ask(late)
         except BaseException:
             self._release_later()
             raise
-        return self._ended(ballot)
+        return self._ended(round)
 
     async def arelease(self, wait: bool = True) -> str:
         """Do what :meth:`release` does without blocking; a cancelled call has sent the release all the same."""
@@ -229,17 +229,17 @@ class Lease:
         if self._still_entered():
             return "held" if self.valid() else "expired"
         try:
-            ballot = self._end(wait)
-            if ballot is None:
+            round = self._end(wait)
+            if round is None:
                 return "expired" if not self._forked() else "unknown"
             loop_watchdog().forget(self)
-            await self._manager.aask(ballot)
+            await self._manager.aask(round)
             if self._taken_over and (late := end_of_hold_before(self._taken_over)):
                 await self._manager.aask(late)
         except BaseException:
             self._release_later()
             raise
-        return self._ended(ballot)
+        return self._ended(round)
 
     def abandon(self) -> None:
         """
@@ -247,28 +247,28 @@ class Lease:
 
         For a holder that was interrupted before it could do that itself.
         """
-        if self._forked() or self._tenure.ended or exiting():
+        if self._forked() or self.hold.ended or exiting():
             return
         self._depth = 0
-        self._tenure.end("released", steady())
+        self.hold.end("released", steady())
         self._release_later()
 
     def _release_later(self) -> None:
         """Bring the release to the nodes that have not answered it; nothing if the lease has not ended."""
-        if self._tenure.ended:
-            ballot = self._farewell = self._farewell or self._tenure.release(0.0)
-            self._manager.bring(ballot)
+        if self.hold.ended:
+            round = self._cleanup = self._cleanup or self.hold.release(0.0)
+            self._manager.bring(round)
 
     # What the fence asks
 
     @property
     def shared(self) -> bool:
         """Whether others may have it at the same time."""
-        return self._tenure.shared
+        return self.hold.shared
 
     def slots(self) -> list[tuple[str, str]]:
         """Return what is held: each name, and the number of the place, which is empty unless several may hold it."""
-        return [(name, self._tenure.place()) for name in self.names]
+        return [(name, self.hold.place()) for name in self.names]
 
     def owner(self) -> str:
         """
@@ -282,8 +282,8 @@ class Lease:
 
     def fenced_out(self, token: int) -> None:
         """End it: a database has seen *token*, which a later holder has. The next acquisition goes above it."""
-        self._tenure.seen(token)
-        self._tenure.end("fenced", steady())
+        self.hold.seen(token)
+        self.hold.end("fenced", steady())
         self._tell_loss()
 
     # What a reentrant lock asks
@@ -321,14 +321,14 @@ class Lease:
     @property
     def slack(self) -> float:
         """By how many seconds it may be extended early, together with others."""
-        return self._tenure.ttl / 30 if self._renew else 0.0
+        return self.hold.ttl / 30 if self._renew else 0.0
 
     def due(self) -> float:
         """Return when the watchdog looks at it next; at once if it was lost and nobody has finished saying so."""
-        ended = self._tenure.ended
+        ended = self.hold.ended
         if ended and ended != "released" and self._teller is None and (self._callbacks or not self._told):
-            return self._tenure.ended_at
-        return self._tenure.due(self._renew)
+            return self.hold.ended_at
+        return self.hold.due(self._renew)
 
     def _forked(self) -> bool:
         process.notice_fork()
@@ -342,30 +342,30 @@ class Lease:
         self._depth -= 1
         return self.entered
 
-    def _extended(self, ballot: Ballot, number: int, start: float) -> bool:
-        longer = self._tenure.extended(ballot, number, start, steady())
-        if self._tenure.ended:
+    def _extended(self, round: Round, number: int, start: float) -> bool:
+        longer = self.hold.extended(round, number, start, steady())
+        if self.hold.ended:
             self._tell_loss()
         if longer:
             self._manager.notify("lock_extended", lease=self)
         return longer
 
-    def _end(self, wait: bool) -> Ballot | None:
+    def _end(self, wait: bool) -> Round | None:
         """Mark it ended, before the first byte of the release is sent; returns the round to carry out."""
-        if self._forked() or self._tenure.ended == "released":
+        if self._forked() or self.hold.ended == "released":
             return None
-        if self._tenure.check(steady()):
-            self._tenure.end("released", steady())
+        if self.hold.check(steady()):
+            self.hold.end("released", steady())
         else:
             self._tell_loss()
-        self._farewell = self._tenure.release(self._tenure.timeout if wait else 0.0)
-        return self._farewell
+        self._cleanup = self.hold.release(self.hold.timeout if wait else 0.0)
+        return self._cleanup
 
-    def _ended(self, ballot: Ballot) -> str:
-        outcome = release_outcome(ballot, self._manager.rules)
-        if self._tenure.ended == "released":
+    def _ended(self, round: Round) -> str:
+        outcome = release_outcome(round, self._manager.rules)
+        if self.hold.ended == "released":
             self._manager.notify("lock_released", lease=self, outcome=outcome)
-        return outcome if self._tenure.ended == "released" else "taken" if outcome == "taken" else "expired"
+        return outcome if self.hold.ended == "released" else "taken" if outcome == "taken" else "expired"
 
     def _tell_loss(self) -> None:
         """
@@ -373,7 +373,7 @@ class Lease:
 
         What an exception cuts short, the watchdog finishes, which finds the lease due for that.
         """
-        if self._tenure.ended == "released" or (self._told and not self._callbacks):
+        if self.hold.ended == "released" or (self._told and not self._callbacks):
             return
         self._set_lost()
         me, fatal = object(), None
@@ -434,21 +434,21 @@ class Lease:
             self._lost.set()
 
     def _loss(self) -> LockLostError:
-        return LockLostError(self.name, self.reason or "expired", self._tenure.held(steady()))
+        return LockLostError(self.name, self.reason or "expired", self.hold.held(steady()))
 
     def _leave(self, outcome: str, body_failed: bool) -> None:
         """Raise the loss at the end of a ``with`` block, unless the body raised: then its exception counts."""
         if outcome in ("expired", "taken") and not body_failed:
-            if self._tenure.ended == "released":
-                self._tenure.ended = "superseded" if outcome == "taken" else "forgotten"
+            if self.hold.ended == "released":
+                self.hold.ended = "superseded" if outcome == "taken" else "forgotten"
             raise self._loss()
 
 
 class AsyncLease(Lease):
     """A lease whose events belong to the event loop that acquired it."""
 
-    def __init__(self, manager: "LockManager", tenure: Tenure, renew: bool) -> None:
-        super().__init__(manager, tenure, renew)
+    def __init__(self, manager: "LockManager", hold: Hold, renew: bool) -> None:
+        super().__init__(manager, hold, renew)
         self._loop = asyncio.get_running_loop()
 
     def _new_event(self) -> asyncio.Event:
@@ -472,14 +472,14 @@ class AsyncLease(Lease):
                 self._loop.call_soon_threadsafe(super()._set_lost)
 
 
-def end_of_hold_before(takeover: Ballot) -> Ballot | None:
+def end_of_hold_before(takeover: Round) -> Round | None:
     """Return what ends the hold before on nodes that have not answered the take-over, and may get both later."""
     if not takeover.remedy or not (nodes := takeover.unanswered()):
         return None
     requests = {node: takeover.remedy[node] for node in nodes}
-    return Ballot(requests, lambda replies: False, 0.0, farewell=True, lasting=LASTING)
+    return Round(requests, lambda replies: False, 0.0, cleanup=True, lasting=LASTING)
 
 
-def extended(ballot: Ballot, leases: Sequence[Lease], start: float) -> int:
+def extended(round: Round, leases: Sequence[Lease], start: float) -> int:
     """Tell leases the outcome of the round that began at *start*; returns how many are longer now."""
-    return sum(lease._extended(ballot, number, start) for number, lease in enumerate(leases))
+    return sum(lease._extended(round, number, start) for number, lease in enumerate(leases))

@@ -135,7 +135,7 @@ class Lock:
         entry = (way_out and way_out.entry) or self._threads.leaving(this_thread())
         lease: Lease = entry.lease
         try:
-            over = lease._tenure.ended == "released"  # the body gave it up, and was told the outcome
+            over = lease.hold.ended == "released"  # the body gave it up, and was told the outcome
             outcome = "released" if over else lease.release()
         except BaseException:
             lease.abandon()
@@ -175,7 +175,7 @@ class Lock:
         try:
             interruption: Interruption | None = entry.about
             interrupted = interruption is not None and interruption.end(kind)  # first: it may strike no longer
-            over = lease._tenure.ended == "released"
+            over = lease.hold.ended == "released"
             outcome = "released" if over else await lease.arelease()
         except BaseException:
             lease.abandon()

@@ -21,27 +21,27 @@ from ..core.acquisition import Acquisition, GaveUp, Step
 from ..core.admission import Admission
 from ..core.attempt import Granted
 from ..core.backoff import Pause
-from ..core.cleanup import farewell
-from ..core.hold import BATCH, Tenure, batches, release_outcome, renewal
+from ..core.cleanup import cleanup
+from ..core.hold import BATCH, Hold, batches, release_outcome, renewal
 from ..core.names import check_names, named, slug
 from ..core.owner import Owner, decode
 from ..core.replies import ANSWERS, Reply
 from ..core.requests import Instant, Release, Survey
-from ..core.round import Ballot
+from ..core.round import Round
 from ..core.rules import MIN_TTL, Rules, number, seconds
-from ..core.tokens import Floor
+from ..core.tokens import HighestToken
 from ..core.wanted import Wanted
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes import Node
 from ..nodes.clock import steady
 from ..nodes.threads import exiting
-from .heartbeat import Presence, this_process
+from .heartbeat import ProcessHeartbeat, this_process
 from .lease import LASTING, AsyncLease, Lease, extended
 from .lock import Lock
-from .notifications import AsyncHints, Hints
+from .notifications import AsyncNotifications, Notifications
 from .per_loop import PerLoop
 from .process import process
-from .redelivery import Courier
+from .redelivery import Redelivery
 from .renewal import loop_watchdog, watchdog
 from .rounds import Gather
 from .rounds_async import AsyncGather
@@ -100,12 +100,12 @@ class LockManager:
         self._sleep = sleep
         self._asleep = asleep
         self.entered: WeakValueDictionary[tuple[Any, ...], Lease] = WeakValueDictionary()
-        self._floor = Floor()
+        self._highest = HighestToken()
         self.admission = Admission(rules, tuple(node.name for node in self.nodes), steady, time.time)
         self._gather = Gather(self.nodes, self.admission, steady)
-        self._hints = Hints(self.nodes, rules.needed)
-        self.courier = Courier(self.nodes)
-        self._presence = self._new_presence(lambda: watchdog)
+        self._notifications = Notifications(self.nodes, rules.needed)
+        self.redelivery = Redelivery(self.nodes)
+        self._heartbeat = self._new_heartbeat(lambda: watchdog)
         self._loops = PerLoop(self._new_loop_side)
         self._pid = process.pid
         self._hanging_up = False
@@ -218,10 +218,10 @@ class LockManager:
         process.notice_fork()
         slugs = tuple(slug(name) for name in check_names(name))
         timeout = self.rules.timeout(self.rules.ttl)
-        ballot = farewell(Release(slugs, token), range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
-        ballot.lasting = LASTING
-        self.ask(ballot)
-        return release_outcome(ballot, self.rules)
+        round = cleanup(Release(slugs, token), range(self.rules.nodes), (), 0.0, timeout, self.rules.needed)
+        round.lasting = LASTING
+        self.ask(round)
+        return release_outcome(round, self.rules)
 
     def survey(
         self,
@@ -244,9 +244,9 @@ class LockManager:
             but: The nodes that are not asked.
             patience: How many seconds to wait at most; never longer than the node timeout.
         """
-        ballot = self._survey(slugs, after, count, waiters, but, patience)
-        self.ask(ballot)
-        return ballot.replies
+        round = self._survey(slugs, after, count, waiters, but, patience)
+        self.ask(round)
+        return round.replies
 
     async def asurvey(
         self,
@@ -259,17 +259,17 @@ class LockManager:
         patience: float = math.inf,
     ) -> dict[int, Reply]:
         """Do what :meth:`survey` does without blocking."""
-        ballot = self._survey(slugs, after, count, waiters, but, patience)
-        await self.aask(ballot)
-        return ballot.replies
+        round = self._survey(slugs, after, count, waiters, but, patience)
+        await self.aask(round)
+        return round.replies
 
     def close(self) -> None:
         """Close all idle connections; the manager can be used again and then connects anew."""
         process.notice_fork()
         self._notice_fork()  # or it would wait for locks that threads of the parent had when it forked
-        self.courier.close()
-        self._presence.leave()
-        self._hints.close()
+        self.redelivery.close()
+        self._heartbeat.leave()
+        self._notifications.close()
         self._hang_up()
         watchdog.rest()
 
@@ -283,55 +283,55 @@ class LockManager:
         """Close the connections of the running event loop."""
         side = self._loops.pop()
         if side:
-            side.presence.leave()
-            await side.hints.aclose()
+            side.heartbeat.leave()
+            await side.notifications.aclose()
             await side.gather.aclose()
         loop_watchdog().rest()
 
     # Drivers
 
-    def ask(self, ballot: Ballot) -> None:
+    def ask(self, round: Round) -> None:
         """Carry out one round, blocking; a release that does not reach a node goes on in the background."""
         if exiting():  # nothing may connect or wait any more
-            ballot.close()
+            round.close()
             return
         if self._pid != process.pid:
             self._notice_fork()
         try:
-            self._gather.ask(ballot)
+            self._gather.ask(round)
         except BaseException:
-            self._follow_up(ballot, ballot.unanswered())
+            self._follow_up(round, round.unanswered())
             raise
-        self._follow_up(ballot)
+        self._follow_up(round)
 
-    async def aask(self, ballot: Ballot) -> None:
+    async def aask(self, round: Round) -> None:
         """Do what :meth:`ask` does in the running event loop."""
         try:
-            await self._loop_side().gather.ask(ballot)
+            await self._loop_side().gather.ask(round)
         except BaseException:
-            self._follow_up(ballot, ballot.unanswered())
+            self._follow_up(round, round.unanswered())
             raise
-        self._follow_up(ballot)
+        self._follow_up(round)
 
-    def _follow_up(self, ballot: Ballot, unsure: Iterable[int] = ()) -> None:
+    def _follow_up(self, round: Round, unsure: Iterable[int] = ()) -> None:
         """Bring a release to the nodes that missed it, and to those of which an interruption left that open."""
         if self._gather.breakers.news:
             self._tell_of_nodes()
-        if not ballot.lasting:
+        if not round.lasting:
             return
-        ballot.on_missed = self._bring  # from now on
-        if missed := ballot.missed().union(unsure):
-            self._bring(ballot, missed)
+        round.on_missed = self._bring  # from now on
+        if missed := round.missed().union(unsure):
+            self._bring(round, missed)
 
-    def bring(self, ballot: Ballot) -> None:
+    def bring(self, round: Round) -> None:
         """Bring a release to the nodes that have not answered it, in the background; makes no network call."""
-        self._bring(ballot, ballot.unanswered() | ballot.missed())
+        self._bring(round, round.unanswered() | round.missed())
 
-    def _bring(self, ballot: Ballot, nodes: set[int]) -> None:
-        """Have the courier bring nodes what they missed."""
+    def _bring(self, round: Round, nodes: set[int]) -> None:
+        """Have the redelivery bring nodes what they missed."""
         if not self._hanging_up:
-            parcels = {node: ballot.remedy.get(node, ballot.requests[node]) for node in nodes}
-            self.courier.take(parcels, steady() + ballot.lasting)
+            undelivered = {node: round.remedy.get(node, round.requests[node]) for node in nodes}
+            self.redelivery.take(undelivered, steady() + round.lasting)
 
     def _outcome(self, wanted: Wanted, outcome: Granted | GaveUp) -> Granted | GaveUp:
         if isinstance(outcome, Granted) and wanted.adopt not in ("", outcome.nonce):
@@ -345,7 +345,7 @@ class LockManager:
         Nodes that missed the round would keep that hold for as long as it was to last, and nobody renews it. They are
         told of its end, and refuse it from then on, in case that it was still on its way to them itself.
         """
-        takeover = granted.ballots[0]
+        takeover = granted.rounds[0]
         end = Release(granted.slugs, wanted.adopt, self.rules.guard)
         takeover.remedy, takeover.lasting = dict.fromkeys(takeover.requests, end), LASTING
         self._follow_up(takeover)
@@ -373,7 +373,7 @@ class LockManager:
         if wanted.owner.pid != process.pid:  # a lock that was made before the process forked
             owner = wanted.owner._replace(pid=process.pid, process=wanted.owner.process and process.name)
             wanted = wanted._replace(owner=owner)
-        return Acquisition(wanted, self.rules, self._floor, fresh_nonce, random.random, waiter)
+        return Acquisition(wanted, self.rules, self._highest, fresh_nonce, random.random, waiter)
 
     def take(self, wanted: Wanted, renew: bool, note: Callable[[Lease], object]) -> Lease:
         """Take a lock and return its lease, or raise why not; *note* hears of the lease before its holder does."""
@@ -388,7 +388,7 @@ class LockManager:
             if lease is not None:  # interrupted: nobody will know of it
                 lease.release()
             elif isinstance(outcome, Granted):
-                self.ask(Tenure(wanted, outcome, self.rules, self._floor).release(self.rules.timeout(wanted.ttl)))
+                self.ask(Hold(wanted, outcome, self.rules, self._highest).release(self.rules.timeout(wanted.ttl)))
             raise
 
     async def atake(self, wanted: Wanted, renew: bool, note: Callable[[Lease], object]) -> Lease:
@@ -404,7 +404,7 @@ class LockManager:
             if lease is not None:
                 lease.abandon()
             elif isinstance(outcome, Granted):
-                self._send(Tenure(wanted, outcome, self.rules, self._floor).release(0.0))
+                self._send(Hold(wanted, outcome, self.rules, self._highest).release(0.0))
             raise
 
     def run(self, wanted: Wanted) -> Granted | GaveUp:
@@ -413,21 +413,21 @@ class LockManager:
             raise RuntimeError(f"Lock {named(wanted.names)!r} cannot be taken: the interpreter is about to end.")
         process.notice_fork()
         self._notice_fork()
-        hints = self._hints
-        acquisition = self.acquisition(wanted, hints.waiters.new_name() if wanted.wait != 0 else "")
+        notifications = self._notifications
+        acquisition = self.acquisition(wanted, notifications.waiters.new_name() if wanted.wait != 0 else "")
         try:
             try:
-                outcome = self._carry_out(acquisition, hints)
+                outcome = self._carry_out(acquisition, notifications)
             finally:
-                hints.waiters.leave(acquisition.waiter)
+                notifications.waiters.leave(acquisition.waiter)
             return self._outcome(wanted, outcome)
         except BaseException:
             # The interrupted round's connections are gone, so this makes new ones.
             self.ask(acquisition.undo(self.rules.timeout(wanted.ttl, len(wanted.names))))
             raise
 
-    def _carry_out(self, acquisition: Acquisition, hints: Hints) -> Granted | GaveUp:
-        hints.waiters.expect(acquisition.waiter)
+    def _carry_out(self, acquisition: Acquisition, notifications: Notifications) -> Granted | GaveUp:
+        notifications.waiters.expect(acquisition.waiter)
         steps = acquisition.steps(instant())
         try:
             step = next(steps)
@@ -436,7 +436,7 @@ class LockManager:
                     self.ask(step)
                 elif acquisition.waiter.name:
                     self._explain(acquisition, step)
-                    hints.wait(acquisition.waiter, step.seconds, step.told)
+                    notifications.wait(acquisition.waiter, step.seconds, step.told)
                 else:
                     self._sleep(step.seconds)
                 step = steps.send(instant())
@@ -448,19 +448,19 @@ class LockManager:
         """Try to take a lock in the running event loop."""
         process.notice_fork()
         side = self._loop_side()
-        acquisition = self.acquisition(wanted, side.hints.waiters.new_name() if wanted.wait != 0 else "")
+        acquisition = self.acquisition(wanted, side.notifications.waiters.new_name() if wanted.wait != 0 else "")
         try:
             try:
-                outcome = await self._acarry_out(acquisition, side.hints)
+                outcome = await self._acarry_out(acquisition, side.notifications)
             finally:
-                side.hints.waiters.leave(acquisition.waiter)
+                side.notifications.waiters.leave(acquisition.waiter)
             return self._outcome(wanted, outcome)
         except BaseException:
             self._send(acquisition.undo())
             raise
 
-    async def _acarry_out(self, acquisition: Acquisition, hints: AsyncHints) -> Granted | GaveUp:
-        hints.waiters.expect(acquisition.waiter)
+    async def _acarry_out(self, acquisition: Acquisition, notifications: AsyncNotifications) -> Granted | GaveUp:
+        notifications.waiters.expect(acquisition.waiter)
         steps = acquisition.steps(instant())
         try:
             step: Step = next(steps)
@@ -469,7 +469,7 @@ class LockManager:
                     await self.aask(step)
                 elif acquisition.waiter.name:
                     self._explain(acquisition, step)
-                    await hints.wait(acquisition.waiter, step.seconds, step.told)
+                    await notifications.wait(acquisition.waiter, step.seconds, step.told)
                 else:
                     await self._asleep(step.seconds)
                 step = steps.send(instant())
@@ -477,7 +477,7 @@ class LockManager:
             outcome: Granted | GaveUp = stop.value
             return outcome
 
-    def _send(self, undo: Ballot) -> None:
+    def _send(self, undo: Round) -> None:
         """Send a round from the event loop without waiting, so that a second cancellation cannot stop it."""
         self._loop_side().gather.send(undo)
         self._follow_up(undo)
@@ -491,47 +491,47 @@ class LockManager:
             ttl: Length of the leases from now on, in seconds; None leaves them as they are.
         """
         longer = 0
-        for ballot, chosen in self._renewals(leases, ttl):
+        for round, chosen in self._renewals(leases, ttl):
             start = steady()
-            self.ask(ballot)
-            longer += extended(ballot, chosen, start)
+            self.ask(round)
+            longer += extended(round, chosen, start)
         return longer
 
     async def aextend(self, leases: Sequence[Lease], ttl: float | None = None) -> int:
         """Do what :meth:`extend` does without blocking."""
         longer = 0
-        for ballot, chosen in self._renewals(leases, ttl):
+        for round, chosen in self._renewals(leases, ttl):
             start = steady()
-            await self.aask(ballot)
-            longer += extended(ballot, chosen, start)
+            await self.aask(round)
+            longer += extended(round, chosen, start)
         return longer
 
-    def _renewals(self, leases: Sequence[Lease], ttl: float | None) -> Iterator[tuple[Ballot, list[Lease]]]:
+    def _renewals(self, leases: Sequence[Lease], ttl: float | None) -> Iterator[tuple[Round, list[Lease]]]:
         """Yield rounds and the leases that each extends; a lease that ended meanwhile is in none."""
         for first in range(0, len(leases), BATCH):
             now = steady()
             some = [lease for lease in leases[first : first + BATCH] if lease.valid()]
-            asked = [(lease, term) for lease in some if (term := lease._tenure.term(now, ttl))]
+            asked = [(lease, term) for lease in some if (term := lease.hold.term(now, ttl))]
             for numbers in batches([term for _, term in asked]):
                 chosen = [asked[number] for number in numbers]
-                soonest = min(lease._tenure.deadline for lease, _ in chosen)
-                shortest = min(lease._tenure.timeout for lease, _ in chosen)
-                ballot = renewal([term for _, term in chosen], self.rules, shortest, soonest - now)
+                soonest = min(lease.hold.deadline for lease, _ in chosen)
+                shortest = min(lease.hold.timeout for lease, _ in chosen)
+                round = renewal([term for _, term in chosen], self.rules, shortest, soonest - now)
                 for lease, term in chosen:
-                    lease._tenure.asked(ballot, term)
-                yield ballot, [lease for lease, _ in chosen]
-                if ballot.count(*ANSWERS) < ballot.needed:
+                    lease.hold.asked(round, term)
+                yield round, [lease for lease, _ in chosen]
+                if round.count(*ANSWERS) < round.needed:
                     return  # the nodes are silent; the others' turn comes after that of the leases of other aliases
 
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the lease of a won acquisition, or raise why it was not won."""
-        lease = Lease(self, self._tenure(wanted, outcome), renew)
+        lease = Lease(self, self.hold(wanted, outcome), renew)
         try:
             if wanted.adopt and isinstance(outcome, Granted):
-                lease._taken_over = outcome.ballots[0]
+                lease._taken_over = outcome.rounds[0]
             if not wanted.detached:
                 watchdog.watch(lease)
-                self._presence.join()
+                self._heartbeat.join()
             self.notify("lock_acquired", lease=lease)
             return lease
         except BaseException:  # it must not be renewed for as long as the traceback refers to it
@@ -540,13 +540,13 @@ class LockManager:
 
     def aheld(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the same for the running event loop."""
-        lease = AsyncLease(self, self._tenure(wanted, outcome), renew)
+        lease = AsyncLease(self, self.hold(wanted, outcome), renew)
         try:
             if wanted.adopt and isinstance(outcome, Granted):
-                lease._taken_over = outcome.ballots[0]
+                lease._taken_over = outcome.rounds[0]
             if not wanted.detached:
                 loop_watchdog().watch(lease)
-                self._loop_side().presence.join()
+                self._loop_side().heartbeat.join()
             self.notify("lock_acquired", lease=lease)
             return lease
         except BaseException:
@@ -569,12 +569,12 @@ class LockManager:
             return self.rules.ttl
         return max(MIN_TTL, seconds("ttl", ttl)) if detached else self.rules.check_ttl(ttl)
 
-    def _tenure(self, wanted: Wanted, outcome: Granted | GaveUp) -> Tenure:
+    def hold(self, wanted: Wanted, outcome: Granted | GaveUp) -> Hold:
         if isinstance(outcome, GaveUp):
             error = self._error(wanted, outcome)
             self.notify("lock_taken", name=error.name, error=error)
             raise error
-        return Tenure(wanted, outcome, self.rules, self._floor)
+        return Hold(wanted, outcome, self.rules, self._highest)
 
     def _error(self, wanted: Wanted, outcome: GaveUp) -> LockTakenError | QuorumUnavailableError:
         name = named(wanted.names)
@@ -596,12 +596,12 @@ class LockManager:
         waiters: int | None = None,
         but: Iterable[int] = (),
         patience: float = math.inf,
-    ) -> Ballot:
+    ) -> Round:
         process.notice_fork()
         asked = set(range(len(self.nodes))).difference(but)
         requests = {node: Survey(slugs, after.get(node, ""), count, waiters) for node in asked}
         timeout = min(self.rules.timeout(self.rules.ttl), patience)
-        return Ballot(requests, lambda replies: False, timeout, self.rules.needed)
+        return Round(requests, lambda replies: False, timeout, self.rules.needed)
 
     def _loop_side(self) -> "LoopSide":
         self._notice_fork()
@@ -609,10 +609,10 @@ class LockManager:
 
     def _new_loop_side(self) -> "LoopSide":
         gather = AsyncGather(self.nodes, self.admission, self._gather.breakers, steady)
-        return LoopSide(gather, AsyncHints(self.nodes, self.rules.needed), self._new_presence(loop_watchdog))
+        return LoopSide(gather, AsyncNotifications(self.nodes, self.rules.needed), self._new_heartbeat(loop_watchdog))
 
-    def _new_presence(self, dog: Callable[[], Any]) -> Presence:
-        return Presence(self, this_process(_HOST, process.name), dog, steady)
+    def _new_heartbeat(self, dog: Callable[[], Any]) -> ProcessHeartbeat:
+        return ProcessHeartbeat(self, this_process(_HOST, process.name), dog, steady)
 
     def _notice_fork(self) -> None:
         """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""
@@ -622,10 +622,10 @@ class LockManager:
                     self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self.courier = Courier(self.nodes)
-        self._presence = self._new_presence(lambda: watchdog)
-        self._hints.forked()
-        self._hints = Hints(self.nodes, self.rules.needed)
+        self.redelivery = Redelivery(self.nodes)
+        self._heartbeat = self._new_heartbeat(lambda: watchdog)
+        self._notifications.forked()
+        self._notifications = Notifications(self.nodes, self.rules.needed)
         self._hang_up()
         self._loops = PerLoop(self._new_loop_side)
         self._pid = process.pid  # last: other threads would take links of the parent, and read each other's replies
@@ -635,8 +635,8 @@ class LoopSide(NamedTuple):
     """What a manager has in one event loop."""
 
     gather: AsyncGather
-    hints: AsyncHints
-    presence: Presence
+    notifications: AsyncNotifications
+    heartbeat: ProcessHeartbeat
 
 
 _managers: WeakSet[LockManager] = WeakSet()

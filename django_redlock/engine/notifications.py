@@ -3,7 +3,7 @@ Tell the waiters of this process that it is their turn.
 
 A node that frees a lock publishes who is first in line, on a channel of that waiter's process. One connection per
 process and node listens, whatever the number of waiters; it is made when somebody first has to wait, and made anew if
-nobody has waited for a while. A hint only makes a waiter ask sooner: nothing is wrong if it is lost.
+nobody has waited for a while. A notification only makes a waiter ask sooner: nothing is wrong if it is lost.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from math import ceil
 
 from ..core.failure import Failure
 from ..core.waiter import Waiter
-from ..nodes.base import HintLink, LinkError, Node
+from ..nodes.base import LinkError, Node, NotificationLink
 from ..nodes.clock import Clock, steady
 from ..nodes.threads import new_event, start
 from .rounds import CONNECT_TIMEOUT
 from .waiters import Waiters
-from .wakeup import Waker
+from .wakeup import WakeUp
 
 LINGER = 10.0  # seconds without waiters after which the connections are not trusted any more
 RETRY = 1.0  # seconds between two tries to reach a node
@@ -31,9 +31,9 @@ RETRY = 1.0  # seconds between two tries to reach a node
 log = logging.getLogger("django_redlock")
 
 
-class Hints:
+class Notifications:
     """
-    The hints of an alias to the threads of this process.
+    The notifications of an alias to the threads of this process.
 
     Args:
         nodes: The nodes, in the order of the settings.
@@ -88,11 +88,11 @@ class Hints:
 
 class Listener:
     """
-    The connections that hints come on, and which of those who wait reads them.
+    The connections that notifications come on, and which of those who wait reads them.
 
-    Whoever waits first *leads*: it reads for all. When it is called or its time is over, another takes its place. A
-    thread that did nothing but read would have to be woken for every hint, and then wake the one who waits: on the way
-    from one holder to the next, that is two changes of threads too many.
+    Whoever waits first *leads*: it reads for all. When it is notified or its time is over, another takes its place. A
+    thread that did nothing but read would have to be woken for every notification, and would then wake the waiter.
+    Between one holder and the next, that is two changes of threads too many.
     """
 
     def __init__(self, nodes: Sequence[Node], waiters: Waiters[threading.Event], clock: Clock) -> None:
@@ -104,11 +104,11 @@ class Listener:
         self._closed = False
         self._bells: dict[str, threading.Event] = {}  # of those who wait at this moment
         self._used = clock()
-        self._links: dict[int, HintLink] = {}
-        self._arrived: deque[tuple[int, HintLink | LinkError]] = deque()
+        self._links: dict[int, NotificationLink] = {}
+        self._arrived: deque[tuple[int, NotificationLink | LinkError]] = deque()
         self._connecting: set[int] = set()
         self._again = {number: 0.0 for number, node in enumerate(nodes) if node.calls}
-        self._waker = Waker()
+        self._wakeup = WakeUp()
 
     def forgotten(self) -> bool:
         """Return whether nobody has waited for so long that a firewall may have dropped the connections."""
@@ -159,7 +159,7 @@ class Listener:
             if self._nobody_leads():
                 self._drop_all()
             else:
-                self._waker.ring()
+                self._wakeup.ring()
 
     def forked(self) -> None:
         """In a forked child: nobody leads, and the mutex is free."""
@@ -170,7 +170,7 @@ class Listener:
         self._connect_missing(self._clock())
         for node in self._poll(left):
             self._read_link(node)
-        self._seat_arrivals()
+        self._take_arrivals()
         if self._closed:
             with self._mutex:
                 self._leader = None
@@ -193,7 +193,7 @@ class Listener:
                 raise
 
     def _connect(self, node: int) -> None:
-        link: HintLink | LinkError
+        link: NotificationLink | LinkError
         try:
             link = self._nodes[node].listen(
                 self._waiters.process, CONNECT_TIMEOUT, lambda name: self._called_elsewhere(node, name)
@@ -204,16 +204,16 @@ class Listener:
             log.exception("listening to %s failed", self._nodes[node].name)
             link = LinkError(Failure.UNREACHABLE)
         self._arrived.append((node, link))
-        self._waker.ring()
+        self._wakeup.ring()
         if self._closed:
             self._drop_arrivals()  # nobody else would
 
     def _called_elsewhere(self, node: int, name: str) -> None:
-        """Take a hint in a thread that may not be the one that reads, which is then woken."""
-        self._waiters.hint(node, name)
-        self._waker.ring()
+        """Take a notification in a thread that may not be the one that reads, which is then woken."""
+        self._waiters.notification(node, name)
+        self._wakeup.ring()
 
-    def _seat_arrivals(self) -> None:
+    def _take_arrivals(self) -> None:
         while self._arrived:
             node, link = self._arrived[0]  # it stays until it is seated: this may be interrupted
             if isinstance(link, LinkError):
@@ -231,7 +231,7 @@ class Listener:
         if self._arrived:
             return []
         poll = select.poll()
-        poll.register(self._waker, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
         nodes: dict[int, int] = {}
         for node, link in self._links.items():
             with suppress(LinkError):
@@ -241,13 +241,13 @@ class Listener:
         fds = [fd for fd, _ in poll.poll(ceil(min(left, RETRY) * 1000))]
         ready = [nodes[fd] for fd in fds if fd in nodes]
         if len(ready) < len(fds):
-            self._waker.hush()
+            self._wakeup.hush()
         return ready
 
     def _read_link(self, node: int) -> None:
         try:
             for name in self._links[node].read():
-                self._waiters.hint(node, name)
+                self._waiters.notification(node, name)
         except LinkError:
             self._drop_link(node)
         except BaseException:  # interrupted, perhaps in the middle of a message
@@ -265,7 +265,7 @@ class Listener:
         self._drop_arrivals()
         while self._links:
             self._links.popitem()[1].close()
-        self._waker.close()
+        self._wakeup.close()
 
     def _drop_arrivals(self) -> None:
         with suppress(IndexError):
@@ -275,9 +275,9 @@ class Listener:
                     link.close()
 
 
-class AsyncHints:
+class AsyncNotifications:
     """
-    The hints of an alias to the tasks of one event loop; a task for each node reads them.
+    The notifications of an alias to the tasks of one event loop; a task for each node reads them.
 
     Args:
         nodes: The nodes, in the order of the settings.
@@ -291,7 +291,7 @@ class AsyncHints:
         self._end: asyncio.TimerHandle | None = None
 
     async def wait(self, waiter: Waiter, seconds: float, told: float) -> None:
-        """Do what :meth:`Hints.wait` does without blocking."""
+        """Do what :meth:`Notifications.wait` does without blocking."""
         event = self.waiters.join(waiter)
         self._listen()
         with suppress(TimeoutError):
@@ -307,7 +307,7 @@ class AsyncHints:
         loop = asyncio.get_running_loop()
         if not self._tasks:
             self._tasks = [
-                loop.create_task(self._read(number), name="django_redlock hints")
+                loop.create_task(self._read(number), name="django_redlock notifications")
                 for number, node in enumerate(self._nodes)
                 if node.calls
             ]
@@ -332,13 +332,13 @@ class AsyncHints:
     async def _read(self, node: int) -> None:
         loop = asyncio.get_running_loop()
 
-        def hint(name: str) -> None:
-            self.waiters.hint(node, name)
+        def notification(name: str) -> None:
+            self.waiters.notification(node, name)
 
         while True:
             try:
                 link = await self._nodes[node].alisten(
-                    self.waiters.process, CONNECT_TIMEOUT, lambda name: loop.call_soon_threadsafe(hint, name)
+                    self.waiters.process, CONNECT_TIMEOUT, lambda name: loop.call_soon_threadsafe(notification, name)
                 )
             except LinkError:
                 await asyncio.sleep(RETRY)
@@ -351,7 +351,7 @@ class AsyncHints:
             try:
                 while True:
                     for name in await link.read():
-                        hint(name)
+                        notification(name)
             except LinkError:
                 pass
             finally:

@@ -23,12 +23,12 @@ from ..nodes.threads import Background, Bell
 from .rounds import CONNECT_TIMEOUT
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0  # seconds between two tries to reach a node
-MAX_PARCELS = 1000  # releases waiting for one node; more are left to their leases
+MAX_UNDELIVERED = 1000  # releases waiting for one node; more are left to their leases
 
 log = logging.getLogger("django_redlock")
 
 
-class Courier:
+class Redelivery:
     """
     Brings releases to the nodes of one alias.
 
@@ -43,12 +43,12 @@ class Courier:
         # Its thread alone changes what is to be brought. The others send it messages, each by one call into C.
         self._inbox: deque[tuple[Mapping[int, Request], float] | None] = deque()  # None has it drop all
         self._bell = Bell(threading.Lock())
-        self._parcels: dict[int, dict[Request, float]] = {}
-        self._thread = Background(self._run, self._busy, "django_redlock courier")
+        self._undelivered: dict[int, dict[Request, float]] = {}
+        self._thread = Background(self._run, self._busy, "django_redlock redelivery")
 
     def __len__(self) -> int:
         coming = sum(len(message[0]) for message in self._inbox.copy() if message)
-        return coming + sum(map(len, self._parcels.copy().values()))
+        return coming + sum(map(len, self._undelivered.copy().values()))
 
     def take(self, requests: Mapping[int, Request], until: float) -> None:
         """Bring requests to their nodes; not beyond the time *until*, on the steady clock."""
@@ -64,7 +64,7 @@ class Courier:
         self._thread.join(2 * CONNECT_TIMEOUT)
 
     def _busy(self) -> bool:
-        return bool(self._inbox or self._parcels)
+        return bool(self._inbox or self._undelivered)
 
     def _run(self) -> None:
         pauses: dict[int, float] = {}
@@ -84,37 +84,37 @@ class Courier:
             self._read_inbox()
             now = self._clock()
             self._drop_late(now)
-            if not self._parcels:
+            if not self._undelivered:
                 return None
-            if ready := [node for node in self._parcels if due.get(node, 0.0) <= now]:
+            if ready := [node for node in self._undelivered if due.get(node, 0.0) <= now]:
                 return ready
-            self._bell.wait(min(due[node] for node in self._parcels) - now)
+            self._bell.wait(min(due[node] for node in self._undelivered) - now)
 
     def _read_inbox(self) -> None:
         while self._inbox:
             message = self._inbox[0]
             if message is None:
-                self._parcels.clear()
+                self._undelivered.clear()
             else:
                 self._keep(*message)
             self._inbox.popleft()  # last, so that it never seems to have nothing to do
 
     def _keep(self, requests: Mapping[int, Request], until: float) -> None:
         for node, request in requests.items():
-            parcels = self._parcels.setdefault(node, {})
-            if len(parcels) < MAX_PARCELS:
-                parcels[request] = until
+            undelivered = self._undelivered.setdefault(node, {})
+            if len(undelivered) < MAX_UNDELIVERED:
+                undelivered[request] = until
 
     def _drop_late(self, now: float) -> None:
-        for node, parcels in list(self._parcels.items()):
-            for request in [request for request, until in parcels.items() if until <= now]:
-                del parcels[request]
-            if not parcels:
-                del self._parcels[node]
+        for node, undelivered in list(self._undelivered.items()):
+            for request in [request for request, until in undelivered.items() if until <= now]:
+                del undelivered[request]
+            if not undelivered:
+                del self._undelivered[node]
 
     def _visit(self, node: int) -> bool:
         """Bring a node what there is for it; returns whether it took everything."""
-        requests = list(self._parcels.get(node, ()))
+        requests = list(self._undelivered.get(node, ()))
         try:
             link = self._nodes[node].connect(CONNECT_TIMEOUT)
         except LinkError:
@@ -125,7 +125,7 @@ class Courier:
         with suppress(LinkError):
             self._hand_over(node, link, requests)
         link.close()
-        return not any(request in self._parcels.get(node, ()) for request in requests)
+        return not any(request in self._undelivered.get(node, ()) for request in requests)
 
     def _hand_over(self, node: int, link: Link, requests: Iterable[Request]) -> None:
         for request in requests:
@@ -134,7 +134,7 @@ class Courier:
             while reply is INCOMPLETE:
                 reply = self._await(link, request)
             if reply.kind not in (Kind.UNKNOWN, Kind.FAILED):
-                self._parcels.get(node, {}).pop(request, None)
+                self._undelivered.get(node, {}).pop(request, None)
 
     def _await(self, link: Link, request: Request) -> Reply:
         poll = select.poll()

@@ -3,7 +3,7 @@ Ask all nodes at once from an event loop.
 
 The same rounds as :mod:`.gather`. Each event loop has one link per node, shared by its tasks: requests are written
 at once, in order, and the link hands every reply to the round that asked, without a task in between. So there are no
-bundles, and a request that must follow another, such as a release, is simply written after it.
+connection sets, and a request that must follow another, such as a release, is simply written after it.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ..core.admission import Admission
 from ..core.failure import Failure
 from ..core.replies import Kind, Reply, failed
-from ..core.round import Ballot
+from ..core.round import Round
 from ..nodes.base import AsyncLink, LinkError, Node
 from ..nodes.clock import Clock, steady
 from .rounds import CONNECT_TIMEOUT, GRACE, MAX_IDLE, Breakers
@@ -27,7 +27,7 @@ class Line:
     """A link with what it owes: how many replies, since when it has been silent about them, and how long it may be."""
 
     link: AsyncLink
-    owed: int = 0
+    in_flight: int = 0
     silent_since: float = 0.0
     patience: float = 0.0
 
@@ -51,31 +51,31 @@ class AsyncGather:
         self._lines: dict[int, Line] = {}
         self._connecting: dict[int, asyncio.Task[LinkError | None]] = {}
 
-    async def ask(self, ballot: Ballot) -> None:
+    async def ask(self, round: Round) -> None:
         """Carry out one round: send, and wait until it is decided, everyone replied, or its time is over."""
-        ballot.doubted = self._admission.doubted
-        poll, start = Poll(ballot), self._clock()
+        round.doubted = self._admission.doubted
+        poll, start = Poll(round), self._clock()
         fresh = not self._lines
         try:
             self._send_all(poll)
-            if ballot.timeout and ballot.requests and not ballot.closed:
+            if round.timeout and round.requests and not round.closed:
                 await self._wait(poll)
-            if (fresh or ballot.mending) and self._connecting:
-                left = max(0.0, start + ballot.timeout - self._clock())
-                await asyncio.wait(self._connecting.values(), timeout=left if ballot.mending else min(GRACE, left))
-            if ballot.patience:
+            if (fresh or round.mending) and self._connecting:
+                left = max(0.0, start + round.timeout - self._clock())
+                await asyncio.wait(self._connecting.values(), timeout=left if round.mending else min(GRACE, left))
+            if round.patience:
                 await self._hear_out(poll)
         finally:
             poll.over = True
-            ballot.close()
+            round.close()
             for node in self._connecting.keys() & (poll.missing() - poll.sent):
-                ballot.receive(node, failed(Failure.NOT_CONNECTED))  # it will not be sent there any more
+                round.receive(node, failed(Failure.NOT_CONNECTED))  # it will not be sent there any more
 
-    def send(self, ballot: Ballot) -> None:
+    def send(self, round: Round) -> None:
         """Send a round whose replies nobody waits for; never blocks, so that it works during cancellation."""
-        ballot.timeout = 0.0
-        self._send_all(Poll(ballot))
-        ballot.close()
+        round.timeout = 0.0
+        self._send_all(Poll(round))
+        round.close()
 
     async def aclose(self) -> None:
         """Drop all links."""
@@ -92,7 +92,7 @@ class AsyncGather:
         """Wait until the round is settled; a timer does that at the latest."""
         loop = asyncio.get_running_loop()
         poll.settled = loop.create_future()
-        timer = loop.call_later(poll.ballot.timeout, self._time_out, poll)
+        timer = loop.call_later(poll.round.timeout, self._time_out, poll)
         try:
             await poll.settled
         finally:
@@ -101,8 +101,8 @@ class AsyncGather:
     async def _hear_out(self, poll: "Poll") -> None:
         """Take what else the nodes say to a round that was refused, for as long as it has patience."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + poll.ballot.patience
-        while poll.ballot.unheard and (left := until - loop.time()) > 0:
+        until = loop.time() + poll.round.patience
+        while poll.round.unheard and (left := until - loop.time()) > 0:
             poll.settled = loop.create_future()
             await asyncio.wait([poll.settled], timeout=left)
 
@@ -115,28 +115,28 @@ class AsyncGather:
             poll.tell(node, failed(Failure.TIMEOUT, Kind.UNKNOWN if sent else Kind.FAILED))
 
     def _send_all(self, poll: "Poll") -> None:
-        ballot, now = poll.ballot, self._clock()
-        resting = set() if ballot.farewell else self._breakers.resting(ballot, now)
-        for node in ballot.requests:
-            line = self._usable(node, ballot, now)
+        round, now = poll.round, self._clock()
+        resting = set() if round.cleanup else self._breakers.resting(round, now)
+        for node in round.requests:
+            line = self._usable(node, round, now)
             if line:
                 self._send(node, line, poll, now)
             elif node in resting:
                 poll.tell(node, failed(Failure.FAILED_LATELY))
-            elif not ballot.timeout:
+            elif not round.timeout:
                 poll.tell(node, failed(Failure.NOT_CONNECTED))
             else:
                 self._connect(node, poll)
 
-    def _usable(self, node: int, ballot: Ballot, now: float) -> Line | None:
+    def _usable(self, node: int, round: Round, now: float) -> Line | None:
         """Return the line to send on, if there is one; drops one that broke or has been silent too long."""
         line = self._lines.get(node)
         if line is None:
             return None
-        silent = line.owed and now - line.silent_since > line.patience
-        stale = not line.owed and now - line.silent_since > MAX_IDLE
+        silent = line.in_flight and now - line.silent_since > line.patience
+        stale = not line.in_flight and now - line.silent_since > MAX_IDLE
         # It has not been silent if only the event loop had no time to hear it.
-        if not line.link.broken and (ballot.farewell or not silent or line.link.readable()) and not stale:
+        if not line.link.broken and (round.cleanup or not silent or line.link.readable()) and not stale:
             return line
         if silent:
             self._breakers[node].failed(now, "timeout")
@@ -147,36 +147,36 @@ class AsyncGather:
     def _send(self, node: int, line: Line, poll: "Poll", now: float) -> None:
         def on_reply(reply: Reply | None) -> bool:
             if reply is None:
-                return poll.ballot.wanted
-            line.owed -= 1
-            if line.owed:
+                return poll.round.wanted
+            line.in_flight -= 1
+            if line.in_flight:
                 line.silent_since = self._clock()
             if reply.kind is not Kind.UNKNOWN:
                 self._breakers[node].answered()
             poll.tell(node, self._admission.judge(node, reply, now))
             return False
 
-        if not line.owed:
+        if not line.in_flight:
             line.silent_since, line.patience = now, 0.0
-        line.patience = max(line.patience, poll.ballot.timeout or CONNECT_TIMEOUT)
-        line.owed += 1
+        line.patience = max(line.patience, poll.round.timeout or CONNECT_TIMEOUT)
+        line.in_flight += 1
         poll.sent.add(node)
         try:
-            line.link.send(poll.ballot.requests[node], poll.packed, on_reply, in_full=poll.ballot.in_full)
+            line.link.send(poll.round.requests[node], poll.packed, on_reply, in_full=poll.round.in_full)
         except LinkError as error:
-            line.owed -= 1
+            line.in_flight -= 1
             poll.tell(node, error.reply())
 
     def _connect(self, node: int, poll: "Poll") -> None:
         task = self._connecting.get(node)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._open(node, poll.ballot.timeout))
+            task = asyncio.get_running_loop().create_task(self._open(node, poll.round.timeout))
             self._connecting[node] = task
             # By a callback, so that a round which sees no link on its way has been told of all that have come.
             task.add_done_callback(lambda _: self._connecting.pop(node, None))
 
         def connected(task: "asyncio.Task[LinkError | None]") -> None:
-            if poll.over or node in poll.ballot.replies:
+            if poll.over or node in poll.round.replies:
                 return
             if node in self._lines:
                 self._send(node, self._lines[node], poll, self._clock())
@@ -204,9 +204,9 @@ class AsyncGather:
 
 @dataclass(eq=False, slots=True)
 class Poll:
-    """One round under way: its ballot and the future that its driver waits for."""
+    """One round under way: its round and the future that its driver waits for."""
 
-    ballot: Ballot
+    round: Round
     settled: asyncio.Future[None] | None = None
     packed: dict[int, bytes] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
@@ -214,10 +214,10 @@ class Poll:
 
     def missing(self) -> set[int]:
         """Return the nodes that have not replied."""
-        return set(self.ballot.requests) - set(self.ballot.replies)
+        return set(self.round.requests) - set(self.round.replies)
 
     def tell(self, node: int, reply: Reply) -> None:
         """Give a reply to the round, and wake its driver when that settles it."""
-        self.ballot.receive(node, reply)
-        if self.settled is not None and self.ballot.closed and not self.settled.done():
+        self.round.receive(node, reply)
+        if self.settled is not None and self.round.closed and not self.settled.done():
             self.settled.set_result(None)

@@ -51,7 +51,7 @@ class Waiters(Generic[Event]):
 
     def expect(self, waiter: Waiter) -> None:
         """
-        Take the hints to one that asks for the first time, and may have to wait.
+        Take the notifications to one that asks for the first time, and may have to wait.
 
         Nodes put it in line with their refusal, and may call it before that refusal has been read.
         """
@@ -73,8 +73,8 @@ class Waiters(Generic[Event]):
         self._expected.pop(waiter.name, None)
         self._waiting.pop(waiter.name, None)
 
-    def hint(self, node: int, name: str) -> None:
-        """Take a node's hint that a waiter is first in line."""
+    def notification(self, node: int, name: str) -> None:
+        """Take a node's notification that a waiter is first in line."""
         waiter, event = self._waiting.get(name, (self._expected.get(name), None))
         if waiter and waiter.hear(node) and event:
             event.set()

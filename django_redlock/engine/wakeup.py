@@ -6,7 +6,7 @@ import socket
 from contextlib import suppress
 
 
-class Waker:
+class WakeUp:
     """A pair of sockets: who polls one end is woken through the other. Closed when nobody has it any more."""
 
     _near: socket.socket | None = None

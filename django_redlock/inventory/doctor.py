@@ -23,7 +23,7 @@ from ..engine.manager import LockManager
 from ..exceptions import RedlockError
 from ..handler import locks
 from ..nodes.base import Node
-from ..nodes.redis.inspect import Examination, examine_all
+from ..nodes.redis.inspect import Inspection, inspect_all
 from . import absurd_tokens, held_locks, name_of, printable
 
 LEVELS = ("note", "warning", "error")
@@ -65,7 +65,7 @@ class Diagnosis:
 
     alias: str
     rules: Rules
-    nodes: tuple[Examination, ...]
+    nodes: tuple[Inspection, ...]
     findings: tuple[Finding, ...]
 
     @property
@@ -86,7 +86,7 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
         InvalidRedlockError: The alias cannot be used.
     """
     manager = locks[using]
-    said = examine_all(manager.nodes, timeout)
+    said = inspect_all(manager.nodes, timeout)
     found = [
         *_settings(using),
         *_quorum(said, manager.rules),
@@ -112,7 +112,7 @@ def _settings(alias: str) -> Iterator[Finding]:
 # One node
 
 
-def _unreachable(node: Examination, rules: Rules) -> Iterator[Finding]:
+def _unreachable(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.detail:
         why = f"It cannot be reached ({node.detail}): it gives no vote, and one more that fails may stop all locks."
         remedy = REMEDIES.get(node.failure, OTHERWISE) if node.failure else OTHERWISE
@@ -146,7 +146,7 @@ REMEDIES = {
 }
 
 
-def _silent(node: Examination, rules: Rules) -> Iterator[Finding]:
+def _silent(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.known and not node.detail and not node.info and rules.guards_restarts:
         yield Finding(
             "no-info",
@@ -157,7 +157,7 @@ def _silent(node: Examination, rules: Rules) -> Iterator[Finding]:
         )
 
 
-def _role(node: Examination, rules: Rules) -> Iterator[Finding]:
+def _role(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.info.get("role") == "slave":
         yield Finding(
             "replica",
@@ -185,7 +185,7 @@ def _role(node: Examination, rules: Rules) -> Iterator[Finding]:
         )
 
 
-def _version(node: Examination, rules: Rules) -> Iterator[Finding]:
+def _version(node: Inspection, rules: Rules) -> Iterator[Finding]:
     field = "valkey_version" if "valkey_version" in node.info else "redis_version"
     said = node.info.get(field, "")
     version = tuple(int(part) for part in said.split(".")[:2] if part.isdigit())
@@ -200,7 +200,7 @@ def _version(node: Examination, rules: Rules) -> Iterator[Finding]:
         )
 
 
-def _speed(node: Examination, rules: Rules) -> Iterator[Finding]:
+def _speed(node: Inspection, rules: Rules) -> Iterator[Finding]:
     timeout = rules.timeout(rules.ttl)
     if node.round_trip > timeout / 2:
         yield Finding(
@@ -213,7 +213,7 @@ def _speed(node: Examination, rules: Rules) -> Iterator[Finding]:
         )
 
 
-def _memory(node: Examination, rules: Rules) -> Iterator[Finding]:
+def _memory(node: Inspection, rules: Rules) -> Iterator[Finding]:
     limit, policy = node.number("maxmemory"), node.info.get("maxmemory_policy", "noeviction")
     if limit and policy != "noeviction":
         allowed = node.name in rules.allow_evicting
@@ -243,7 +243,7 @@ def _memory(node: Examination, rules: Rules) -> Iterator[Finding]:
         )
 
 
-def _persistence(node: Examination, rules: Rules) -> Iterator[Finding]:
+def _persistence(node: Inspection, rules: Rules) -> Iterator[Finding]:
     appends = node.info.get("aof_enabled") == "1"
     if not node.info:
         return
@@ -279,7 +279,7 @@ def _persistence(node: Examination, rules: Rules) -> Iterator[Finding]:
 WRITES = ("rdb_last_bgsave_status", "aof_last_bgrewrite_status", "aof_last_write_status")
 
 
-def _restarted(node: Examination, rules: Rules) -> Iterator[Finding]:
+def _restarted(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if not node.info or not rules.guards_restarts or node.name in rules.durable:
         return
     if node.age is None:
@@ -302,7 +302,7 @@ def _restarted(node: Examination, rules: Rules) -> Iterator[Finding]:
         )
 
 
-def _rights(node: Examination, rules: Rules) -> Iterator[Finding]:
+def _rights(node: Inspection, rules: Rules) -> Iterator[Finding]:
     for right in node.refused:
         if right == "+info":
             continue  # where that matters it is a finding of its own
@@ -315,11 +315,11 @@ def _rights(node: Examination, rules: Rules) -> Iterator[Finding]:
         )
 
 
-def _grant(node: Examination, right: str) -> str:
+def _grant(node: Inspection, right: str) -> str:
     return f"ACL SETUSER {node.user} {right}, then ACL SAVE, or CONFIG REWRITE if the server has no aclfile."
 
 
-def _sentinels(node: Examination, rules: Rules) -> Iterator[Finding]:
+def _sentinels(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.deaf:
         yield Finding(
             "sentinel",
@@ -331,7 +331,7 @@ def _sentinels(node: Examination, rules: Rules) -> Iterator[Finding]:
         )
 
 
-def _transport(node: Examination, rules: Rules) -> Iterator[Finding]:
+def _transport(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.known and not node.encrypted and not node.local:
         yield Finding(
             "no-tls",
@@ -352,7 +352,7 @@ def _transport(node: Examination, rules: Rules) -> Iterator[Finding]:
         )
 
 
-CHECKS: tuple[Callable[[Examination, Rules], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[Inspection, Rules], Iterator[Finding]], ...] = (
     *(_unreachable, _sentinels, _silent, _role, _version, _speed, _memory, _persistence, _restarted, _rights),
     _transport,
 )
@@ -361,7 +361,7 @@ CHECKS: tuple[Callable[[Examination, Rules], Iterator[Finding]], ...] = (
 # All nodes together
 
 
-def _quorum(said: list[Examination], rules: Rules) -> Iterator[Finding]:
+def _quorum(said: list[Inspection], rules: Rules) -> Iterator[Finding]:
     reached = sum(not node.detail for node in said)
     if reached < rules.needed:
         yield Finding(
@@ -373,7 +373,7 @@ def _quorum(said: list[Examination], rules: Rules) -> Iterator[Finding]:
         )
 
 
-def _duplicates(said: list[Examination]) -> Iterator[Finding]:
+def _duplicates(said: list[Inspection]) -> Iterator[Finding]:
     first: dict[str, str] = {}
     for node in said:
         run_id = node.info.get("run_id", "")
@@ -387,7 +387,7 @@ def _duplicates(said: list[Examination]) -> Iterator[Finding]:
             )
 
 
-def _clocks(said: list[Examination]) -> Iterator[Finding]:
+def _clocks(said: list[Inspection]) -> Iterator[Finding]:
     known = [node for node in said if node.round_trip]
     if len(known) < 2:
         return
@@ -430,10 +430,10 @@ def _tokens(alias: str) -> Iterator[Finding]:
             )
 
 
-def _trials(manager: LockManager, said: list[Examination], timeout: float) -> Iterator[Finding]:
+def _trials(manager: LockManager, said: list[Inspection], timeout: float) -> Iterator[Finding]:
     """Take, extend and release a lock on each node that can be reached, as if it were the only one."""
-    for node, examined in zip(manager.nodes, said, strict=True):
-        if examined.detail:
+    for node, inspected in zip(manager.nodes, said, strict=True):
+        if inspected.detail:
             continue
         problem = _trial(node, manager.rules, timeout)
         if problem:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..core.names import presence, process_of
+from ..core.names import heartbeat, process_of
 from ..core.owner import decode, fingerprint, lease_of
 from ..core.replies import Kind, Reply, Row, is_absurd
 from ..core.requests import ENDLESS, Survey
@@ -175,7 +175,7 @@ class Poll:
         self._locks = self._judge_all()  # now that all have answered
         self._suspects = {lock.slug: lock.process for lock in self._locks if is_suspicious(lock)}
         known = {process for process, said in self._living.items() if any(said.values())}
-        yield from self._by_name([presence(process) for process in sorted({*self._suspects.values()} - known)])
+        yield from self._by_name([heartbeat(process) for process in sorted({*self._suspects.values()} - known)])
 
     def _is_dead(self, process: str) -> bool:
         """Return whether so many nodes do not know the process to live that it cannot be at work on any lock."""

@@ -13,7 +13,7 @@ from ..core.owner import NONCE_SIZE, fingerprint_of_sharers, nonce_of
 from ..core.owner import fingerprint as fingerprint_of
 from ..core.replies import Kind
 from ..core.requests import SHARED, Extend, Release, Repair, Term
-from ..core.round import Ballot
+from ..core.round import Round
 from ..core.rules import Rules
 from ..engine.manager import LockManager
 from ..handler import locks
@@ -51,10 +51,10 @@ def force_release(
     """
     manager, slug = _which(name, using, slug)
     poll = ask_for([slug], manager)
-    ballot = delete(poll, slug, fingerprint, bury=burial(poll, slug, fingerprint))
-    if ballot is None:
+    round = delete(poll, slug, fingerprint, tombstone=burial(poll, slug, fingerprint))
+    if round is None:
         return _absence(poll, slug)
-    outcome = _outcome(ballot, manager.rules, last(poll, slug) > 0)
+    outcome = _outcome(round, manager.rules, last(poll, slug) > 0)
     _tell(manager, "released by force", "lock_forced", slug, outcome, reason)
     return outcome
 
@@ -87,8 +87,8 @@ def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALI
         return _absence(poll, slug)
     if nonce == SHARED:
         return "shared"
-    ballot = everywhere(manager, Release((), nonce, manager.rules.guard, revoke=True))
-    outcome = "asked" if ballot.count(Kind.GONE) >= manager.rules.needed else "unknown"
+    round = everywhere(manager, Release((), nonce, manager.rules.guard, revoke=True))
+    outcome = "asked" if round.count(Kind.GONE) >= manager.rules.needed else "unknown"
     _tell(manager, "revoked, so that its holder stops", "lock_forced", slug, outcome)
     return outcome
 
@@ -124,23 +124,23 @@ def extend_lock(
     if sorted(math.inf if row.left is None else poll.left(row) for row in rows)[-manager.rules.needed] >= ttl:
         return "longer"
     request = Extend((Term((slug,), nonce, rows[0].value, ttl, NOWHERE),), manager.rules.fence_keep)
-    ballot = everywhere(manager, request)
-    if ballot.count(Kind.REFUSED, Kind.REVOKED) > manager.rules.spare:
+    round = everywhere(manager, request)
+    if round.count(Kind.REFUSED, Kind.REVOKED) > manager.rules.spare:
         poll = ask_for([slug], manager)
         return "unknown" if nonce_with(poll, slug, fingerprint) else _absence(poll, slug)
-    outcome = "extended" if ballot.count(Kind.HELD) >= manager.rules.needed else "unknown"
+    outcome = "extended" if round.count(Kind.HELD) >= manager.rules.needed else "unknown"
     _tell(manager, f"extended by an operator to {ttl:g} s", "lock_extended_by_operator", slug, outcome)
     return outcome
 
 
-def delete(poll: Poll, slug: str, wanted: str, bury: float) -> Ballot | None:
+def delete(poll: Poll, slug: str, wanted: str, tombstone: float) -> Round | None:
     """Delete what has the fingerprint *wanted* on every node; None if no node has it."""
     nonce = nonce_with(poll, slug, wanted)
     if nonce is None:
         return None
     shared = nonce == SHARED
-    bury = bury if len(nonce) == NONCE_SIZE else 0.0  # another program has nothing to put back
-    release = Release((slug,), nonce, bury, shared=shared, queue=queue_of(slug), revoke=True)
+    tombstone = tombstone if len(nonce) == NONCE_SIZE else 0.0  # another program has nothing to put back
+    release = Release((slug,), nonce, tombstone, shared=shared, queue=queue_of(slug), revoke=True)
     return everywhere(poll.manager, release._replace(token=last(poll, slug)) if shared else release)
 
 
@@ -187,12 +187,12 @@ def _which(lock: str | HeldLock, using: str, slug: str) -> tuple[LockManager, st
     return locks[using], slug or slug_of(lock)
 
 
-def everywhere(manager: LockManager, request: Release | Extend | Repair, nodes: Iterable[int] | None = None) -> Ballot:
+def everywhere(manager: LockManager, request: Release | Extend | Repair, nodes: Iterable[int] | None = None) -> Round:
     """Send a request to all nodes, or to some of them, and wait for each reply."""
     requests = dict.fromkeys(range(len(manager.nodes)) if nodes is None else nodes, request)
-    ballot = Ballot(requests, lambda replies: False, manager.rules.timeout(manager.rules.ttl), farewell=True)
-    manager.ask(ballot)
-    return ballot
+    round = Round(requests, lambda replies: False, manager.rules.timeout(manager.rules.ttl), cleanup=True)
+    manager.ask(round)
+    return round
 
 
 def _absence(poll: Poll, slug: str) -> str:
@@ -201,14 +201,14 @@ def _absence(poll: Poll, slug: str) -> str:
     return "gone" if poll.snapshot().has_quorum else "unknown"
 
 
-def _outcome(ballot: Ballot, rules: Rules, shared: bool) -> str:
+def _outcome(round: Round, rules: Rules, shared: bool) -> str:
     # As many nodes as a quorum say that it is not there any more: the silent ones cannot be a quorum.
-    if ballot.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) < rules.needed:
+    if round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) < rules.needed:
         return "unknown"
     # Where somebody joined those who share it, they all still have it: another's hold does not end theirs.
-    if ballot.count(Kind.RELEASED) and (not shared or ballot.count(Kind.RELEASED, Kind.GONE) >= rules.needed):
+    if round.count(Kind.RELEASED) and (not shared or round.count(Kind.RELEASED, Kind.GONE) >= rules.needed):
         return "released"
-    return "changed" if ballot.count(Kind.BUSY) else "gone"
+    return "changed" if round.count(Kind.BUSY) else "gone"
 
 
 def _tell(manager: LockManager, what: str, event: str, slug: str, outcome: str, reason: str = "") -> None:

@@ -56,12 +56,12 @@ def remove_stale(key: StaleKey) -> str:
     again = [each for each in stale_keys(poll.snapshot()) if each.fingerprint == key.fingerprint]
     # Should the process live after all, it must not put back what it finds missing.
     held = key.reason in (Staleness.ORPHANED, Staleness.NO_EXPIRY, Staleness.TOO_LONG)
-    bury = burial(poll, slug, key.fingerprint) if held else 0.0
-    ballot = delete(poll, slug, key.fingerprint, bury) if again else None
-    if ballot is None:
+    tombstone = burial(poll, slug, key.fingerprint) if held else 0.0
+    round = delete(poll, slug, key.fingerprint, tombstone) if again else None
+    if round is None:
         return "changed"
     having = [place for place, mark in marks(poll, slug).items() if mark == key.fingerprint]
-    kinds = {ballot.replies[place].kind if place in ballot.replies else Kind.UNKNOWN for place in having}
+    kinds = {round.replies[place].kind if place in round.replies else Kind.UNKNOWN for place in having}
     if kinds <= {Kind.RELEASED, Kind.GONE}:
         return "removed"
     return "changed" if kinds <= {Kind.RELEASED, Kind.GONE, Kind.BUSY} else "failed"
@@ -78,8 +78,8 @@ def _repair(key: StaleKey) -> str:
     if not poll.absurd(slug):
         return "changed"
     repair = Repair(slug, poll.fence(slug), manager.rules.fence_keep)
-    ballot = everywhere(manager, repair, sorted(poll.absurd(slug)))
-    kinds = {ballot.replies[node].kind if node in ballot.replies else Kind.UNKNOWN for node in ballot.requests}
+    round = everywhere(manager, repair, sorted(poll.absurd(slug)))
+    kinds = {round.replies[node].kind if node in round.replies else Kind.UNKNOWN for node in round.requests}
     return "removed" if kinds <= {Kind.RELEASED, Kind.GONE} else "failed"
 
 

@@ -99,7 +99,7 @@ class Link(Protocol):
         """Drop the connection, at once and without reading."""
 
 
-class HintLink(Protocol):
+class NotificationLink(Protocol):
     """A connection on which a node tells the waiters of a process that they are first in line."""
 
     def fileno(self) -> int:
@@ -117,11 +117,11 @@ class HintLink(Protocol):
         """Drop the connection."""
 
 
-class AsyncHintLink(Protocol):
+class AsyncNotificationLink(Protocol):
     """The same for an event loop."""
 
     async def read(self) -> list[str]:
-        """Wait for hints and return whom they name; raises LinkError when the link broke."""
+        """Wait for notifications and return whom they name; raises LinkError when the link broke."""
 
     def close(self) -> None:
         """Drop the connection at once."""
@@ -190,15 +190,17 @@ class Node(Protocol):
     async def aconnect(self, timeout: float) -> AsyncLink:
         """Open a link for the running event loop; raises LinkError within about *timeout* seconds."""
 
-    def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> HintLink:
+    def listen(self, process: str, timeout: float, on_notification: Callable[[str], object]) -> NotificationLink:
         """
-        Open a link for the hints to a process; blocks for at most *timeout* seconds.
+        Open a link for the notifications to a process; blocks for at most *timeout* seconds.
 
-        A node whose link has no file descriptor calls *on_hint* by itself, in any thread.
+        A node whose link has no file descriptor calls *on_notification* by itself, in any thread.
 
         Raises:
             LinkError: It cannot be reached.
         """
 
-    async def alisten(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> AsyncHintLink:
+    async def alisten(
+        self, process: str, timeout: float, on_notification: Callable[[str], object]
+    ) -> AsyncNotificationLink:
         """Do the same for the running event loop."""

@@ -51,15 +51,19 @@ class MemoryNode:
         """Open a link, at once."""
         return AsyncMemoryLink(self.connect(timeout))
 
-    def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "MemoryHintLink":
+    def listen(
+        self, process: str, timeout: float, on_notification: Callable[[str], object]
+    ) -> "MemoryNotificationLink":
         """Have a process told of its turn, at once."""
         if self.down:
             raise LinkError(Failure.REFUSED)
-        return MemoryHintLink(self.store, process, on_hint)
+        return MemoryNotificationLink(self.store, process, on_notification)
 
-    async def alisten(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> "AsyncMemoryHintLink":
+    async def alisten(
+        self, process: str, timeout: float, on_notification: Callable[[str], object]
+    ) -> "AsyncMemoryNotificationLink":
         """Have an event loop told of its turn."""
-        return AsyncMemoryHintLink(self.listen(process, timeout, on_hint))
+        return AsyncMemoryNotificationLink(self.listen(process, timeout, on_notification))
 
     def execute(self, request: Request) -> Reply | None:
         """Carry out a request; None is a reply that never comes."""
@@ -101,13 +105,13 @@ class MemoryLink:
         self._replies.clear()
 
 
-class MemoryHintLink:
+class MemoryNotificationLink:
     """Calls back when one of a process's waiters is first in line."""
 
-    def __init__(self, store: NodeState, process: str, on_hint: Callable[[str], object]) -> None:
+    def __init__(self, store: NodeState, process: str, on_notification: Callable[[str], object]) -> None:
         self._store = store
         self._process = process
-        store.listeners[process] = on_hint
+        store.listeners[process] = on_notification
 
     def fileno(self) -> int:
         return -1
@@ -119,10 +123,10 @@ class MemoryHintLink:
         self._store.listeners.pop(self._process, None)
 
 
-class AsyncMemoryHintLink:
+class AsyncMemoryNotificationLink:
     """The same for an event loop."""
 
-    def __init__(self, link: MemoryHintLink) -> None:
+    def __init__(self, link: MemoryNotificationLink) -> None:
         self._link = link
 
     async def read(self) -> list[str]:

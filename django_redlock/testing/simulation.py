@@ -36,7 +36,7 @@ from ..core.replies import Kind
 from ..core.requests import Request, Survey
 from ..core.rules import Rules
 from ..core.waiter import Waiter
-from ..engine.heartbeat import Presence
+from ..engine.heartbeat import ProcessHeartbeat
 from ..engine.lease import Lease
 from ..engine.lock import Lock
 from ..engine.manager import LockManager, LoopSide
@@ -228,7 +228,7 @@ class Simulation:
         """Note a new holder, and whoever else believes to be one."""
         for other in self._leases:
             same = set(lease.slots()) & set(other.slots()) and not (lease.shared and other.shared)
-            if same and other._tenure.remaining(self._now) > 0:
+            if same and other.hold.remaining(self._now) > 0:
                 holder = self._process_of(other.keeper)
                 self.overlaps.append(f"{lease.name!r} was granted to {who.name} while {holder.name} had it.")
         self._leases.append(lease)
@@ -252,8 +252,8 @@ class Process:
         self.manager = LockManager(
             simulation.nodes, rules, alias=simulation._using, sleep=simulation.advance, notify=self._notify
         )
-        self.manager._hints = VirtualHints(simulation, self.manager)  # type: ignore[assignment]
-        self.manager.courier = VirtualCourier(simulation)  # type: ignore[assignment]
+        self.manager._notifications = VirtualNotifications(simulation, self.manager)  # type: ignore[assignment]
+        self.manager.redelivery = VirtualRedelivery(simulation)  # type: ignore[assignment]
         self.manager._loops = PerLoop(self._new_loop_side)
         self._simulation = simulation
         simulation._processes.append(self)
@@ -269,7 +269,7 @@ class Process:
         """End it: nothing is renewed or released any more."""
         self.agenda = Agenda()
         for lease in [lease for lease in self._simulation._leases if lease.keeper is self.manager]:
-            lease._tenure.end("killed", self._simulation.clock())
+            lease.hold.end("killed", self._simulation.clock())
 
     def tend(self, now: float) -> None:
         """Renew what is due, unless the process stands still."""
@@ -297,11 +297,11 @@ class VirtualWatchdog:
         self._process_of = process_of
 
     def watch(self, tended: Tended) -> None:
-        if not isinstance(tended, Presence):
+        if not isinstance(tended, ProcessHeartbeat):
             self._agenda(tended).add(tended)
 
     def forget(self, tended: Tended) -> None:
-        if not isinstance(tended, Presence):
+        if not isinstance(tended, ProcessHeartbeat):
             self._agenda(tended).drop(tended)
 
     def _agenda(self, tended: Any) -> Agenda:
@@ -320,14 +320,14 @@ class VirtualWatchdog:
         """Nothing to end."""
 
 
-class VirtualHints:
+class VirtualNotifications:
     """Stands in for the thread that listens: nodes in memory call at once, and waiting is letting time pass."""
 
     def __init__(self, simulation: Simulation, manager: LockManager) -> None:
         self.waiters: Waiters[threading.Event] = Waiters(simulation.rules.needed, threading.Event)
         self._simulation = simulation
         for number, node in enumerate(simulation.nodes):
-            node.store.listeners[self.waiters.process] = partial(self.waiters.hint, number)
+            node.store.listeners[self.waiters.process] = partial(self.waiters.notification, number)
             self.waiters.reached(number)
 
     def wait(self, waiter: Waiter, seconds: float, told: float) -> None:
@@ -338,7 +338,7 @@ class VirtualHints:
         """Nothing to end."""
 
 
-class VirtualCourier:
+class VirtualRedelivery:
     """Stands in for the thread that brings a release to nodes that missed it."""
 
     def __init__(self, simulation: Simulation) -> None:

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import redis
 
-from django_redlock.core.round import Ballot
+from django_redlock.core.round import Round
 from django_redlock.engine.manager import LockManager
 
 from . import peers
@@ -159,8 +159,8 @@ _answered: list[float] = []  # when the nodes answered this process
 def _note_answers() -> None:
     ask = LockManager.ask
 
-    def noted(self: LockManager, ballot: Ballot) -> None:
-        ask(self, ballot)
+    def noted(self: LockManager, round: Round) -> None:
+        ask(self, round)
         _answered.append(time.monotonic())
 
     patch.object(LockManager, "ask", noted).start()

@@ -67,7 +67,7 @@ class Worker:
 
         for _ in range(random.randrange(1, 4)):
             for kind in KINDS:
-                pause = 2 * lease._tenure.ttl if random.random() < self.slow else THINK
+                pause = 2 * lease.hold.ttl if random.random() < self.slow else THINK
                 try:
                     lease.ensure()
                     increment(kind, lease, pause)

@@ -108,7 +108,7 @@ async def passed_on(manager: LockManager, flavour: Flavour, lease: Lease) -> Non
     lock = other.lock("a", wait=2)
     blocking = isinstance(flavour, Blocking)
     waiting = asyncio.ensure_future(asyncio.to_thread(lock.acquire) if blocking else lock.aacquire())
-    hints = other._hints if blocking else other._loop_side().hints
+    hints = other._notifications if blocking else other._loop_side().hints
     try:
         await eventually(lambda: hints.waiters.told or waiting.done())
         assert await flavour.release(lease) == "released"

@@ -82,7 +82,7 @@ def test_nothing_is_lost_and_nobody_is_passed(
 
 
 @contextmanager
-def killing_hints(nodes: Servers) -> Iterator[None]:
+def killing_notifications(nodes: Servers) -> Iterator[None]:
     """Close every connection that waits for hints, again and again."""
     over = threading.Event()
 
@@ -104,12 +104,12 @@ def killing_hints(nodes: Servers) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("kind", "processes", "contenders", "times"), KINDS, ids=NAMES)
-def test_line_drains_in_order_while_all_hint_connections_are_killed(
+def test_line_drains_in_order_while_all_notification_connections_are_killed(
     nodes: Servers, tmp_path: Path, kind: str, processes: int, contenders: int, times: int
 ):
     """P27, L45: hints only make it quicker."""
     contenders = min(contenders, 40)
-    with killing_hints(nodes):
+    with killing_notifications(nodes):
         turns = run(tmp_path, nodes, kind, processes, contenders, 2)
 
     check(tmp_path, turns, processes * contenders * 2)

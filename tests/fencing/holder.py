@@ -139,14 +139,14 @@ class Holder:
         return "inside"
 
     def read(self, database: str = "default") -> str:
-        from .counting import Ledger
+        from .counting import LockTable
 
-        return str(Ledger(database).read())
+        return str(LockTable(database).read())
 
     def write(self, value: int, database: str = "default") -> str:
-        from .counting import Ledger
+        from .counting import LockTable
 
-        Ledger(database).write(value)
+        LockTable(database).write(value)
         return "written"
 
     def commit(self) -> str:

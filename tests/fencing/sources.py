@@ -26,7 +26,7 @@ def lease_of(name: str | list[str], token: int = 0, **options) -> Lease:
     _managers.append(manager)
     lease = manager.lock(name, **given).acquire()
     if token:
-        lease._tenure.token = token
+        lease.hold.token = token
     return lease
 
 

@@ -9,7 +9,7 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
-from django_redlock.core.names import presence, slug
+from django_redlock.core.names import heartbeat, slug
 from django_redlock.core.requests import LONGEST_VALUE
 from django_redlock.inventory import (
     MAX_NAMES,
@@ -157,9 +157,9 @@ def test_a_process_that_died_after_it_said_that_it_lives_is_known_to_be_dead(fiv
         owner = found().owner
         assert owner is not None
         with five[0].client() as client:
-            eventually(lambda: client.exists(f"redlock:{presence(owner.process)}:h"))
-            assert 0 < client.pttl(f"redlock:{presence(owner.process)}:h") <= 10_000
-            assert client.exists(f"redlock:{presence(owner.process)}:f") == 0
+            eventually(lambda: client.exists(f"redlock:{heartbeat(owner.process)}:h"))
+            assert 0 < client.pttl(f"redlock:{heartbeat(owner.process)}:h") <= 10_000
+            assert client.exists(f"redlock:{heartbeat(owner.process)}:f") == 0
         holder.kill()
 
         eventually(lambda: found().state == State.ORPHANED)
@@ -191,7 +191,7 @@ def test_closed_connections_are_no_death(five, lively):
     lease.release()
     manager.close()
 
-    assert not manager._presence.valid()
+    assert not manager._heartbeat.valid()
 
 
 @pytest.mark.endurance
@@ -229,11 +229,11 @@ def test_all_that_speak_for_a_process_keep_one_key(five):
     """
 
     async def beat() -> int:
-        return await locks["default"]._loop_side().presence.aextend(())
+        return await locks["default"]._loop_side().heartbeat.aextend(())
 
-    heard = [locks["default"]._presence.extend(()), asyncio.run(beat()), asyncio.run(beat())]
+    heard = [locks["default"]._heartbeat.extend(()), asyncio.run(beat()), asyncio.run(beat())]
     locks.reset()
-    heard += [locks["default"]._presence.extend(()), asyncio.run(beat())]
+    heard += [locks["default"]._heartbeat.extend(()), asyncio.run(beat())]
 
     with five[0].client() as client:
         assert len(client.keys("redlock:*~p:h")) == 1
@@ -533,7 +533,7 @@ def test_a_holder_that_is_asked_to_stop_stops(five, monkeypatch):
     in. The next holder has a higher token.
     """
     due = Lease.due
-    monkeypatch.setattr(Lease, "due", lambda lease: due(lease) - 0.33 * lease._tenure.ttl)  # after 0.2 s
+    monkeypatch.setattr(Lease, "due", lambda lease: due(lease) - 0.33 * lease.hold.ttl)  # after 0.2 s
     held = lock("orders:7", ttl=60).acquire()
 
     assert ask_to_stop("orders:7", found().fingerprint) == "asked"

@@ -258,7 +258,7 @@ def test_release_of_nothing_and_without_a_quorum(five):
 def lively(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the watchdog renew each minute's lease after 0.2 s, so that its holder soon hears that it is to stop."""
     due = Lease.due
-    monkeypatch.setattr(Lease, "due", lambda lease: due(lease) - 0.33 * lease._tenure.ttl * lease._renew)
+    monkeypatch.setattr(Lease, "due", lambda lease: due(lease) - 0.33 * lease.hold.ttl * lease._renew)
 
 
 def listening(name: str = "orders:7") -> Lease:

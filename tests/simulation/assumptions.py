@@ -137,8 +137,8 @@ def one_of_three_forgets(seed: int) -> Violations:
 
 def cut_off(client: Client, node: int) -> None:
     """Have no request of a client arrive at a node any more."""
-    for bundle in client._bundles:
-        bundle.seats[node].wire.deaf = True
+    for connections in client._connection_sets:
+        connections.by_node[node].wire.deaf = True
 
 
 def tokens_are_forgotten(seed: int) -> Violations:

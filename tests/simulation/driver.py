@@ -1,9 +1,9 @@
 """
 The third driver of the core, beside the blocking and the asyncio one.
 
-Everything that knows the production classes is here: this carries out ballots as :mod:`django_redlock.engine.rounds`
+Everything that knows the production classes is here: this carries out rounds as :mod:`django_redlock.engine.rounds`
 does (one ordered connection per node, the round over as soon as it is decided, silence noted when its time is
-over, replies owed until the connection is used again, a release sent to silent nodes too), and acquisitions,
+over, replies outstanding until the connection is used again, a release sent to silent nodes too), and acquisitions,
 extensions and releases as :mod:`django_redlock.engine.manager` does. A process either gives every round under way
 links of its own, as threads have them, or shares one set among all, as the tasks of an event loop do. Waiters are those
 of :mod:`django_redlock.engine.notifications`, told by messages that can be late or lost.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from django_redlock.core import hold as tenures
+from django_redlock.core import hold as holds
 from django_redlock.core.acquisition import Acquisition, GaveUp
 from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.attempt import Granted
@@ -24,14 +24,14 @@ from django_redlock.core.failure import Failure
 from django_redlock.core.owner import Owner
 from django_redlock.core.replies import Kind, Reply, failed
 from django_redlock.core.requests import Acquire, Instant, Request
-from django_redlock.core.round import Ballot
+from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules
-from django_redlock.core.tokens import Floor
+from django_redlock.core.tokens import HighestToken
 from django_redlock.core.waiter import Waiter
 from django_redlock.core.wanted import Wanted
 from django_redlock.engine.notifications import RETRY
 from django_redlock.engine.redelivery import FIRST_PAUSE, LONGEST_PAUSE
-from django_redlock.engine.rounds import CONNECT_TIMEOUT, GRACE, IDLE, MAX_OWED, Breakers
+from django_redlock.engine.rounds import CONNECT_TIMEOUT, GRACE, IDLE, MAX_IN_FLIGHT, Breakers
 from django_redlock.engine.waiters import Waiters
 
 from .network import Faults, Machine, Wire
@@ -41,29 +41,29 @@ from .world import AT_ONCE, Cancelled, Computer, Routine, Sleep, Task, Wait, Wor
 
 
 @dataclass(slots=True)
-class Owed:
+class InFlight:
     """A request whose reply has not been read."""
 
-    ballot: Ballot
+    round: Round
     sent: float
 
 
 @dataclass(eq=False, slots=True)
-class Seat:
-    """One node's place in a bundle: the connection, what it owes, and the replies that nobody has read yet."""
+class Connection:
+    """One node's place in a connection set: the connection, what it owes, and the replies that nobody has read yet."""
 
     node: int
     wire: Wire
-    owed: deque[Owed] = field(default_factory=deque)
+    in_flight: deque[InFlight] = field(default_factory=deque)
     inbox: deque[Reply] = field(default_factory=deque)
 
 
 @dataclass(eq=False, slots=True)
-class Bundle:
+class ConnectionSet:
     """One connection per node, and the tasks whose rounds are under way on them."""
 
-    seats: dict[int, Seat] = field(default_factory=dict)
-    connecting: dict[int, list[Ballot]] = field(default_factory=dict)
+    by_node: dict[int, Connection] = field(default_factory=dict)
+    connecting: dict[int, list[Round]] = field(default_factory=dict)
     arrived: deque[tuple[int, Wire | None, Greeting | str]] = field(default_factory=deque)
     waiting: list[Task] = field(default_factory=list)
     used: float = 0.0
@@ -90,18 +90,18 @@ class Lease:
     """A held lock as its holder sees it."""
 
     process: "Process"
-    tenure: tenures.Tenure
+    hold: holds.Hold
     slugs: tuple[str, ...]
     limit: int = 1
     shared: bool = False
 
     def believed(self) -> bool:
         """Return whether the holder, asked now, would say that it holds the lock; changes nothing."""
-        return not self.process.dead and self.tenure.remaining(self.process.clock()) > 0
+        return not self.process.dead and self.hold.remaining(self.process.clock()) > 0
 
     def ensure(self) -> bool:
         """Ask as :meth:`django_redlock.engine.lease.Lease.ensure` does."""
-        return self.tenure.check(self.process.clock())
+        return self.hold.check(self.process.clock())
 
 
 class Process(Computer):
@@ -133,13 +133,13 @@ class Process(Computer):
         self.shared = world.random.random() < 0.5
         self._owner = Owner(host=name)
         self.admission = Admission(rules, tuple(machine.name for machine in machines), self.clock, self.wall)
-        self.floor = Floor()
+        self.highest = HighestToken()
         self.breakers = Breakers(len(machines))
         self._machines = machines
         self._profile = profile
         self._faults = faults
         self._oracles = oracles
-        self._bundles: list[Bundle] = [Bundle()] if self.shared else []
+        self._connection_sets: list[ConnectionSet] = [ConnectionSet()] if self.shared else []
         self._waiters: Waiters[Any] = Waiters(rules.needed, Bell)
         self._waiters.process = name
         self._listens = False
@@ -171,12 +171,12 @@ class Process(Computer):
         """
         wanted = Wanted(names, TTL, wait, self._owner, limit=limit, shared=shared)
         waiter = self._waiters.new_name() if wait != 0 else ""
-        acquisition = Acquisition(wanted, self.rules, self.floor, self._fresh_nonce, self.world.random.random, waiter)
+        acquisition = Acquisition(wanted, self.rules, self.highest, self._fresh_nonce, self.world.random.random, waiter)
         began, steps = self.world.now, acquisition.steps(self.instant())
         step = next(steps)
         try:
             while True:
-                if isinstance(step, Ballot):
+                if isinstance(step, Round):
                     yield self.breathe()
                     yield from self.ask(step)
                     yield self.breathe()
@@ -186,7 +186,7 @@ class Process(Computer):
                     yield Sleep(step.seconds)
                 now = self.world.now
                 step = steps.send(self.instant())
-                if isinstance(step, Ballot) and isinstance(next(iter(step.requests.values()), None), Acquire):
+                if isinstance(step, Round) and isinstance(next(iter(step.requests.values()), None), Acquire):
                     began = now
         except StopIteration as stop:
             return self._held(wanted, stop.value, began)
@@ -207,51 +207,51 @@ class Process(Computer):
 
     def _watch(self) -> Routine:
         while True:
-            self._renewed = [lease for lease in self._renewed if not lease.tenure.ended]
+            self._renewed = [lease for lease in self._renewed if not lease.hold.ended]
             now = self.clock()
-            due = [lease for lease in self._renewed if lease.tenure.due(True) <= now]
+            due = [lease for lease in self._renewed if lease.hold.due(True) <= now]
             if due:
                 yield self.breathe()
                 yield from self.extend(due)
             else:
-                yield Wait(min([lease.tenure.due(True) - now for lease in self._renewed], default=60.0))
+                yield Wait(min([lease.hold.due(True) - now for lease in self._renewed], default=60.0))
 
     def extend(self, leases: Sequence[Lease]) -> Routine:
         """Ask for a whole lease from now, for several at once."""
         now = self.clock()
-        asked = [(lease, term) for lease in leases if lease.ensure() and (term := lease.tenure.term(now))]
+        asked = [(lease, term) for lease in leases if lease.ensure() and (term := lease.hold.term(now))]
         if not asked:
             return
-        soonest = min(lease.tenure.deadline for lease, _ in asked)
-        ballot = tenures.renewal([term for _, term in asked], self.rules, self.rules.timeout(TTL), soonest - now)
+        soonest = min(lease.hold.deadline for lease, _ in asked)
+        round = holds.renewal([term for _, term in asked], self.rules, self.rules.timeout(TTL), soonest - now)
         for lease, term in asked:
-            lease.tenure.asked(ballot, term)
+            lease.hold.asked(round, term)
         start, when = self.clock(), self.world.now
         yield self.breathe()
-        yield from self.ask(ballot)
+        yield from self.ask(round)
         yield self.breathe()
         for number, (lease, _) in enumerate(asked):
-            tenure = lease.tenure
-            late = self.clock() >= tenure.deadline or tenure.ended is not None
-            longer = tenure.extended(ballot, number, start, self.clock())
-            self.world.log(self.name, "extended" if longer else "not extended", tenure.nonce[:4], tenure.ended or "")
-            self._oracles.extended(lease, ballot, when, longer, late)
+            hold = lease.hold
+            late = self.clock() >= hold.deadline or hold.ended is not None
+            longer = hold.extended(round, number, start, self.clock())
+            self.world.log(self.name, "extended" if longer else "not extended", hold.nonce[:4], hold.ended or "")
+            self._oracles.extended(lease, round, when, longer, late)
 
     def release(self, lease: Lease) -> Routine:
         """Give a lock up; returns what the nodes say of it."""
-        lease.tenure.check(self.clock())
-        lease.tenure.end("released", self.clock())
-        self.world.log(self.name, "releases", lease.tenure.nonce[:4], lease.tenure.ended)
-        ballot = lease.tenure.release(self.rules.timeout(TTL))
-        yield from self.ask(ballot)
-        return tenures.release_outcome(ballot, self.rules)
+        lease.hold.check(self.clock())
+        lease.hold.end("released", self.clock())
+        self.world.log(self.name, "releases", lease.hold.nonce[:4], lease.hold.ended)
+        round = lease.hold.release(self.rules.timeout(TTL))
+        yield from self.ask(round)
+        return holds.release_outcome(round, self.rules)
 
     def _held(self, wanted: Wanted, outcome: Granted | GaveUp, began: float) -> Lease | GaveUp:
         if isinstance(outcome, GaveUp):
             self.world.log(self.name, "gives up", *wanted.names)
             return outcome
-        tenure = tenures.Tenure(wanted, outcome, self.rules, self.floor)
-        lease = Lease(self, tenure, outcome.slugs, wanted.limit, wanted.shared)
+        hold = holds.Hold(wanted, outcome, self.rules, self.highest)
+        lease = Lease(self, hold, outcome.slugs, wanted.limit, wanted.shared)
         self.world.log(self.name, "GRANTED", *outcome.slugs, outcome.nonce[:4], f"#{outcome.token % 10**9}")
         self._oracles.granted(lease, outcome, began)
         return lease
@@ -278,14 +278,14 @@ class Process(Computer):
         """Have a node tell of turns, now and after every restart."""
         node, world = machine.number, self.world
 
-        def hint(name: str) -> None:
-            if not self._faults.loses_hint():
+        def notification(name: str) -> None:
+            if not self._faults.loses_notification():
                 world.log(machine.name, "calls", name)
-                self.arrive(self._faults.passes(self, machine), self._waiters.hint, node, name)
+                self.arrive(self._faults.passes(self, machine), self._waiters.notification, node, name)
 
         def subscribe() -> None:
             if machine.up:
-                machine.store.listeners[self.name] = hint
+                machine.store.listeners[self.name] = notification
                 machine.at_end.append(lambda: self.after(0.001, end))
                 self.arrive(self._faults.passes(self, machine), self._waiters.reached, node)
             else:
@@ -299,174 +299,187 @@ class Process(Computer):
 
     # What django_redlock.engine.rounds does
 
-    def ask(self, ballot: Ballot, apart: Bundle | None = None) -> Routine:
+    def ask(self, round: Round, apart: ConnectionSet | None = None) -> Routine:
         """Carry out one round, on links *apart* from all others or not; have releases brought to who missed them."""
-        if not ballot.requests:
+        if not round.requests:
             return
-        bundle = apart or (self._bundles[0] if self.shared else self._bundles.pop() if self._bundles else Bundle())
+        connections = apart or (
+            self._connection_sets[0]
+            if self.shared
+            else self._connection_sets.pop()
+            if self._connection_sets
+            else ConnectionSet()
+        )
         now = self.clock()
-        deadline, fresh = now + ballot.timeout, not bundle.seats
-        self._send_all(bundle, ballot, now)
+        deadline, fresh = now + round.timeout, not connections.by_node
+        self._send_all(connections, round, now)
         try:
-            while ballot.timeout and not ballot.closed and now < deadline and self._expects(bundle, ballot):
-                yield from self._wait(bundle, deadline - now)
+            while round.timeout and not round.closed and now < deadline and self._expects(connections, round):
+                yield from self._wait(connections, deadline - now)
                 now = self.clock()
-            if ballot.timeout and not ballot.closed:
-                self._time_out(bundle, ballot)
-            until = deadline if ballot.mending else min(deadline, now + GRACE)
-            while (fresh or ballot.mending) and bundle.connecting and now < until:
-                yield from self._wait(bundle, until - now)
+            if round.timeout and not round.closed:
+                self._time_out(connections, round)
+            until = deadline if round.mending else min(deadline, now + GRACE)
+            while (fresh or round.mending) and connections.connecting and now < until:
+                yield from self._wait(connections, until - now)
                 now = self.clock()
-            until = now + ballot.patience
-            while ballot.closed and ballot.unheard and now < until and self._expects(bundle, ballot):
-                yield from self._wait(bundle, until - now)
+            until = now + round.patience
+            while round.closed and round.unheard and now < until and self._expects(connections, round):
+                yield from self._wait(connections, until - now)
                 now = self.clock()
         except Cancelled:
-            self._interrupted(bundle, ballot)
+            self._interrupted(connections, round)
             raise
-        self._end(bundle, ballot)
-        bundle.used = now
+        self._end(connections, round)
+        connections.used = now
         if not self.shared and not apart:
-            self._bundles.append(bundle)
-        if ballot.lasting:
-            for node in ballot.missed():
-                self.spawn(self._bring(node, ballot.requests[node], now + ballot.lasting))
+            self._connection_sets.append(connections)
+        if round.lasting:
+            for node in round.missed():
+                self.spawn(self._bring(node, round.requests[node], now + round.lasting))
 
-    def _send_all(self, bundle: Bundle, ballot: Ballot, now: float) -> None:
-        ballot.doubted = self.admission.doubted
-        self._oracles.first_byte(ballot, now)
-        self._settle(bundle, ballot.mending or now - bundle.used > IDLE)
-        resting = set() if ballot.farewell else self.breakers.resting(ballot, now)
-        for node in ballot.requests:
-            self._start(bundle, ballot, node, now, resting)
+    def _send_all(self, connections: ConnectionSet, round: Round, now: float) -> None:
+        round.doubted = self.admission.doubted
+        self._oracles.first_byte(round, now)
+        self._settle(connections, round.mending or now - connections.used > IDLE)
+        resting = set() if round.cleanup else self.breakers.resting(round, now)
+        for node in round.requests:
+            self._start(connections, round, node, now, resting)
 
-    def _end(self, bundle: Bundle, ballot: Ballot) -> None:
-        ballot.close()
-        for waiting in bundle.connecting.values():
-            if ballot in waiting:
-                waiting.remove(ballot)
+    def _end(self, connections: ConnectionSet, round: Round) -> None:
+        round.close()
+        for waiting in connections.connecting.values():
+            if round in waiting:
+                waiting.remove(round)
 
-    def _interrupted(self, bundle: Bundle, ballot: Ballot) -> None:
+    def _interrupted(self, connections: ConnectionSet, round: Round) -> None:
         """End a round before it is over: a thread's links are in a state that nobody knows, those of a loop are not."""
-        self._end(bundle, ballot)
-        for seat in list(bundle.seats.values()) if not self.shared else ():
-            self._unseat(bundle, seat, "closed")
+        self._end(connections, round)
+        for connection in list(connections.by_node.values()) if not self.shared else ():
+            self._drop(connections, connection, "closed")
 
     def _bring(self, node: int, request: Request, until: float) -> Routine:
-        """Do what :class:`django_redlock.engine.redelivery.Courier` does."""
+        """Do what :class:`django_redlock.engine.redelivery.Redelivery` does."""
         pause = FIRST_PAUSE
         while self.clock() < until:
-            parcel = Ballot({node: request}, lambda replies: False, CONNECT_TIMEOUT, farewell=True)
-            yield from self.ask(parcel, apart=Bundle())
-            if not parcel.missed():
+            undelivered = Round({node: request}, lambda replies: False, CONNECT_TIMEOUT, cleanup=True)
+            yield from self.ask(undelivered, apart=ConnectionSet())
+            if not undelivered.missed():
                 return
             yield Sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
 
-    def _wait(self, bundle: Bundle, left: float) -> Routine:
+    def _wait(self, connections: ConnectionSet, left: float) -> Routine:
         task = self.current
         assert task is not None
-        bundle.waiting.append(task)
+        connections.waiting.append(task)
         try:
             yield Wait(left)
         finally:
-            bundle.waiting.remove(task)
+            connections.waiting.remove(task)
 
-    def _expects(self, bundle: Bundle, ballot: Ballot) -> bool:
-        replies, seats, connecting = ballot.replies, bundle.seats, bundle.connecting
-        for node in ballot.requests:
-            if node not in replies and (node in connecting or ((seat := seats.get(node)) and seat.owed)):
+    def _expects(self, connections: ConnectionSet, round: Round) -> bool:
+        replies, by_node, connecting = round.replies, connections.by_node, connections.connecting
+        for node in round.requests:
+            if node not in replies and (
+                node in connecting or ((connection := by_node.get(node)) and connection.in_flight)
+            ):
                 return True
         return False
 
-    def _settle(self, bundle: Bundle, look: bool) -> None:
-        """Bring a bundle up to date: links that arrived, replies it is owed, links that its nodes closed."""
-        self._seat_arrivals(bundle)
-        for seat in list(bundle.seats.values()):
-            if seat.inbox:
-                self._read(seat)
-            ended = seat.wire.broken or seat.wire.boot != seat.wire.machine.boot
-            if ended and (seat.owed or look):
-                self._unseat(bundle, seat, "closed")
+    def _settle(self, connections: ConnectionSet, look: bool) -> None:
+        """Bring a connection set up to date: links that arrived, replies in flight, links that its nodes closed."""
+        self._take_arrivals(connections)
+        for connection in list(connections.by_node.values()):
+            if connection.inbox:
+                self._read(connection)
+            ended = connection.wire.broken or connection.wire.boot != connection.wire.machine.boot
+            if ended and (connection.in_flight or look):
+                self._drop(connections, connection, "closed")
 
-    def _start(self, bundle: Bundle, ballot: Ballot, node: int, now: float, resting: set[int]) -> None:
+    def _start(self, connections: ConnectionSet, round: Round, node: int, now: float, resting: set[int]) -> None:
         """Send one node its request, or see to a link for it, or note why not."""
-        seat = bundle.seats.get(node)
-        if seat and not ballot.farewell and seat.owed and now - seat.owed[0].sent > max(ballot.timeout, 0.05):
-            self._unseat(bundle, seat, "timeout")
+        connection = connections.by_node.get(node)
+        if (
+            connection
+            and not round.cleanup
+            and connection.in_flight
+            and now - connection.in_flight[0].sent > max(round.timeout, 0.05)
+        ):
+            self._drop(connections, connection, "timeout")
             self.breakers[node].failed(now)
-            seat = None
-        if seat and not ballot.farewell and len(seat.owed) >= MAX_OWED:
-            ballot.receive(node, failed(Failure.BACKLOG))
-        elif seat:
-            self._send(bundle, seat, ballot, now)
+            connection = None
+        if connection and not round.cleanup and len(connection.in_flight) >= MAX_IN_FLIGHT:
+            round.receive(node, failed(Failure.BACKLOG))
+        elif connection:
+            self._send(connections, connection, round, now)
         elif node in resting:
-            ballot.receive(node, failed(Failure.FAILED_LATELY))
-        elif not ballot.timeout:
-            ballot.receive(node, failed(Failure.NOT_CONNECTED))
+            round.receive(node, failed(Failure.FAILED_LATELY))
+        elif not round.timeout:
+            round.receive(node, failed(Failure.NOT_CONNECTED))
         else:
-            self._connect(bundle, node, ballot)
+            self._connect(connections, node, round)
 
-    def _send(self, bundle: Bundle, seat: Seat, ballot: Ballot, now: float) -> None:
-        if seat.wire.broken:
-            self._unseat(bundle, seat, "closed")
-            self.breakers[seat.node].failed(now)
-            ballot.receive(seat.node, failed(Failure.CLOSED, Kind.UNKNOWN))
+    def _send(self, connections: ConnectionSet, connection: Connection, round: Round, now: float) -> None:
+        if connection.wire.broken:
+            self._drop(connections, connection, "closed")
+            self.breakers[connection.node].failed(now)
+            round.receive(connection.node, failed(Failure.CLOSED, Kind.UNKNOWN))
             return
-        seat.owed.append(Owed(ballot, now))
-        seat.wire.send(ballot.requests[seat.node])
+        connection.in_flight.append(InFlight(round, now))
+        connection.wire.send(round.requests[connection.node])
 
-    def _replied(self, bundle: Bundle, seat: Seat, reply: Reply) -> None:
-        seat.inbox.append(reply)
-        if self.shared or bundle.waiting:  # as _happened() does
-            self._read(seat)
-            for task in bundle.waiting:
+    def _replied(self, connections: ConnectionSet, connection: Connection, reply: Reply) -> None:
+        connection.inbox.append(reply)
+        if self.shared or connections.waiting:  # as _happened() does
+            self._read(connection)
+            for task in connections.waiting:
                 task.wake()
 
-    def _ended(self, bundle: Bundle, seat: Seat) -> None:
-        self._happened(bundle, self._unseat_ended, bundle, seat)
+    def _ended(self, connections: ConnectionSet, connection: Connection) -> None:
+        self._happened(connections, self._drop_ended, connections, connection)
 
-    def _happened(self, bundle: Bundle, see_to_it: Callable[..., None], *args: Any) -> None:
+    def _happened(self, connections: ConnectionSet, see_to_it: Callable[..., None], *args: Any) -> None:
         """Deal with what came if somebody waits; links of a thread that is busy are read at their next use."""
-        if self.shared or bundle.waiting:
+        if self.shared or connections.waiting:
             see_to_it(*args)
-            for task in bundle.waiting:
+            for task in connections.waiting:
                 task.wake()
 
-    def _read(self, seat: Seat) -> None:
-        while seat.inbox and seat.owed:
-            owed, reply = seat.owed.popleft(), seat.inbox.popleft()
-            self.breakers[seat.node].answered()
-            owed.ballot.receive(seat.node, self.admission.judge(seat.node, reply, owed.sent))
+    def _read(self, connection: Connection) -> None:
+        while connection.inbox and connection.in_flight:
+            in_flight, reply = connection.in_flight.popleft(), connection.inbox.popleft()
+            self.breakers[connection.node].answered()
+            in_flight.round.receive(connection.node, self.admission.judge(connection.node, reply, in_flight.sent))
 
-    def _unseat_ended(self, bundle: Bundle, seat: Seat) -> None:
-        self._read(seat)
-        self._unseat(bundle, seat, "reset")
-        self.breakers[seat.node].failed(self.clock())
+    def _drop_ended(self, connections: ConnectionSet, connection: Connection) -> None:
+        self._read(connection)
+        self._drop(connections, connection, "reset")
+        self.breakers[connection.node].failed(self.clock())
 
-    def _unseat(self, bundle: Bundle, seat: Seat, detail: str) -> None:
-        if bundle.seats.get(seat.node) is seat:
-            del bundle.seats[seat.node]
-        seat.wire.broken = True
-        while seat.owed:
-            seat.owed.popleft().ballot.receive(seat.node, Reply(Kind.UNKNOWN, detail=detail))
+    def _drop(self, connections: ConnectionSet, connection: Connection, detail: str) -> None:
+        if connections.by_node.get(connection.node) is connection:
+            del connections.by_node[connection.node]
+        connection.wire.broken = True
+        while connection.in_flight:
+            connection.in_flight.popleft().round.receive(connection.node, Reply(Kind.UNKNOWN, detail=detail))
 
-    def _time_out(self, bundle: Bundle, ballot: Ballot) -> None:
+    def _time_out(self, connections: ConnectionSet, round: Round) -> None:
         """Note the nodes that did not answer in time; their links stay, so that a release follows in order."""
         now = self.clock()
-        for node in list(ballot.requests.keys() - ballot.replies.keys()):
+        for node in list(round.requests.keys() - round.replies.keys()):
             self.breakers[node].failed(now)
-            kind = Kind.UNKNOWN if node in bundle.seats else Kind.FAILED
-            ballot.receive(node, failed(Failure.TIMEOUT, kind))
+            kind = Kind.UNKNOWN if node in connections.by_node else Kind.FAILED
+            round.receive(node, failed(Failure.TIMEOUT, kind))
 
-    def _connect(self, bundle: Bundle, node: int, ballot: Ballot) -> None:
-        if node in bundle.connecting:
-            bundle.connecting[node].append(ballot)
+    def _connect(self, connections: ConnectionSet, node: int, round: Round) -> None:
+        if node in connections.connecting:
+            connections.connecting[node].append(round)
             return
-        bundle.connecting[node] = [ballot]
+        connections.connecting[node] = [round]
         machine, world = self._machines[node], self.world
         wire = Wire(self, machine, self._profile, self._faults)
-        gives_up = world.now + max(ballot.timeout, CONNECT_TIMEOUT)
+        gives_up = world.now + max(round.timeout, CONNECT_TIMEOUT)
         arrives = self._faults.passes(self, machine)
         finished = False
 
@@ -476,8 +489,8 @@ class Process(Computer):
                 finished = True
                 if wire is None:
                     self.breakers[node].failed(self.clock())
-                bundle.arrived.append((node, wire, greeting))
-                self._happened(bundle, self._seat_arrivals, bundle)
+                connections.arrived.append((node, wire, greeting))
+                self._happened(connections, self._take_arrivals, connections)
 
         def greet() -> None:
             back = self._faults.passes(self, machine)
@@ -490,20 +503,23 @@ class Process(Computer):
         machine.at(arrives, greet)
         self.arrive(gives_up, finish, None, "timeout")
 
-    def _seat_arrivals(self, bundle: Bundle) -> None:
-        """Give arrived links their seats, and the rounds that wait for them their chance."""
+    def _take_arrivals(self, connections: ConnectionSet) -> None:
+        """Give arrived links their connections, and the rounds that wait for them their chance."""
         now = self.clock()
-        while bundle.arrived:
-            node, wire, greeting = bundle.arrived.popleft()
-            ballots = bundle.connecting.pop(node)
+        while connections.arrived:
+            node, wire, greeting = connections.arrived.popleft()
+            rounds = connections.connecting.pop(node)
             if wire is not None and not isinstance(greeting, str):
                 self.admission.greet(node, greeting)
-                seat = bundle.seats[node] = Seat(node, wire)
-                wire.on_reply, wire.on_end = partial(self._replied, bundle, seat), partial(self._ended, bundle, seat)
-            for ballot in ballots:
-                if node in ballot.replies:
+                connection = connections.by_node[node] = Connection(node, wire)
+                wire.on_reply, wire.on_end = (
+                    partial(self._replied, connections, connection),
+                    partial(self._ended, connections, connection),
+                )
+            for round in rounds:
+                if node in round.replies:
                     continue
-                if node in bundle.seats:
-                    self._send(bundle, bundle.seats[node], ballot, now)
+                if node in connections.by_node:
+                    self._send(connections, connections.by_node[node], round, now)
                 else:
-                    ballot.receive(node, Reply(Kind.FAILED, detail=str(greeting)))
+                    round.receive(node, Reply(Kind.FAILED, detail=str(greeting)))

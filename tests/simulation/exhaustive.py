@@ -28,7 +28,7 @@ from django_redlock.core.owner import NONCE_SIZE, Owner
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import Instant, Raise, Request
 from django_redlock.core.rules import Rules
-from django_redlock.core.tokens import Floor
+from django_redlock.core.tokens import HighestToken
 from django_redlock.core.verdict import GRANTS
 from django_redlock.core.wanted import Wanted
 
@@ -66,7 +66,7 @@ class Phase:
     key: Hashable = None
     asks: dict[int, Any] = field(default_factory=dict)
     said: dict[int, Hashable] = field(default_factory=dict)
-    floor: int = 0
+    highest: int = 0
     token: int | None = None
     done: bool = False
 
@@ -84,8 +84,8 @@ class Protocol:
 
     nodes = 3
 
-    def phase(self, client: int, attempt: int, floor: int, history: History) -> Phase:
-        """Return where a client is in an attempt that began with the highest number *floor* seen, after *history*."""
+    def phase(self, client: int, attempt: int, highest: int, history: History) -> Phase:
+        """Return where a client is in an attempt that began with the highest number *highest* seen, after *history*."""
         raise NotImplementedError
 
     def execute(self, cell: Cell, request: Any) -> tuple[Any, Cell]:
@@ -135,9 +135,9 @@ class Production(Protocol):
             self._messages.append(message)
         return self._numbers[message]
 
-    def _phase(self, client: int, attempt: int, floor: int, history: History) -> Phase:
-        highest = Floor()
-        highest.lift([SLUG], floor)
+    def _phase(self, client: int, attempt: int, highest: int, history: History) -> Phase:
+        highest = HighestToken()
+        highest.lift([SLUG], highest)
         wanted = Wanted((NAME,), TTL, 0.0, Owner())
         acquisition = Acquisition(wanted, self.rules, highest, lambda: nonce(client, attempt), lambda: 0.5)
         at = Instant(START, self.walls[client])
@@ -154,10 +154,10 @@ class Production(Protocol):
                 if step.closed:
                     rounds += 1
                     step = steps.send(at)
-                    if isinstance(step, Pause) or step.farewell:  # this attempt failed
-                        return Phase(floor=highest.of([SLUG]), done=True)
+                    if isinstance(step, Pause) or step.cleanup:  # this attempt failed
+                        return Phase(highest=highest.of([SLUG]), done=True)
         except StopIteration as stop:
-            return Phase(floor=highest.of([SLUG]), token=getattr(stop.value, "token", None), done=True)
+            return Phase(highest=highest.of([SLUG]), token=getattr(stop.value, "token", None), done=True)
         asks = {node: self._number(request) for node, request in step.requests.items()}
         said = {node: reply.kind.value for node, reply in step.replies.items() if reply.kind in GRANTS}
         return Phase((rounds, min(asks.values())), asks, said, highest.of([SLUG]))
@@ -177,7 +177,7 @@ class Client(NamedTuple):
     """A client: which attempt it makes, what it had seen before it, what it has heard in it; idle between attempts."""
 
     attempt: int
-    floor: int
+    highest: int
     history: History = ()
     after: int = 0  # the highest token that was complete when the attempt began
     idle: bool = True
@@ -281,7 +281,7 @@ class Search:
 
     def _phase(self, state: State, client: int) -> Phase:
         me = state.clients[client]
-        return IDLE if me.idle else self.protocol.phase(client, me.attempt, me.floor, me.history)
+        return IDLE if me.idle else self.protocol.phase(client, me.attempt, me.highest, me.history)
 
     def _ask(self, state: State, client: int) -> State:
         """Put the requests of a client's present round on their way; whatever it still waited for is late."""
@@ -304,14 +304,15 @@ class Search:
             self.won += 1
             wrong = objection(state.tokens, me, phase.token)
             state = state._replace(tokens=tuple(sorted((*state.tokens, phase.token))))
-        idle = Client(me.attempt + 1, phase.floor)
+        idle = Client(me.attempt + 1, phase.highest)
         return self._ask(state._replace(clients=put(state.clients, client, idle)), client), wrong
 
     def _key(self, state: State) -> Hashable:
         """Return what is equal for states with equal futures."""
         phases = [self._phase(state, client) for client in range(len(state.clients))]
         clients = tuple(
-            me.attempt == allowed or (me.attempt, me.idle, me.after, me.floor if me.idle else phase.floor, phase.key)
+            me.attempt == allowed
+            or (me.attempt, me.idle, me.after, me.highest if me.idle else phase.highest, phase.key)
             for me, phase, allowed in zip(state.clients, phases, self.attempts, strict=True)
         )
         columns = []
@@ -364,7 +365,7 @@ class Naive(Protocol):
         self.combine = combine
         self.write_back = write_back
 
-    def phase(self, client: int, attempt: int, floor: int, history: History) -> Phase:
+    def phase(self, client: int, attempt: int, highest: int, history: History) -> Phase:
         needed = self.nodes // 2 + 1
         counters: dict[int, int] = {}
         agreed: set[int] = set()

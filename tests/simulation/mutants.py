@@ -14,7 +14,7 @@ from unittest.mock import patch
 from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.admission import Admission
 from django_redlock.core.attempt import Attempt
-from django_redlock.core.hold import Tenure
+from django_redlock.core.hold import Hold
 from django_redlock.core.names import place
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.node_state.decisions import Decisions
@@ -22,7 +22,7 @@ from django_redlock.core.node_state.records import Records
 from django_redlock.core.owner import nonce_of
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import SHARED
-from django_redlock.core.round import Ballot
+from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, majority
 from django_redlock.core.verdict import GRANTS
 
@@ -172,12 +172,12 @@ def raising_without_holding() -> Iterator[None]:
 
 
 @mutant("net")
-def no_cancel_marker() -> Iterator[None]:
-    """a release leaves no marker against late requests"""
+def no_tombstone() -> Iterator[None]:
+    """a release leaves no tombstone against late requests"""
     release = Decisions.release
 
     def released(self: Decisions, request: Any) -> Reply:
-        return release(self, request._replace(bury=0.0))
+        return release(self, request._replace(tombstone=0.0))
 
     with patch.object(Decisions, "release", released):
         yield
@@ -247,10 +247,10 @@ def no_undo() -> Iterator[None]:
     """a cancelled acquisition takes nothing back"""
     undo = Acquisition.undo
 
-    def undone(self: Acquisition, timeout: float = 0.0) -> Ballot:
-        ballot = undo(self, timeout)
-        ballot.requests = {}
-        return ballot
+    def undone(self: Acquisition, timeout: float = 0.0) -> Round:
+        round = undo(self, timeout)
+        round.requests = {}
+        return round
 
     with patch.object(Acquisition, "undo", undone):
         yield
@@ -266,12 +266,12 @@ def minority() -> Iterator[None]:
 @mutant("skew")
 def grants_counted_as_accepts() -> Iterator[None]:
     """votes for the lock count as votes for its token"""
-    count = Ballot.count
+    count = Round.count
 
-    def counted(self: Ballot, *kinds: Kind) -> int:
+    def counted(self: Round, *kinds: Kind) -> int:
         return count(self, *(GRANTS if kinds == (Kind.ACCEPTED,) else kinds))
 
-    with patch.object(Ballot, "count", counted):
+    with patch.object(Round, "count", counted):
         yield
 
 
@@ -280,7 +280,7 @@ def mixed_rounds() -> Iterator[None]:
     """accepts of the first number count for the second"""
     raise_token = Attempt._raise_token
 
-    def mixed(self: Attempt, first: Ballot, number: int) -> Generator[Any, Any, Ballot]:
+    def mixed(self: Attempt, first: Round, number: int) -> Generator[Any, Any, Round]:
         steps = raise_token(self, first, number)
         second = next(steps)
         second.replies.update({node: reply for node, reply in first.replies.items() if reply.kind is Kind.ACCEPTED})
@@ -289,7 +289,7 @@ def mixed_rounds() -> Iterator[None]:
             steps.send(at)
         except StopIteration as stop:
             return stop.value
-        raise AssertionError("more than one ballot")
+        raise AssertionError("more than one round")
 
     with patch.object(Attempt, "_raise_token", mixed):
         yield
@@ -300,9 +300,9 @@ def one_nonce() -> Iterator[None]:
     """all attempts of an acquisition share a nonce"""
     init = Acquisition.__init__
 
-    def remembering(self: Acquisition, wanted: Any, rules: Any, floor: Any, fresh_nonce: Any, *more: Any) -> None:
+    def remembering(self: Acquisition, wanted: Any, rules: Any, highest: Any, fresh_nonce: Any, *more: Any) -> None:
         nonce = fresh_nonce()
-        init(self, wanted, rules, floor, lambda: nonce, *more)
+        init(self, wanted, rules, highest, lambda: nonce, *more)
 
     with patch.object(Acquisition, "__init__", remembering):
         yield
@@ -320,12 +320,12 @@ def release_to_yes_voters() -> Iterator[None]:
     """a failed attempt is released only where it was granted"""
     withdrawal = Acquisition._withdrawal
 
-    def withdrawn(self: Acquisition, **options: Any) -> Ballot:
-        ballot = withdrawal(self, **options)
+    def withdrawn(self: Acquisition, **options: Any) -> Round:
+        round = withdrawal(self, **options)
         rounds = [] if self._attempt.given_back else self._attempt.rounds
         yes = {node for old in rounds for node, reply in old.replies.items() if reply.kind in GRANTS}
-        ballot.requests = {node: request for node, request in ballot.requests.items() if node in yes}
-        return ballot
+        round.requests = {node: request for node, request in round.requests.items() if node in yes}
+        return round
 
     with patch.object(Acquisition, "_withdrawal", withdrawn):
         yield
@@ -336,10 +336,10 @@ def no_release_of_failures() -> Iterator[None]:
     """a failed attempt is not released at all"""
     withdrawal = Acquisition._withdrawal
 
-    def withdrawn(self: Acquisition, **options: Any) -> Ballot:
-        ballot = withdrawal(self, **options)
-        ballot.requests = {}
-        return ballot
+    def withdrawn(self: Acquisition, **options: Any) -> Round:
+        round = withdrawal(self, **options)
+        round.requests = {}
+        return round
 
     with patch.object(Acquisition, "_withdrawal", withdrawn):
         yield
@@ -378,19 +378,19 @@ def wall_clock() -> Iterator[None]:
 @mutant("pause", "net")
 def extension_from_the_reply() -> Iterator[None]:
     """an extension counts from its last reply"""
-    extended = Tenure.extended
+    extended = Hold.extended
 
-    def later(self: Tenure, ballot: Ballot, number: int, start: float, now: float) -> bool:
-        return extended(self, ballot, number, now, now)
+    def later(self: Hold, round: Round, number: int, start: float, now: float) -> bool:
+        return extended(self, round, number, now, now)
 
-    with patch.object(Tenure, "extended", later):
+    with patch.object(Hold, "extended", later):
         yield
 
 
 @mutant("pause", "net")
 def extension_after_the_deadline() -> Iterator[None]:
     """an extension that completes after the deadline counts"""
-    with patch.object(Tenure, "check", lambda self, now: not self.ended):
+    with patch.object(Hold, "check", lambda self, now: not self.ended):
         yield
 
 

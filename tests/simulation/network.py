@@ -128,8 +128,8 @@ def describe(request: Request) -> str:
         case Raise():
             return f"Raise {request.nonce[:4]} #{request.number % 10**9}"
         case Release():
-            bury = "bury" if request.bury else ""
-            return f"Release {request.nonce[:4]} {bury} {request.leaving}".rstrip()
+            tombstone = "tombstone" if request.tombstone else ""
+            return f"Release {request.nonce[:4]} {tombstone} {request.leaving}".rstrip()
     return ""
 
 
@@ -234,8 +234,8 @@ class Faults:
         self._world.log(client.name, "is blocked from", machine.name, f"for {seconds:.3f}")
         self._blocked[client.name, machine.number] = self._world.now + seconds
 
-    def loses_hint(self) -> bool:
-        """Return whether a hint is lost."""
+    def loses_notification(self) -> bool:
+        """Return whether a notification is lost."""
         return self.on and self._world.random.random() < self._profile.hush
 
     def passes(self, client: Computer, machine: Machine) -> float:

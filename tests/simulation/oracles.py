@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from django_redlock.core.attempt import Granted
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import SHARED, Acquire, Extend, Raise, Release, Request, Survey, Term
-from django_redlock.core.round import Ballot
+from django_redlock.core.round import Round
 
 from .profiles import TTL
 from .world import World
@@ -106,7 +106,7 @@ class Oracles:
         self._accepted: dict[tuple[int, str], int] = {}
         self._votes: dict[tuple[int, str], list[Vote]] = defaultdict(list)
         self._released: dict[int, dict[str, float]] = defaultdict(dict)
-        self._first_bytes: dict[Ballot, float] = {}
+        self._first_bytes: dict[Round, float] = {}
 
     def violated(self, oracle: str, what: str) -> None:
         """Note a violation."""
@@ -178,20 +178,20 @@ class Oracles:
 
     # What the clients believe
 
-    def first_byte(self, ballot: Ballot, now: float) -> None:
+    def first_byte(self, round: Round, now: float) -> None:
         """The first byte of a round is about to be sent, at *now* on the client's steady clock."""
-        self._first_bytes[ballot] = now
+        self._first_bytes[round] = now
 
     def granted(self, lease: "Lease", outcome: Granted, began: float) -> None:
         """An attempt that began at *began*, in true time, won."""
         self.figures.acquisitions += 1
-        self.figures.one_round += len(outcome.ballots) == 1
-        if len(outcome.ballots) > 2 or len(outcome.ballots[0].requests) != self._nodes:
-            self.violated("cost", f"P26: {len(outcome.ballots)} rounds")
+        self.figures.one_round += len(outcome.rounds) == 1
+        if len(outcome.rounds) > 2 or len(outcome.rounds[0].requests) != self._nodes:
+            self.violated("cost", f"P26: {len(outcome.rounds)} rounds")
         self._check_votes(outcome)
-        latest = self._first_bytes[outcome.ballots[0]] + TTL - DRIFT
-        if lease.tenure.deadline > latest + ROUNDING:
-            self.violated("validity", f"P17: a lease ends {lease.tenure.deadline - latest:.6f} s too late")
+        latest = self._first_bytes[outcome.rounds[0]] + TTL - DRIFT
+        if lease.hold.deadline > latest + ROUNDING:
+            self.violated("validity", f"P17: a lease ends {lease.hold.deadline - latest:.6f} s too late")
         if not lease.believed():
             self.violated("validity", "P17: a lock was granted with no validity left")
         for slug in lease.slugs:
@@ -199,14 +199,14 @@ class Oracles:
             self._completes(slug, outcome.token)
             if not lease.shared:
                 self._completes(slug + "!", outcome.token)
-        for name in lease.tenure.names:
+        for name in lease.hold.names:
             self._check_alone(name, lease)
 
     def _check_votes(self, outcome: Granted) -> None:
         """P4, P20: one number, one attempt, a quorum of distinct nodes that may vote."""
         best = 0
-        for ballot in outcome.ballots:
-            replies = ballot.replies.items()
+        for round in outcome.rounds:
+            replies = round.replies.items()
             voters = [node for node, reply in replies if reply.kind is Kind.ACCEPTED and reply.fence == outcome.token]
             best = max(best, sum(self._voted(node, outcome) for node in voters))
         if best < self._quorum:
@@ -245,21 +245,21 @@ class Oracles:
             self.violated("overlap", f"P16: {len(others) + 1} hold {name} where {lease.limit} may")
         others.append(lease)
 
-    def extended(self, lease: "Lease", ballot: Ballot, asked: float, longer: bool, late: bool) -> None:
+    def extended(self, lease: "Lease", round: Round, asked: float, longer: bool, late: bool) -> None:
         """A round of extension that was asked at *asked*, in true time, ended; *late* is after the deadline."""
-        tenure = lease.tenure
+        hold = lease.hold
         if not longer:
             return
         self.figures.extensions += 1
         if late:
             self.violated("validity", "P18: an extension counted after the deadline")
-        if tenure.deadline > self._first_bytes[ballot] + TTL - DRIFT + ROUNDING:
+        if hold.deadline > self._first_bytes[round] + TTL - DRIFT + ROUNDING:
             self.violated("validity", "P17: an extension lasts longer than from before its first byte")
         for slug in lease.slugs:
             key = slug + "!" if lease.shared else slug  # a later holder who shares it is none that supersedes
             before = bisect_left(self._completed[key], asked)
-            if before and self._highest[key][before - 1] > tenure.token:
-                self.violated("heal", f"P19: {tenure.token} of {slug} was extended after a later token was complete")
+            if before and self._highest[key][before - 1] > hold.token:
+                self.violated("heal", f"P19: {hold.token} of {slug} was extended after a later token was complete")
 
     # At the end
 

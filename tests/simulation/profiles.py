@@ -18,7 +18,7 @@ class Profile:
         reset: Chance that a connection is reset.
         spike: Chance that a message, and all behind it, is late: up to several leases.
         repeat: Chance that a request is executed once more, later.
-        hush: Chance that a hint is lost.
+        hush: Chance that a notification is lost.
         block: Rate at which one client is cut off from one node for a while.
         stall: Chance that a client stops between two steps; up to three leases.
         freeze: Rate at which a node stops for a while.

@@ -79,8 +79,8 @@ def stepping_node(seed: int) -> Violations:
         warm.spawn(visit(warm))
         yield from visit(holder)
         yield Sleep(0.3)
-        for bundle in holder._bundles:
-            bundle.seats[2].wire.deaf = True
+        for connections in holder._connection_sets:
+            connections.by_node[2].wire.deaf = True
         lease = yield from holder.acquire(("a",), 0.0)
         machines[0].set_clock(60.0)
         yield Sleep(0.3)
@@ -118,8 +118,8 @@ def moving_endpoint(seed: int) -> Violations:
         machines[0].copy()
         machines[0].store.records.served = served
         yield from visit(holder)
-        for bundle in holder._bundles:
-            bundle.seats[2].wire.deaf = True
+        for connections in holder._connection_sets:
+            connections.by_node[2].wire.deaf = True
         lease = yield from holder.acquire(("a",), 0.0)
         machines[0].fail_over()
         cold.spawn(attempt())
@@ -256,15 +256,15 @@ def _bystander(schedule: Schedule) -> Client:
 
 
 def _mute(client: Client) -> None:
-    for bundle in client._bundles:
-        for seat in bundle.seats.values():
-            seat.wire.mute = True
+    for connections in client._connection_sets:
+        for connection in connections.by_node.values():
+            connection.wire.mute = True
 
 
 def _reset(client: Client) -> None:
-    for bundle in client._bundles:
-        for seat in bundle.seats.values():
-            seat.wire.doomed = True
+    for connections in client._connection_sets:
+        for connection in connections.by_node.values():
+            connection.wire.doomed = True
 
 
 SCENARIOS: dict[str, Callable[[int], Violations]] = {

@@ -110,20 +110,20 @@ class Client(Process):
 
     def section(self, database: Database, lease: Lease) -> Routine:
         """Increment under a lock, and give it up unless it is left to expire."""
-        random, tenure = self.world.random, lease.tenure
+        random, hold = self.world.random, lease.hold
         if random.random() < 0.6:
             self.renew(lease)
         for guard in random.sample(GUARDS, 0 if lease.shared else 3):  # who shares a lock does not write
             if not lease.ensure():
                 break
             yield self.breathe()
-            yield from increment(database, self, random.choice(lease.slugs), tenure.token, tenure.nonce, guard)
+            yield from increment(database, self, random.choice(lease.slugs), hold.token, hold.nonce, guard)
         if random.random() < 0.2:
             yield Sleep(random.uniform(0, 1.5 * TTL))
         if self.quiet or random.random() < 0.9:
             yield from self.release(lease)
         else:
-            tenure.end("dropped", self.clock())  # nobody renews it, nobody releases it
+            hold.end("dropped", self.clock())  # nobody renews it, nobody releases it
 
 
 class Schedule:

@@ -606,9 +606,7 @@ def test_a_silent_node_is_not_asked_again(five, monkeypatch):
     five[2].down = True
     asked: list[set[int]] = []
     ask = LockManager.ask
-    monkeypatch.setattr(
-        LockManager, "ask", lambda self, ballot: asked.append(set(ballot.requests)) or ask(self, ballot)
-    )
+    monkeypatch.setattr(LockManager, "ask", lambda self, round: asked.append(set(round.requests)) or ask(self, round))
 
     snapshot = held_locks(seconds=60)
     find_locks([slug("n0")], after=snapshot)
@@ -636,7 +634,7 @@ def test_a_silent_node_holds_a_page_up_for_less_than_a_second(five, monkeypatch,
     """
     asked: list[float] = []
     ask = LockManager.ask
-    monkeypatch.setattr(LockManager, "ask", lambda self, ballot: asked.append(ballot.timeout) or ask(self, ballot))
+    monkeypatch.setattr(LockManager, "ask", lambda self, round: asked.append(round.timeout) or ask(self, round))
     with override_settings(REDLOCK={"default": {**FIVE["default"], "OPTIONS": {"node_timeout": timeout}}}):
         held_locks(seconds=seconds)
 
@@ -688,9 +686,7 @@ def test_times_are_those_of_the_end_of_a_listing(five, monkeypatch):
     clock = [1000.0]
     monkeypatch.setattr(poll, "steady", lambda: clock[0])
     ask = LockManager.ask
-    monkeypatch.setattr(
-        LockManager, "ask", lambda self, ballot: ask(self, ballot) or clock.__setitem__(0, clock[0] + 7)
-    )
+    monkeypatch.setattr(LockManager, "ask", lambda self, round: ask(self, round) or clock.__setitem__(0, clock[0] + 7))
 
     listed = held_locks(seconds=60).locks
 

@@ -60,14 +60,14 @@ CIRCLES = {
 # Attributes with a leading underscore that are used in a module which does not define them.
 BORROWED = {
     # A lock takes its lease's clock along when it is entered again; the manager tells a lease of its successor.
-    ("engine/lock.py", "_tenure"),
+    ("engine/lock.py", "hold"),
     ("engine/manager.py", "_taken_over"),
     # A fenced block is a lock's block as well.
     ("fencing.py", "_entered"),
     # The simulation replaces what a process has once: its managers, clocks and listeners.
-    ("testing/simulation.py", "_hints"),
+    ("testing/simulation.py", "_notifications"),
     ("testing/simulation.py", "_managers"),
-    ("testing/simulation.py", "_tenure"),
+    ("testing/simulation.py", "hold"),
 }
 
 # Names with a leading underscore of which we have some as well, but that are used where they are somebody else's.
@@ -107,8 +107,8 @@ LARGE_CLASSES = {
     "admin/__init__.py HeldLockAdminMixin": 24,
     "admin/changelist.py HeldLockChangeList": 21,
     # To be taken apart.
-    "core/hold.py Tenure": 24,
-    "core/round.py Ballot": 28,
+    "core/hold.py Hold": 24,
+    "core/round.py Round": 28,
     "engine/lease.py Lease": 30,
     "engine/manager.py LockManager": 27,
     "inventory/model.py HeldLock": 23,

@@ -164,7 +164,7 @@ def test_max_hold_is_that_of_the_command():
     """
     ends = []
 
-    call_command(command(locked_command("nightly", max_hold=7200), lambda self: ends.append(self.lease._tenure)))
+    call_command(command(locked_command("nightly", max_hold=7200), lambda self: ends.append(self.lease.hold)))
 
     assert ends[0]._max_hold == 7200
 

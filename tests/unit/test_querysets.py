@@ -478,7 +478,7 @@ def rounds(monkeypatch):
     asked = []
     manager = locks["default"]
     ask = manager.ask
-    monkeypatch.setattr(manager, "ask", lambda ballot: asked.append(ballot) or ask(ballot))
+    monkeypatch.setattr(manager, "ask", lambda round: asked.append(round) or ask(round))
     return asked
 
 
@@ -940,7 +940,7 @@ def test_lock_that_is_about_to_end_rolls_back(order, leases):
     """
 
     def shorten():
-        leases[0]._tenure.deadline = steady() + 2.8  # of 60 seconds
+        leases[0].hold.deadline = steady() + 2.8  # of 60 seconds
 
     with pytest.raises(LockLostError) as lost, lock_for_update(order, ttl=60):
         change(order, total=2, then=shorten)

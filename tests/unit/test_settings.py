@@ -281,7 +281,7 @@ def test_public_names_are_these():
         ({"NODES": ["database://default", *THREE[:2]]}, "redlock.W010"),
     ],
 )
-def test_surprise_is_a_warning_with_a_hint(entry: dict[str, Any], code: str):
+def test_surprise_is_a_warning_with_a_notification(entry: dict[str, Any], code: str):
     """One id, one cause: few nodes, an even number of them, a cache as a node."""
     with override_settings(REDLOCK={"default": entry}, CACHES=CACHES):
         (message,) = check_settings()

@@ -298,7 +298,7 @@ def test_lock_that_is_about_to_end_rolls_the_request_back(client, order, atomic_
     """
 
     def shorten():
-        leases[0]._tenure.deadline = steady() + 1.4  # of 30 seconds
+        leases[0].hold.deadline = steady() + 1.4  # of 30 seconds
 
     during(shorten)
 

@@ -127,7 +127,7 @@ class Decisions:
         high = records.highest_fence(term.slugs, now)
         lost = [slug for slug in term.slugs if not records.has(slug, term.nonce, term.shared, now)]
         if records.cancelled(term.nonce, now):
-            return Kind.REVOKED if records.markers[term.nonce].revoked else Kind.REFUSED, high
+            return Kind.REVOKED if records.tombstones[term.nonce].revoked else Kind.REFUSED, high
         if not all(self._may_come_back(term, slug) for slug in lost):
             return Kind.REFUSED, high
         for slug in term.slugs:
@@ -163,7 +163,7 @@ class Decisions:
             records.write(slug, term.value, max(term.ttl, left), now)
 
     def release(self, request: Release) -> Reply:
-        """End a hold, leave a marker against its late requests, and notify who waits."""
+        """End a hold, leave a tombstone against its late requests, and notify who waits."""
         records, now = self._records, self._now
         everybody = request.shared and request.nonce == SHARED
         one_of_several = request.shared and not everybody
@@ -174,8 +174,8 @@ class Decisions:
         others = [slug for slug in request.slugs if slug not in mine and records.holder(slug, now) is not None]
         taken = any(not (one_of_several and records.owner(slug, now) == SHARED) for slug in others)
         free = [slug for slug in mine if self._let_go(request, slug)]
-        if request.bury > 0:
-            self._bury(request, {request.nonce})
+        if request.tombstone > 0:
+            self._tombstone(request, {request.nonce})
         self._queues.released(request, free)
         kind = Kind.RELEASED if mine else Kind.BUSY if taken else Kind.GONE
         return Reply(kind, 0, self._time)
@@ -184,8 +184,8 @@ class Decisions:
         """End one holder's hold; returns whether the name is free now."""
         records, now = self._records, self._now
         if request.shared and request.nonce == SHARED:
-            if request.bury > 0:
-                self._bury(request, records.shared.get(slug, {}).keys())
+            if request.tombstone > 0:
+                self._tombstone(request, records.shared.get(slug, {}).keys())
             records.shared.pop(slug, None)
         elif request.shared:
             del records.shared[slug][request.nonce]
@@ -196,9 +196,9 @@ class Decisions:
         records.remove(slug)
         return True
 
-    def _bury(self, request: Release, nonces: Set[str]) -> None:
-        """Leave markers: a request that is still on its way must not bring back what is released here."""
-        self._records.markers |= dict.fromkeys(nonces, Marker(self._now + request.bury, request.revoke))
+    def _tombstone(self, request: Release, nonces: Set[str]) -> None:
+        """Leave tombstones: a request that is still on its way must not bring back what is released here."""
+        self._records.tombstones |= dict.fromkeys(nonces, Marker(self._now + request.tombstone, request.revoke))
 
     def repair(self, request: Repair) -> Reply:
         """Replace an absurd fencing token, and no other."""

@@ -44,17 +44,17 @@ def dump(records: Records, slug: str, now: float) -> dict[str, Any]:
     return record
 
 
-def load_marker(records: Records, nonce: str, record: Mapping[str, Any]) -> None:
-    """Take what :func:`dump_marker` gave."""
+def load_tombstone(records: Records, nonce: str, record: Mapping[str, Any]) -> None:
+    """Take what :func:`dump_tombstone` gave."""
     if "until" in record:
-        records.markers[nonce] = Marker(moment(record["until"]) or 0.0, bool(record.get("revoked")))
+        records.tombstones[nonce] = Marker(moment(record["until"]) or 0.0, bool(record.get("revoked")))
 
 
-def dump_marker(records: Records, nonce: str, now: float) -> dict[str, Any]:
+def dump_tombstone(records: Records, nonce: str, now: float) -> dict[str, Any]:
     """Return what there is of an attempt or hold that has been released."""
     if not records.cancelled(nonce, now):
         return {}
-    return records.markers[nonce]._asdict()
+    return records.tombstones[nonce]._asdict()
 
 
 def counted(number: Any) -> int:

@@ -1,4 +1,4 @@
-"""What one node stores: a record for each name, and markers against late requests (internal)."""
+"""What one node stores: a record for each name, and tombstones against late requests (internal)."""
 
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ class Records:
         """The highest fencing token that was accepted for each name, and when it is forgotten; None is never."""
         self.queues: dict[str, Queue] = {}
         """Who waits for each name."""
-        self.markers: dict[str, Marker] = {}
+        self.tombstones: dict[str, Marker] = {}
         """The nonces of which every request is refused."""
         self.index: dict[str, float] = {}
         """The names that listings show, and about when each of them ends."""
@@ -89,8 +89,8 @@ class Records:
 
     def cancelled(self, nonce: str, now: float) -> bool:
         """Return whether requests with *nonce* are refused, because its attempt or hold was released."""
-        marker = self.markers.get(nonce)
-        return marker is not None and marker.until > now
+        tombstone = self.tombstones.get(nonce)
+        return tombstone is not None and tombstone.until > now
 
     def write(self, slug: str, value: str, ttl: float, now: float) -> None:
         """Have *value* hold a name for *ttl* seconds."""

@@ -105,10 +105,10 @@ class NodeState:
         """Return what there is of a name, as JSON can write it; of what has expired, nothing."""
         return dumps.dump(self.records, slug, self.now())
 
-    def load_marker(self, nonce: str, record: Mapping[str, Any]) -> None:
-        """Take what :meth:`dump_marker` gave."""
-        dumps.load_marker(self.records, nonce, record)
+    def load_tombstone(self, nonce: str, record: Mapping[str, Any]) -> None:
+        """Take what :meth:`dump_tombstone` gave."""
+        dumps.load_tombstone(self.records, nonce, record)
 
-    def dump_marker(self, nonce: str) -> dict[str, Any]:
+    def dump_tombstone(self, nonce: str) -> dict[str, Any]:
         """Return what there is of an attempt or hold that has been released."""
-        return dumps.dump_marker(self.records, nonce, self.now())
+        return dumps.dump_tombstone(self.records, nonce, self.now())

@@ -3,7 +3,7 @@ A database of ``DATABASES`` as a node: SQLite, PostgreSQL, MySQL or MariaDB.
 
 Each process has one connection to such a node, which is not Django's and so outside every transaction of the
 project, and one thread that uses it; who asks is told of the reply over a socket, as by a Redis node. What several
-threads ask at once is decided and written together. What is written, and how, :mod:`.ledger` says.
+threads ask at once is decided and written together. What is written, and how, :mod:`.table` says.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from ...core.admission import Greeting
 from ...core.failure import Failure
 from ...core.replies import Kind, Reply
 from ...core.requests import Request, Survey
-from ..base import AsyncHintLink, HintLink, LinkError, NodeSpec, until_cancelled
+from ..base import AsyncNotificationLink, LinkError, NodeSpec, NotificationLink, until_cancelled
 from ..clock import steady
 from ..threads import exiting, new_event, start
-from .table import Ledger, UntouchedError
+from .table import LockTable, UntouchedError
 from .vendors import CLOCKS
 
 AT_ONCE = 50  # requests that are decided and written together, at most
@@ -48,14 +48,14 @@ class Job(NamedTuple):
     deliver: Callable[[Reply | LinkError], None]
 
 
-class Clerk:
+class DatabaseWorker:
     """
     Carries out the requests of a process at one database, in the order in which they come, in a thread of its own.
 
     It ends when its last link is closed, or when it cannot know what the database did.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, table: LockTable) -> None:
         self.ended = False
         self._begun = threading.Lock()  # held from its beginning on, for good
         self._opened = new_event()
@@ -64,7 +64,7 @@ class Clerk:
         self._gone = new_event()
         self._ident = 0
         self._pid = os.getpid()
-        self._ledger = ledger
+        self._table = table
         self._inbox: SimpleQueue[Job | None] = SimpleQueue()
         self._mutex = threading.Lock()
         self._at_work = threading.RLock()  # knows whose it is, after a pause that was interrupted
@@ -135,14 +135,14 @@ class Clerk:
             self.ended = self.ended or last
         if last:
             self._inbox.put(None)
-        if steady() - self._busy_since > self._ledger.patience:
-            self._ledger.abort()  # the server is silent
+        if steady() - self._busy_since > self._table.patience:
+            self._table.abort()  # the server is silent
         return last
 
     def finish(self) -> None:
         """Wait until what was sent has been carried out; does not wait for a silent server."""
         if threading.get_ident() != self._ident and not exiting() and not self._gone.wait(FAREWELL):
-            self._ledger.abort()
+            self._table.abort()
             self._gone.wait(FAREWELL)
 
     def submit(self, job: Job) -> None:
@@ -175,7 +175,7 @@ class Clerk:
         outcome: Greeting | LinkError
         try:
             with self._at_work:
-                outcome = self._ledger.open()
+                outcome = self._table.open()
         except LinkError as error:
             outcome = error
         except Exception as error:  # a driver's own, such as of an option that it does not know
@@ -217,7 +217,7 @@ class Clerk:
         try:
             with self._at_work:
                 self._busy_since = steady()
-                replies = self._ledger.execute([job.request for job in jobs])
+                replies = self._table.execute([job.request for job in jobs])
         except UntouchedError as error:
             replies = [error.reply()] * len(jobs)
             raise
@@ -229,14 +229,14 @@ class Clerk:
             for job, reply in zip(jobs, replies, strict=False):
                 job.deliver(reply)
         with self._at_work:
-            self._ledger.clean()
+            self._table.clean()
 
     def _end(self, error: LinkError) -> None:
         with self._mutex:
             self.ended = True
             links = list(self._links)
         with self._at_work:
-            self._ledger.close()
+            self._table.close()
         with suppress(Empty):
             while True:
                 job = self._inbox.get_nowait()
@@ -251,10 +251,10 @@ class Clerk:
     def pause(self) -> None:
         """Close the connection and do nothing until :meth:`resume`; a silent server is not waited for."""
         if not self._at_work.acquire(timeout=FAREWELL):
-            self._ledger.abort()
+            self._table.abort()
             if not self._at_work.acquire(timeout=FAREWELL):
                 return
-        self._ledger.close()
+        self._table.close()
 
     def resume(self) -> None:
         """Go on."""
@@ -263,11 +263,11 @@ class Clerk:
 
 
 class DatabaseLink:
-    """A process's way to its clerk, for one thread at a time."""
+    """A process's way to its worker, for one thread at a time."""
 
-    def __init__(self, clerk: Clerk, greeting: Greeting) -> None:
+    def __init__(self, worker: DatabaseWorker, greeting: Greeting) -> None:
         self.greeting = greeting
-        self._clerk = clerk
+        self._worker = worker
         self._replies: deque[Reply | LinkError] = deque()
         self._mutex = threading.Lock()
         self._reader, self._writer = socket.socketpair()
@@ -275,7 +275,7 @@ class DatabaseLink:
         self._writer.setblocking(False)
         self._closed = False
         try:
-            clerk.attach(self._deliver)
+            worker.attach(self._deliver)
         except LinkError:
             self._reader.close()
             self._writer.close()
@@ -285,7 +285,7 @@ class DatabaseLink:
         return self._reader.fileno()
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
-        self._clerk.submit(Job(request, self._deliver))
+        self._worker.submit(Job(request, self._deliver))
 
     def _deliver(self, reply: Reply | LinkError) -> None:
         self._replies.append(reply)
@@ -297,7 +297,7 @@ class DatabaseLink:
     def readable(self) -> bool:
         with suppress(OSError):
             self._reader.recv(4096)
-        return bool(self._replies) or not self._clerk.usable
+        return bool(self._replies) or not self._worker.usable
 
     def receive(self, request: Request) -> Reply | None:
         reply = self._replies.popleft() if self._replies else LinkError(Failure.CLOSED)
@@ -306,27 +306,27 @@ class DatabaseLink:
         return reply
 
     def close(self) -> None:
-        with nullcontext() if self._clerk.inherited else self._mutex:
+        with nullcontext() if self._worker.inherited else self._mutex:
             if self._closed:
                 return
             self._closed = True
             self._reader.close()
             self._writer.close()
-        if self._clerk.detach(self._deliver):
-            self._clerk.finish()
+        if self._worker.detach(self._deliver):
+            self._worker.finish()
 
 
 class AsyncDatabaseLink:
     """The same for all tasks of an event loop."""
 
-    def __init__(self, clerk: Clerk, greeting: Greeting) -> None:
+    def __init__(self, worker: DatabaseWorker, greeting: Greeting) -> None:
         self.greeting = greeting
         self.broken = False
-        self._clerk = clerk
+        self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Callable[[Reply | None], bool] | None, None] = {}
-        self._delivered = self._taken = 0  # by the clerk, and by the event loop
-        clerk.attach(self._on_end)
+        self._delivered = self._taken = 0  # by the worker, and by the event loop
+        worker.attach(self._on_end)
         self._keeper = self._loop.create_task(until_cancelled(), name="django_redlock link")
         self._keeper.add_done_callback(lambda keeper: self.close())
 
@@ -342,7 +342,7 @@ class AsyncDatabaseLink:
             raise LinkError(Failure.CLOSED)
         # Each request knows who waits for it: counted off, they would all get each other's after an interruption.
         self._waiting[on_reply] = None
-        self._clerk.submit(Job(request, partial(self._deliver, on_reply)))
+        self._worker.submit(Job(request, partial(self._deliver, on_reply)))
 
     def readable(self) -> bool:
         return self._delivered > self._taken
@@ -372,9 +372,9 @@ class AsyncDatabaseLink:
         self.broken = True
         with suppress(RuntimeError):  # the loop is closed already, and its tasks with it
             self._keeper.cancel()
-        if self._clerk.detach(self._on_end):
+        if self._worker.detach(self._on_end):
             with suppress(RuntimeError):  # there are too many threads; it ends by itself
-                start(self._clerk.finish, "django_redlock close")
+                start(self._worker.finish, "django_redlock close")
         for on_reply in [on_reply for on_reply in self._waiting if on_reply]:
             self._waiting.pop(on_reply)
             on_reply(error.reply(Kind.UNKNOWN))
@@ -405,7 +405,7 @@ class DatabaseNode:
             raise ValueError("a database takes no OPTIONS: they are those of its entry in DATABASES")
         self._prefix = prefix
         self._mutex = threading.RLock()  # knows whose it is, after a fork that was interrupted
-        self._clerk: Clerk | None = None
+        self._worker: DatabaseWorker | None = None
         _nodes.add(self)
 
     def __repr__(self) -> str:
@@ -425,37 +425,39 @@ class DatabaseNode:
 
     def connect(self, timeout: float) -> DatabaseLink:
         """Open a link; see :class:`~django_redlock.nodes.base.Node`."""
-        clerk = self._hire(timeout)
-        return DatabaseLink(clerk, clerk.greeting(timeout))
+        worker = self._hire(timeout)
+        return DatabaseLink(worker, worker.greeting(timeout))
 
     async def aconnect(self, timeout: float) -> AsyncDatabaseLink:
         """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
-        clerk, loop, opened = self._hire(timeout), asyncio.get_running_loop(), asyncio.Event()
+        worker, loop, opened = self._hire(timeout), asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:
             with suppress(RuntimeError):  # the loop has been closed
                 loop.call_soon_threadsafe(opened.set)
 
-        clerk.when_open(tell)
+        worker.when_open(tell)
         with suppress(TimeoutError):
             await asyncio.wait_for(opened.wait(), timeout)
-        return AsyncDatabaseLink(clerk, clerk.greeting(0.0))
+        return AsyncDatabaseLink(worker, worker.greeting(0.0))
 
-    def _hire(self, timeout: float) -> Clerk:
+    def _hire(self, timeout: float) -> DatabaseWorker:
         with self._mutex:
-            if self._clerk is None or not self._clerk.usable:
-                if self._clerk and self._clerk.inherited:
-                    _left_alone.append(self._clerk)
-                self._clerk = Clerk(Ledger(self.alias, self._prefix, timeout))
-            clerk = self._clerk
-        clerk.start()
-        return clerk
+            if self._worker is None or not self._worker.usable:
+                if self._worker and self._worker.inherited:
+                    _left_alone.append(self._worker)
+                self._worker = DatabaseWorker(LockTable(self.alias, self._prefix, timeout))
+            worker = self._worker
+        worker.start()
+        return worker
 
-    def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> HintLink:
+    def listen(self, process: str, timeout: float, on_notification: Callable[[str], object]) -> NotificationLink:
         """Refuse: a database calls nobody."""
         raise LinkError(Failure.DOES_NOT_NOTIFY)
 
-    async def alisten(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> AsyncHintLink:
+    async def alisten(
+        self, process: str, timeout: float, on_notification: Callable[[str], object]
+    ) -> AsyncNotificationLink:
         """Refuse: a database calls nobody."""
         raise LinkError(Failure.DOES_NOT_NOTIFY)
 
@@ -464,13 +466,13 @@ class DatabaseNode:
     def before_fork(self) -> None:
         """Take the connection out of the way."""
         self._mutex.acquire()
-        if self._clerk and self._clerk.usable:
-            self._clerk.pause()
+        if self._worker and self._worker.usable:
+            self._worker.pause()
 
     def after_fork(self) -> None:
         """Go on, in the parent; the child begins anew."""
-        if self._clerk:
-            self._clerk.resume()
+        if self._worker:
+            self._worker.resume()
         with suppress(RuntimeError):  # it is not this thread's
             self._mutex.release()
 
@@ -490,8 +492,8 @@ def address(connection: Any, alias: str) -> str:
 
 _nodes: WeakSet[DatabaseNode] = WeakSet()
 _paused: list[DatabaseNode] = []
-# Clerks of a parent whose fork Python was not told of: a driver would end their connections with them.
-_left_alone: list[Clerk] = []
+# Workers of a parent whose fork Python was not told of: a driver would end their connections with them.
+_left_alone: list[DatabaseWorker] = []
 
 
 def _before_fork() -> None:

@@ -113,10 +113,10 @@ def names_of(requests: Iterable[Request]) -> Names:
 
 def buried(requests: Iterable[Request]) -> set[str]:
     """Return the slugs whose rows change so that no request of before a release is granted after it."""
-    return {slug for one in requests if isinstance(one, Release) and one.bury for slug in one.slugs}
+    return {slug for one in requests if isinstance(one, Release) and one.tombstone for slug in one.slugs}
 
 
-class Ledger:
+class LockTable:
     """
     The table in one database, over one connection; used by one thread at a time.
 
@@ -287,9 +287,9 @@ class Ledger:
     def _load(self, names: Names) -> "Known":
         """Read what there is of names, and the clock."""
         digests = {self._digest("h", slug): slug for slug in names.slugs}
-        markers = {self._digest("x", nonce): nonce for nonce in names.nonces}
-        now, rows = self._read([*digests, *markers])
-        known = Known(now, digests, markers, rows)
+        tombstones = {self._digest("x", nonce): nonce for nonce in names.nonces}
+        now, rows = self._read([*digests, *tombstones])
+        known = Known(now, digests, tombstones, rows)
         # Whoever ends the holds of all who share a lock has to know who they are.
         sharers = {nonce for slug in names.slugs for nonce in known.store.sharers(slug)} - names.nonces
         if SHARED in names.nonces and sharers:
@@ -388,24 +388,24 @@ class Known:
     """What was read of some names at one moment, and the node in memory that decides on it."""
 
     def __init__(
-        self, now: int, slugs: Mapping[str, str], markers: Mapping[str, str], rows: Mapping[str, Stored]
+        self, now: int, slugs: Mapping[str, str], tombstones: Mapping[str, str], rows: Mapping[str, Stored]
     ) -> None:
         self.store = NodeState(lambda: now / 1e6)
         self.rows = rows
         self.now = now
         self._slugs = slugs
-        self._markers = markers
+        self._tombstones = tombstones
         for key, slug in slugs.items():
             if key in rows:
                 self.store.load(slug, rows[key].record)
-        for key, nonce in markers.items():
+        for key, nonce in tombstones.items():
             if key in rows:
-                self.store.load_marker(nonce, rows[key].record)
+                self.store.load_tombstone(nonce, rows[key].record)
 
     def dump(self) -> dict[str, dict[str, Any]]:
         """Return what the rows are to be, by their keys."""
         records = {key: {"slug": slug, **self.store.dump(slug)} for key, slug in self._slugs.items()}
-        return records | {key: self.store.dump_marker(nonce) for key, nonce in self._markers.items()}
+        return records | {key: self.store.dump_tombstone(nonce) for key, nonce in self._tombstones.items()}
 
 
 def change(known: Known, key: str, record: dict[str, Any]) -> Change:

@@ -46,7 +46,7 @@ class Introductions:
         return True
 
 
-class Wording:
+class Encoder:
     """
     Say requests in the words of the scripts: keys and arguments.
 
@@ -104,7 +104,7 @@ class Wording:
 
     def _acquire(self, request: Acquire) -> tuple[list[str], list[str]]:
         slugs, nonce, value, ttl, number, keep, ahead, adopt, waiter, stamp, barge, shared, queue, strict = request
-        keys = [self._index, self._marker(nonce), *self._keys(slugs, "hfqs", shared, queue)]
+        keys = [self._index, self._tombstone(nonce), *self._keys(slugs, "hfqs", shared, queue)]
         timing = [ms(ttl), str(number), ms(keep), micros(ahead)]
         waiting = [waiter, str(stamp), ms(ENROLMENT)]
         flags = [flag(barge), flag(shared), flag(request.passing), flag(strict)]
@@ -117,14 +117,22 @@ class Wording:
     def _extend(self, request: Extend) -> tuple[list[str], list[str]]:
         keys, arguments = [self._index], [self.prefix, ms(request.keep)]
         for slugs, nonce, value, ttl, token, shared, shorten, _ in request.terms:
-            keys += [self._marker(nonce), *self._keys(slugs, "hf", shared)]
+            keys += [self._tombstone(nonce), *self._keys(slugs, "hf", shared)]
             arguments += [str(len(slugs)), flag(shared), flag(shorten), nonce, ms(ttl), str(token), value]
         return keys, arguments
 
     def _release(self, request: Release) -> tuple[list[str], list[str]]:
-        slugs, nonce, bury, leaving, shared, queue, revoke, token = request
-        keys = [self._index, self._marker(nonce), *self._keys(slugs, "hqs", shared, queue)]
-        return keys, [nonce, ms(bury) if bury else "0", self.prefix, leaving, flag(shared), flag(revoke), str(token)]
+        slugs, nonce, tombstone, leaving, shared, queue, revoke, token = request
+        keys = [self._index, self._tombstone(nonce), *self._keys(slugs, "hqs", shared, queue)]
+        return keys, [
+            nonce,
+            ms(tombstone) if tombstone else "0",
+            self.prefix,
+            leaving,
+            flag(shared),
+            flag(revoke),
+            str(token),
+        ]
 
     def _survey(self, request: Survey) -> tuple[list[str], list[str]]:
         slugs, after, size, waiters = request
@@ -134,7 +142,7 @@ class Wording:
         slug, number, keep = request
         return [self._index, *self._keys((slug,), "hf", False)], [slug, str(number), ms(keep), str(FAR)]
 
-    def _marker(self, nonce: str) -> str:
+    def _tombstone(self, nonce: str) -> str:
         return f"{self.prefix}x:{nonce}"
 
     def _keys(self, slugs: tuple[str, ...], kinds: str, shared: bool, queue: str = "") -> list[str]:

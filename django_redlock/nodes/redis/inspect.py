@@ -32,7 +32,7 @@ IGNORED |= {"socket_timeout", "socket_connect_timeout"}
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
+class Inspection:
     """
     What was learned of one node.
 
@@ -76,13 +76,13 @@ class Examination:
             return 0
 
 
-def examine_all(nodes: tuple[Node, ...], timeout: float, *, rights: bool = True) -> list[Examination]:
+def inspect_all(nodes: tuple[Node, ...], timeout: float, *, rights: bool = True) -> list[Inspection]:
     """Examine nodes, all at once; a node that does not answer costs *timeout* seconds, a few times."""
     with ThreadPoolExecutor(len(nodes), thread_name_prefix="django_redlock examine") as pool:
-        return list(pool.map(lambda node: examine(node, timeout, rights=rights), nodes))
+        return list(pool.map(lambda node: inspect(node, timeout, rights=rights), nodes))
 
 
-def examine(node: Node, timeout: float, *, rights: bool = True) -> Examination:
+def inspect(node: Node, timeout: float, *, rights: bool = True) -> Inspection:
     """
     Return what one node says of itself.
 
@@ -94,7 +94,7 @@ def examine(node: Node, timeout: float, *, rights: bool = True) -> Examination:
     if not isinstance(node, RedisNode):
         return _reach(node, timeout)
     connector = node.connector
-    blank = Examination(
+    blank = Inspection(
         node.name,
         encrypted=connector.encrypted,
         local=not connector.remote,
@@ -118,13 +118,13 @@ def examine(node: Node, timeout: float, *, rights: bool = True) -> Examination:
         connection.disconnect()
 
 
-def _reach(node: Node, timeout: float) -> Examination:
+def _reach(node: Node, timeout: float) -> Inspection:
     """Return whether a node of another kind can be reached."""
     try:
         node.connect(timeout).close()
     except LinkError as error:
-        return Examination(node.name, detail=error.detail, failure=error.failure, known=False)
-    return Examination(node.name, known=False)
+        return Inspection(node.name, detail=error.detail, failure=error.failure, known=False)
+    return Inspection(node.name, known=False)
 
 
 def _find(node: SentinelNode, timeout: float) -> tuple[AbstractConnection, tuple[str, ...]]:
@@ -155,8 +155,8 @@ def _open(node: RedisNode, timeout: float, **where: Any) -> AbstractConnection:
     return connection
 
 
-def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: Examination) -> Examination:
-    (raw, served), _ = exchange(connection, node.wording.greeting, unchanged, unchanged)
+def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: Inspection) -> Inspection:
+    (raw, served), _ = exchange(connection, node.encoder.greeting, unchanged, unchanged)
     info: dict[str, str] = {}
     if isinstance(raw, bytes):
         lines = raw.decode("utf-8", "replace").splitlines()
@@ -165,7 +165,7 @@ def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: E
         raise link_error(raw)
     round_trip, ahead = _clock(connection)
     database = node.connector.database
-    refused = tuple(_refused(connection, blank.user, node.wording.prefix, database)) if rights else ()
+    refused = tuple(_refused(connection, blank.user, node.encoder.prefix, database)) if rights else ()
     age = _age(served)
     return replace(blank, round_trip=round_trip, ahead=ahead, info=info, refused=refused, age=age)
 
@@ -201,7 +201,7 @@ def find_absurd_tokens(nodes: tuple[Node, ...], timeout: float, seconds: float =
 
 
 def _search(node: RedisNode, timeout: float, seconds: float) -> Iterator[str]:
-    prefix, until, cursor = node.wording.prefix, time.monotonic() + seconds, "0"
+    prefix, until, cursor = node.encoder.prefix, time.monotonic() + seconds, "0"
     pattern = re.sub(r"([\\*?\[\]^])", r"\\\1", prefix) + "*:f"
     try:
         connection = _find(node, timeout)[0] if isinstance(node, SentinelNode) else _open(node, timeout)

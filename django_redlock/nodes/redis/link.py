@@ -17,7 +17,7 @@ from ...core.replies import Reply
 from ...core.requests import Request
 from ..base import LinkError
 from .decode import BROKEN, Assembly, link_error, parse_answer, parse_notification
-from .encode import Introductions, Wording
+from .encode import Encoder, Introductions
 from .handshake import READ_SIZE, some
 from .resp import PARTIAL, Replies
 
@@ -37,10 +37,10 @@ class RedisLink:
     demoted: Failure | None = None
     """What to say when the server is no master any more; empty is what it says itself."""
 
-    def __init__(self, connection: AbstractConnection, wording: Wording, greeting: Greeting) -> None:
+    def __init__(self, connection: AbstractConnection, encoder: Encoder, greeting: Greeting) -> None:
         self.greeting = greeting
         self._connection = connection
-        self._wording = wording
+        self.encoder = encoder
         self._scripts = Introductions()
         self._assembly = Assembly()
         self._replies = Replies(connection._parser.parse_error)
@@ -54,7 +54,7 @@ class RedisLink:
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
         in_full = self._scripts.is_new(request) or in_full
-        data = self._wording.pack(request, packed, in_full)
+        data = self.encoder.pack(request, packed, in_full)
         if self._sock is None:
             raise LinkError(Failure.CLOSED)
         try:
@@ -112,7 +112,7 @@ class RedisLink:
         self._connection.disconnect()
 
 
-class RedisHintLink:
+class RedisNotificationLink:
     """
     A connection that has subscribed to the channel of a process.
 

@@ -20,7 +20,7 @@ from ...core.replies import Kind, Reply, failed
 from ...core.requests import Request
 from ..base import INCOMPLETE, LinkError, until_cancelled
 from .decode import BROKEN, Assembly, link_error, parse_answer, parse_notification
-from .encode import Introductions, Wording
+from .encode import Encoder, Introductions
 from .handshake import READ_SIZE, some
 from .resp import PARTIAL, Replies
 
@@ -44,12 +44,12 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
 
     demoted: Failure | None = None
 
-    def __init__(self, connection: aioconnection.AbstractConnection, wording: Wording, greeting: Greeting) -> None:
+    def __init__(self, connection: aioconnection.AbstractConnection, encoder: Encoder, greeting: Greeting) -> None:
         loop = asyncio.get_running_loop()
         self.greeting = greeting
         self.broken = False
         self._connection = connection
-        self._wording = wording
+        self.encoder = encoder
         self._scripts = Introductions()
         self._waiting: deque[tuple[Request, Callable[[Reply | None], bool]]] = deque()
         self._assembly = Assembly()
@@ -85,7 +85,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self, request: Request, packed: dict[int, bytes], on_reply: Callable[[Reply | None], bool], in_full: bool
     ) -> None:
         in_full = self._scripts.is_new(request) or in_full
-        self._write(self._wording.pack(request, packed, in_full))
+        self._write(self.encoder.pack(request, packed, in_full))
         self._waiting.append((request, on_reply))
 
     def readable(self) -> bool:
@@ -171,8 +171,8 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             self._waiting.popleft()[1](error.reply(Kind.UNKNOWN))
 
 
-class AsyncRedisHintLink:
-    """What :class:`~django_redlock.nodes.redis.link.RedisHintLink` is, for an event loop."""
+class AsyncRedisNotificationLink:
+    """What :class:`~django_redlock.nodes.redis.link.RedisNotificationLink` is, for an event loop."""
 
     def __init__(self, connection: aioconnection.AbstractConnection, messages: Replies) -> None:
         self._connection = connection

@@ -16,10 +16,10 @@ from redis.connection import AbstractConnection
 from ..base import LinkError, NodeSpec
 from .connector import Connector
 from .decode import BROKEN, aged, check_subscription, link_error, parse_age, parse_info
-from .encode import Wording
+from .encode import Encoder
 from .handshake import Parse, aexchange, exchange
-from .link import RedisHintLink, RedisLink
-from .link_async import AsyncRedisHintLink, AsyncRedisLink, drop
+from .link import RedisLink, RedisNotificationLink
+from .link_async import AsyncRedisLink, AsyncRedisNotificationLink, drop
 from .resp import Replies
 
 # What redis-py's own lock raises, for django_redlock.compat.
@@ -45,7 +45,7 @@ class RedisNode:
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         self.connector = Connector(spec)
-        self.wording = Wording(prefix)
+        self.encoder = Encoder(prefix)
         self.address = self.connector.address
         self.name = spec.name or self.address
 
@@ -71,11 +71,11 @@ class RedisNode:
         """Open a link; see :class:`~django_redlock.nodes.base.Node`."""
         return self.greet(self.connector.new(timeout))
 
-    def listen(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> RedisHintLink:
-        """Open a link for hints; see :class:`~django_redlock.nodes.base.Node`."""
+    def listen(self, process: str, timeout: float, on_notification: Callable[[str], object]) -> RedisNotificationLink:
+        """Open a link for notifications; see :class:`~django_redlock.nodes.base.Node`."""
         connection = self.connector.new(timeout)
-        _, messages = start(connection, self.wording.subscription(process), check_subscription)
-        return RedisHintLink(connection, messages)
+        _, messages = start(connection, self.encoder.subscription(process), check_subscription)
+        return RedisNotificationLink(connection, messages)
 
     def greet(self, connection: AbstractConnection) -> RedisLink:
         """
@@ -84,24 +84,26 @@ class RedisNode:
         Raises:
             LinkError: The server cannot be reached, or is not one that can keep locks.
         """
-        (greeting, age), _ = start(connection, self.wording.greeting, parse_info, parse_age)
-        return RedisLink(connection, self.wording, aged(greeting, age))
+        (greeting, age), _ = start(connection, self.encoder.greeting, parse_info, parse_age)
+        return RedisLink(connection, self.encoder, aged(greeting, age))
 
     async def aconnect(self, timeout: float) -> AsyncRedisLink:
         """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
         return await self.agreet(self.connector.new_async(timeout), timeout)
 
-    async def alisten(self, process: str, timeout: float, on_hint: Callable[[str], object]) -> AsyncRedisHintLink:
-        """Open a link for hints; see :class:`~django_redlock.nodes.base.Node`."""
+    async def alisten(
+        self, process: str, timeout: float, on_notification: Callable[[str], object]
+    ) -> AsyncRedisNotificationLink:
+        """Open a link for notifications; see :class:`~django_redlock.nodes.base.Node`."""
         connection = self.connector.new_async(timeout)
-        _, messages = await astart(connection, timeout, self.wording.subscription(process), check_subscription)
-        return AsyncRedisHintLink(connection, messages)
+        _, messages = await astart(connection, timeout, self.encoder.subscription(process), check_subscription)
+        return AsyncRedisNotificationLink(connection, messages)
 
     async def agreet(self, connection: aioconnection.AbstractConnection, timeout: float) -> AsyncRedisLink:
         """Do what :meth:`greet` does without blocking, within *timeout* seconds."""
-        (greeting, age), _ = await astart(connection, timeout, self.wording.greeting, parse_info, parse_age)
+        (greeting, age), _ = await astart(connection, timeout, self.encoder.greeting, parse_info, parse_age)
         try:
-            return AsyncRedisLink(connection, self.wording, aged(greeting, age))
+            return AsyncRedisLink(connection, self.encoder, aged(greeting, age))
         except LinkError:
             drop(connection)
             raise

@@ -104,7 +104,7 @@ class SentinelNode(RedisNode):
         raise without_blame(failure)
 
     def _follow(self, link: SomeLink, master: Master) -> SomeLink:
-        """Return *link* with what the sentinel knows of its server, to which hints are listened to from now on."""
+        """Return *link* with what the sentinel knows of its server; notifications come from there from now on."""
         self.connector.follow(master.host, master.port)
         link.demoted = Failure.FAILING_OVER
         if link.greeting.promoted:

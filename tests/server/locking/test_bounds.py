@@ -19,7 +19,7 @@ from django_redlock.core.failure import Failure
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.replies import Kind, Reply, believable, failed
 from django_redlock.core.requests import FAR, HIGHEST, Acquire, Extend, Raise, Repair, Request, Survey, Term
-from django_redlock.core.tokens import Floor
+from django_redlock.core.tokens import HighestToken
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory import Staleness, absurd_tokens, find_locks, held_locks, remove_stale, stale_keys
 from django_redlock.inventory.doctor import diagnose
@@ -118,7 +118,7 @@ async def test_taken_lock_with_an_absurd_token_is_taken(nodes: Servers, flavour:
     with pytest.raises(LockTakenError):
         await flavour.acquire(other.lock(NAME, wait=0))
 
-    assert other._floor.of([SLUG]) < HIGHEST
+    assert other._highest.of([SLUG]) < HIGHEST
     await flavour.release(lease)
     for manager in (holder, other):
         await flavour.close(manager)
@@ -148,13 +148,13 @@ def test_database_node_agrees(sqlite_tables: Tables, unblocked: None):
 
 def test_floor_does_not_rise_above_what_can_be_proposed():
     """P5: a token of a database or of a node that is too high for all nodes is not gone above."""
-    floor = Floor()
-    floor.lift(["a"], 2**63 - 1)
-    floor.lift(["a"], HIGHEST)
-    assert floor.of(["a"]) == 0
-    floor.lift(["a"], HIGHEST - 1)
+    highest = HighestToken()
+    highest.lift(["a"], 2**63 - 1)
+    highest.lift(["a"], HIGHEST)
+    assert highest.of(["a"]) == 0
+    highest.lift(["a"], HIGHEST - 1)
 
-    assert floor.of(["a"]) == HIGHEST - 1
+    assert highest.of(["a"]) == HIGHEST - 1
 
 
 ACQUIRE = Acquire((SLUG,), SECRET, SECRET + "{}", 30.0, 5, None, 30.0)

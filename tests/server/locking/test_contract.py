@@ -128,7 +128,7 @@ async def test_extension_gives_a_whole_ttl_from_now(make: Manager, flavour: Flav
     """P18: a lease that is extended in time has a whole ttl again."""
     manager = make()
     lease = await flavour.acquire(manager.lock("a", ttl=60.0, renew=False))
-    lease._tenure.deadline -= 30
+    lease.hold.deadline -= 30
 
     assert await flavour.extend(lease)
 
@@ -141,7 +141,7 @@ async def test_lapsed_lease_is_never_revived(make: Manager, flavour: Flavour):
     """P18, L26, L34: once its time is over a lease is lost, though all its keys are still there."""
     manager = make()
     lease = await flavour.acquire(manager.lock("a", renew=False))
-    lease._tenure.deadline = 0.0
+    lease.hold.deadline = 0.0
 
     assert not await flavour.extend(lease)
 
@@ -149,7 +149,7 @@ async def test_lapsed_lease_is_never_revived(make: Manager, flavour: Flavour):
     assert (lease.reason, lease.remaining(), lease.lost.is_set()) == ("expired", 0.0, True)
     with pytest.raises(LockLostError):
         lease.ensure()
-    lease._tenure.deadline = math.inf
+    lease.hold.deadline = math.inf
     assert not lease.valid()
     assert await flavour.release(lease) == "expired"
 
@@ -184,7 +184,7 @@ async def test_renewal_runs_beside_the_work(real: Manager, flavour: Flavour):
     manager = real(ttl=60.0, notify=lambda event, **about: event == "lock_extended" and extended.set())
 
     async with flavour.entered(manager.lock("a")) as lease:
-        lease._tenure._renew_at = 0.0
+        lease.hold._renew_at = 0.0
         (loop_watchdog() if isinstance(flavour, Asyncio) else watchdog).watch(lease)
         await eventually(extended.is_set)
 
@@ -250,10 +250,10 @@ async def test_loss_is_told_whoever_notices_it(make: Manager, flavour: Flavour, 
     told: list[Lease] = []
     lease = await flavour.acquire(manager.lock("a", renew=False))
     lease.on_lost(told.append)
-    times = [lease._tenure.deadline - 1e-6]  # when it is looked at, and from then on it is over
+    times = [lease.hold.deadline - 1e-6]  # when it is looked at, and from then on it is over
     # The package's attribute `locks` is the handler, not this module.
     for module in (sys.modules["django_redlock.engine.manager"], leases):
-        monkeypatch.setattr(module, "steady", lambda: times.pop() if times else lease._tenure.deadline)
+        monkeypatch.setattr(module, "steady", lambda: times.pop() if times else lease.hold.deadline)
 
     assert not await flavour.extend(lease)
     assert not lease.valid()

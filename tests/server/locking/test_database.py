@@ -18,7 +18,7 @@ from django_redlock import inventory, lock, locks
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Acquire, Release, Request, Survey
-from django_redlock.nodes.database.table import TABLE, Ledger
+from django_redlock.nodes.database.table import TABLE, LockTable
 from tests.managers import Tables, connect
 
 from .test_differential import BASE, comparable, requests
@@ -33,17 +33,17 @@ def acquire(name: str = "x", nonce: str = NONCE, **changed: Any) -> Acquire:
 
 
 @pytest.fixture
-def ledger(tables: Tables) -> Iterator[Ledger]:
+def table(tables: Tables) -> Iterator[LockTable]:
     """The table of one database, empty."""
-    with closing(Ledger(tables.aliases[0], "t:", 5.0)) as found:
+    with closing(LockTable(tables.aliases[0], "t:", 5.0)) as found:
         found.open()
         yield found
 
 
 @pytest.fixture
-def other(tables: Tables) -> Iterator[Ledger]:
+def other(tables: Tables) -> Iterator[LockTable]:
     """The same table over another connection, as another process has it."""
-    with closing(Ledger(tables.aliases[0], "t:", 5.0)) as found:
+    with closing(LockTable(tables.aliases[0], "t:", 5.0)) as found:
         found.open()
         yield found
 
@@ -57,32 +57,32 @@ SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=[Healt
 
 @SETTINGS
 @SEQUENCES
-def test_database_answers_as_the_node_in_memory(ledger: Ledger, sequence: list[Request], together: bool):
+def test_database_answers_as_the_node_in_memory(table: LockTable, sequence: list[Request], together: bool):
     """P5, P8, P28, P39: whatever is asked in whatever order, at once or one by one, replies and queues are the same."""
-    agree(ledger, sequence, together)
+    agree(table, sequence, together)
 
 
 @pytest.mark.endurance
 @settings(SETTINGS, max_examples=300)
 @SEQUENCES
-def test_database_answers_as_the_node_in_memory_for_long(ledger: Ledger, sequence: list[Request], together: bool):
+def test_database_answers_as_the_node_in_memory_for_long(table: LockTable, sequence: list[Request], together: bool):
     """P5, P8, P28, P39: the same with more sequences."""
-    agree(ledger, sequence, together)
+    agree(table, sequence, together)
 
 
-def agree(ledger: Ledger, sequence: list[Request], together: bool) -> None:
+def agree(table: LockTable, sequence: list[Request], together: bool) -> None:
     """Ask both, and compare what they say and keep."""
-    ledger.query(f"DELETE FROM {TABLE}")
+    table.query(f"DELETE FROM {TABLE}")
     store = NodeState(time.time)
     if together:
         sequence = [request for request in sequence if not isinstance(request, Survey)]
 
     expected = [comparable(store.execute(request)) for request in sequence]
     batches = [sequence] if together and sequence else [[request] for request in sequence]
-    answers = [comparable(reply) for batch in batches for reply in ledger.execute(batch)]
+    answers = [comparable(reply) for batch in batches for reply in table.execute(batch)]
 
     assert [forget_total(one) for one in answers] == [forget_total(one) for one in expected]
-    states = [json.loads(state) for (state,) in ledger.query(f"SELECT state FROM {TABLE}")]
+    states = [json.loads(state) for (state,) in table.query(f"SELECT state FROM {TABLE}")]
     for slug in ("{x}", "{y}", "{z}", "{queue}"):
         assert in_queue(states, slug) == store.waiters(slug)
 
@@ -92,14 +92,14 @@ def forget_total(answer: Any) -> Any:
     return answer[:-1]
 
 
-def test_survey_lists_page_by_page_what_is_held(ledger: Ledger):
+def test_survey_lists_page_by_page_what_is_held(table: LockTable):
     """L70: in the order of their ends, without those that are over."""
-    ledger.execute([acquire(f"n{number}", f"{number:032}", ttl=60.0 + number) for number in range(5)])
-    ledger.execute([acquire("over", ttl=0.001)])
+    table.execute([acquire(f"n{number}", f"{number:032}", ttl=60.0 + number) for number in range(5)])
+    table.execute([acquire("over", ttl=0.001)])
     time.sleep(0.05)
 
-    (first,) = ledger.execute([Survey(size=3)])
-    (second,) = ledger.execute([Survey(after=first.cursor, size=3)])
+    (first,) = table.execute([Survey(size=3)])
+    (second,) = table.execute([Survey(after=first.cursor, size=3)])
 
     assert [row.slug for row in first.rows] == ["{n0}", "{n1}", "{n2}"]
     assert [row.slug for row in second.rows] == ["{n3}", "{n4}"]
@@ -132,9 +132,9 @@ def test_operators_see_and_end_what_a_database_holds(tables: Tables):
 
 
 @pytest.fixture
-def overtaken(ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch) -> Callable[[Request], None]:
+def overtaken(table: LockTable, other: LockTable, monkeypatch: pytest.MonkeyPatch) -> Callable[[Request], None]:
     """Have another connection carry out a request between the first one's look and its write."""
-    decide, between = ledger._decide, list[Request]()
+    decide, between = table._decide, list[Request]()
 
     def decide_slowly(asked: Sequence[Request]) -> Any:
         decided = decide(asked)
@@ -142,60 +142,60 @@ def overtaken(ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch) ->
             other.execute([between.pop()])
         return decided
 
-    monkeypatch.setattr(ledger, "_decide", decide_slowly)
+    monkeypatch.setattr(table, "_decide", decide_slowly)
     return between.append
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_slower_of_two_decides_again(ledger: Ledger, overtaken: Any, known: bool):
+def test_slower_of_two_decides_again(table: LockTable, overtaken: Any, known: bool):
     """P1, P16: what somebody else wrote between our look and our write is not overwritten, be the row new or not."""
     if known:
-        ledger.execute([acquire()])
-        ledger.execute([Release(("{x}",), NONCE)])
+        table.execute([acquire()])
+        table.execute([Release(("{x}",), NONCE)])
     overtaken(acquire(nonce="b" * 32))
 
-    (reply,) = ledger.execute([acquire()])
+    (reply,) = table.execute([acquire()])
 
     assert reply.kind is Kind.BUSY
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_many_names_are_written_all_or_none(ledger: Ledger, overtaken: Any, known: bool):
+def test_many_names_are_written_all_or_none(table: LockTable, overtaken: Any, known: bool):
     """L56: when one of the rows is not as it was, the others are left as they were."""
-    slugs = tuple(sorted(("{a}", "{b}", "{c}"), key=lambda slug: ledger._digest("h", slug)))
+    slugs = tuple(sorted(("{a}", "{b}", "{c}"), key=lambda slug: table._digest("h", slug)))
     if known:
-        ledger.execute([acquire(slugs=slugs)])
-        ledger.execute([Release(slugs, NONCE)])
+        table.execute([acquire(slugs=slugs)])
+        table.execute([Release(slugs, NONCE)])
     overtaken(acquire(slugs[-1][1:-1], "b" * 32))  # the last to be written
 
-    (reply,) = ledger.execute([acquire(slugs=slugs)])
+    (reply,) = table.execute([acquire(slugs=slugs)])
 
     assert reply.kind is Kind.BUSY
-    rows = ledger.execute([Survey(slugs)])[0].rows
+    rows = table.execute([Survey(slugs)])[0].rows
     assert [bool(row.value) for row in rows] == [False, False, True]
 
 
-def test_request_of_before_its_release_is_not_granted_after_it(ledger: Ledger, other: Ledger, overtaken: Any):
+def test_request_of_before_its_release_is_not_granted_after_it(table: LockTable, other: LockTable, overtaken: Any):
     """L9, P24: also when it had been decided before the release, and is written after it."""
     overtaken(Release(("{x}",), NONCE, 30.0))
 
-    (reply,) = ledger.execute([acquire()])
+    (reply,) = table.execute([acquire()])
 
     assert reply.kind is Kind.CANCELLED
     assert other.execute([Survey(("{x}",))])[0].rows[0].value == ""
 
 
-def test_two_writers_of_overlapping_names_never_deadlock(ledger: Ledger, other: Ledger):
+def test_two_writers_of_overlapping_names_never_deadlock(table: LockTable, other: LockTable):
     """L56: rows are written in one order, whatever order the names came in; nobody is ever left without an answer."""
     kinds: list[Kind] = []
 
-    def contend(mine: Ledger, slugs: tuple[str, ...], nonce: str) -> None:
+    def contend(mine: LockTable, slugs: tuple[str, ...], nonce: str) -> None:
         for _ in range(30):
             kinds.append(mine.execute([acquire(slugs=slugs, nonce=nonce)])[0].kind)
             mine.execute([Release(slugs, nonce)])
 
     threads = [
-        threading.Thread(target=contend, args=(ledger, ("{a}", "{b}", "{c}"), "a" * 32)),
+        threading.Thread(target=contend, args=(table, ("{a}", "{b}", "{c}"), "a" * 32)),
         threading.Thread(target=contend, args=(other, ("{c}", "{b}", "{a}"), "b" * 32)),
     ]
     for thread in threads:

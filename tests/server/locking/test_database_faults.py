@@ -26,7 +26,7 @@ from django_redlock.core.requests import Release
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import LinkError, NodeSpec, open_node
 from django_redlock.nodes.database.node import DatabaseNode
-from django_redlock.nodes.database.table import TABLE, Ledger, UntouchedError
+from django_redlock.nodes.database.table import TABLE, LockTable, UntouchedError
 from tests.managers import (
     EACH_TABLE_ONCE,
     SLOW_DATABASES,
@@ -55,7 +55,7 @@ def one(tables: Tables) -> Iterator[LockManager]:
 
 
 @contextmanager
-def migrated(server: Database | SQLite, alias: str = "ledger") -> Iterator[str]:
+def migrated(server: Database | SQLite, alias: str = "table") -> Iterator[str]:
     """Have a new database with the table under an alias."""
     with server.database() as name, django_database(alias, server.settings(name)):
         call_command("migrate", "redlock", database=alias, verbosity=0, skip_checks=True)
@@ -178,15 +178,15 @@ def test_nothing_that_is_asked_is_logged(tables: Tables, caplog: pytest.LogCaptu
 
 def test_rows_of_no_use_are_deleted_after_a_while(tables: Tables, monkeypatch: pytest.MonkeyPatch):
     """P29: what has expired is as good as gone, and does not stay for ever; what lasts for ever stays."""
-    with closing(Ledger(tables.aliases[0], "t:", 5.0)) as ledger:
-        ledger.execute([acquire("short", ttl=0.01, keep=0.01), acquire("long"), acquire("ever", ttl=0.01, keep=None)])
-        ledger.execute([Release((), "c" * 32, 0.01), Release(("{short}",), "d" * 32, 0.01)])
+    with closing(LockTable(tables.aliases[0], "t:", 5.0)) as table:
+        table.execute([acquire("short", ttl=0.01, keep=0.01), acquire("long"), acquire("ever", ttl=0.01, keep=None)])
+        table.execute([Release((), "c" * 32, 0.01), Release(("{short}",), "d" * 32, 0.01)])
         time.sleep(0.1)
-        ledger.execute([acquire("next")])
+        table.execute([acquire("next")])
         monkeypatch.setattr("django_redlock.nodes.database.table.CLEANING", 0.0)
-        ledger._clean_at = 0.0
+        table._clean_at = 0.0
 
-        ledger.clean()
+        table.clean()
 
     slugs = [json.loads(state).get("slug") for (state,) in tables.query(f"SELECT state FROM {TABLE}")]
     assert sorted(slugs) == ["{ever}", "{long}", "{next}"]
@@ -206,13 +206,13 @@ def test_locks_of_another_prefix_are_other_locks(tables: Tables):
 
 def test_row_that_somebody_keeps_locked_is_no_answer(one: LockManager, tables: Tables):
     """P23: the statement is given up in time, certainly not carried out, and the next one is."""
-    with closing(Ledger(tables.aliases[0], "t:", 0.5)) as ledger:
-        ledger.execute([acquire()])
+    with closing(LockTable(tables.aliases[0], "t:", 0.5)) as table:
+        table.execute([acquire()])
         with transaction.atomic(using=tables.aliases[0]):
             tables.query(f"UPDATE {TABLE} SET kept = kept + 1")
-            (reply,) = ledger.execute([Release(("{x}",), NONCE)])
+            (reply,) = table.execute([Release(("{x}",), NONCE)])
         assert (reply.kind, reply.detail) == (Kind.FAILED, "locked" if tables.scheme == "sqlite" else "timeout")
-        assert ledger.execute([Release(("{x}",), NONCE)])[0].kind is Kind.RELEASED
+        assert table.execute([Release(("{x}",), NONCE)])[0].kind is Kind.RELEASED
 
 
 @pytest.fixture(params=["postgresql", "mariadb"])
@@ -226,26 +226,26 @@ def server(request: pytest.FixtureRequest) -> Database:
 
 def test_unclear_commit_is_no_answer(server: Database, monkeypatch: pytest.MonkeyPatch):
     """P24, L4: a server that dies while it writes may have written; one that dies while it reads has not."""
-    with migrated(server) as alias, closing(Ledger(alias, "t:", 2.0)) as ledger:
-        ledger.execute([acquire()])
-        put, decide = ledger._put, ledger._decide
+    with migrated(server) as alias, closing(LockTable(alias, "t:", 2.0)) as table:
+        table.execute([acquire()])
+        put, decide = table._put, table._decide
 
         def killed(do: Any, asked: Any) -> Any:
             server.kill()
             return do(asked)
 
         with monkeypatch.context() as patched:
-            patched.setattr(ledger, "_put", lambda changes: killed(put, changes))
+            patched.setattr(table, "_put", lambda changes: killed(put, changes))
             with pytest.raises(LinkError) as unclear:
-                ledger.execute([Release(("{x}",), NONCE)])
+                table.execute([Release(("{x}",), NONCE)])
         assert not isinstance(unclear.value, UntouchedError)
         server.start()
-        with closing(Ledger(alias, "t:", 2.0)) as ledger:
-            ledger.execute([acquire("y")])
-            decide = ledger._decide
-            monkeypatch.setattr(ledger, "_decide", lambda asked: killed(decide, asked))
+        with closing(LockTable(alias, "t:", 2.0)) as table:
+            table.execute([acquire("y")])
+            decide = table._decide
+            monkeypatch.setattr(table, "_decide", lambda asked: killed(decide, asked))
             with pytest.raises(UntouchedError):
-                ledger.execute([acquire("z")])
+                table.execute([acquire("z")])
         server.start()
 
 
@@ -302,7 +302,7 @@ def migrated_in_thread(server: Database) -> Iterator[str]:
 
     def keep() -> None:
         with migrated(server):
-            connections["ledger"].close()
+            connections["table"].close()
             entered.set()
             leave.wait()
 
@@ -310,7 +310,7 @@ def migrated_in_thread(server: Database) -> Iterator[str]:
     thread.start()
     assert entered.wait(60)
     try:
-        yield "ledger"
+        yield "table"
     finally:
         leave.set()
         thread.join(60)
@@ -342,9 +342,9 @@ async def test_end_of_an_event_loop_ends_its_link(one: LockManager, tables: Tabl
 
     await asyncio.to_thread(lambda: asyncio.run(once()))
 
-    assert node._clerk is not None
-    clerk = node._clerk
-    await eventually(lambda: len(clerk._links) == 1)
+    assert node._worker is not None
+    worker = node._worker
+    await eventually(lambda: len(worker._links) == 1)
 
 
 # Forks
@@ -440,11 +440,11 @@ def test_restarted_server_that_may_forget_gives_no_vote_for_a_while(server: Data
 
 def test_server_that_forgets_nothing_needs_no_guard(mariadb: MariaDB):
     """P20: what is on disk before it is answered survives a restart, so it votes at once."""
-    with migrated(mariadb) as alias, closing(Ledger(alias, "t:", 5.0)) as ledger:
+    with migrated(mariadb) as alias, closing(LockTable(alias, "t:", 5.0)) as table:
         (before,) = mariadb.execute("SELECT @@innodb_flush_log_at_trx_commit")
         mariadb.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
         try:
-            assert ledger.open().age == float("inf")
+            assert table.open().age == float("inf")
         finally:
             mariadb.execute(f"SET GLOBAL innodb_flush_log_at_trx_commit = {before[0]}")
 
@@ -455,27 +455,27 @@ def test_file_survives_a_power_cut_and_needs_no_guard(tmp_path: Path):
     careless = {"init_command": "PRAGMA synchronous = OFF"}
     with server.database() as name, django_database("file", server.settings(name, OPTIONS=careless)):
         call_command("migrate", "redlock", database="file", verbosity=0, skip_checks=True)
-        with closing(Ledger("file", "t:", 5.0)) as ledger:
-            assert ledger.open().age == float("inf")
-            assert ledger.query("PRAGMA synchronous") == [(3,)]  # EXTRA
+        with closing(LockTable("file", "t:", 5.0)) as table:
+            assert table.open().age == float("inf")
+            assert table.query("PRAGMA synchronous") == [(3,)]  # EXTRA
 
 
 @pytest.mark.service
 def test_standby_does_not_vote_and_is_another_server_when_promoted():
     """P22, L63: a failover is noticed by whoever knew the server of before."""
     with PostgreSQL() as server, migrated(server) as alias:
-        with closing(Ledger(alias, "t:", 5.0)) as ledger:
-            before = ledger.open()
+        with closing(LockTable(alias, "t:", 5.0)) as table:
+            before = table.open()
             server.stop()
             (server.folder / "data/standby.signal").touch()
             server.start()
             with pytest.raises(LinkError, match="is a replica"):
-                ledger.open()
+                table.open()
             server.execute("SELECT pg_promote()")
             with pytest.raises(LinkError, match="restarted"):
-                ledger.open()
-        with closing(Ledger(alias, "t:", 5.0)) as ledger:
-            after = ledger.open()
+                table.open()
+        with closing(LockTable(alias, "t:", 5.0)) as table:
+            after = table.open()
     assert before.run_id != after.run_id
 
 
@@ -508,10 +508,10 @@ def test_rights_that_are_documented_suffice(server: Database):
                 assert lease.extend()
                 assert manager.survey(count=5)[0].total == 2
                 assert lease.release() == "released"
-            with closing(Ledger("mine", "t:", 5.0)) as ledger:
-                assert ledger.open().run_id
-                ledger._clean_at = 0.0
-                ledger.clean()
+            with closing(LockTable("mine", "t:", 5.0)) as table:
+                assert table.open().run_id
+                table._clean_at = 0.0
+                table.clean()
         if server.scheme == "postgresql":
             with connections[alias].cursor() as cursor:
                 cursor.execute("DROP OWNED BY locker")

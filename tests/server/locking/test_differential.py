@@ -81,10 +81,10 @@ def comparable(reply: Reply) -> Any:
 
 
 def run(manager: LockManager, request: Request) -> Reply:
-    ballot = manager._survey(count=1)
-    ballot.requests = {0: request}
-    manager.ask(ballot)
-    return ballot.replies[0]
+    round = manager._survey(count=1)
+    round.requests = {0: request}
+    manager.ask(round)
+    return round.replies[0]
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[Heal
 @SETTINGS
 @given(sequence=st.lists(requests, min_size=1, max_size=25))
 def test_memory_node_answers_as_the_real_one(real_node: Any, sequence: list[Request]):
-    """P5, P8, P28, P39: whatever is asked in whatever order, replies, queues and hints are the same."""
+    """P5, P8, P28, P39: whatever is asked in whatever order, replies, queues and notifications are the same."""
     agree(real_node, sequence)
 
 
@@ -118,9 +118,9 @@ def agree(real_node: Any, sequence: list[Request]) -> tuple[NodeState, list[str]
     store, told = NodeState(time.time), []
     store.listeners = dict.fromkeys("pq", told.append)
 
-    with server.client() as client, client.pubsub(ignore_subscribe_messages=True) as hints:
+    with server.client() as client, client.pubsub(ignore_subscribe_messages=True) as notifications:
         client.flushall()
-        hints.subscribe("t:w:p", "t:w:q")
+        notifications.subscribe("t:w:p", "t:w:q")
         while len(client.pubsub_channels("t:w:*")) < 2:
             pass
         for request in sequence:
@@ -129,7 +129,7 @@ def agree(real_node: Any, sequence: list[Request]) -> tuple[NodeState, list[str]
         for slug in ("{x}", "{y}", "{z}", "{queue}"):
             assert client.zrange(f"t:{slug}:q", 0, -1) == store.waiters(slug)
         client.publish("t:w:p", "the last")
-        heard = list(iter(lambda: next_hint(hints), "the last"))
+        heard = list(iter(lambda: next_notification(notifications), "the last"))
         assert heard == told
     return store, told
 
@@ -185,8 +185,8 @@ def test_waiter_leaves_the_lines_behind_what_is_in_its_way_again(real_node: Any)
     assert told == ["q|1"]
 
 
-def next_hint(hints: Any) -> str:
-    while (message := hints.get_message(timeout=5)) is None:
+def next_notification(notifications: Any) -> str:
+    while (message := notifications.get_message(timeout=5)) is None:
         pass
     return message["data"]
 

@@ -35,7 +35,7 @@ FAULTS = {"refused": Server.kill, "frozen": Server.freeze, "missing at start": S
 
 
 @pytest.fixture(autouse=True)
-def restless_courier(monkeypatch: pytest.MonkeyPatch) -> None:
+def restless_redelivery(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have missed releases brought as soon as nodes can be reached again, not seconds later."""
     monkeypatch.setattr(redelivery, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(redelivery, "LONGEST_PAUSE", 0.05)
@@ -81,7 +81,7 @@ async def on_all(lock: Lock, flavour: Flavour, nodes: Sequence[Server]) -> Lease
 
 
 async def test_request_that_a_frozen_node_runs_later_leaves_no_key(nodes: Servers, flavour: Flavour):
-    """L4, L9, P24, C30: a node that thaws finds the release behind the request, or its cancel marker before it."""
+    """L4, L9, P24, C30: a node that thaws finds the release behind the request, or its cancel tombstone before it."""
     manager = real_manager(nodes.urls)
     await flavour.release(await flavour.acquire(manager.lock("warm up")))
     nodes[0].freeze()
@@ -129,16 +129,16 @@ async def test_reply_lost_after_the_server_executed_leaves_no_key(nodes: Servers
 
 
 async def test_request_behind_its_own_release_is_refused(nodes: Servers):
-    """L9, P24, P33: a request that arrives after its release finds the cancel marker."""
+    """L9, P24, P33: a request that arrives after its release finds the cancel tombstone."""
     manager = real_manager(nodes.urls[:1])
     manager.lock("warm up").acquire().release()
     acquisition = manager.acquisition(manager.lock("a")._wanted)
-    ballot = next(acquisition.steps(instant()))
+    round = next(acquisition.steps(instant()))
     manager.ask(acquisition.undo())  # while the request is on its way somewhere
 
-    manager.ask(ballot)  # and arrives now
+    manager.ask(round)  # and arrives now
 
-    assert ballot.replies[0].kind is Kind.CANCELLED
+    assert round.replies[0].kind is Kind.CANCELLED
     assert held_by(manager, "{a}")
     manager.close()
 
@@ -234,7 +234,7 @@ async def test_foreign_key_under_the_name_is_an_error_not_a_holder(
         await flavour.acquire(manager.lock(["0", "a"], wait=0))
 
     with nodes[0].client() as client:
-        # A node that is heard too late is told to forget what it is asked: that leaves a marker for a while.
+        # A node that is heard too late is told to forget what it is asked: that leaves a tombstone for a while.
         assert [key for key in client.keys("t:*") if not key.startswith(("t:x:", "t:served"))] == [f"t:{{a}}:{kind}"]
     await flavour.close(manager)
 
@@ -354,7 +354,7 @@ async def test_idle_connection_that_the_server_closed_costs_no_vote(nodes: Serve
     manager.lock("a").acquire().release()
     with nodes[0].client() as client:
         client.client_kill_filter(_type="normal", skipme=True)
-    manager._gather._bundles[-1].used -= 10
+    manager._gather._connection_sets[-1].used -= 10
 
     lease = manager.lock("a", wait=0).acquire()
 
@@ -371,7 +371,7 @@ def test_interrupted_attempt_leaves_nothing(nodes: Servers, monkeypatch: pytest.
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(manager._hints, "wait", interrupt)
+    monkeypatch.setattr(manager._notifications, "wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
         manager.lock("a").acquire()
 
@@ -542,7 +542,7 @@ async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour:
         proxy.heal()
 
         await eventually(lambda: not has_key(nodes[0], "t:{a}:h"))
-        await eventually(lambda: not manager.courier)
+        await eventually(lambda: not manager.redelivery)
         await flavour.close(manager)
         manager.close()
 
@@ -562,19 +562,19 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_dead_nodes_are_not_connected_to_for_each_lock(nodes: Servers, threads: list[str]):
-    """L8, P23: what certainly never got the request needs no release, neither now nor from the courier."""
+    """L8, P23: what certainly never got the request needs no release, neither now nor from the redelivery."""
     manager = real_manager([*nodes.urls[:3], "redis://127.0.0.1:1", "redis://127.0.0.1:2"])
 
     for _ in range(200):
         assert manager.lock("a").acquire().release() == "released"
 
     assert threads.count("django_redlock connect") < 50  # three, and two after each of ever longer rests
-    assert "django_redlock courier" not in threads
+    assert "django_redlock redelivery" not in threads
     manager.close()
 
 
 def test_node_that_was_being_connected_to_is_known_to_have_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """L8, P24: the round was over before there was a link to send on, so there is nothing to release or to bury."""
+    """L8, P24: the round was over before there was a link to send on, so there is nothing to release."""
     monkeypatch.setattr(rounds, "GRACE", 0.02)
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url])
@@ -584,12 +584,12 @@ def test_node_that_was_being_connected_to_is_known_to_have_nothing(nodes: Server
 
         assert isinstance(granted, Granted)
         assert granted.untouched == {2}
-        assert granted.ballots[0].unanswered() == set()
+        assert granted.rounds[0].unanswered() == set()
         manager.close()
 
 
 async def test_node_that_dies_under_many_leases_gets_their_releases_later(nodes: Servers, threads: list[str]):
-    """L38: the releases do not each try to connect; the courier brings them when the node is there again."""
+    """L38: the releases do not each try to connect; the redelivery brings them when the node is there again."""
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url], ttl=60.0)
         keys = [f"t:{{a{number}}}:h" for number in range(100)]
@@ -603,7 +603,7 @@ async def test_node_that_dies_under_many_leases_gets_their_releases_later(nodes:
         assert threads.count("django_redlock connect") < 25
         proxy.start()
         await eventually(lambda: not has_key(nodes[2], *keys))
-        await eventually(lambda: not manager.courier)
+        await eventually(lambda: not manager.redelivery)
         manager.close()
 
 
@@ -632,7 +632,7 @@ async def test_attempt_whose_connection_broke_is_taken_back_all_the_same(nodes: 
 
         for node in nodes[:2]:
             await eventually(lambda node=node: not has_key(node, "t:{a}:h"))
-        await eventually(lambda: not manager.courier)
+        await eventually(lambda: not manager.redelivery)
         await flavour.close(manager)
         manager.close()
 
@@ -660,14 +660,14 @@ async def test_takeover_that_a_node_missed(
         if thawed == "before the release":
             nodes[2].thaw()
             await eventually(lambda: owner_on(nodes[2], "t:{a}:h") != left.token)
-            await eventually(lambda: not after.courier)
+            await eventually(lambda: not after.redelivery)
             await flavour.extend(lease)  # gives it back to a node that lacks it
             await eventually(lambda: owner_on(nodes[2], "t:{a}:h") == lease.token)
         assert await flavour.release(lease) == "released"
         if thawed == "after the release":
             nodes[2].thaw()
 
-        await eventually(lambda: not after.courier)
+        await eventually(lambda: not after.redelivery)
         for node in nodes[:3]:
             await eventually(lambda node=node: not has_key(node, "t:{a}:h"))
         for manager in (before, after):
@@ -711,7 +711,7 @@ async def test_release_by_token_reaches_a_node_later(nodes: Servers, flavour: Fl
         manager.lock("the next").acquire().release()
 
         await eventually(lambda: not has_key(nodes[2], "t:{a}:h"))
-        await eventually(lambda: not manager.courier)
+        await eventually(lambda: not manager.redelivery)
         await flavour.close(manager)
         manager.close()
 
@@ -775,8 +775,8 @@ async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers
         manager = real_manager([nodes[0].url, first.url, second.url], ttl=60.0, node_timeout=0.5)
         lock = manager.lock("a", token="ab" * 16, renew=False)
         before = await flavour.acquire(lock)
-        visit, held_again = manager.courier._visit, threading.Event()
-        manager.courier._visit = lambda node: held_again.wait(30) and visit(node)
+        visit, held_again = manager.redelivery._visit, threading.Event()
+        manager.redelivery._visit = lambda node: held_again.wait(30) and visit(node)
         for proxy in (first, second):
             proxy.black_hole("requests")
         assert await flavour.release(before) == "unknown"
@@ -786,7 +786,7 @@ async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers
 
         again = await flavour.acquire(lock)
         held_again.set()
-        await eventually(lambda: not manager.courier)
+        await eventually(lambda: not manager.redelivery)
 
         assert again.fencing_token > before.fencing_token
         assert sum(has_key(node, "t:{a}:h") for node in nodes[:3]) >= 2  # all that granted it again

@@ -15,7 +15,7 @@ from django_redlock.engine import wakeup
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.renewal import abandoned, watchdog
-from django_redlock.engine.wakeup import Waker
+from django_redlock.engine.wakeup import WakeUp
 from django_redlock.nodes.threads import Bell, Errands, Event
 from tests.interrupts import ASYNC, BLOCKING, AsyncSweep, Interrupted, Scenario, Sweep, Trap, enter, make_manager
 from tests.managers import Manager, eventually
@@ -240,7 +240,7 @@ def test_blocks_of_several_threads_end_their_own(memory: Manager):
 def lost(manager: LockManager, name: str) -> Lease:
     """Return a lease that the watchdog looks after, and that is over."""
     lease = manager.lock(name, renew=False).acquire()
-    lease._tenure.deadline = 0.0
+    lease.hold.deadline = 0.0
     return lease
 
 
@@ -256,7 +256,7 @@ async def test_callback_that_blocks_delays_no_renewal(memory: Manager):
     try:
         watchdog.watch(lease)
         await eventually(blocked.is_set)
-        kept._tenure._renew_at = 0.0
+        kept.hold._renew_at = 0.0
         watchdog.watch(kept)
         watchdog.watch(other)
         await eventually(lambda: kept.extensions > 0)
@@ -366,7 +366,7 @@ def test_pair_of_sockets_that_was_interrupted_while_it_was_made_ends_in_silence(
 
     monkeypatch.setattr(wakeup.socket, "socketpair", interrupted)
     with pytest.raises(Interrupted):
-        Waker()
+        WakeUp()
 
     assert "Exception ignored" not in capfd.readouterr().err
     time.sleep(0)

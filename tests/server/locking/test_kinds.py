@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
-from django_redlock.core.cleanup import farewell
+from django_redlock.core.cleanup import cleanup
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import SHARED, Release
 from django_redlock.engine.manager import LockManager
@@ -136,7 +136,7 @@ async def test_operator_ends_all_shared_holds(make: Manager, flavour: Flavour):
     manager = make()
     readers = [await take(flavour, manager, "a", shared=True, renew=False) for _ in range(2)]
     early, late = (
-        farewell(Release(("{a}",), SHARED, 10.0, shared=True, revoke=True, token=token), range(5), (), 10.0, 0.2)
+        cleanup(Release(("{a}",), SHARED, 10.0, shared=True, revoke=True, token=token), range(5), (), 10.0, 0.2)
         for token in (readers[0].fencing_token, readers[1].fencing_token)
     )
     manager.ask(early)
@@ -194,7 +194,7 @@ async def test_reentrant_lock_that_was_lost_is_not_entered_again(make: Manager, 
     """L26, L43: the work that goes on under it is no longer exclusive, and is told so."""
     manager = make()
     lease = await take(flavour, manager, "a", reentrant=True)
-    lease._tenure.deadline = 0.0
+    lease.hold.deadline = 0.0
 
     with pytest.raises(LockLostError):
         await take(flavour, manager, "a", reentrant=True)

@@ -116,7 +116,7 @@ async def test_connection_that_ended_before_it_was_taken_over_is_noticed(nodes: 
     await eventually(reader.at_eof)
 
     with pytest.raises(LinkError, match="closed"):
-        AsyncRedisLink(connection, node.wording, None)
+        AsyncRedisLink(connection, node.encoder, None)
 
     await connection.disconnect(nowait=True)
 

@@ -17,7 +17,7 @@ from redis.credentials import CredentialProvider
 
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Survey
-from django_redlock.core.round import Ballot
+from django_redlock.core.round import Round
 from django_redlock.engine import renewal, rounds, rounds_async
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
@@ -43,7 +43,7 @@ manager = LockManager(nodes, Rules(3, ttl=60.0, node_timeout=10.0, restart_guard
 counts = []
 for _ in range(3):
     lease = manager.lock("a").acquire()
-    lease._tenure._renew_at = 0.0  # due at once
+    lease.hold._renew_at = 0.0  # due at once
     renewal.watchdog.watch(lease)
     while not lease.extensions and lease.valid() and time.monotonic() < until:
         gevent.sleep(0.01)
@@ -104,7 +104,7 @@ async def test_renewal_goes_on_after_all_tasks_were_cancelled(nodes: Servers, mo
     renewing()[0].cancel()
     for node in nodes[:3]:
         node.thaw()
-    lease._tenure._renew_at = 0.0  # due at the next look
+    lease.hold._renew_at = 0.0  # due at the next look
 
     await eventually(lambda: lease.extensions > 0)
 
@@ -127,16 +127,16 @@ def test_connections_of_a_burst_are_closed(nodes: Servers, monkeypatch: Any):
         thread.start()
     for thread in threads:
         thread.join()
-    idle = list(manager._gather._bundles)
+    idle = list(manager._gather._connection_sets)
     manager.lock("a").acquire().release()
     monkeypatch.setattr(rounds, "MAX_IDLE", 0.0)
 
     for _ in range(len(idle)):
         manager.lock("a").acquire().release()
 
-    assert len(manager._gather._bundles) == 1
-    assert manager._gather._bundles[0] not in idle
-    assert all(bundle.closed for bundle in idle)
+    assert len(manager._gather._connection_sets) == 1
+    assert manager._gather._connection_sets[0] not in idle
+    assert all(connections.closed for connections in idle)
     manager.close()
 
 
@@ -145,7 +145,7 @@ async def test_connections_that_were_long_idle_are_not_used(nodes: Servers, monk
     manager = real_manager(nodes.urls)
     await (await manager.lock("a").aacquire()).arelease()
     lines = manager._loop_side().gather._lines
-    await eventually(lambda: len(lines) == 5 and not any(line.owed for line in lines.values()))
+    await eventually(lambda: len(lines) == 5 and not any(line.in_flight for line in lines.values()))
     before = {node: line.link for node, line in lines.items()}
     monkeypatch.setattr(rounds_async, "MAX_IDLE", 0.0)
 
@@ -162,8 +162,8 @@ async def test_round_in_a_hurry_does_not_close_the_link_of_another(nodes: Server
     await (await manager.lock("a").aacquire()).arelease()
     asking = manager._loop_side().gather
 
-    def survey(timeout: float) -> Ballot:
-        return Ballot({0: Survey(size=1)}, lambda replies: False, timeout, 1)
+    def survey(timeout: float) -> Round:
+        return Round({0: Survey(size=1)}, lambda replies: False, timeout, 1)
 
     patient, hurried = survey(30.0), survey(0.05)
     nodes[0].freeze()
@@ -193,14 +193,14 @@ class Provider(CredentialProvider):
 
 
 async def test_credential_provider_that_fails_is_a_node_that_fails(nodes: Servers, caplog: Any):
-    """L3, L45: whatever a node's connection raises, the round is told, and listening for hints begins again later."""
+    """L3, L45: whatever a node's connection raises, the round is told, and listening begins again later."""
     provider = Provider()
     odd = open_node(NodeSpec(nodes[0].url, options={"credential_provider": provider}), "t:")
     manager = LockManager([odd, *(open_node(NodeSpec(url), "t:") for url in nodes.urls[1:3])], rules(3))
 
     holder = await manager.lock("a", wait=0).aacquire()
     waiting = asyncio.create_task(manager.lock("a", wait=None).aacquire())
-    listening = manager._loop_side().hints.waiters.listening
+    listening = manager._loop_side().notifications.waiters.listening
     await eventually(lambda: "listening to" in caplog.text)
     provider.away = False
     with nodes[0].client() as client:
@@ -218,7 +218,7 @@ async def test_loop_that_had_no_time_takes_no_node_for_silent(nodes: Servers):
     manager = real_manager(nodes.urls[:3], node_timeout=0.5)
     await (await manager.lock("a").aacquire()).arelease()
     lines = manager._loop_side().gather._lines
-    await eventually(lambda: len(lines) == 3 and not any(line.owed for line in lines.values()))
+    await eventually(lambda: len(lines) == 3 and not any(line.in_flight for line in lines.values()))
 
     def compute() -> None:
         until = time.monotonic() + 0.6
@@ -241,16 +241,16 @@ def test_thread_that_had_no_time_hears_what_has_come(nodes: Servers, monkeypatch
     """P39, L80: a thread that comes to read only when the time is over, because others kept it, counts the replies."""
     manager = real_manager(nodes.urls[:3], node_timeout=0.5)
     manager.lock("a").acquire().release()
-    send = rounds.Seat.send
+    send = rounds.Connection.send
 
-    def send_and_stand_still(seat: rounds.Seat, *args: Any) -> None:
-        send(seat, *args)
-        if seat.node == 2:
+    def send_and_stand_still(connection: rounds.Connection, *args: Any) -> None:
+        send(connection, *args)
+        if connection.node == 2:
             time.sleep(0.6)
-            assert select.select([seat.fd], [], [], 5)[0]
+            assert select.select([connection.fd], [], [], 5)[0]
 
     with monkeypatch.context() as patched:
-        patched.setattr(rounds.Seat, "send", send_and_stand_still)
+        patched.setattr(rounds.Connection, "send", send_and_stand_still)
         lease = manager.lock("a", wait=0).acquire()
 
     assert lease.release() == "released"
@@ -275,7 +275,7 @@ async def test_process_that_cannot_start_threads_still_locks(nodes: Servers, mon
             other = manager.lock("b").acquire()
             proxy.black_hole("requests")
             assert lease.release() == "unknown"  # nobody can bring it now
-        assert len(manager.courier) == 1
+        assert len(manager.redelivery) == 1
         assert other.release() == "unknown"  # but when there are threads again
         proxy.reset()
         proxy.heal()

@@ -131,7 +131,7 @@ async def test_watchdog_gives_empty_nodes_the_key_back(nodes: Servers, real: Man
 @pytest.mark.skipif(not TABLE.exists(), reason="counts connections as Linux shows them")
 async def test_black_hole_gets_no_end_of_connections(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
     """
-    L8, P23: a process has no more connections to a silent node at once than it has threads that ask, and a courier.
+    L8, P23: a process has no more connections to a silent node at once than it has threads that ask, and a redelivery.
     """
     monkeypatch.setattr(rounds, "LONGEST_REST", 0.1)
     monkeypatch.setattr(rounds, "CONNECT_TIMEOUT", 0.1)

@@ -186,7 +186,11 @@ def test_threads_of_a_forked_child_wait_until_the_parents_connections_are_put_aw
     """P30, C87: two threads that a child begins with at once take no connection of the parent between them."""
     manager = real(3)
     manager.lock("warm up", detached=True).acquire().release()
-    ports = {seat.link._sock.getsockname()[1] for bundle in manager._gather._bundles for seat in bundle.seats.values()}
+    ports = {
+        connection.link._sock.getsockname()[1]
+        for connections in manager._gather._connection_sets
+        for connection in connections.by_node.values()
+    }
     hang_up, send = manager._hang_up, RedisLink.send
     hanging_up, sent = threading.Event(), threading.Event()
     used = set()
@@ -245,7 +249,7 @@ def test_fork_that_python_is_not_told_of_is_noticed_by_the_next_acquisition(node
             assert inherited.closed
 
         take()
-        (inherited,) = manager._gather._bundles
+        (inherited,) = manager._gather._connection_sets
         assert unannounced_fork(child) == 0
         take()
         assert not inherited.closed
@@ -269,7 +273,7 @@ def test_fork_that_python_is_not_told_of_leaves_the_parents_lease_alone(nodes: S
             manager.survey()
             assert inherited.closed
 
-        (inherited,) = manager._gather._bundles
+        (inherited,) = manager._gather._connection_sets
         assert unannounced_fork(child) == 0
         assert unannounced_fork(asking_child) == 0
         assert lease.valid()
@@ -286,7 +290,7 @@ def test_forked_child_ends_though_the_parents_threads_were_busy(memory: Manager)
     busy, done = threading.Event(), threading.Event()
 
     def at_work() -> None:
-        with manager._hints._mutex:
+        with manager._notifications._mutex:
             busy.set()
             done.wait(60)
 

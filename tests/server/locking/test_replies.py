@@ -312,21 +312,21 @@ async def test_scripts_forgotten_between_the_two_rounds_are_sent_again(nodes: Se
     ask = manager.aask if isinstance(flavour, Asyncio) else None
     for flushes in range(2):
         steps = manager.acquisition(manager.lock("a")._wanted).steps(instant())
-        ballot, outcome = next(steps), None
+        round, outcome = next(steps), None
         while outcome is None:
-            if isinstance(next(iter(ballot.requests.values())), Raise) and flushes:
+            if isinstance(next(iter(round.requests.values())), Raise) and flushes:
                 for node in nodes:
                     with node.client() as client:
                         client.script_flush()
-            await ask(ballot) if ask else manager.ask(ballot)
+            await ask(round) if ask else manager.ask(round)
             try:
-                ballot = steps.send(instant())
+                round = steps.send(instant())
             except StopIteration as stop:
                 outcome = stop.value
         assert isinstance(outcome, Granted)
         assert outcome.token > 2**52
         manager.release("a", outcome.nonce)
-        manager._floor._highest.clear()  # so that the next proposal is too low again
+        manager._highest._highest.clear()  # so that the next proposal is too low again
     await flavour.close(manager)
     manager.close()
 
@@ -437,7 +437,7 @@ BROKEN = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$x\r\n", b":x\r\n", b"*x\r\n", 
 
 @pytest.mark.parametrize("reply", [*WELL_FORMED, *BROKEN])
 async def test_malformed_reply_is_no_vote(nodes: Servers, flavour: Flavour, reply: bytes):
-    """P23: whatever a node babbles, it is no grant and no holder, and what it may have done is released and buried."""
+    """P23: a malformed reply is no grant and no holder; what the node may have done is released, with a tombstone."""
     with nodes[0].client(decode_responses=False) as client:
         text = b"run_id:%s\r\nuptime_in_seconds:1000\r\nrole:master\r\n" % client.info("server")["run_id"].encode()
     with babbler(b"$%d\r\n%s\r\n$-1\r\n" % (len(text), text), reply) as server:
@@ -449,7 +449,7 @@ async def test_malformed_reply_is_no_vote(nodes: Servers, flavour: Flavour, repl
         assert not error.misconfigured
         if reply in WELL_FORMED:
             deadline = time.monotonic() + 60
-            while b"\r\n10000\r\n$2\r\nt:\r\n" not in server.heard:  # the release, with a marker for the whole ttl
+            while b"\r\n10000\r\n$2\r\nt:\r\n" not in server.heard:  # the release, with a tombstone for the whole ttl
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
         await flavour.close(manager)
@@ -486,14 +486,16 @@ async def test_node_that_says_nothing_of_itself_has_no_vote_while_restarts_are_g
             await flavour.close(manager)
 
 
-def test_reply_that_is_known_is_not_buried(patient: Patient):
-    """P23: an error that certainly changed nothing is released without a marker; there is nothing left to come."""
+def test_reply_that_is_known_gets_no_tombstone(patient: Patient):
+    """P23: an error that certainly changed nothing is released without a tombstone; there is nothing left to come."""
     with full(patient):
         manager = real_manager([patient.url])
         acquisition = manager.acquisition(manager.lock("a")._wanted)
-        ballot = next(acquisition.steps(instant()))
-        manager.ask(ballot)
+        round = next(acquisition.steps(instant()))
+        manager.ask(round)
         manager.close()
 
-    assert ballot.replies[0].kind is Kind.FAILED
-    assert {request.bury for request in acquisition.undo().requests.values() if isinstance(request, Release)} <= {0.0}
+    assert round.replies[0].kind is Kind.FAILED
+    assert {request.tombstone for request in acquisition.undo().requests.values() if isinstance(request, Release)} <= {
+        0.0
+    }

@@ -17,7 +17,7 @@ from django_redlock.engine.manager import LockManager
 from django_redlock.inventory.doctor import CHECKS, Finding
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.redis.inspect import examine
+from django_redlock.nodes.redis.inspect import inspect
 from django_redlock.testing import FaultProxy, Server, Servers, start_servers
 from tests.managers import Flavour
 
@@ -386,7 +386,7 @@ async def test_durable_node_votes_without_a_key(server: Server, flavour: Flavour
 
 def findings(server: Server) -> list[Finding]:
     rules = Rules(3, max_ttl=60.0)
-    node = examine(open_node(NodeSpec(server.url), "t:"), 2.0)
+    node = inspect(open_node(NodeSpec(server.url), "t:"), 2.0)
     return [finding for check in CHECKS for finding in check(node, rules)]
 
 

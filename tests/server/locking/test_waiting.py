@@ -13,14 +13,14 @@ import pytest
 from django_redlock import LockTakenError
 from django_redlock.core import acquisition
 from django_redlock.core.replies import Kind
-from django_redlock.core.round import Ballot
+from django_redlock.core.round import Round
 from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager, instant
 from django_redlock.engine.waiters import Waiters
 from django_redlock.nodes import Node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.database.node import DatabaseNode
-from django_redlock.nodes.database.table import TABLE, Ledger
+from django_redlock.nodes.database.table import TABLE, LockTable
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.nodes.redis.node import RedisNode
 from django_redlock.testing import FaultProxy, Servers
@@ -52,10 +52,10 @@ def queue_in(alias: str, slug: str) -> list[str]:
 
 
 def read_queue(alias: str, slug: str) -> list[str]:
-    ledger = Ledger(alias, "t:", 5.0)
-    with closing(ledger):
-        ledger.open()
-        return in_queue([json.loads(state) for (state,) in ledger.query(f"SELECT state FROM {TABLE}")], slug)
+    table = LockTable(alias, "t:", 5.0)
+    with closing(table):
+        table.open()
+        return in_queue([json.loads(state) for (state,) in table.query(f"SELECT state FROM {TABLE}")], slug)
 
 
 def in_queue(states: list[Any], slug: str) -> list[str]:
@@ -104,11 +104,11 @@ async def test_waiters_are_served_in_the_order_of_their_arrival(make: Manager, f
     assert waiting(manager) == 0
 
 
-async def test_order_is_kept_when_no_hint_arrives(real: Manager, flavour: Flavour, monkeypatch: Any):
-    """P27, L45: with all hint connections dead the line still drains in order, within the fallback's pauses."""
+async def test_order_is_kept_when_no_notification_arrives(real: Manager, flavour: Flavour, monkeypatch: Any):
+    """P27, L45: with all notification connections dead the line still drains in order, within the fallback's pauses."""
     manager = real()
     monkeypatch.setattr(Waiters, "reached", lambda self, node: None)
-    monkeypatch.setattr(Waiters, "hint", lambda self, node, name: None)
+    monkeypatch.setattr(Waiters, "notification", lambda self, node, name: None)
     line = Line(flavour, manager)
     holder = await flavour.acquire(manager.lock("a"))
     tasks = [await line.join(number) for number in range(5)]
@@ -120,7 +120,7 @@ async def test_order_is_kept_when_no_hint_arrives(real: Manager, flavour: Flavou
     await flavour.close(manager)
 
 
-async def test_order_is_kept_when_hint_connections_are_killed(nodes: Servers, flavour: Flavour):
+async def test_order_is_kept_when_notification_connections_are_killed(nodes: Servers, flavour: Flavour):
     """P27, L46: the connections come back by themselves, and what was missed meanwhile is asked for."""
     manager = real_manager(nodes.urls)
     line = Line(flavour, manager)
@@ -143,9 +143,9 @@ async def test_free_lock_is_kept_for_the_first_in_line(make: Manager, flavour: F
     manager = make()
     holder = await flavour.acquire(manager.lock("a"))
     steps = manager.acquisition(manager.lock("a")._wanted, "elsewhere|1").steps(instant())
-    ballot = next(steps)
-    await manager.aask(ballot) if isinstance(flavour, Asyncio) else manager.ask(ballot)
-    assert {reply.kind for reply in ballot.replies.values()} == {Kind.BUSY}
+    round = next(steps)
+    await manager.aask(round) if isinstance(flavour, Asyncio) else manager.ask(round)
+    assert {reply.kind for reply in round.replies.values()} == {Kind.BUSY}
     await flavour.release(holder)
 
     with pytest.raises(LockTakenError, match="is free, but others wait"):
@@ -200,15 +200,17 @@ async def test_waiter_that_is_gone_is_passed_when_its_place_has_lapsed(nodes: Se
 
 
 @pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
-async def test_waiter_wakes_by_a_hint_and_not_by_its_own_clock(make: Manager, flavour: Flavour, monkeypatch: Any):
+async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
+    make: Manager, flavour: Flavour, monkeypatch: Any
+):
     """L45, P28: told of its turn, a waiter needs one more attempt, however long its pause would have been."""
     manager = make()
     monkeypatch.setattr(acquisition, "POLL", 30.0)
     holder = await flavour.acquire(manager.lock("a", ttl=30.0))
     line = Line(flavour, manager, manager.lock("a", wait=25))
     task = await line.join(0)
-    hints = manager._hints if isinstance(flavour, Blocking) else manager._loop_side().hints
-    await eventually(lambda: hints.waiters.told)
+    notifications = manager._notifications if isinstance(flavour, Blocking) else manager._loop_side().notifications
+    await eventually(lambda: notifications.waiters.told)
     start = time.monotonic()
 
     await flavour.release(holder)
@@ -224,8 +226,8 @@ async def test_requests_per_turn_do_not_grow_with_those_who_wait(nodes: Servers,
     line = Line(flavour, manager)
     holder = await flavour.acquire(manager.lock("a"))
     tasks = [await line.join(number) for number in range(contenders)]
-    hints = manager._hints if isinstance(flavour, Blocking) else manager._loop_side().hints
-    await eventually(lambda: hints.waiters.told)
+    notifications = manager._notifications if isinstance(flavour, Blocking) else manager._loop_side().notifications
+    await eventually(lambda: notifications.waiters.told)
     await asyncio.sleep(0)
     for node in nodes[:3]:
         with node.client() as client:
@@ -247,7 +249,7 @@ async def test_requests_per_turn_do_not_grow_with_those_who_wait(nodes: Servers,
 
 
 async def test_release_lost_by_a_minority_wakes_the_waiter_all_the_same(nodes: Servers, flavour: Flavour):
-    """P27: hints from a quorum are enough; a node that is away tells nobody."""
+    """P27: notifications from a quorum are enough; a node that is away tells nobody."""
     manager = real_manager(nodes.urls)
     holder = await flavour.acquire(manager.lock("a"))
     line = Line(flavour, manager)
@@ -341,7 +343,7 @@ async def test_who_waits_for_several_names_does_not_starve(make: Manager, flavou
 
 
 async def test_slow_node_does_not_hold_up_the_line(nodes: Servers, flavour: Flavour):
-    """P25, P27: hints of the quick nodes are a quorum."""
+    """P25, P27: notifications of the quick nodes are a quorum."""
     with FaultProxy(nodes[0].url) as proxy:
         proxy.delay(0.1)
         manager = real_manager([proxy.url, *nodes.urls[1:]])
@@ -364,14 +366,14 @@ async def test_refusal_of_a_slow_node_is_heard_out(nodes: Servers, flavour: Flav
         client.config_resetstat()
         line = Line(flavour, manager)
         task = await line.join(0)
-        hints = manager._hints if isinstance(flavour, Blocking) else manager._loop_side().hints
-        await eventually(lambda: len(hints.waiters) == 1)
+        notifications = manager._notifications if isinstance(flavour, Blocking) else manager._loop_side().notifications
+        await eventually(lambda: len(notifications.waiters) == 1)
 
         stats = client.info("commandstats")
 
         assert "cmdstat_publish" not in stats
         assert stats.get("cmdstat_del", {"calls": 0})["calls"] == 0
-        assert client.keys("t:x:*") == []  # a release that comes too early leaves a marker
+        assert client.keys("t:x:*") == []  # a release that comes too early leaves a tombstone
         proxy.delay(0.0)
         await flavour.release(holder)
         await asyncio.wait_for(task, 60)
@@ -379,14 +381,14 @@ async def test_refusal_of_a_slow_node_is_heard_out(nodes: Servers, flavour: Flav
         manager.close()
 
 
-async def test_waiters_of_a_process_take_turns_in_reading_the_hints(nodes: Servers, monkeypatch: Any):
+async def test_waiters_of_a_process_take_turns_in_reading_the_notifications(nodes: Servers, monkeypatch: Any):
     """L45, P27: the time of the one who reads for all is over, and another goes on reading, and so on."""
     monkeypatch.setattr(acquisition, "POLL", 30.0)
     manager = real_manager(nodes.urls[:3])
     holder = manager.lock("a", ttl=60.0).acquire()
     line = Line(Blocking(), manager, manager.lock("a", wait=60))
     first = await asyncio.to_thread(Waiting, manager, 0.5)
-    await eventually(lambda: manager._hints.waiters.told and waiting(manager) == 1)
+    await eventually(lambda: manager._notifications.waiters.told and waiting(manager) == 1)
     loop = asyncio.get_running_loop()
     tasks = [loop.run_in_executor(line.threads, lambda: asyncio.run(line.serve(0))) for _ in range(3)]
 
@@ -421,7 +423,7 @@ class Waiting(threading.Thread):
         return self._outcome
 
 
-async def test_hints_end_with_the_manager(nodes: Servers):
+async def test_notifications_end_with_the_manager(nodes: Servers):
     """L40: no thread and no connection is left when the last lease is released and the manager is closed."""
     before = set(threading.enumerate())
     manager = real_manager(nodes.urls)
@@ -445,15 +447,15 @@ async def test_call_that_comes_before_the_wait_is_heard(manager: Manager, monkey
     line = Line(Blocking(), one)
     holder = one.lock("a").acquire()
     first = await line.join(0)
-    await eventually(lambda: one._hints.waiters.told)
+    await eventually(lambda: one._notifications.waiters.told)
     holder.release()
     await first
     monkeypatch.setattr(acquisition, "POLL", 60.0)
     holder = one.lock("a", ttl=60.0).acquire()
     ask = one.ask
 
-    def ask_and_be_called(ballot: Ballot) -> None:
-        ask(ballot)
+    def ask_and_be_called(round: Round) -> None:
+        ask(round)
         monkeypatch.undo()
         holder.release()  # with their replies, a quorum of nodes has also called the next in line
         monkeypatch.setattr(acquisition, "POLL", 60.0)
@@ -468,7 +470,7 @@ async def test_call_that_comes_before_the_wait_is_heard(manager: Manager, monkey
     one.close()
 
 
-async def test_hint_connection_that_is_reset_has_ended(nodes: Servers):
+async def test_notification_connection_that_is_reset_has_ended(nodes: Servers):
     """L46: redis-py drops the socket of a connection that is reset; that is its end, not an error nobody expects."""
     with FaultProxy(nodes[0].url) as proxy:
         manager = real_manager([proxy.url])

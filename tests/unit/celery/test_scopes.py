@@ -232,20 +232,20 @@ def test_node_that_misses_how_a_waiting_slot_becomes_a_held_one(make, worker, me
     """
     It forgets the waiting call as soon as it can be reached, and not after ``queue_ttl``. C101 L38
     """
-    courier = locks["default"].courier
-    monkeypatch.setattr(courier._thread, "start", lambda: "")  # below, it is the test that brings what is missed
+    redelivery = locks["default"].redelivery
+    monkeypatch.setattr(redelivery._thread, "start", lambda: "")  # below, it is the test that brings what is missed
     task = make(scope="queued", hold_for=60)
     task.delay(7)
     memory_nodes[2].down = True
     worker.run()
     held = [node.store.execute(Survey((slug(NAME),))).rows[0].value for node in memory_nodes]
-    courier._read_inbox()
-    assert not courier._visit(2)
+    redelivery._read_inbox()
+    assert not redelivery._visit(2)
 
     memory_nodes[2].down = False
 
     assert len({*held}) == 2
-    assert courier._visit(2)
+    assert redelivery._visit(2)
     assert not memory_nodes[2].store.execute(Survey((slug(NAME),))).rows[0].value
     assert task.singleton.holder(7).state == "held"
 

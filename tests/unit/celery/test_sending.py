@@ -82,7 +82,7 @@ def test_refusal_costs_one_round_trip(make, monkeypatch):
     task.delay(7)
     waited = []
     ask = locks["default"].ask
-    monkeypatch.setattr(locks["default"], "ask", lambda ballot: (waited.append(ballot.timeout), ask(ballot)))
+    monkeypatch.setattr(locks["default"], "ask", lambda round: (waited.append(round.timeout), ask(round)))
 
     task.delay(7)
 
@@ -466,7 +466,7 @@ def rounds(monkeypatch, call):
     waited = []
     ask = locks["default"].ask
     with monkeypatch.context() as patch:
-        patch.setattr(locks["default"], "ask", lambda ballot: (waited.append(ballot.timeout), ask(ballot)))
+        patch.setattr(locks["default"], "ask", lambda round: (waited.append(round.timeout), ask(round)))
         call()
     return sum(timeout > 0 for timeout in waited)
 

@@ -799,7 +799,7 @@ def test_two_of_three_nodes_down(make, worker, memory_nodes):
     def body(self, shop_id):
         set_down(memory_nodes[1:], True)
         seen.append(worker.run())
-        self.singleton.lease._tenure.deadline = 0.0  # as if the time were over
+        self.singleton.lease.hold.deadline = 0.0  # as if the time were over
         seen.append(self.singleton.lost)
         self.singleton.check()
 

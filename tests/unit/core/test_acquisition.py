@@ -14,9 +14,9 @@ from django_redlock.core.failure import Failure
 from django_redlock.core.owner import Owner, counted, encode
 from django_redlock.core.replies import ABSENT, Kind, Reply, Row, failed
 from django_redlock.core.requests import Acquire, Instant, Raise, Release
-from django_redlock.core.round import Ballot
+from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules
-from django_redlock.core.tokens import Floor
+from django_redlock.core.tokens import HighestToken
 from django_redlock.core.waiter import Waiter
 from django_redlock.core.wanted import Wanted
 
@@ -39,8 +39,8 @@ class Attempt:
         rules = Rules(nodes, **{"ttl": 10.0, **options})
         nonces = iter(f"{number:032x}" for number in range(1, 100))
         wanted = Wanted(("a",), term, wait, Owner(), nonce, limit=limit)
-        self.floor = Floor()
-        self.acquisition = Acquisition(wanted, rules, self.floor, lambda: next(nonces), lambda: 0.5, waiter)
+        self.highest = HighestToken()
+        self.acquisition = Acquisition(wanted, rules, self.highest, lambda: next(nonces), lambda: 0.5, waiter)
         self.time = 100.0
         self.steps: Generator[Step, Instant, Granted | GaveUp] = self.acquisition.steps(self._instant())
         self.step: Any = next(self.steps)
@@ -71,7 +71,7 @@ class Attempt:
     def proceed(self, seconds: float = 0.0) -> Any:
         """Do the same, and carry out what gives the attempt back."""
         step = self.go_on(seconds)
-        while isinstance(step, Ballot) and step.farewell:
+        while isinstance(step, Round) and step.cleanup:
             step = self.go_on()
         return step
 
@@ -122,7 +122,7 @@ def test_token_that_was_too_low_is_raised_in_a_second_round():
 
     second = attempt.go_on()
 
-    assert isinstance(second, Ballot)
+    assert isinstance(second, Round)
     assert list(second.requests) == [0, 1, 2]
     assert second.requests[0] == Raise(("{a}",), f"{1:032x}", NOW * 2 + 1, 3600.0)
     attempt.reply(A, A, A)
@@ -200,26 +200,26 @@ def test_two_busy_and_one_silent_node_wait_for_the_others():
     assert not attempt.step.closed
 
 
-def test_release_goes_to_all_that_may_have_granted_and_buries_what_is_unanswered():
-    """L8, P23, P24: where the request may still arrive it leaves a marker; who refused for certain has nothing."""
+def test_release_goes_to_all_that_may_have_granted_and_leaves_tombstones_for_what_is_unanswered():
+    """L8, P23, P24: where the request may still arrive it leaves a tombstone; who refused for certain has nothing."""
     attempt = Attempt()
     attempt.reply(A, B, U, F)
     attempt.step.close()
 
     undo = attempt.go_on()
 
-    assert {node: request.bury for node, request in undo.requests.items()} == {0: 0.0, 2: 10.0, 4: 10.0}
-    assert (undo.timeout, undo.farewell) == (0.0, True)
+    assert {node: request.tombstone for node, request in undo.requests.items()} == {0: 0.0, 2: 10.0, 4: 10.0}
+    assert (undo.timeout, undo.cleanup) == (0.0, True)
 
 
-def test_marker_lasts_no_longer_than_a_lease_may():
-    """C34: the marker of a refused place in a queue is gone in a minute, also if the place would last for an hour."""
+def test_tombstone_lasts_no_longer_than_a_lease_may():
+    """C34: the tombstone of a refused queue position is gone in a minute, even if the position would last an hour."""
     attempt = Attempt(term=3600.0, max_ttl=60.0)
     attempt.reply("x", "x", "x")
 
     undo = attempt.go_on()
 
-    assert {node: request.bury for node, request in undo.requests.items()} == {3: 60.0, 4: 60.0}
+    assert {node: request.tombstone for node, request in undo.requests.items()} == {3: 60.0, 4: 60.0}
     assert undo.lasting == 3600.0
 
 
@@ -254,7 +254,7 @@ def test_attempt_leaves_no_work_for_the_garbage_collector():
         attempt.reply(A, A, A)
         granted = attempt.go_on()
         assert isinstance(granted, Granted)
-        assert granted.ballots[1] is second
+        assert granted.rounds[1] is second
 
         del attempt
 
@@ -289,13 +289,13 @@ def test_number_goes_above_everything_seen():
 def test_late_reply_still_teaches_the_floor():
     """P2: a reply after the round was decided changes no vote, but its number is remembered."""
     attempt = Attempt()
-    ballot = attempt.step
+    round = attempt.step
     attempt.reply(A, A, A)
 
-    ballot.receive(4, Reply(Kind.GRANTED, NOW * 2))
+    round.receive(4, Reply(Kind.GRANTED, NOW * 2))
 
-    assert 4 not in ballot.replies
-    assert attempt.floor.of(["{a}"]) == NOW * 2
+    assert 4 not in round.replies
+    assert attempt.highest.of(["{a}"]) == NOW * 2
 
 
 @pytest.mark.parametrize(("left", "told"), [(0.03, 0.04), (9.0, 1.01), (0.001, 0.03)])
@@ -312,7 +312,7 @@ def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, told: float
 
 @pytest.mark.parametrize(("place", "seconds"), [(0, 0.025), (1, 0.075), (9, 0.475), (400, 1.01)])
 def test_waiter_that_nobody_can_tell_asks_the_sooner_the_nearer_its_turn(place: int, seconds: float):
-    """P27: without hints the first in line asks most often."""
+    """P27: without notifications the first in line asks most often."""
     attempt = Attempt(wait=None)
     for node in range(3):
         attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=place))
@@ -389,8 +389,8 @@ def test_what_is_interrupted_while_it_is_given_back_is_given_back_again(wait: fl
     }
 
 
-def test_waiter_acts_on_hints_from_a_quorum_of_nodes():
-    """P28: one node's hint may come from a waiter that gave a minority back; acting on it would wake the next one."""
+def test_waiter_acts_on_notifications_from_a_quorum_of_nodes():
+    """P28: one node may notify because a waiter gave a minority back; acting on that would wake the next one."""
     waiter = Waiter("p|1", 3)
 
     assert [waiter.hear(node) for node in (0, 0, 4, 0, 2)] == [False, False, False, False, True]
@@ -423,7 +423,7 @@ def test_grants_without_votes_are_followed_by_the_pause_of_a_contender():
     assert pause.seconds == pause.told <= 0.5
 
 
-def test_waiter_that_may_have_missed_hints_asks_once_more():
+def test_waiter_that_may_have_missed_notifications_asks_once_more():
     """L46: nodes may have called it before they could be heard."""
     waiter = Waiter("p|1", 3)
 
@@ -585,12 +585,12 @@ def test_no_quorum_is_explained_while_waiting():
 
 def test_floor_is_bounded():
     """Many names cost no unbounded memory; the oldest are forgotten."""
-    floor = Floor(size=2)
+    highest = HighestToken(size=2)
 
     for number, name in enumerate("abc", 1):
-        floor.lift([name], number)
+        highest.lift([name], number)
 
-    assert (floor.of("a"), floor.of("b"), floor.of("c")) == (0, 2, 3)
+    assert (highest.of("a"), highest.of("b"), highest.of("c")) == (0, 2, 3)
 
 
 NOAUTH = failed(Failure.NOAUTH)
@@ -618,7 +618,7 @@ def test_nobody_waits_for_a_quorum_that_the_configuration_forbids(
     assert attempt.step.closed is closed
 
     outcome = attempt.go_on()
-    while isinstance(outcome, Ballot):
+    while isinstance(outcome, Round):
         assert {type(request) for request in outcome.requests.values()} == {Release}
         outcome = attempt.go_on()
 

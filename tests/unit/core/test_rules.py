@@ -9,7 +9,7 @@ from django_redlock.core import names
 from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.owner import Owner, decode, encode, fingerprint, nonce_of
 from django_redlock.core.replies import Kind, Reply
-from django_redlock.core.round import Ballot, count
+from django_redlock.core.round import Round, count
 from django_redlock.core.rules import Rules, majority
 from django_redlock.engine.manager import LockManager, check_wait
 from django_redlock.nodes.memory import MemoryNode
@@ -421,13 +421,13 @@ def test_two_clocks_are_not_compared_unless_asked_for():
 def test_doubted_votes_do_not_count():
     """P4, P21: a quorum needs the votes of nodes that are not doubted at the moment of deciding."""
     doubted = {0: "its clock is far from the others'"}
-    ballot = Ballot({0: VOTE, 1: VOTE, 2: VOTE}, lambda replies: count(replies, Kind.ACCEPTED) >= 2, 1.0)
-    ballot.doubted = lambda: doubted
+    round = Round({0: VOTE, 1: VOTE, 2: VOTE}, lambda replies: count(replies, Kind.ACCEPTED) >= 2, 1.0)
+    round.doubted = lambda: doubted
 
-    ballot.receive(0, VOTE)
-    ballot.receive(1, VOTE)
-    assert not ballot.closed
-    ballot.receive(2, VOTE)
+    round.receive(0, VOTE)
+    round.receive(1, VOTE)
+    assert not round.closed
+    round.receive(2, VOTE)
 
-    assert ballot.closed
-    assert [ballot.replies[node].kind for node in range(3)] == [Kind.NO_VOTE, Kind.ACCEPTED, Kind.ACCEPTED]
+    assert round.closed
+    assert [round.replies[node].kind for node in range(3)] == [Kind.NO_VOTE, Kind.ACCEPTED, Kind.ACCEPTED]

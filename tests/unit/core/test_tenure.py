@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_redlock.core.attempt import Granted
-from django_redlock.core.hold import Tenure, release_outcome, renewal
+from django_redlock.core.hold import Hold, release_outcome, renewal
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.owner import Owner
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import Acquire, Extend, Raise, Release, Term
-from django_redlock.core.round import Ballot
+from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules
-from django_redlock.core.tokens import Floor
+from django_redlock.core.tokens import HighestToken
 from django_redlock.core.wanted import Wanted
 
 H, R, F, U = Kind.HELD, Kind.REFUSED, Kind.FAILED, Kind.UNKNOWN
@@ -25,114 +25,114 @@ DEADLINE = START + TTL - 0.092
 
 def held(
     nodes: int = 5, heartbeat: float | None = None, untouched: frozenset[int] = frozenset(), **options: Any
-) -> Tenure:
+) -> Hold:
     rules = Rules(nodes, ttl=TTL, **options)
     value, deadline = "a" * 32 + "{}", rules.deadline(START, TTL)
     granted = Granted(("{x}",), "a" * 32, value, 7, START, deadline, (), untouched=untouched)
     wanted = Wanted(("x",), TTL, None, Owner(), heartbeat=heartbeat)
-    return Tenure(wanted, granted, rules, Floor())
+    return Hold(wanted, granted, rules, HighestToken())
 
 
-def extension(tenure: Tenure, now: float, ttl: float | None = None) -> Ballot | None:
+def extension(hold: Hold, now: float, ttl: float | None = None) -> Round | None:
     """Begin a round that extends one lease."""
-    term = tenure.term(now, ttl)
+    term = hold.term(now, ttl)
     if term is None:
         return None
-    ballot = renewal([term], tenure._rules, tenure._rules.timeout(tenure.ttl), tenure.deadline - now)
-    tenure.asked(ballot, term)
-    return ballot
+    round = renewal([term], hold._rules, hold._rules.timeout(hold.ttl), hold.deadline - now)
+    hold.asked(round, term)
+    return round
 
 
-def answer(ballot: Ballot, *kinds: Kind, fence: int = 0) -> Ballot:
+def answer(round: Round, *kinds: Kind, fence: int = 0) -> Round:
     for node, kind in enumerate(kinds):
-        if not ballot.closed:
-            ballot.receive(node, Reply(kind, fence, terms=((kind, fence),) if kind in (H, R) else ()))
-    ballot.close()
-    return ballot
+        if not round.closed:
+            round.receive(node, Reply(kind, fence, terms=((kind, fence),) if kind in (H, R) else ()))
+    round.close()
+    return round
 
 
 def test_extension_counts_from_the_start_of_its_round():
     """P18: the new deadline is a ttl from before the round was sent."""
-    tenure = held()
-    ballot = extension(tenure, 103.0)
-    assert ballot is not None
+    hold = held()
+    round = extension(hold, 103.0)
+    assert round is not None
 
-    assert tenure.extended(answer(ballot, H, H, H), 0, 103.0, 104.0)
+    assert hold.extended(answer(round, H, H, H), 0, 103.0, 104.0)
 
-    assert tenure.deadline == pytest.approx(103.0 + TTL - 0.092)
-    assert {type(request) for request in ballot.requests.values()} == {Extend}
+    assert hold.deadline == pytest.approx(103.0 + TTL - 0.092)
+    assert {type(request) for request in round.requests.values()} == {Extend}
 
 
 def test_extension_that_completes_after_the_deadline_does_not_extend():
     """P18: a lease that lapsed while the nodes were asked is lost, though all of them agreed."""
-    tenure = held()
-    ballot = extension(tenure, DEADLINE - 0.1)
-    assert ballot is not None
+    hold = held()
+    round = extension(hold, DEADLINE - 0.1)
+    assert round is not None
 
-    assert not tenure.extended(answer(ballot, H, H, H, H, H), 0, DEADLINE - 0.1, DEADLINE + 0.1)
+    assert not hold.extended(answer(round, H, H, H, H, H), 0, DEADLINE - 0.1, DEADLINE + 0.1)
 
-    assert tenure.ended == "expired"
-    assert extension(tenure, DEADLINE + 0.2) is None
+    assert hold.ended == "expired"
+    assert extension(hold, DEADLINE + 0.2) is None
 
 
 def test_extension_waits_no_longer_than_the_lease_lasts():
     """L23: the round that extends a lease ends before the lease does."""
-    ballot = extension(held(node_timeout=2.0), DEADLINE - 0.05)
+    round = extension(held(node_timeout=2.0), DEADLINE - 0.05)
 
-    assert ballot is not None
-    assert ballot.timeout == pytest.approx(0.05)
+    assert round is not None
+    assert round.timeout == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("replies", [[F, F, F], [U, U, U, U, U], [H, H, F, F, F], [H, H, R, R, U], []])
 def test_round_without_a_verdict_changes_nothing(replies: list[Kind]):
     """L25, L22: unknown is not lost. The deadline stays, and it is tried again after a twelfth of the ttl."""
-    tenure = held()
-    ballot = extension(tenure, 103.0)
-    assert ballot is not None
+    hold = held()
+    round = extension(hold, 103.0)
+    assert round is not None
 
-    assert not tenure.extended(answer(ballot, *replies), 0, 103.0, 103.2)
+    assert not hold.extended(answer(round, *replies), 0, 103.0, 103.2)
 
-    assert (tenure.ended, tenure.deadline) == (None, pytest.approx(DEADLINE))
-    assert tenure.due(renewing=True) == pytest.approx(103.0 + TTL / 12)
+    assert (hold.ended, hold.deadline) == (None, pytest.approx(DEADLINE))
+    assert hold.due(renewing=True) == pytest.approx(103.0 + TTL / 12)
 
 
 def test_refusal_by_too_many_ends_the_lease_at_once():
     """L24, P19: a quorum can no longer agree."""
-    tenure = held()
-    ballot = extension(tenure, 103.0)
-    assert ballot is not None
+    hold = held()
+    round = extension(hold, 103.0)
+    assert round is not None
 
-    tenure.extended(answer(ballot, H, R, R, R, fence=99), 0, 103.0, 103.2)
+    hold.extended(answer(round, H, R, R, R, fence=99), 0, 103.0, 103.2)
 
-    assert tenure.ended == "superseded"
+    assert hold.ended == "superseded"
 
 
 @pytest.mark.parametrize("late", [0.0, 0.001, 1.0, 1e9])
 def test_validity_is_asked_of_the_clock(late: float):
     """P32, L33: no watchdog, stalled or not, can make a lease valid past its deadline."""
-    tenure = held()
+    hold = held()
 
-    assert tenure.check(DEADLINE - 0.001)
-    assert not tenure.check(DEADLINE + late)
-    assert tenure.remaining(DEADLINE - 1.0) == 0.0
+    assert hold.check(DEADLINE - 0.001)
+    assert not hold.check(DEADLINE + late)
+    assert hold.remaining(DEADLINE - 1.0) == 0.0
 
 
 def test_first_reason_of_an_end_stays():
     """L26: once lost, always lost, and for one reason."""
-    tenure = held()
-    assert tenure.end("superseded", 101.0)
+    hold = held()
+    assert hold.end("superseded", 101.0)
 
-    assert not tenure.end("released", 102.0)
+    assert not hold.end("released", 102.0)
 
-    assert (tenure.ended, tenure.held(200.0)) == ("superseded", 1.0)
+    assert (hold.ended, hold.held(200.0)) == ("superseded", 1.0)
 
 
 def test_renewal_is_due_every_third_of_the_ttl():
     """L22: and never later than the deadline, of which the holder must be told."""
-    tenure = held()
+    hold = held()
 
-    assert tenure.due(renewing=True) == START + 3.0
-    assert tenure.due(renewing=False) == tenure.deadline
+    assert hold.due(renewing=True) == START + 3.0
+    assert hold.due(renewing=False) == hold.deadline
 
 
 @pytest.mark.parametrize(
@@ -140,12 +140,12 @@ def test_renewal_is_due_every_third_of_the_ttl():
 )
 def test_bounds_of_renewal_are_named(options: dict[str, Any], reason: str):
     """P34, L27: beyond them nothing is extended, and the lapse says which it was."""
-    tenure = held(**options)
+    hold = held(**options)
 
-    assert extension(tenure, START + 3.0) is None
-    assert tenure.due(renewing=True) == tenure.deadline
-    assert not tenure.check(DEADLINE)
-    assert tenure.ended == reason
+    assert extension(hold, START + 3.0) is None
+    assert hold.due(renewing=True) == hold.deadline
+    assert not hold.check(DEADLINE)
+    assert hold.ended == reason
 
 
 @pytest.mark.parametrize("start", [7734.392480692, 0.1, 1e6 / 3])
@@ -153,39 +153,39 @@ def test_lease_at_its_bound_is_next_due_at_its_deadline(start: float):
     """P34: once it may not be extended it is left alone until it ends, however the seconds round."""
     rules = Rules(5, ttl=0.6, node_timeout=0.1, max_hold=0.2)
     granted = Granted(("{x}",), "a" * 32, "", 7, start, rules.deadline(start, 0.6), ())
-    tenure = Tenure(Wanted(("x",), 0.6, None, Owner()), granted, rules, Floor())
+    hold = Hold(Wanted(("x",), 0.6, None, Owner()), granted, rules, HighestToken())
 
-    assert extension(tenure, start + 0.2 + 1e-9) is None
+    assert extension(hold, start + 0.2 + 1e-9) is None
 
-    assert tenure.due(renewing=True) == tenure.deadline
+    assert hold.due(renewing=True) == hold.deadline
 
 
-def test_release_buries_what_is_still_on_its_way():
-    """L29, P24: a node that owes an answer may extend after the release; it finds a marker instead."""
-    tenure = held()
-    ballot = extension(tenure, 103.0)
-    assert ballot is not None
-    answer(ballot, H, H, H)
+def test_release_leaves_a_tombstone_for_what_is_still_on_its_way():
+    """L29, P24: a node that owes an answer may extend after the release; it finds a tombstone instead."""
+    hold = held()
+    round = extension(hold, 103.0)
+    assert round is not None
+    answer(round, H, H, H)
 
-    release = tenure.release(0.2)
+    release = hold.release(0.2)
 
-    assert {node: request.bury for node, request in release.requests.items() if isinstance(request, Release)} == {
+    assert {node: request.tombstone for node, request in release.requests.items() if isinstance(request, Release)} == {
         0: 0.0, 1: 0.0, 2: 0.0, 3: TTL, 4: TTL
     }  # fmt: skip
-    ballot.receive(3, Reply(H))
-    assert tenure.release(0.2).requests[3] == tenure.release(0.2).requests[0]
+    round.receive(3, Reply(H))
+    assert hold.release(0.2).requests[3] == hold.release(0.2).requests[0]
 
 
 def test_release_leaves_out_what_never_got_a_request():
     """L8, P23: a node that is down is not connected to for each lock; an extension may have given it the lock."""
-    tenure = held(untouched=frozenset({3, 4}))
-    assert set(tenure.release(0.2).requests) == {0, 1, 2}
+    hold = held(untouched=frozenset({3, 4}))
+    assert set(hold.release(0.2).requests) == {0, 1, 2}
 
-    ballot = extension(tenure, 103.0)
-    assert ballot is not None
-    answer(ballot, H, H, H)
+    round = extension(hold, 103.0)
+    assert round is not None
+    answer(round, H, H, H)
 
-    assert set(tenure.release(0.2).requests) == {0, 1, 2, 3, 4}
+    assert set(hold.release(0.2).requests) == {0, 1, 2, 3, 4}
 
 
 @pytest.mark.parametrize(
@@ -243,58 +243,58 @@ def test_tokens_accepted_by_a_node_strictly_increase(sequence: list[tuple[str, s
 
 def test_shorter_time_counts_as_soon_as_it_is_asked_for():
     """P17: the nodes may have done it though their answers do not come."""
-    tenure = held()
+    hold = held()
 
-    extension(tenure, 101.0, ttl=3.0)
+    extension(hold, 101.0, ttl=3.0)
 
-    assert tenure.deadline == pytest.approx(101.0 + 3.0 - 0.032)
+    assert hold.deadline == pytest.approx(101.0 + 3.0 - 0.032)
 
 
 def test_node_that_owes_a_shortening_is_not_counted_for_a_longer_time():
     """P17, P18: it may execute the older request last."""
-    tenure = held(3)
-    shorter = extension(tenure, 101.0, ttl=3.0)
+    hold = held(3)
+    shorter = extension(hold, 101.0, ttl=3.0)
     assert shorter is not None
     answer(shorter, U, H)
-    longer = extension(tenure, 102.0, ttl=9.0)
+    longer = extension(hold, 102.0, ttl=9.0)
     assert longer is not None
 
-    assert not tenure.extended(answer(longer, H, H, F), 0, 102.0, 102.1)
+    assert not hold.extended(answer(longer, H, H, F), 0, 102.0, 102.1)
 
-    assert tenure.deadline == pytest.approx(101.0 + 3.0 - 0.032)
+    assert hold.deadline == pytest.approx(101.0 + 3.0 - 0.032)
 
 
 def test_extension_by_the_old_time_does_not_prolong_a_lease_that_was_shortened():
     """P18: the renewal was on its way when the holder asked for less."""
-    tenure = held()
-    renewing = extension(tenure, 103.0)
-    extension(tenure, 103.1, ttl=2.0)
+    hold = held()
+    renewing = extension(hold, 103.0)
+    extension(hold, 103.1, ttl=2.0)
     assert renewing is not None
 
-    assert not tenure.extended(answer(renewing, H, H, H), 0, 103.0, 103.2)
+    assert not hold.extended(answer(renewing, H, H, H), 0, 103.0, 103.2)
 
-    assert tenure.deadline == pytest.approx(103.1 + 2.0 - 0.022)
+    assert hold.deadline == pytest.approx(103.1 + 2.0 - 0.022)
 
 
 def test_heartbeat_that_is_missing_ends_the_renewal():
     """P34: and the loss says so, at the deadline."""
-    tenure = held(heartbeat=2.0)
-    tenure.beat(START + 1.0)
+    hold = held(heartbeat=2.0)
+    hold.beat(START + 1.0)
 
-    assert extension(tenure, START + 2.9) is not None
-    assert extension(tenure, START + 3.0) is None
+    assert extension(hold, START + 2.9) is not None
+    assert extension(hold, START + 3.0) is None
 
-    assert not tenure.check(tenure.deadline)
-    assert tenure.ended == "heartbeat"
+    assert not hold.check(hold.deadline)
+    assert hold.ended == "heartbeat"
 
 
 def test_heartbeat_is_looked_for_when_the_extension_is_due():
     """P34: whether the work will have given a sign of life by then, nobody knows before; a late one still counts."""
-    tenure = held(heartbeat=1.0)
+    hold = held(heartbeat=1.0)
 
-    assert tenure.due(renewing=True) == pytest.approx(START + TTL / 3)
-    assert extension(tenure, START + TTL / 3) is None
-    assert tenure.due(renewing=True) == pytest.approx(START + TTL / 3 + TTL / 12)
+    assert hold.due(renewing=True) == pytest.approx(START + TTL / 3)
+    assert extension(hold, START + TTL / 3) is None
+    assert hold.due(renewing=True) == pytest.approx(START + TTL / 3 + TTL / 12)
 
-    tenure.beat(START + 3.5)
-    assert extension(tenure, START + TTL / 3 + TTL / 12) is not None
+    hold.beat(START + 3.5)
+    assert extension(hold, START + TTL / 3 + TTL / 12) is not None

@@ -2,7 +2,7 @@
 
 import math
 
-from django_redlock.engine.heartbeat import Presence, this_process
+from django_redlock.engine.heartbeat import ProcessHeartbeat, this_process
 from django_redlock.engine.renewal import Agenda
 
 
@@ -123,15 +123,15 @@ def test_process_that_takes_a_lock_while_it_stops_saying_that_it_lives_goes_on()
             if held:
                 return True
             held.append("a lock")  # taken by another thread, right after the look that found none
-            presence.join()
+            heartbeat.join()
             return False
 
     held = ["a lock"]
-    presence = Presence(None, this_process("web-1", "abc.123"), Dog)
-    presence.join()
-    due = presence.due()
+    heartbeat = ProcessHeartbeat(None, this_process("web-1", "abc.123"), Dog)
+    heartbeat.join()
+    due = heartbeat.due()
     held.clear()
 
-    assert presence.valid()
-    assert presence.due() == due
-    assert watched == [presence]
+    assert heartbeat.valid()
+    assert heartbeat.due() == due
+    assert watched == [heartbeat]

@@ -39,7 +39,7 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
 
 def lose(lease: Any) -> None:
     """Let the time of *lease* be over."""
-    lease._tenure.deadline = 0.0
+    lease.hold.deadline = 0.0
 
 
 # reentrant

@@ -11,12 +11,12 @@ from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.admission import Admission
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Acquire
-from django_redlock.core.round import Ballot
+from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules
 from django_redlock.engine import redelivery
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.renewal import AsyncWatchdog, Watchdog
-from django_redlock.engine.rounds import Breaker, Breakers, Bundle, Gather
+from django_redlock.engine.rounds import Breaker, Breakers, ConnectionSet, Gather
 from django_redlock.engine.rounds_async import AsyncGather
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.memory import AsyncMemoryLink, MemoryLink, MemoryNode
@@ -61,10 +61,10 @@ async def test_every_subset_of_failing_nodes(flavour: Flavour, fault: str, faili
         await flavour.close(manager)
 
 
-def ballot_of(timeout: float, needed: int, *, mending: bool = False) -> Ballot:
+def round_of(timeout: float, needed: int, *, mending: bool = False) -> Round:
     request = Acquire(("{a}",), "0" * 32, "0" * 32, 30.0, 1, 600.0, 600.0)
     requests = dict.fromkeys(range(3), request)
-    return Ballot(requests, lambda replies: len(replies) == needed, timeout, mending=mending)
+    return Round(requests, lambda replies: len(replies) == needed, timeout, mending=mending)
 
 
 def admission() -> Admission:
@@ -92,20 +92,24 @@ def test_blocking_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
     """L3, P25: nodes that do not answer keep nobody longer than one node timeout, to the millisecond."""
     now = 100.0
 
-    def wait(bundle: Bundle, seconds: float) -> list[object]:
+    def wait(connections: ConnectionSet, seconds: float) -> list[object]:
         nonlocal now
         now += seconds
         return []
 
-    monkeypatch.setattr(Bundle, "seat", lambda bundle, seat: bundle.seats.update({seat.node: seat}))
-    monkeypatch.setattr(Bundle, "ready", wait)
+    monkeypatch.setattr(
+        ConnectionSet,
+        "connection",
+        lambda connections, connection: connections.by_node.update({connection.node: connection}),
+    )
+    monkeypatch.setattr(ConnectionSet, "ready", wait)
     gather = Gather([Mute(name) for name in NAMES], admission(), lambda: now)
-    ballot = ballot_of(0.5, needed=2)
+    round = round_of(0.5, needed=2)
 
-    gather.ask(ballot)
+    gather.ask(round)
 
     assert now == 100.5
-    assert {(reply.kind, reply.detail) for reply in ballot.replies.values()} == {(Kind.UNKNOWN, "timeout")}
+    assert {(reply.kind, reply.detail) for reply in round.replies.values()} == {(Kind.UNKNOWN, "timeout")}
 
 
 async def test_asyncio_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
@@ -118,16 +122,16 @@ async def test_asyncio_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch)
         return loop.call_at(0.0, callback, *args)
 
     gather = AsyncGather(nodes, admission(), Breakers(3))
-    await gather.ask(ballot_of(30.0, needed=3))  # connects
+    await gather.ask(round_of(30.0, needed=3))  # connects
     for node in nodes:
         node.deaf = True
     monkeypatch.setattr(loop, "call_later", at_once)
-    ballot = ballot_of(500.0, needed=2)
+    round = round_of(500.0, needed=2)
 
-    await gather.ask(ballot)
+    await gather.ask(round)
 
     assert timers == [500.0]
-    assert {(reply.kind, reply.detail) for reply in ballot.replies.values()} == {(Kind.UNKNOWN, "timeout")}
+    assert {(reply.kind, reply.detail) for reply in round.replies.values()} == {(Kind.UNKNOWN, "timeout")}
     await gather.aclose()
 
 
@@ -137,7 +141,7 @@ def test_extension_does_not_wait_for_a_connection_that_has_failed_already(monkey
     manager = LockManager(nodes, rules(3, **PATIENT))
     lease = manager.lock("a", renew=False).acquire()
     nodes[2].down = True
-    monkeypatch.setattr(Bundle, "ready", lambda bundle, seconds: pytest.fail(f"waits {seconds} s"))
+    monkeypatch.setattr(ConnectionSet, "ready", lambda connections, seconds: pytest.fail(f"waits {seconds} s"))
 
     assert lease.extend()
 
@@ -180,20 +184,20 @@ async def test_link_that_comes_with_the_deciding_vote():
     """
     nodes = [Halting(name) for name in NAMES]
     gather = AsyncGather(nodes, admission(), Breakers(3))
-    ballot = ballot_of(30.0, needed=2, mending=True)
+    round = round_of(30.0, needed=2, mending=True)
 
     for node in nodes[:2]:
         node.connects.set()
     nodes[0].answers.set()
     nodes[2].answers.set()
-    asked = asyncio.create_task(gather.ask(ballot))
-    await eventually(lambda: len(gather._lines) == 2 and len(ballot.replies) == 1)
+    asked = asyncio.create_task(gather.ask(round))
+    await eventually(lambda: len(gather._lines) == 2 and len(round.replies) == 1)
     nodes[1].answers.set()  # of both the round hears in one turn, of the vote first
     nodes[2].connects.set()
     await asked
 
-    assert {reply.kind for reply in (ballot.replies | ballot.late).values()} == {Kind.ACCEPTED}
-    assert sorted(ballot.replies | ballot.late) == [0, 1, 2]
+    assert {reply.kind for reply in (round.replies | round.late).values()} == {Kind.ACCEPTED}
+    assert sorted(round.replies | round.late) == [0, 1, 2]
     await gather.aclose()
 
 
@@ -213,18 +217,18 @@ def test_late_end_of_a_try_to_connect_lets_nobody_in_beside_the_next():
 
 
 class StackOfAThreadThatIsSlow(list):  # type: ignore[type-arg]
-    """Between the moment in which a bundle is put on it and the next one, another thread takes the bundle."""
+    """As soon as a connection set is put on it, another thread takes that set."""
 
-    def append(self, bundle: Bundle) -> None:
+    def append(self, connections: ConnectionSet) -> None:
         """Put it on, and have it taken."""
-        super().append(bundle)
+        super().append(connections)
         self.pop().close()
 
 
-def test_bundle_may_be_taken_at_once_by_another_thread(memory: Manager):
+def test_connection_set_may_be_taken_at_once_by_another_thread(memory: Manager):
     """L10, P39: a lock that has been taken is not lost to an error about connections that others use by now."""
     manager = memory(3)
-    manager._gather._bundles = StackOfAThreadThatIsSlow()
+    manager._gather._connection_sets = StackOfAThreadThatIsSlow()
 
     assert manager.lock("a", wait=0).acquire().release() == "released"
 
@@ -237,16 +241,16 @@ async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(
     monkeypatch.setattr(redelivery, "LONGEST_PAUSE", 0.01)
     manager = memory(1, ttl=30.0)
     later = 0.0
-    manager.courier._clock = lambda: steady() + later
+    manager.redelivery._clock = lambda: steady() + later
     lease = await flavour.acquire(manager.lock("a"))
     manager.nodes[0].down = True
 
     assert await flavour.release(lease) == "unknown"
-    await eventually(lambda: len(manager.courier) == 1)
+    await eventually(lambda: len(manager.redelivery) == 1)
     later = 31.0
 
-    await eventually(lambda: not manager.courier)
-    await eventually(lambda: not manager.courier._thread.running)
+    await eventually(lambda: not manager.redelivery)
+    await eventually(lambda: not manager.redelivery._thread.running)
     await flavour.close(manager)
     manager.close()
 

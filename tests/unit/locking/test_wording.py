@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from redis.connection import Connection
 
 from django_redlock.core.requests import Acquire, Request
-from django_redlock.nodes.redis.encode import SCRIPTS, Wording, resp
+from django_redlock.nodes.redis.encode import SCRIPTS, Encoder, resp
 
 CONNECTION = Connection()
 words = st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=12)
@@ -24,11 +24,11 @@ def test_bytes_are_those_of_redis_py(words: list[str]):
 def test_bytes_are_made_once_for_all_nodes():
     """A round says the same to every node; with and without the script's text are two things."""
     request: Request = Acquire(("{a}",), "n" * 32, "n" * 32 + "{}", 30.0, 1, None, 30.0)
-    wording, packed = Wording("redlock:"), dict[int, bytes]()
+    encoder, packed = Encoder("redlock:"), dict[int, bytes]()
 
-    brief, full = wording.pack(request, packed, False), wording.pack(request, packed, True)
+    brief, full = encoder.pack(request, packed, False), encoder.pack(request, packed, True)
 
-    assert wording.pack(request, packed, False) is brief
-    assert wording.pack(request, packed, True) is full
+    assert encoder.pack(request, packed, False) is brief
+    assert encoder.pack(request, packed, True) is full
     assert SCRIPTS[Acquire].sha.encode() in brief
     assert SCRIPTS[Acquire].text.encode() in full

@@ -187,8 +187,8 @@ def test_waiters_are_served_in_order(nodes: int):
     assert took < 20 * 0.02
 
 
-def test_hints_that_are_lost():
-    """P27: without any hint the order is the same, and nobody waits for longer than the poll of the first in line."""
+def test_notifications_that_are_lost():
+    """P27: without notifications the order is the same, and nobody waits longer than the poll of the first in line."""
     served, took, _ = queue(1, waiters=20, hush=1.0)
 
     assert served == list(range(20))
@@ -242,7 +242,7 @@ def outcome(request: Request, store: NodeState) -> tuple[Kind, object]:
     return store.execute(request).kind, (
         store.records.holders.copy(),
         store.records.fences.copy(),
-        store.records.markers.copy(),
+        store.records.tombstones.copy(),
     )
 
 

@@ -1,10 +1,10 @@
 -- Take a lock on this node, or say who has it and wait in line. All names or none.
--- KEYS: index, cancel marker; of all names the holders, the fences, the queues, the enrolments; if shared, the holders
+-- KEYS: index, cancel tombstone; of all names the holders, the fences, the queues, the enrolments; if shared, the holders
 --       of each name
 -- ARGV: nonce, value, ttl ms, proposed token, fence keep ms ('' is for ever), ahead µs, nonce to adopt, prefix,
 --       waiter ('' does not wait), its stamp, enrolment ms, barge, shared, passing, strict ('1' or '')
 local call, sub = redis.call, string.sub
-local index, marker = KEYS[1], KEYS[2]
+local index, tombstone = KEYS[1], KEYS[2]
 local nonce, value, ttl, number, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local ahead, adopt, prefix = tonumber(ARGV[6]), ARGV[7], ARGV[8]
 local waiter, barge, shared, passing = ARGV[9], ARGV[12] == '1', ARGV[13] == '1', ARGV[14] == '1'
@@ -18,7 +18,7 @@ local h, f, q, s, r = 2, 2 + names, 2 + 2 * names, 2 + 3 * names, 2 + 4 * names 
 -- Read every key before writing any: a key of another type must not leave half a grant behind. (Waiters whose
 -- enrolment is over are dropped on the way: that takes nothing from anybody.)
 call('ZCARD', index)
-local cancelled = call('EXISTS', marker) == 1
+local cancelled = call('EXISTS', tombstone) == 1
 -- Of several names, what costs most is the number of commands. If all that exists is what is read here, nobody waits
 -- for any of them, and no key is of another type.
 local strings, plain = nil, names > 1 and not shared

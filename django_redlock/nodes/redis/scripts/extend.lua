@@ -1,6 +1,6 @@
 -- Extend leases, each by itself; give one back to a node that lost it, but never past a newer token or its release.
 -- Makes none shorter, unless told to: two extensions by different times may arrive in any order.
--- KEYS: index; of each lease: cancel marker, of all its names the holders, the fences, if shared the holders of each name
+-- KEYS: index; of each lease: cancel tombstone, of all its names the holders, the fences, if shared the holders of each name
 -- ARGV: prefix, fence keep ms ('' is for ever); of each lease: names, shared, shorten ('1' or ''), nonce, ttl ms, token, value
 local index, prefix, keep = KEYS[1], ARGV[1], ARGV[2]
 local SHARED = 'shared--------------------------'
@@ -10,8 +10,8 @@ local now_ms = math.floor(tonumber(stamp) / 1000)
 redis.call('ZCARD', index)
 
 local function extend(at, names, shared, shorten, nonce, ttl, token, value)
-  local marker = redis.call('GET', KEYS[at])
-  local high, refused, lost = '0', marker, {}
+  local tombstone = redis.call('GET', KEYS[at])
+  local high, refused, lost = '0', tombstone, {}
   for i = at + 1, at + names do
     local current = redis.call('GET', KEYS[i])
     local fence = redis.call('GET', KEYS[names + i]) or '0'
@@ -25,7 +25,7 @@ local function extend(at, names, shared, shorten, nonce, ttl, token, value)
       if tonumber(fence) > tonumber(token) then refused = true end
     end
   end
-  if refused then return (marker == 'stop' and 'S' or 'R') .. high end
+  if refused then return (tombstone == 'stop' and 'S' or 'R') .. high end
   for i = at + 1, at + names do
     local ends = now_ms + ttl
     if shared then

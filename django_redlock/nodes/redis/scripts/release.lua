@@ -1,12 +1,12 @@
 -- Give a lock up, if it is ours; let a waiter leave the queue; wake who is first in it.
--- KEYS: index, cancel marker; of all names the holders, the queues, the enrolments; if shared, the holders of each name
+-- KEYS: index, cancel tombstone; of all names the holders, the queues, the enrolments; if shared, the holders of each name
 -- Shared holders have a nonce each; the word that stands for all of them in the holder's key ends all their holds,
 -- unless one of them joined later than somebody looked. Nor does it end a later hold with the same nonce.
--- ARGV: nonce, bury ms, prefix, waiter that leaves ('' is none), shared, revoke ('1' or ''), token of the hold, or of the
+-- ARGV: nonce, tombstone ms, prefix, waiter that leaves ('' is none), shared, revoke ('1' or ''), token of the hold, or of the
 --       last that joined (2^53 - 1 is any)
 local call, sub = redis.call, string.sub
-local index, marker = KEYS[1], KEYS[2]
-local nonce, bury, prefix, leaving, shared = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5] == '1'
+local index, tombstone = KEYS[1], KEYS[2]
+local nonce, tombstone_ms, prefix, leaving, shared = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5] == '1'
 local SHARED = 'shared--------------------------'
 local size = #nonce > 32 and 16384 or 32 -- of a value that is not ours, an operator's request has as much as a survey says
 local any = ARGV[7] == '9007199254740991'
@@ -54,7 +54,7 @@ for i in pairs(mine) do
   local slug, holders, others = sub(KEYS[h + i], #prefix + 1, -3), KEYS[r + i], nil
   if shared and all then
     for _, holder in ipairs(call('ZRANGE', holders, 0, -1)) do
-      if bury > 0 then call('SET', prefix .. 'x:' .. holder, word, 'PX', bury) end
+      if tombstone_ms > 0 then call('SET', prefix .. 'x:' .. holder, word, 'PX', tombstone_ms) end
     end
     call('DEL', holders)
   elseif shared then
@@ -76,9 +76,9 @@ if #keys > 0 then
   call('DEL', unpack(keys))
   call('ZREM', index, unpack(slugs))
 end
--- A request of ours may still be on its way, and must find this marker.
-if bury > 0 then call('SET', marker, word, 'PX', bury) end
--- Only the first in line is told; a hint that is lost costs it time and nothing else.
+-- A request of ours may still be on its way, and must find this tombstone.
+if tombstone_ms > 0 then call('SET', tombstone, word, 'PX', tombstone_ms) end
+-- Only the first in line is told; a notification that is lost costs it time and nothing else.
 for i, first in pairs(firsts) do
   local left = false
   if leaving ~= '' and call('ZREM', KEYS[q + i], leaving) == 1 then
