@@ -28,12 +28,12 @@ def cleanup(
     """
     Return the round that sends *release* to *nodes*; *needed* releases tell the outcome, None waits for all.
 
-    An *unsure* node may execute a request of before after the release; there the release leaves a tombstone for *tombstone*
-    seconds that refuses it.
+    An *unsure* node may execute an earlier request after the release. There the release leaves a tombstone, which
+    refuses such requests for *tombstone* seconds.
     """
-    burying = release._replace(tombstone=tombstone) if unsure else release
+    entombing = release._replace(tombstone=tombstone) if unsure else release
     return Round(
-        requests={node: burying if node in unsure else release for node in nodes},
+        requests={node: entombing if node in unsure else release for node in nodes},
         decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,
         timeout=timeout,
         needed=needed or 0,

@@ -7,8 +7,9 @@ class Waiter:
     """
     One who waits for a lock, as the nodes' queues know it.
 
-    Acts on notifications from a quorum of nodes only. A holder often lacks one node, which every waiter that asks is then
-    granted and gives back; with a single notification enough, that alone would wake the next one, and so on without end.
+    Acts on notifications from a quorum of nodes only. A holder often lacks one node. Every waiter that asks is then
+    granted that node and gives it back. If a single notification were enough, that would wake the next waiter, and so
+    on without end.
     Who gives back what it got in vain is called by these nodes itself, if it is first in line there. That is no news.
 
     Args:
