@@ -17,14 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from django_redlock.engine import rounds, rounds_async
-from django_redlock.testing import (
-    Server,
-    ServerNotFoundError,
-    Servers,
-    ServerStartError,
-    find_server,
-    start_servers,
-)
+from django_redlock.testing import Server, ServerNotFoundError, Servers, ServerStartError, find_server, start_servers
 from tests.services import MariaDB, PostgreSQL, RabbitMQ, Service, ServiceMissingError, SQLite
 
 pytest_plugins = ["tests.tiers", "tests.managers", "tests.certificates", "tests.shop.fixtures"]

@@ -21,7 +21,7 @@ from ..core.waiter import Waiter
 from ..nodes.base import LinkError, Node, NotificationLink
 from ..nodes.clock import Clock, steady
 from ..nodes.threads import new_event, start
-from .rounds import CONNECT_TIMEOUT
+from .connections import CONNECT_TIMEOUT
 from .waiters import Waiters
 from .wakeup import WakeUp
 

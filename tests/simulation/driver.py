@@ -29,9 +29,11 @@ from django_redlock.core.rules import Rules
 from django_redlock.core.tokens import HighestToken
 from django_redlock.core.waiter import Waiter
 from django_redlock.core.wanted import Wanted
+from django_redlock.engine.breaker import Breakers
+from django_redlock.engine.connections import CONNECT_TIMEOUT, MAX_IN_FLIGHT
 from django_redlock.engine.notifications import RETRY
 from django_redlock.engine.redelivery import FIRST_PAUSE, LONGEST_PAUSE
-from django_redlock.engine.rounds import CONNECT_TIMEOUT, GRACE, IDLE, MAX_IN_FLIGHT, Breakers
+from django_redlock.engine.rounds import GRACE, IDLE
 from django_redlock.engine.waiters import Waiters
 
 from .network import Faults, Machine, Wire

@@ -59,15 +59,13 @@ CIRCLES = {
 
 # Attributes with a leading underscore that are used in a module which does not define them.
 BORROWED = {
-    # A lock takes its lease's clock along when it is entered again; the manager tells a lease of its successor.
-    ("engine/lock.py", "hold"),
+    # The manager tells a lease of its successor.
     ("engine/manager.py", "_taken_over"),
     # A fenced block is a lock's block as well.
     ("fencing.py", "_entered"),
     # The simulation replaces what a process has once: its managers, clocks and listeners.
     ("testing/simulation.py", "_notifications"),
     ("testing/simulation.py", "_managers"),
-    ("testing/simulation.py", "hold"),
 }
 
 # Names with a leading underscore of which we have some as well, but that are used where they are somebody else's.
@@ -83,9 +81,8 @@ LONG_FILES = {
     "compat.py": 745,
     "engine/lease.py": 485,
     "engine/manager.py": 675,
-    "engine/rounds.py": 541,
     "inventory/doctor.py": 472,
-    "nodes/database/node.py": 515,
+    "nodes/database/node.py": 517,
     "nodes/database/table.py": 419,
 }
 
@@ -95,7 +92,7 @@ LONG_CLASSES = {
     "compat.py BaseLock": 259,
     "engine/lease.py Lease": 413,
     "engine/manager.py LockManager": 560,
-    "engine/rounds.py Gather": 289,
+    "engine/rounds.py Gather": 293,
 }
 
 MAX_MEMBERS = 20
@@ -109,8 +106,8 @@ LARGE_CLASSES = {
     # To be taken apart.
     "core/hold.py Hold": 24,
     "core/round.py Round": 28,
-    "engine/lease.py Lease": 30,
-    "engine/manager.py LockManager": 27,
+    "engine/lease.py Lease": 31,
+    "engine/manager.py LockManager": 28,
     "inventory/model.py HeldLock": 23,
 }
 

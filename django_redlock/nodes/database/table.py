@@ -32,17 +32,7 @@ from ...core.replies import Reply, failed
 from ...core.requests import ENDLESS, HIGHEST, SHARED, Acquire, Extend, Raise, Release, Repair, Request, Survey
 from ..base import LinkError
 from ..clock import steady
-from .vendors import (
-    BEGINS,
-    CLOCKS,
-    GREET,
-    INSERTS,
-    PREPARE,
-    counts_together,
-    failure_of,
-    own_connection,
-    shut_down,
-)
+from .vendors import BEGINS, CLOCKS, GREET, INSERTS, PREPARE, counts_together, failure_of, own_connection, shut_down
 
 TABLE = "redlock_noderecord"
 PAUSE = 0.005  # seconds, at most, before what somebody else was faster with is tried again
