@@ -59,14 +59,14 @@ def contend(manager: LockManager, folder: Path, times: int) -> None:
     for _ in range(times):
         note = Note()
         with manager.lock("counter") as lease:
-            note.served(folder, lease.fencing_token, lease._tenure._leaving)
+            note.served(folder, lease.fencing_token, lease.hold._leaving)
 
 
 async def acontend(manager: LockManager, folder: Path, times: int) -> None:
     for _ in range(times):
         note = Note()
         async with manager.lock("counter") as lease:
-            note.served(folder, lease.fencing_token, lease._tenure._leaving)
+            note.served(folder, lease.fencing_token, lease.hold._leaving)
 
 
 async def tasks(manager: LockManager, folder: Path, contenders: int, times: int) -> None:

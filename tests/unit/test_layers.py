@@ -50,18 +50,18 @@ PUBLIC = {
 CIRCLES = {
     # A lock and a lease ask the manager for rounds; the manager returns locks and leases.
     ("engine.lease", "engine.lock", "engine.manager"),
-    # The view decorator answers as REST framework does if the view is one of its views.
+    # Views of REST framework are guarded as other views are, and the decorator of views recognizes them.
     ("contrib.rest_framework", "views"),
-    # A result finds its task's handle, whose states are results.
+    # One names a class of the other in annotations alone.
     ("celery._compat", "celery.result"),
     ("celery.handle", "celery.task"),
 }
 
 # Attributes with a leading underscore that are used in a module which does not define them.
 BORROWED = {
-    # The manager tells a lease of its successor.
+    # The manager notes in a lease whom it took over from.
     ("engine/manager.py", "_taken_over"),
-    # A fenced block is a lock's block as well.
+    # A fenced block looks whether it was entered, which its base class in engine/contexts.py notes.
     ("fencing.py", "_entered"),
     # The simulation replaces what a process has once: its managers, clocks and listeners.
     ("testing/simulation.py", "_notifications"),
