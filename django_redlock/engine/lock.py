@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakSet, ref
 
-from ..core.acquisition import Wanted
 from ..core.names import named
 from ..core.rules import Rules
+from ..core.wanted import Wanted
 from ..exceptions import LockTakenError
 from ..nodes.threads import exiting
 from .decorator import Function, decorated

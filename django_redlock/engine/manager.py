@@ -17,8 +17,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 
-from ..core.acquisition import Acquisition, GaveUp, Granted, HighestToken, Pause, Step, Wanted, cleanup
+from ..core.acquisition import Acquisition, GaveUp, Step
 from ..core.admission import Admission
+from ..core.attempt import Granted
+from ..core.backoff import Pause
+from ..core.cleanup import cleanup
 from ..core.hold import BATCH, Hold, batches, release_outcome, renewal
 from ..core.names import check_names, named, slug
 from ..core.owner import Owner, decode
@@ -26,6 +29,8 @@ from ..core.replies import ANSWERS, Reply
 from ..core.requests import Instant, Release, Survey
 from ..core.round import Round
 from ..core.rules import MIN_TTL, UNSET, Rules, Wait, check_label, check_wait, seconds
+from ..core.tokens import HighestToken
+from ..core.wanted import Wanted
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes import Node
 from ..nodes.clock import steady

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from django_redlock import LockTakenError, RedlockError
-from django_redlock.core import acquisition
+from django_redlock.core import backoff
 from django_redlock.core.replies import Kind
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
@@ -33,7 +33,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have waiters rely on being told of their turn."""
-    monkeypatch.setattr(acquisition, "POLL", 30.0)
+    monkeypatch.setattr(backoff, "POLL", 30.0)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
-from django_redlock.core.acquisition import cleanup
+from django_redlock.core.cleanup import cleanup
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import SHARED, Release
 from django_redlock.engine.manager import LockManager

@@ -19,7 +19,7 @@ import pytest
 from django_redlock import LockTakenError
 from django_redlock.core.replies import Kind
 from django_redlock.engine.manager import LockManager
-from django_redlock.nodes.redis.node import RedisLink
+from django_redlock.nodes.redis.link import RedisLink
 from django_redlock.testing import Servers
 from tests.managers import Manager, held_by, real_manager
 
