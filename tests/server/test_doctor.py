@@ -30,7 +30,7 @@ from django_redlock.nodes.redis.inspect import commands
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import tls_server
-from tests.conftest import needs
+from tests.conftest import cluster_nodes, needs
 from tests.service.locking.test_sentinel import watched
 from tests.services import django_database
 
@@ -116,7 +116,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     opened = inspect._open
 
     def open_in_time(node: Any, timeout: float) -> Any:
-        return opened(node, 0.2 if node._arguments.get("port") in ports else timeout)
+        return opened(node, 0.2 if any(node.address.endswith(f":{port}") for port in ports) else timeout)
 
     monkeypatch.setattr(inspect, "_open", open_in_time)
     return ports
@@ -342,7 +342,7 @@ def test_cluster_mode(three):
     """
     P22: a server in cluster mode is an error.
     """
-    with another("--cluster-enabled", "yes") as cluster:
+    with cluster_nodes(1) as (cluster,):
         findings = found([cluster.url, *three[1:]])
 
     assert ids(findings)["mode"] == "error"

@@ -283,7 +283,7 @@ def test_clear_by_name(five):
     """
     put(five, "orders:7", left=None, age=100)
     for node in five:
-        node.store._index.clear()
+        node.store.records.index.clear()
 
     assert run("redlock_clear", "--no-input")[0] == "Nothing is stale.\n"
     assert run("redlock_clear", "--no-input", "--name=orders:7")[0].endswith("Deleted 1 key.\n")

@@ -193,7 +193,7 @@ def test_a_name_that_one_index_lost_is_asked_for_by_name(five):
     L70: a key that a node holds but no longer lists still counts, because the other nodes name it.
     """
     put(five, value(), 20, 20, 20, 20, 20)
-    five[0].store._index.clear()
+    five[0].store.records.index.clear()
 
     assert only(held_locks()).votes == 5
 
