@@ -79,9 +79,9 @@ MAX_FILE = 400  # lines
 LONG_FILES = {
     "celery/arrival.py": 474,
     "compat.py": 745,
-    "engine/lease.py": 516,
-    "engine/manager.py": 694,
-    "inventory/doctor.py": 472,
+    "engine/lease.py": 530,
+    "engine/manager.py": 696,
+    "inventory/doctor.py": 480,
     "nodes/database/node.py": 530,
     "nodes/database/table.py": 420,
     "fencing.py": 405,
@@ -91,8 +91,8 @@ MAX_CLASS = 250  # lines
 LONG_CLASSES = {
     "celery/arrival.py Arrival": 361,
     "compat.py BaseLock": 259,
-    "engine/lease.py Lease": 438,
-    "engine/manager.py LockManager": 586,
+    "engine/lease.py Lease": 451,
+    "engine/manager.py LockManager": 587,
     "engine/rounds.py Gather": 293,
     "engine/lock.py Lock": 275,
 }
@@ -104,13 +104,13 @@ LARGE_CLASSES = {
     "core/rules.py Rules": 30,
     # Django names the attributes of its admin.
     "admin/__init__.py HeldLockAdminMixin": 24,
-    "admin/changelist.py HeldLockChangeList": 21,
+    "admin/changelist.py HeldLockChangeList": 24,
     # To be taken apart.
     "core/hold.py Hold": 24,
     "core/round.py Round": 28,
     "engine/lease.py Lease": 31,
-    "engine/manager.py LockManager": 29,
-    "inventory/model.py HeldLock": 23,
+    "engine/manager.py LockManager": 30,
+    "inventory/model.py HeldLock": 25,
 }
 
 MAX_PARAMETERS = 8

@@ -100,8 +100,8 @@ class World:
         return {
             (node.name, where, nonce)
             for node in self.sim.nodes
-            for where, (value, _) in list(node.store._holders.items())
-            if node.store._holder(where, node.store._now()) is not None
+            for where, (value, _) in list(node.store.records.holders.items())
+            if node.store.records.holder(where, node.store.now()) is not None
             for nonce in (node.store.sharers(where) if value.startswith(SHARED) else [value[:NONCE_SIZE]])
         }
 
@@ -203,7 +203,7 @@ def test_a_lock_without_an_end_is_stale_when_its_last_lease_is_over(world, left)
     lease = world.take(worker, "orders:7")
     world.sim.advance(5.0)
     for node in world.sim.nodes:
-        node.store.put(slug("orders:7"), node.store._holders[slug("orders:7")][0], left)
+        node.store.put(slug("orders:7"), node.store.records.holders[slug("orders:7")][0], left)
     worker.stopped = True
     before = []
     while lease.hold.remaining(world.sim.clock()) > 0:
@@ -299,8 +299,8 @@ class History(World):
         """Take the expiry from keys, or make it a long one."""
         left = self.random.choice([None, 3600.0])
         for node in self.random.sample(self.sim.nodes, self.random.randint(1, len(self.sim.nodes))):
-            for where, (value, _) in list(node.store._holders.items()):
-                if not where.endswith("~p") and node.store._holder(where, node.store._now()):
+            for where, (value, _) in list(node.store.records.holders.items()):
+                if not where.endswith("~p") and node.store.records.holder(where, node.store.now()):
                     node.store.put(where, value, left)
 
     def do_node(self) -> None:
