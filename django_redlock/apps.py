@@ -1,6 +1,10 @@
 """The Django app: its label, its checks."""
 
+import sys
+from typing import Any
+
 from django.apps import AppConfig
+from django.core.checks import CheckMessage, register
 from django.utils.translation import gettext_lazy as _
 
 
@@ -14,5 +18,16 @@ class RedlockConfig(AppConfig):
 
     def ready(self) -> None:
         """Import the checks, which register themselves."""
-        from . import checks  # noqa: F401
+        from . import checks
         from .db import checks as checks_of_fences  # noqa: F401
+
+        register(check_tasks, checks.TAG)
+
+
+def check_tasks(**kwargs: Any) -> list[CheckMessage]:
+    """Report singleton tasks that cannot work, if the project has imported Celery by the time the checks run."""
+    if "celery" not in sys.modules:
+        return []
+    from .celery.checks import check_singletons  # not before: Celery is an extra, and slow to import
+
+    return check_singletons(**kwargs)

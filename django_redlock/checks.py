@@ -5,6 +5,7 @@ One id has one cause. Errors say that locks cannot work, warnings that they will
 raised as :class:`~django_redlock.conf.InvalidRedlockError` when the alias is used.
 """
 
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -16,8 +17,19 @@ from django.core import mail
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import connections
 
-from .conf import EXAMPLE, REDIS_CACHES, AliasConfig, InvalidRedlockError, aliases, caches_of, databases_of, read_alias
+from .conf import (
+    EXAMPLE,
+    REDIS_CACHES,
+    AliasConfig,
+    InvalidRedlockError,
+    UnknownAliasError,
+    aliases,
+    caches_of,
+    databases_of,
+    read_alias,
+)
 from .core.admission import Admission
+from .engine.lock import decorators
 from .nodes import NodeSpec, open_node
 from .nodes.base import LinkError
 
@@ -32,7 +44,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
         names = aliases()
     except InvalidRedlockError as error:
         return [_error(error)]
-    return [message for alias in names for message in _check_alias(alias)]
+    return [*(message for alias in names for message in _check_alias(alias)), *_decorators()]
 
 
 @register(TAG, deploy=True)
@@ -49,6 +61,12 @@ def _check_deployed(alias: str) -> Iterator[CheckMessage]:
         config = read_alias(alias)
     except InvalidRedlockError:
         return
+    if "wait" not in settings.REDLOCK[alias].get("OPTIONS", {}):
+        yield Warning(
+            f"REDLOCK[{alias!r}] does not say how long a lock waits; without wait= it waits for ever, even in a view.",
+            hint="Set OPTIONS['wait'] to a number of seconds, such as 10, or to None for ever.",
+            id="redlock.W105",
+        )
     yield from _without_vote(config)
     nodes: list[Any] = [node for node in config.nodes if getattr(node, "remote", False)]
     for node in nodes:
@@ -117,7 +135,22 @@ def _check_alias(alias: str) -> Iterator[CheckMessage]:
     yield from _failovers(config)
     yield from _cache_entries(alias)
     yield from _databases_in_memory(alias)
+    yield from _file_of_requests(config)
     yield from _shared_servers(config)
+
+
+def _decorators() -> Iterator[CheckMessage]:
+    """Report the locks of decorated functions that the settings do not allow."""
+    for lock in sorted(decorators, key=lambda lock: lock.names):
+        try:
+            lock.description()
+        except (InvalidRedlockError, ValueError) as error:
+            if isinstance(error, InvalidRedlockError) and not isinstance(error, UnknownAliasError):
+                continue  # check_settings reports the alias
+            yield Error(
+                f"A function is decorated with the lock {lock.name!r}, which cannot be taken: {error}",
+                id="redlock.E011",
+            )
 
 
 def _memory_outside_debug(config: AliasConfig) -> Iterator[CheckMessage]:
@@ -189,6 +222,20 @@ def _databases_in_memory(alias: str) -> Iterator[CheckMessage]:
                 "process would find its locks, so it gives no vote.",
                 hint="Use a file or a server. For tests of one process, list memory://a instead.",
                 id="redlock.W010",
+            )
+
+
+def _file_of_requests(config: AliasConfig) -> Iterator[CheckMessage]:
+    """Warn about a file of SQLite that is a node and that the transactions of requests write to."""
+    files = {getattr(node, "file", "") for node in config.nodes} - {""}
+    for database in connections:
+        entry = connections.settings[database]
+        if entry["ATOMIC_REQUESTS"] and files and os.path.realpath(entry["NAME"]) in files:
+            yield Warning(
+                f"REDLOCK[{config.alias!r}] uses the SQLite file of the database {database!r} as a node, and "
+                "ATOMIC_REQUESTS opens a transaction in it for every request: no lock can be taken inside.",
+                hint="Give the locks a database file of their own in DATABASES and NODES.",
+                id="redlock.W011",
             )
 
 

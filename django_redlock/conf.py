@@ -51,6 +51,10 @@ class InvalidRedlockError(ImproperlyConfigured):
         return self.message
 
 
+class UnknownAliasError(InvalidRedlockError):
+    """``REDLOCK`` has no such alias; the message names those that it has."""
+
+
 @dataclass(frozen=True, slots=True)
 class AliasConfig:
     """What one alias of ``REDLOCK`` says, checked."""
@@ -79,7 +83,7 @@ def read_alias(alias: str) -> AliasConfig:
     """
     setting = _setting()
     if alias not in setting:
-        raise InvalidRedlockError(
+        raise UnknownAliasError(
             f"REDLOCK has no alias {alias!r}{_nearest(alias, setting)} It has {', '.join(map(repr, setting))}."
         )
     entry = setting[alias]

@@ -8,6 +8,7 @@ locked until the end. Whatever is read afterwards is what earlier holders commit
 later. No clock, no lock and no property of the tokens is needed for that.
 """
 
+import os
 import random
 import time
 from asyncio import CancelledError, shield
@@ -32,6 +33,7 @@ from django.db.models.functions import Now
 from .engine.contexts import Block
 from .engine.lease import Lease
 from .exceptions import StaleTokenError
+from .handler import in_transaction
 from .models import MAX_SHOWN, Fence, fence_key
 
 P = ParamSpec("P")
@@ -89,11 +91,13 @@ def fenced(
     ``LockLostError`` when the lease ended or less than the margin is left, and errors of the database. Whatever is
     raised, nothing is committed; only with several databases a failing commit leaves the earlier ones committed.
     """
-    leases = [lease] if isinstance(lease, Lease) else list(lease)
+    if isinstance(lease, Lease) or not isinstance(lease, Iterable):
+        lease = [lease]
+    leases = list(lease)
     for each in leases:
         if not isinstance(each, Lease):
             raise TypeError(
-                f"fenced() needs a lease, as acquire() and 'with lock(...)' give it, not {type(each).__name__}."
+                f"fenced() needs a lease, not {type(each).__name__}; write 'with lock(...) as lease, fenced(lease):'."
             )
         if each.shared:
             raise ValueError(
@@ -230,6 +234,8 @@ class Fenced(Block[None]):
 
     def _refuse(self, connection: BaseDatabaseWrapper) -> None:
         """Raise unless the claim will be the first statement of a transaction that ends with the block."""
+        for lease in self._leases:
+            refuse_own_file(lease, connection)
         if self._nested:
             _refuse_snapshots(connection)
         elif in_transaction(connection):
@@ -324,10 +330,23 @@ def shown(name: str, place: str) -> str:
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
-def in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether a transaction is open, other than the one of Django's ``TestCase``, as for ``durable=True``."""
-    blocks = connection.atomic_blocks
-    return bool(blocks) and not blocks[-1]._from_testcase  # type: ignore[attr-defined]
+def refuse_own_file(lease: Lease, connection: BaseDatabaseWrapper) -> None:
+    """
+    Make sure that a transaction does not keep its own lease from being renewed.
+
+    Raises:
+        RuntimeError: The transaction would write to the file of SQLite that the lease needs as a node.
+    """
+    if connection.vendor != "sqlite" or not lease.renewed:
+        return
+    file = os.path.realpath(connection.settings_dict["NAME"])
+    rules, nodes = lease.keeper.rules, lease.keeper.nodes
+    if sum(getattr(node, "file", "") != file for node in nodes) < rules.needed:
+        raise RuntimeError(
+            f"The transaction of database {connection.alias!r} would keep lock {lease.name!r} from being renewed: its "
+            "file is the node of the lock, and SQLite has one writer at a time. Give the locks a database file of "
+            "their own in DATABASES and NODES, or use a database server."
+        )
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -3,17 +3,25 @@ The managers of the aliases in ``REDLOCK``, one each per process, and the way to
 """
 
 import os
+import sys
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from django.core.signals import setting_changed
+from django.utils.asyncio import async_unsafe
 
 from . import signals
 from .conf import DEFAULT_ALIAS, aliases, read_alias
-from .engine.lock import Lock
-from .engine.manager import LockManager
+from .core.names import check_names
+from .core.rules import UNSET, Rules, Wait, check_label, check_wait, seconds
+from .engine.holdings import caller_frame
+from .engine.lease import Lease
+from .engine.lock import Description, Lock, Surroundings
+from .engine.manager import LockManager, check_limit
+from .engine.mistakes import explained
 
 
 class RedlockHandler:
@@ -62,18 +70,97 @@ class RedlockHandler:
         config = read_alias(alias)
         manager = LockManager(config.nodes, config.rules, alias=alias)
         manager.notify = partial(signals.send, manager)
+        manager.surroundings = DjangoSurroundings()
         return manager
+
+
+class DjangoSurroundings(Surroundings):
+    """What Django knows of the calling thread: its event loop, and its transactions."""
+
+    @async_unsafe(
+        "This would block the event loop. Write 'async with lock(...)', 'await lock(...).aacquire()', or decorate a "
+        "coroutine function."
+    )
+    def blocking(self) -> None:
+        """Raise SynchronousOnlyOperation in an event loop, as Django's database does."""
+
+    def entering(self, name: str, rules: Rules) -> None:
+        """Warn or raise, as ``OPTIONS["in_transaction"]`` says, if a transaction is open."""
+        if rules.in_transaction == "allow" or not (open_ones := open_transactions()):
+            return
+        message = (
+            f"Lock {name!r} is entered inside a transaction of database {open_ones[0].alias!r}, and would be released "
+            "before the commit: the next holder would not see what was written. Enter the lock first and the "
+            "transaction inside it, or write lock(..., on_commit=True). In a view under ATOMIC_REQUESTS use "
+            "@locked_view; in a migration, atomic = False. OPTIONS['in_transaction'] = 'allow' silences this."
+        )
+        if rules.in_transaction == "error":
+            raise RuntimeError(message)
+        frame = caller_frame()
+        registry = frame.f_globals.setdefault("__warningregistry__", {})
+        module = frame.f_globals.get("__name__", "")
+        warnings.warn_explicit(message, RuntimeWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+    def keep(self, lease: Lease) -> bool:
+        """Have *lease* released when the last of the open transactions was committed or rolled back."""
+        open_ones = open_transactions()
+        if open_ones:
+            release = ReleaseAfterTransactions(lease, len(open_ones))
+            for connection in open_ones:
+                # Not on_commit(), whose callbacks are dropped with the savepoint that they were registered in.
+                connection.run_on_commit.append((set(), release, True))
+        return bool(open_ones)
+
+
+class ReleaseAfterTransactions:
+    """
+    Releases a lease when the last of several transactions has ended.
+
+    Django calls it after a commit. After a rollback, or when the connection is closed, Django only drops it.
+    """
+
+    def __init__(self, lease: Lease, transactions: int) -> None:
+        self._lease: Lease | None = lease
+        self._left = transactions
+
+    def __call__(self) -> None:
+        """Count a commit."""
+        self._left -= 1
+        if not self._left:
+            self._release()
+
+    def __del__(self) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
+
+
+def open_transactions() -> list[Any]:
+    """Return the connections of this thread with an open transaction, other than that of a ``TestCase``."""
+    db = sys.modules.get("django.db")  # not imported here, because a process without it has no transaction
+    connections = db.connections.all(initialized_only=True) if db else []
+    return [each for each in connections if in_transaction(each)]
+
+
+def in_transaction(connection: Any) -> bool:
+    """Return whether a transaction is open, other than the one of Django's ``TestCase``, as for ``durable=True``."""
+    blocks = connection.atomic_blocks
+    return bool(blocks) and not blocks[-1]._from_testcase
 
 
 locks = RedlockHandler()
 """``locks["alias"]`` is the :class:`~django_redlock.engine.manager.LockManager` of an alias of ``REDLOCK``."""
 
 
+@explained
 def lock(
     name: str | Iterable[str],
     *,
     ttl: float | None = None,
-    wait: float | None = None,
+    wait: Wait = UNSET,
     using: str = DEFAULT_ALIAS,
     renew: bool | None = None,
     label: str = "",
@@ -84,9 +171,11 @@ def lock(
     heartbeat: float | None = None,
     max_hold: float | None = None,
     cancel_on_lost: bool = False,
+    on_commit: bool = False,
+    if_taken: Literal["raise", "skip"] = "raise",
 ) -> Lock:
     """
-    Describe a lock of an alias; asks no node until it is acquired.
+    Describe a lock of an alias; reads no settings and makes no network call until it is acquired.
 
     ``with lock("report:7"):`` and ``async with lock("report:7"):`` run their body under the lock, and
     ``@lock("report")`` runs a function or coroutine function under it.
@@ -94,8 +183,9 @@ def lock(
     Args:
         name: What to lock, or several names to lock all or none of.
         ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``, 30 by default.
-        wait: How long to try in seconds; 0 is one attempt, None is for ever. Votes that were split between contenders,
-            so that nobody has the lock, are repeated for one node timeout.
+        wait: How long to try in seconds; 0 is one attempt, None is for ever. Not passed, it is ``OPTIONS["wait"]``,
+            None by default. Votes that were split between contenders, so that nobody has the lock, are repeated for
+            one node timeout.
         using: Alias in ``REDLOCK``.
         renew: Whether to extend the lease while it is held; None is ``OPTIONS["renew"]``, True by default.
         label: What the holder is doing, for the people who look at held locks; never put a secret here.
@@ -108,31 +198,45 @@ def lock(
         max_hold: Longest time that renewal keeps it, in seconds; None is ``OPTIONS["max_hold"]``, an hour by default.
         cancel_on_lost: Whether to cancel the body of ``async with`` when the lock is lost; the block then raises
             LockLostError.
+        on_commit: Whether a ``with`` block inside a transaction keeps the lock until the transaction was committed or
+            rolled back; outside of one it makes no difference. Not with ``async with`` or ``acquire()``.
+        if_taken: What a decorated function does when the lock is taken: ``raise`` raises LockTakenError; ``skip``
+            returns None, after one attempt unless *wait* says for how long to try.
 
     Raises:
-        InvalidRedlockError: The settings cannot be used.
         TypeError: A name is not a string.
         ValueError: A number cannot work, or two arguments cannot be combined; the message says what to write.
-    """
 
-    def describe(names: str | Iterable[str]) -> Lock:
-        return locks[using].lock(
-            names,
-            ttl=ttl,
-            wait=wait,
-            renew=renew,
-            label=label,
-            limit=limit,
-            shared=shared,
-            reentrant=reentrant,
-            barge=barge,
-            heartbeat=heartbeat,
-            max_hold=max_hold,
-            cancel_on_lost=cancel_on_lost,
+    When it is acquired, ``InvalidRedlockError`` if the settings cannot be used, and ``ValueError`` if they do not allow
+    the ttl.
+    """
+    names = check_names(name)
+    check_label(label)
+    check_wait(wait)
+    check_limit(limit, names, shared)
+    for what, value in (("ttl", ttl), ("heartbeat", heartbeat), ("max_hold", max_hold)):
+        if value is not None:
+            seconds(what, value)
+
+    def describe() -> Description:
+        return (
+            locks[using]
+            .lock(
+                names,
+                ttl=ttl,
+                wait=wait,
+                renew=renew,
+                label=label,
+                limit=limit,
+                shared=shared,
+                barge=barge,
+                heartbeat=heartbeat,
+                max_hold=max_hold,
+            )
+            .description()
         )
 
-    described = describe(name)
-    return described.made_by(partial(describe, described.names))
+    return Lock(names, describe, reentrant, cancel_on_lost, on_commit, if_taken)
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:

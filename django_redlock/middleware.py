@@ -13,8 +13,8 @@ from django.utils.decorators import sync_and_async_middleware
 from django.utils.deprecation import MiddlewareMixin
 
 from .conf import DEFAULT_ALIAS
+from .core.rules import check_wait
 from .engine.lease import Lease
-from .engine.manager import check_wait
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
 from .views import Guard, Options, OwnTransactions, check_methods, guarded, guarded_async
 from .web.keys import Key

@@ -23,13 +23,14 @@ from django.db.models.manager import BaseManager
 
 from .conf import DEFAULT_ALIAS
 from .core.names import slug
+from .core.rules import UNSET, Wait
 from .db.targets import Instance, Instances, Related, Row, Rows, Target
 from .engine.contexts import Block
 from .engine.lease import Lease
 from .engine.lock import Lock
 from .exceptions import LockLostError, LockTakenError
-from .fencing import fenced, in_transaction, own_thread
-from .handler import locks
+from .fencing import fenced, own_thread
+from .handler import in_transaction, locks
 from .inventory import State, find_locks
 
 M = TypeVar("M", bound=Model)
@@ -45,7 +46,7 @@ def lock_for_update(
     *,
     nowait: bool = False,
     of: Sequence[str] = (),
-    wait: float | None = None,
+    wait: Wait = UNSET,
     ttl: float | None = None,
     using: str = DEFAULT_ALIAS,
 ) -> "RowLock[M]": ...
@@ -58,7 +59,7 @@ def lock_for_update(
     nowait: bool = False,
     skip_locked: bool = False,
     of: Sequence[str] = (),
-    wait: float | None = None,
+    wait: Wait = UNSET,
     ttl: float | None = None,
     using: str = DEFAULT_ALIAS,
 ) -> "RowLock[list[M]]": ...
@@ -70,7 +71,7 @@ def lock_for_update(
     nowait: bool = False,
     skip_locked: bool = False,
     of: Sequence[str] = (),
-    wait: float | None = None,
+    wait: Wait = UNSET,
     ttl: float | None = None,
     using: str = DEFAULT_ALIAS,
 ) -> "RowLock[Any]":
@@ -92,7 +93,8 @@ def lock_for_update(
         nowait: Raise at once if a row is locked; the same as ``wait=0``.
         skip_locked: Leave out the rows that others have locked, instead of waiting. Not for a single instance.
         of: Related rows to lock as well, as foreign keys such as ``("customer", "customer__region")``.
-        wait: How long to try, in seconds; 0 is one attempt, None is for ever.
+        wait: How long to try, in seconds; 0 is one attempt, None is for ever. Not passed, it is ``OPTIONS["wait"]``,
+            None by default.
         ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``. It is renewed as the settings say.
         using: Alias in ``REDLOCK``, not in ``DATABASES``: the database is the one that the target is written to.
 
@@ -106,7 +108,7 @@ def lock_for_update(
     lock is taken, and what ``fenced()`` raises. On leaving it: ``LockLostError`` and errors of the database; the
     block's own exception goes before them.
     """
-    if sum((nowait, skip_locked, wait is not None)) > 1:
+    if sum((nowait, skip_locked, wait is not UNSET)) > 1:
         raise ValueError("nowait, skip_locked and wait are three answers to one question; pass only one of them.")
     chosen = _target(target, Related(of))
     if skip_locked and isinstance(chosen, Instance):
@@ -137,7 +139,7 @@ class LockableQuerySet(QuerySet[M]):
         nowait: bool = False,
         skip_locked: bool = False,
         of: Sequence[str] = (),
-        wait: float | None = None,
+        wait: Wait = UNSET,
         ttl: float | None = None,
         using: str = DEFAULT_ALIAS,
     ) -> "RowLock[list[M]]":
@@ -158,9 +160,7 @@ class RowLock(Block[Result]):
 
     remedy = "call lock_for_update() anew for every block."
 
-    def __init__(
-        self, target: Target[Result], skip_locked: bool, wait: float | None, ttl: float | None, using: str
-    ) -> None:
+    def __init__(self, target: Target[Result], skip_locked: bool, wait: Wait, ttl: float | None, using: str) -> None:
         super().__init__()
         self._target = target
         self._skip_locked = skip_locked
@@ -311,8 +311,8 @@ def refuse_transaction(target: Target[Any]) -> None:
             f"lock_for_update() of {target.label} is inside a transaction of database {target.db!r}, which would "
             "commit after the lock is released, so that the next holder reads old rows. Either move it out of "
             "atomic(): in a view under ATOMIC_REQUESTS, use @locked_view instead, or "
-            f"@transaction.non_atomic_requests({target.db!r}). Or keep the transaction, and use select_for_update() in "
-            "it."
+            f"@transaction.non_atomic_requests({target.db!r}); in a migration, set atomic = False. Or keep the "
+            "transaction, and use select_for_update() in it."
         )
     if not connection.in_atomic_block and not connection.get_autocommit():
         raise RuntimeError(

@@ -6,7 +6,6 @@ released or lost the lock: the caller's, the watchdog's, or the event loop's. Th
 locks.
 """
 
-import logging
 from typing import Any
 
 from django.dispatch import Signal
@@ -42,11 +41,7 @@ SIGNALS = {
     "node_up": node_up,
 }
 
-log = logging.getLogger("django_redlock")
-
 
 def send(sender: Any, event: str, **about: Any) -> None:
-    """Tell the receivers of an event; their failures are logged and go no further."""
-    for receiver, result in SIGNALS[event].send_robust(sender=sender, **about):
-        if isinstance(result, Exception):
-            log.error("receiver %r of %s failed", receiver, event, exc_info=result)
+    """Notify the receivers of an event; Django logs their failures (``django.dispatch``), which go no further."""
+    SIGNALS[event].send_robust(sender=sender, **about)

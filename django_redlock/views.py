@@ -20,12 +20,11 @@ from django.http import HttpRequest
 from django.utils.decorators import method_decorator
 
 from .conf import DEFAULT_ALIAS
+from .core.rules import check_wait
 from .engine.lease import Lease
 from .engine.lock import Lock
-from .engine.manager import check_wait
 from .exceptions import LockTakenError, QuorumUnavailableError
-from .fencing import in_transaction
-from .handler import locks
+from .handler import in_transaction, locks
 from .web.keys import Call, Key, ViewKey
 from .web.responses import OnBusy, check_on_busy, refuse
 
@@ -33,6 +32,8 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 MARGIN = 1 / 20  # of the ttl that must be left for a commit, as in fenced()
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+
+MISSING_KEY = "@locked_view needs a key in parentheses; write, for example, @locked_view('order:{pk}') or 'user_or_ip'."
 
 log = logging.getLogger("django_redlock")
 
@@ -78,9 +79,13 @@ def locked_view(
     ``ImproperlyConfigured`` otherwise: strangers never share a lock by accident. A view whose lease is lost raises
     ``LockLostError`` before it commits.
     """
+    if isinstance(key, type):
+        raise TypeError(MISSING_KEY)
     options = Options(key, ttl, check_wait(wait), check_methods(methods), check_on_busy(on_busy), using)
 
     def decorate(view: Any) -> Any:
+        if isinstance(view, HttpRequest):  # `key` is the view, and this is its first request
+            raise TypeError(MISSING_KEY)
         if isinstance(view, type):
             return _lock_class(view, locked_view(**options.given()), options)
         guard = Guard.of_view(view, options)

@@ -5,11 +5,12 @@ A test that lacks something (a server, a browser) is left out, and the end of
 the run lists it. With ``REDLOCK_REQUIRE=all``, as in CI, it fails instead.
 """
 
+import inspect
 import os
 import platform
 import signal
 from collections.abc import Generator, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,7 +18,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from django_redlock.engine import rounds, rounds_async
-from django_redlock.testing import ServerNotFoundError, Servers, find_server, start_servers
+from django_redlock.engine.lock import Surroundings
+from django_redlock.handler import DjangoSurroundings
+from django_redlock.testing import Server, ServerNotFoundError, Servers, ServerStartError, find_server, start_servers
 from tests.services import MariaDB, PostgreSQL, RabbitMQ, Service, ServiceMissingError, SQLite
 
 pytest_plugins = ["tests.tiers", "tests.managers", "tests.certificates", "tests.shop.fixtures"]
@@ -61,6 +64,13 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(rounds, "GRACE", 1.0)
     monkeypatch.setattr(rounds_async, "GRACE", 1.0)
+
+
+@pytest.fixture(autouse=True)
+def blocking_in_coroutine_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test that is a coroutine play another client with blocking code: nothing else needs its event loop."""
+    if inspect.iscoroutinefunction(getattr(request, "function", None)):
+        monkeypatch.setattr(DjangoSurroundings, "blocking", Surroundings.blocking)
 
 
 def serving(service: type[Service]) -> Iterator[Service]:
@@ -162,3 +172,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def reason(report: Report) -> str:
     """Return why a test was left out: pytest reports a triple of file, line and reason."""
     return report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+
+
+HIGHEST_CLUSTER_PORT = 55_535
+
+
+@contextmanager
+def cluster_nodes(count: int) -> Iterator[list[Server]]:
+    """Start servers in cluster mode. Each listens 10,000 ports higher, too, where nobody has reserved a port for it."""
+    with ExitStack() as stack:
+        servers: list[Server] = []
+        while len(servers) < count:
+            server = Server(args=("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"))
+            if server.port <= HIGHEST_CLUSTER_PORT:
+                with suppress(ServerStartError):
+                    servers.append(stack.enter_context(server))
+        yield servers

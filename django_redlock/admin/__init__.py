@@ -6,6 +6,7 @@ Its templates extend the admin's and never copy them, because they differ from r
 
 from typing import TYPE_CHECKING, Any
 
+import django
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
 from django.contrib.admin.utils import unquote
@@ -57,13 +58,13 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
 
     actions = ("stop", "release", "extend")
     list_display = (
-        *("lock_name", "lock_state", "time_left", "votes_shown", "held_by", "held_since"),
-        *("waiting_count", "times_extended", "fence"),
+        *("lock_name", "lock_state", "held_by", "held_time", "waiting_count"),
+        *("time_left", "votes_shown"),
     )
     list_display_links = None
     list_filter = FILTERS
     list_per_page = 50
-    ordering = ("remaining",)
+    ordering = ()  # what is wrong comes first, then what has been held for longest
     search_fields = ("name", "holder")
     search_help_text = _("Words of the lock's name or its holder.")
     show_facets = admin.ShowFacets.NEVER
@@ -130,19 +131,19 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         cl.formset = None  # before Django 6.1 this is left to changelist_view
         context = {"cl": cl, "opts": cl.opts}
         parts = {part: render_to_string(f"admin/redlock/heldlock/{part}.html", context) for part in ("nodes", "rows")}
-        known = all(banner.is_known for banner in cl.banners)  # type: ignore[attr-defined]  # it is ours
-        return JsonResponse({"version": 1, "count": cl.result_count, "known": known, **parts})
+        about = {"count": int(cl.result_count), "counted": cl.counted, "unknown": cl.unknown}  # type: ignore[attr-defined]
+        return JsonResponse({"version": 2, **about, **parts})
 
     def detail_view(self, request: HttpRequest) -> HttpResponse:
         """Show one lock: what each node has of it, who holds it, who waits, and what was done about it."""
         self._check_view(request)
         about = detail(request.GET.get("key", ""))
-        return self._page(request, "detail.html", title=about["name"], **about)
+        return self._page(request, "detail.html", title=about["name"], refresh=REFRESH, **about)
 
     def nodes_view(self, request: HttpRequest) -> HttpResponse:
         """Show the nodes of every alias."""
         self._check_view(request)
-        return self._page(request, "panel.html", title=gettext("Nodes"), panels=list(panels()))
+        return self._page(request, "panel.html", title=gettext("Nodes"), refresh=REFRESH, panels=list(panels()))
 
     def _check_view(self, request: HttpRequest) -> None:
         if not self.has_view_permission(request):
@@ -155,6 +156,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
             "opts": HeldLock._meta,
             "checkbox": helpers.ACTION_CHECKBOX_NAME,
             "may_release": self.has_release_permission(request),
+            "breadcrumb_list": django.VERSION >= (6, 1),  # before, they were a <div>
         }
         return TemplateResponse(request, f"admin/redlock/heldlock/{template}", {**shared, **context})
 

@@ -18,7 +18,7 @@ from ..conf import InvalidRedlockError
 from ..handler import locks
 from ..inventory import ask_to_stop, extend_lock, find_locks, force_release, printable
 from ..models import HeldLock, parse_key
-from .columns import moment
+from .columns import held_for
 from .rows import known_aliases
 
 log = logging.getLogger("django_redlock")
@@ -65,9 +65,31 @@ class Choice:
         return self.row.name if self.row else printable(self.slug.removeprefix("{").removesuffix("}"))
 
     @property
-    def since(self) -> str:
-        """When the holder took it."""
-        return moment(self.row.since if self.row else None)
+    def held_for(self) -> str:
+        """For how long the holder has held it."""
+        return held_for(self.row) if self.row else ""
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for it."""
+        return self.row.lock.waiting if self.row else 0
+
+    @property
+    def next(self) -> str:
+        """Who gets it next; empty if nobody waits."""
+        waiters = self.row.lock.waiters if self.row else ()
+        return printable(str(waiters[0])) if waiters else ""
+
+    @property
+    def notes(self) -> list[str]:
+        """What will happen that one might not expect."""
+        owner = self.row.lock.owner if self.row else None
+        notes = []
+        if owner and not owner.process and not self.shared:
+            notes.append(gettext("Its holder does not renew it, and hears of a request to stop only when it asks."))
+        if self.task:
+            notes.append(gettext("Its Celery task goes on until it looks at its lease, unless you revoke it below."))
+        return notes
 
     @property
     def task(self) -> str:
@@ -89,6 +111,10 @@ OUTCOMES: dict[str, tuple[int, Any]] = {
     ),
     "extended": (messages.SUCCESS, _("“%(lock)s” keeps others out for longer.")),
     "longer": (messages.INFO, _("“%(lock)s” keeps others out for longer than that already.")),
+    "stopping": (
+        messages.INFO,
+        _("“%(lock)s” gets no more time: its holder was asked to stop, and hears of it at its next renewal."),
+    ),
     "shared": (
         messages.WARNING,
         _("“%(lock)s” is held by several at once, who cannot be asked or given time one by one."),
@@ -162,7 +188,7 @@ def look_again(keys: Iterable[str]) -> Iterator[Choice]:
 
 def _choices(alias: str, chosen: list[tuple[str, str, str]]) -> Iterator[Choice]:
     try:
-        snapshot = find_locks([slug for _key, _fingerprint, slug in chosen], alias, waiters=0)
+        snapshot = find_locks([slug for _key, _fingerprint, slug in chosen], alias)
     except InvalidRedlockError:
         return
     found = {lock.slug: lock for lock in snapshot.locks}

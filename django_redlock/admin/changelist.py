@@ -18,9 +18,19 @@ from ..inventory import HeldLock as Held
 from ..inventory import find_locks, holder_of, printable
 from ..models import HeldLock
 from .rows import FILTERS, HeldLocks, banners
+from .tiles import tiles
 
 MAX_SEARCH = 200  # characters
 MAX_VALUE = 500  # characters of a parameter: each link of the page repeats it
+
+
+class Counted(int):
+    """A number of locks that knows whether it is all of them; as text, ``1000+`` or ``?`` if it is not."""
+
+    sign = ""
+
+    def __str__(self) -> str:
+        return "?" if self.sign == "?" and not self else f"{int(self)}{self.sign and '+'}"
 
 
 class LockSearchForm(ChangeListSearchForm):
@@ -44,6 +54,7 @@ class HeldLockChangeList(ChangeList):
         if not hasattr(self, "banners"):
             self.banners = list(banners(request.GET))
         held = HeldLocks(self._listed())
+        self.tiles = list(tiles(self.banners, self.get_query_string, dict(request.GET.items())))
         for spec in self.filter_specs:
             held = spec.queryset(request, held)  # type: ignore[assignment, arg-type]  # a list, not a queryset
         return self._in_order(self._found(held))
@@ -64,10 +75,11 @@ class HeldLockChangeList(ChangeList):
         paginator = self.model_admin.get_paginator(request, self.queryset, self.list_per_page)
         page = paginator.get_page(self.page_num)
         self.page_num = page.number
-        self.result_count = self.full_result_count = paginator.count
+        self.result_count = self.full_result_count = Counted(paginator.count)
+        self.result_count.sign = "?" if not self.is_known else "" if self.is_complete else "+"
         self.show_full_result_count = False
-        self.can_show_all = self.result_count <= self.list_max_show_all
-        self.multi_page = self.result_count > self.list_per_page
+        self.can_show_all = paginator.count <= self.list_max_show_all
+        self.multi_page = paginator.count > self.list_per_page
         everything = self.show_all and self.can_show_all
         self.result_list = [HeldLock.of(lock) for lock in (self.queryset if everything else page.object_list)]
         self._count_waiters(self.result_list)
@@ -90,7 +102,18 @@ class HeldLockChangeList(ChangeList):
     @property
     def is_known(self) -> bool:
         """Whether enough nodes answered to say what is held."""
-        return all(banner.is_known for banner in self.banners)
+        return not self.unknown
+
+    @property
+    def unknown(self) -> list[str]:
+        """The aliases of which too few nodes answer to say what is held."""
+        return [banner.alias for banner in self.banners if not banner.is_known]
+
+    @property
+    def counted(self) -> str:
+        """How many locks the list has, in the words that Django writes below it."""
+        names = self.opts.verbose_name if self.result_count == 1 else self.opts.verbose_name_plural
+        return f"{self.result_count!s} {names}"
 
     @property
     def is_complete(self) -> bool:
@@ -117,6 +140,7 @@ class HeldLockChangeList(ChangeList):
         return held.matching(has_all)
 
     def _in_order(self, held: HeldLocks) -> HeldLocks:
+        held = held.worst_first()
         for column, direction in reversed(self.get_ordering_field_columns().items()):
             if column < len(self.list_display):
                 held = held.sorted_by(self.get_ordering_field(self.list_display[column]), direction == "desc")

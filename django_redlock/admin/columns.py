@@ -3,6 +3,7 @@ What the columns of the list show, for people and for the script that counts the
 """
 
 import re
+import time
 from datetime import datetime
 
 from django.contrib import admin
@@ -14,11 +15,13 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..inventory import State, printable
+from ..inventory import State, duration, middle, printable
 from ..models import HeldLock
 from .rows import KINDS
 
 DASH = "\N{EN DASH}"
+LONGEST = 80  # characters of a name in the list
+MAX_KEY = 7000  # characters in an address, of which servers take eight thousand
 DOTS = {True: '<i class="redlock-yes"></i>', False: '<i class="redlock-no"></i>'}
 PARTS_END = re.compile(r"(?<=[._:/-])(?!$)")
 
@@ -33,12 +36,16 @@ class Columns:
         """Return the name, and for the script the key by which it finds the row again."""
         identity = f"{row.alias} {row.lock.slug}"
         url = reverse("admin:redlock_heldlock_detail", current_app=self.admin_site.name)
+        if len(row.pk) > MAX_KEY:
+            text = breakable(middle(row.name, LONGEST))
+            return format_html('<span class="redlock-name" data-lock="{}">{}</span>', identity, text)
         return format_html(
-            '<a class="redlock-name" data-lock="{}" href="{}?{}">{}</a>',
+            '<a class="redlock-name" data-lock="{}" href="{}?{}" title="{}">{}</a>',
             identity,
             url,
             urlencode({"key": row.pk}),
-            breakable(row.name),
+            row.name,
+            breakable(middle(row.name, LONGEST)),
         )
 
     @admin.display(description=_("Alias"), ordering="alias")
@@ -49,25 +56,27 @@ class Columns:
     @admin.display(description=_("State"), ordering="state")
     def lock_state(self, row: HeldLock) -> SafeString:
         """Return the state in words."""
-        return format_html('<span class="redlock-state redlock-{}">{}</span>', row.state, row.lock.state.label)
+        state = row.lock.state
+        return format_html('<span class="redlock-state redlock-{}">{}</span>', state.value, state.label)
 
     @admin.display(description=_("Remaining"), ordering="remaining")
     def time_left(self, row: HeldLock) -> str:
         """Return the time left, for people and for the script."""
         if row.remaining is None:
-            return DASH if row.state != State.NO_EXPIRY else gettext("never ends")
+            return labelled(_("Remaining"), DASH if row.state != State.NO_EXPIRY else gettext("never ends"))
         bar = format_html(
             '<progress max="{}" value="{}" aria-hidden="true"></progress>',
             f"{max(row.lock.ttl or row.remaining, 0.1):.1f}",
             f"{row.remaining:.1f}",
         )
-        return format_html(
+        left = format_html(
             '<span class="redlock-left" data-left="{}"><time datetime="PT{}S">{}</time> {}</span>',
             f"{row.remaining:.1f}",
             int(row.remaining),
             clock(row.remaining),
             bar,
         )
+        return labelled(_("Remaining"), left)
 
     @admin.display(description=_("Votes"), ordering="votes")
     def votes_shown(self, row: HeldLock) -> SafeString:
@@ -78,7 +87,7 @@ class Columns:
         lacking = ", ".join(view.node for view, has in zip(lock.views, having, strict=True) if not has)
         words = gettext("%(votes)d of %(nodes)d nodes") % {"votes": lock.votes, "nodes": lock.nodes}
         words += "; " + gettext("without %(nodes)s") % {"nodes": lacking} if lacking else ""
-        return format_html(
+        votes = format_html(
             '<span class="redlock-votes" title="{words}">'
             '<span aria-hidden="true">{votes}/{nodes} <span>{dots}</span></span>'
             '<span class="visually-hidden">{words}</span></span>',
@@ -87,13 +96,19 @@ class Columns:
             nodes=lock.nodes,
             dots=dots,
         )
+        return labelled(_("Votes"), votes)
 
     @admin.display(description=_("Holder"), ordering="holder")
     def held_by(self, row: HeldLock) -> str:
         """Return who holds it: what, then where."""
+        return labelled(_("Holder"), self._holder(row))
+
+    def _holder(self, row: HeldLock) -> str:
         owner = row.lock.owner
         if owner is None:
             return gettext("another program")
+        if owner.kind == "shared":
+            return str(dict(KINDS)["shared"])
         kind = dict(KINDS).get(owner.kind, owner.kind)
         what = " ".join(filter(None, (owner.label, owner.ref))) or str(kind)
         where = f"{owner.host}:{owner.pid}" if owner.host else ""
@@ -104,25 +119,16 @@ class Columns:
             detail,
         )
 
-    @admin.display(description=_("Since"), ordering="since")
-    def held_since(self, row: HeldLock) -> str:
-        """Return when it was taken: the time if that was today."""
-        return moment(row.since)
+    @admin.display(description=_("Held for"), ordering="since")
+    def held_time(self, row: HeldLock) -> str:
+        """Return for how long it has been held, which no renewal resets, and when it was taken."""
+        return labelled(_("Held for"), held_for(row))
 
     @admin.display(description=_("Waiting"))
     def waiting_count(self, row: HeldLock) -> str:
         """Return how many wait for it."""
-        return str(row.waiting) if row.waiting else DASH
-
-    @admin.display(description=_("Extended"), ordering="extensions")
-    def times_extended(self, row: HeldLock) -> str:
-        """Return how often it was extended."""
-        return str(row.extensions)
-
-    @admin.display(description=_("Fencing token"), ordering="fencing_token")
-    def fence(self, row: HeldLock) -> str:
-        """Return the number of this hold."""
-        return str(row.fencing_token) if row.fencing_token else DASH
+        count = format_html('<strong class="redlock-waited">{}</strong>', row.waiting) if row.waiting else DASH
+        return labelled(_("Waiting"), count)
 
 
 def clock(seconds: float) -> str:
@@ -130,6 +136,23 @@ def clock(seconds: float) -> str:
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def held_for(row: HeldLock) -> str:
+    """Return for how long a lock has been held, with the moment since when."""
+    seconds = row.lock.held_for(time.time())
+    if seconds is None or row.since is None:
+        return DASH
+    return format_html(
+        '<span class="redlock-for">{}</span> <span class="redlock-where">{}</span>',
+        duration(seconds),
+        moment(row.since),
+    )
+
+
+def labelled(label: object, value: str) -> SafeString:
+    """Return a cell with the title of its column in it, for screens on which a row is a card."""
+    return format_html('<span class="redlock-label" aria-hidden="true">{}</span> {}', label, value)
 
 
 def breakable(text: str) -> SafeString:

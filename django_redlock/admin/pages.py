@@ -9,16 +9,18 @@ from typing import Any
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.http import Http404
+from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import InvalidRedlockError
 from ..handler import locks
 from ..inventory import HeldLock as Held
-from ..inventory import Snapshot, View, find_locks, held_locks, name_of, printable, stale_keys
+from ..inventory import Snapshot, View, described, duration, find_locks, held_locks, name_of, printable, stale_keys
+from ..inventory.doctor import remedy_of
 from ..models import HeldLock, key_of, parse_key
-from .actions import LOGGED_ALIAS
-from .columns import DASH, clock, moment
+from .actions import AUDITED, LOGGED_ALIAS
+from .columns import DASH, clock, held_for
 from .rows import known_aliases
 
 EXAMINE = 0.5  # seconds for each answer of a node: the page must not wait for one that is silent
@@ -40,6 +42,7 @@ class NodeRow:
     memory: str = DASH
     persistence: str = DASH
     age: str = DASH
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ def detail(key: str) -> dict[str, Any]:
     except (ValueError, InvalidRedlockError):
         raise Http404(gettext("There is no such lock.")) from None
     name = printable(name_of(slug))
+    entries = _entries(name, alias)
     held = snapshot.locks[0] if snapshot.locks else None
     return {
         "name": name,
@@ -79,7 +83,8 @@ def detail(key: str) -> dict[str, Any]:
         "waiters": [printable(str(waiter)) for waiter in held.waiters] if held else [],
         "more_waiters": held.waiting - len(held.waiters) if held else 0,
         "stale": [(each.reason.label, ", ".join(each.nodes)) for each in stale_keys(snapshot)],
-        "entries": _entries(name, alias),
+        "entries": entries,
+        "asked": _asked(held, entries) if held else "",
     }
 
 
@@ -98,13 +103,12 @@ def panels() -> Iterator[Panel]:
 
 
 def _facts(held: Held) -> list[tuple[Any, str]]:
-    owner = held.owner
     row = HeldLock.of(held)
     return [
         (_("Remaining"), DASH if held.remaining is None else clock(held.remaining)),
         (_("Votes"), f"{held.votes}/{held.nodes}"),
-        (_("Holder"), printable(str(owner)) if owner else gettext("another program")),
-        (_("Since"), moment(row.since)),
+        (_("Holder"), described(held.owner) or gettext("another program")),
+        (_("Held for"), held_for(row)),
         (_("Lease"), DASH if held.ttl is None else clock(held.ttl)),
         (_("Extended"), str(held.extensions)),
         (_("Fencing token"), str(held.fencing_token or DASH)),
@@ -120,7 +124,7 @@ def _view(held: Held, view: View) -> tuple[str, ...]:
     same = view.fingerprint == held.fingerprint
     has = gettext("this holder") if same else gettext("another holder")
     left = gettext("never ends") if view.left is None else clock(view.left)
-    owner = printable(str(view.owner)) if view.owner else gettext("another program")
+    owner = described(view.owner) or gettext("another program")
     return (view.node, has, left, str(view.fence or DASH), owner)
 
 
@@ -129,6 +133,15 @@ def _entries(name: str, alias: str) -> list[LogEntry]:
     found = LogEntry.objects.filter(content_type=about, object_id=name, change_message__contains=LOGGED_ALIAS % alias)
     found = found.select_related("user")
     return list(found.order_by("-action_time")[:ENTRIES])
+
+
+def _asked(held: Held, entries: list[LogEntry]) -> str:
+    """Return how long ago this holder was asked to stop; empty if it was not."""
+    done = AUDITED["stop"][1]
+    for entry in entries:
+        if entry.change_message.startswith(done) and held.fingerprint in entry.change_message:
+            return duration(max(1.0, (now() - entry.action_time).total_seconds()))
+    return ""
 
 
 def _panel(alias: str) -> Panel:
@@ -148,7 +161,8 @@ def _node(snapshot: Snapshot, place: int, said: Any) -> NodeRow:
     count = sum(bool(lock.views[place].fingerprint) for lock in snapshot.locks)
     held = f"{count}+" if not snapshot.complete else str(count)
     if not said.info:
-        return NodeRow(status.name, status.votes, answers, locks=held if status.answered else DASH)
+        remedy = remedy_of(said.failure) if detail and not status.answered else ""
+        return NodeRow(status.name, status.votes, answers, locks=held if status.answered else DASH, remedy=remedy)
     limited = said.number("maxmemory")
     policy = said.info.get("maxmemory_policy", DASH)
     server = "Valkey" if "valkey_version" in said.info else "Redis"

@@ -28,7 +28,7 @@ KINDS = [
     ("view", _("view")),
     ("model", _("model")),
     ("command", _("command")),
-    ("manual", _("other code")),
+    ("manual", _("manual")),
     ("shared", _("several, who share it")),
     (FOREIGN, _("another program")),
 ]
@@ -73,6 +73,10 @@ class HeldLocks(list[Held]):
         """Return those that were selected on the page."""
         chosen = set(pk__in)
         return self.matching(lambda lock: key_of(lock.fingerprint, lock.alias, lock.slug) in chosen)
+
+    def worst_first(self) -> "HeldLocks":
+        """Return them by what is wrong with them, then those first that have been held for longest."""
+        return HeldLocks(sorted(self, key=lambda lock: (-lock.state.severity, lock.since or 0.0, lock.slug)))
 
     def matching(self, condition: Callable[[Held], bool]) -> "HeldLocks":
         """Return those that meet a condition."""

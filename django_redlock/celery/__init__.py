@@ -4,7 +4,7 @@ Celery tasks of which one runs at a time: :func:`singleton_task`.
 Needs the extra ``celery``. Nothing else in the package imports this one.
 """
 
-from . import checks as checks  # registers itself
+from . import checks as checks  # a worker runs them when it starts
 from .decorator import singleton_task
 from .exceptions import DuplicateTask
 from .handle import Singleton, SlotHolder

@@ -2,9 +2,12 @@
 System checks: settings of Celery with which singletons are not what one expects of them.
 
 They look at the tasks of the default app, and import its modules as a worker does; without an app of the project's
-there is nothing to look at.
+there is nothing to look at. The app's ``ready()`` registers them; a worker runs them again when it starts, because
+Celery runs Django's checks there without showing what they find.
 """
 
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -12,9 +15,9 @@ from weakref import WeakSet
 
 from celery import _state
 from celery.backends.base import DisabledBackend
-from django.core.checks import CheckMessage, Error, Warning, register
+from celery.signals import celeryd_after_setup
+from django.core.checks import CheckMessage, Error, Warning
 
-from ..checks import TAG
 from ..conf import InvalidRedlockError, aliases
 from ..handler import locks
 from .slots import WAITING
@@ -23,11 +26,28 @@ from .task import SingletonTask
 REDELIVERING = ("redis", "valkey", "sentinel")  # brokers with a visibility timeout
 BEATS = 3  # heartbeats, of which one may come late, that a lease must have time for
 
+log = logging.getLogger("django_redlock")
+
 _importing: WeakSet[Any] = WeakSet()
 """Apps whose tasks a check is just importing."""
 
 
-@register(TAG)
+@celeryd_after_setup.connect(dispatch_uid="django_redlock.checks", weak=False)
+def check_worker(**kwargs: Any) -> None:
+    """
+    Check the singleton tasks of a worker that starts, unless ``CELERY_SKIP_CHECKS`` is set.
+
+    Raises:
+        SystemExit: A task cannot work as it is declared. Warnings are logged.
+    """
+    found = [] if os.environ.get("CELERY_SKIP_CHECKS") else check_singletons()
+    messages = [message for message in found if not message.is_silenced()]
+    for message in messages:
+        log.log(message.level, "%s", message, extra={"event": "system_check"})
+    if any(message.is_serious() for message in messages):
+        raise SystemExit("The worker does not start, because of the errors of system checks above.")
+
+
 def check_singletons(**kwargs: Any) -> list[CheckMessage]:
     """Report singleton tasks that cannot work as they are declared, or that will surprise."""
     if _state.default_app is None and _state._tls.current_app is None:  # type: ignore[attr-defined]

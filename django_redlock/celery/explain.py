@@ -75,6 +75,8 @@ def explain_call(name: str, args: str, kwargs: str) -> Explanation:
     app: Any = get_current_app()
     app.loader.import_default_modules()
     known = {task.name: task for task in app.tasks.values() if hasattr(task, "singleton_options")}
+    if name not in known and name in app.tasks:
+        raise ValueError(f"{name!r} is no singleton task: its calls share no slot. Decorate it with @singleton_task.")
     if name not in known:
         raise ValueError(f"There is no singleton task {name!r}{nearest(name, known)}")
     try:

@@ -20,11 +20,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..core.acquisition import GaveUp, Granted, Wanted
+from ..core.acquisition import GaveUp
+from ..core.attempt import Granted
 from ..core.names import slug
 from ..core.owner import Owner, decode, nonce_of
 from ..core.replies import Row
 from ..core.rules import MIN_TTL
+from ..core.wanted import Wanted
 from ..engine.lease import Lease
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import locks

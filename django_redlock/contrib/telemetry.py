@@ -15,6 +15,7 @@ from .. import signals
 from ..exceptions import LockTakenError
 
 LONGEST = 100  # characters
+MAX_LABELS = 500  # templates in one process
 KINDS = frozenset({"task", "view", "model", "command", "row", "beat"})
 WORDS = re.compile(r"[\w.-]+(?=([:/=\s]|$))")  # what stands before what the name is about
 PART = re.compile(r"[^\W_]+")
@@ -45,6 +46,29 @@ def _ordinary(part: re.Match[str]) -> str:
     """Return a part of a name if it looks like a word, or what stands for one that does not."""
     text = part[0]
     return text if text.islower() or text.isupper() or CAMEL.fullmatch(text) else "N"
+
+
+class Labels:
+    """
+    The templates that one process uses as values of a label: the first :data:`MAX_LABELS`, and ``*`` for every other.
+
+    Attributes:
+        rest: How often a name got ``*`` because there were too many.
+    """
+
+    def __init__(self) -> None:
+        self.rest = 0
+        self._known: set[str] = set()
+
+    def of(self, name: str) -> str:
+        """Return the value for a lock's name."""
+        text = template(name)
+        if text not in self._known:
+            if len(self._known) >= MAX_LABELS:
+                self.rest += 1
+                return "*"
+            self._known.add(text)
+        return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,10 @@ class Failure(Enum):
     NO_TABLE = "lacks its table"
     UNKNOWN_ALIAS = "is unknown to DATABASES"
     UNUSABLE = "cannot be used"
+    OWN_TRANSACTION = (
+        "is locked by this thread's own transaction (take the lock before atomic(), or give the locks a database file "
+        "of their own)"
+    )
 
     __hash__ = object.__hash__  # each is there once; that of Enum is made of the name, in Python
 
@@ -88,8 +92,8 @@ LASTING = frozenset(
         *(Failure.NOPERM, Failure.NOAUTH, Failure.WRONGPASS, Failure.NO_PASSWORD, Failure.NO_SUCH_DATABASE),
         *(Failure.READONLY, Failure.MASTERDOWN, Failure.CLUSTERDOWN, Failure.CROSSSLOT, Failure.TRYAGAIN),
         *(Failure.MOVED, Failure.ASK, Failure.WRONG_MODE, Failure.REPLICA, Failure.UNKNOWN_TO_SENTINEL),
-        *(Failure.NO_TABLE, Failure.IN_MEMORY, Failure.UNKNOWN_ALIAS, Failure.UNUSABLE, Failure.ABSURD_TOKEN),
+        *(Failure.NO_TABLE, Failure.IN_MEMORY, Failure.UNKNOWN_ALIAS, Failure.UNUSABLE, Failure.OWN_TRANSACTION),
         *(Failure.CERTIFICATE_EXPIRED, Failure.CERTIFICATE_REFUSED, Failure.WRONG_CERTIFICATE),
-        Failure.NO_CLIENT_CERTIFICATE,
+        *(Failure.NO_CLIENT_CERTIFICATE, Failure.ABSURD_TOKEN),
     }
 )

@@ -12,12 +12,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
-from .acquisition import Granted, HighestToken, Wanted, cleanup, silent, unanswered
+from .attempt import Granted
+from .cleanup import cleanup, unanswered
 from .owner import counted
 from .replies import REFUSALS, Kind, Reply
 from .requests import Extend, Release, Term
 from .round import Round, count
 from .rules import Rules
+from .tokens import HighestToken
+from .verdict import silent
+from .wanted import Wanted
 
 BATCH = 100  # leases in one round at most: a script over more would block its node for a millisecond
 BATCH_NAMES = 200  # and names

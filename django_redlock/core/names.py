@@ -60,6 +60,9 @@ def check_names(names: str | Iterable[str]) -> tuple[str, ...]:
     """
     if isinstance(names, str):
         return (check_name(names),)
+    if callable(names):
+        called = getattr(names, "__name__", "name")
+        raise TypeError(f"@lock needs a name in parentheses; write, for example, @lock({called!r}).")
     if isinstance(names, bytes) or not isinstance(names, Iterable):
         check_name(names)
     checked = tuple(sorted({check_name(name) for name in names}))

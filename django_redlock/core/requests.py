@@ -1,7 +1,7 @@
 """
 What is asked of a node (internal).
 
-A node executes a request in one atomic step. The scripts of the Redis node and ``core/node_state.py`` are its meaning.
+A node executes a request in one atomic step. The scripts of the Redis node and ``core/node_state`` are its meaning.
 """
 
 from typing import NamedTuple

@@ -7,9 +7,22 @@ validity. All durations are seconds.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
+from typing import Final, TypeVar
 
 from .requests import PART
+
+
+class Unset(Enum):
+    """Stands for an argument that the caller did not pass, where None has a meaning of its own."""
+
+    UNSET = "unset"
+
+
+UNSET: Final = Unset.UNSET
+Wait = float | Unset | None
+Waits = TypeVar("Waits", bound=Wait)
 
 MIN_TTL = 0.1
 # Nodes expire keys to the nearest millisecond; two leave room for rounding.
@@ -31,6 +44,7 @@ class Rules:
         nodes: How many nodes there are.
         quorum: Votes that make a lock; None is the majority, and nothing less is accepted.
         ttl: Length of a lease when the lock does not say.
+        wait: How long a lock tries when it does not say; 0 is one attempt, None is for ever.
         max_ttl: Longest lease that a lock may ask for.
         min_validity: An acquisition with less validity left than this has failed; None is a quarter of the ttl.
         node_timeout: How long one round waits for its slowest node; None is a twentieth of the ttl, at most 0.25, and
@@ -46,6 +60,8 @@ class Rules:
             client that has just started and can only compare them; True compares two nodes as well.
         durable: Names of nodes that lose nothing in a restart (append-only file with ``appendfsync always``).
         allow_evicting: Names of nodes that may vote although they may evict keys.
+        in_transaction: How a lock is treated that would be released before the transaction around it ends:
+            ``warn``, ``error`` or ``allow``.
 
     Raises:
         ValueError: A number cannot work, or two of them cannot work together.
@@ -54,6 +70,7 @@ class Rules:
     nodes: int
     quorum: int | None = None
     ttl: float = 30.0
+    wait: float | None = None
     max_ttl: float = 60.0
     min_validity: float | None = None
     node_timeout: float | None = None
@@ -67,10 +84,13 @@ class Rules:
     clock_guard: bool | None = None
     durable: tuple[str, ...] = ()
     allow_evicting: tuple[str, ...] = ()
+    in_transaction: str = "warn"
 
     def __post_init__(self) -> None:
         self._check_quorum()
         self._check_durations()
+        self._check_choices()
+        check_wait(self.wait)
         self.check_ttl(self.ttl)
 
     def _check_quorum(self) -> None:
@@ -92,6 +112,8 @@ class Rules:
                 seconds(field, getattr(self, field))
         if not 0 <= number("drift_factor", self.drift_factor) < 0.5:
             raise ValueError(f"drift_factor must be at least 0 and below 0.5, not {self.drift_factor!r}.")
+
+    def _check_choices(self) -> None:
         if not isinstance(self.renew, bool):
             raise ValueError(f"renew must be True or False, not {self.renew!r}.")
         for field in ("restart_guard", "clock_guard"):
@@ -104,6 +126,8 @@ class Rules:
             isinstance(self.max_extensions, bool) or not isinstance(self.max_extensions, int) or self.max_extensions < 0
         ):
             raise ValueError(f"max_extensions must be a whole number or None, not {self.max_extensions!r}.")
+        if self.in_transaction not in ("warn", "error", "allow"):
+            raise ValueError(f"in_transaction must be 'warn', 'error' or 'allow', not {self.in_transaction!r}.")
 
     def check_ttl(self, ttl: float) -> float:
         """
@@ -191,3 +215,26 @@ def seconds(what: str, value: object) -> float:
     if number(what, value) <= 0:
         raise ValueError(f"{what} must be more than 0 seconds, not {value!r}.")
     return number(what, value)
+
+
+def check_label(label: object) -> None:
+    """
+    Make sure that *label* is text.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(label, str):
+        raise TypeError(f"label must be a str, not {type(label).__name__}; write label=str(...).")
+
+
+def check_wait(wait: Waits) -> Waits:
+    """
+    Return *wait* if it is None, a number of seconds from 0, or not passed.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if wait is not None and wait is not UNSET and number("wait", wait) < 0:
+        raise ValueError(f"wait must be None (for ever) or at least 0 seconds, not {wait!r}.")
+    return wait

@@ -20,15 +20,34 @@ class Locked(AbstractContextManager[Any], AbstractAsyncContextManager[Any], Prot
     @property
     def name(self) -> str:
         """The lock's name."""
+        ...
+
+    @property
+    def skips(self) -> bool:
+        """Whether a function is not called when the lock is taken."""
+        ...
+
+    def try_acquire(self) -> AbstractContextManager[Any] | None:
+        """Return a lease, or None if the lock is taken."""
+        ...
+
+    async def atry_acquire(self) -> AbstractAsyncContextManager[Any] | None:
+        """Return a lease, or None if the lock is taken."""
+        ...
 
 
 def decorated(lock: Locked, function: Function) -> Function:
     """
-    Return *function* so that every call of it runs under *lock*.
+    Return *function* so that every call of it runs under *lock*, or does nothing if the lock is taken and skips.
 
     Raises:
-        TypeError: It makes a generator.
+        TypeError: It makes a generator, or is a class.
     """
+    if isinstance(function, type):
+        raise TypeError(
+            f"The class {_name(function)} cannot be decorated with a lock, which would be held only while an object of "
+            "it is made. Decorate its methods; for a view class, write @locked_view(key)."
+        )
     if _is(isgeneratorfunction, function) or _is(isasyncgenfunction, function):
         raise TypeError(
             f"The generator function {_name(function)} cannot be decorated with a lock: its body runs after the call. "
@@ -40,7 +59,10 @@ def decorated(lock: Locked, function: Function) -> Function:
 def _awaited(lock: Locked, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     async def alocked(*args: Any, **kwargs: Any) -> Any:
-        async with lock:
+        block = await lock.atry_acquire() if lock.skips else lock
+        if block is None:
+            return None
+        async with block:
             return await function(*args, **kwargs)
 
     return alocked
@@ -49,7 +71,10 @@ def _awaited(lock: Locked, function: Callable[..., Any]) -> Callable[..., Any]:
 def _called(lock: Locked, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
-        with lock:
+        block = lock.try_acquire() if lock.skips else lock
+        if block is None:
+            return None
+        with block:
             return _done(lock, function, function(*args, **kwargs))
 
     return locked

@@ -2,8 +2,11 @@
 Say on the nodes that this process lives, for as long as it holds locks.
 
 A process that holds locks for longer than a moment keeps one key on every node, which the watchdog renews and which
-ends soon after the process does. So whoever looks at held locks knows which of them nobody will release, and does not
+ends after the process does. So whoever looks at held locks knows which of them nobody will release, and does not
 have to guess from a host and a process id. Nothing else depends on it: a lock is held by its own keys alone.
+
+The time that the key has left tells how long ago the process was last heard. The key outlasts the longest lease: while
+it is there, the process may be paused and hold a valid lease. When it is gone, every lease of the process has ended.
 
 The key is written by the request that takes a lock, under a name that no lock can have, so every kind of node can
 keep it.
@@ -13,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -68,20 +71,30 @@ class ProcessHeartbeat:
         owner: The process.
         dog: The watchdog that looks after the leases.
         clock: Returns seconds on a steady clock.
+        dropped: When each lease ends that nobody renews because it was dropped without a release. The nodes still
+            have its lock until then, so the process goes on to show that it lives.
     """
 
     renewed = True
     slack = 0.0
 
-    def __init__(self, manager: Manager, owner: Owner, dog: Callable[[], Dog], clock: Callable[[], float] = steady):
+    def __init__(
+        self,
+        manager: Manager,
+        owner: Owner,
+        dog: Callable[[], Dog],
+        clock: Callable[[], float] = steady,
+        dropped: Iterable[float] = (),
+    ):
         self._manager = manager
+        self._owner = owner
+        self._dropped = dropped
         self._dog = dog
         self._clock = clock
         self._mutex = threading.Lock()
         # One for all event loops and threads of a process: they say the same under one key, and each keeps it alive.
         self._nonce = blake2b(owner.process.encode(), key=_KEY, digest_size=NONCE_SIZE // 2).hexdigest()
         self._slugs = (heartbeat(owner.process),)
-        self._value = encode(self._nonce, owner)
         self._due = NEVER
 
     @property
@@ -113,7 +126,7 @@ class ProcessHeartbeat:
     def valid(self) -> bool:
         """Return whether locks are held; if not, it ends."""
         with self._mutex:
-            if not self._dog().tends(self._manager):
+            if not self._dog().tends(self._manager) and max(self._dropped, default=0.0) <= self._clock():
                 due, self._due = self._due, NEVER
                 if self._dog().tends(self._manager):
                     self._due = due  # a lock was taken meanwhile, by who saw that this goes on
@@ -137,7 +150,9 @@ class ProcessHeartbeat:
                 self._due = self._clock() + EVERY
         rules = self._manager.rules
         # Token 0 is never accepted, so no fence is kept; the key itself is what counts.
-        request = Acquire(self._slugs, self._nonce, self._value, LIFE, 0, LIFE, 0.0)
+        life = rules.guard + LIFE
+        value = encode(self._nonce, self._owner._replace(ttl=life))
+        request = Acquire(self._slugs, self._nonce, value, life, 0, life, 0.0)
         everywhere = dict.fromkeys(range(len(self._manager.nodes)), request)
         timeout = rules.timeout(rules.ttl)
         return Round(everywhere, lambda replies: count(replies, *POSITIVE) >= rules.needed, timeout, rules.needed)

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from ..core.hold import Hold, release_outcome
 from ..core.names import named, printable
@@ -32,6 +34,10 @@ log = logging.getLogger("django_redlock")
 class Lease:
     """
     Proof that a quorum of nodes granted a lock, for as long as it is valid.
+
+    ``with lease:``, or ``async with lease:`` for one of an event loop, releases it at the end of the block. It raises
+    LockLostError at the beginning if the lease has ended, so that the body never runs without the lock, and at the end
+    if it was lost meanwhile, unless the body raised.
 
     Validity comes from the clock alone: the ttl counts from before the first byte of the request was sent, less the
     allowance for drift ("Distributed Locks with Redis", "The Redlock Algorithm", step 3). A lease that ended stays
@@ -60,6 +66,19 @@ class Lease:
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r}: {self.hold.ended or f'{self.remaining():.1f} s left'}>"
+
+    def __del__(self) -> None:
+        """Warn that a lease was dropped that should have been released: nobody renews it any more."""
+        if not self._renew or self._pid != process.pid or exiting() or not self.hold.remaining(steady()):
+            return
+        self._manager.dropped.append(self.hold.deadline)
+        warnings.warn(
+            f"Lock {self.name!r} was dropped without a release. Nobody renews it, and it stays taken for another "
+            f"{self.hold.remaining(steady()):.1f} s. Keep the lease until release(), or use a with block.",
+            ResourceWarning,
+            source=self,
+            stacklevel=2,
+        )
 
     def __reduce__(self) -> Any:
         raise TypeError("A Lease cannot be pickled or copied: the lock would have two holders.")
@@ -259,6 +278,27 @@ class Lease:
             round = self._cleanup = self._cleanup or self.hold.release(0.0)
             self._manager.bring(round)
 
+    def __enter__(self) -> Self:
+        self.ensure()
+        self._manager.surroundings.entering(self.name, self._manager.rules)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        over = self.hold.ended == "released"  # the body gave it up, and was told the outcome
+        self._leave("released" if over else self.release(), body_failed=kind is not None)
+
+    async def __aenter__(self) -> Self:
+        self.ensure()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        over = self.hold.ended == "released"
+        self._leave("released" if over else await self.arelease(), body_failed=kind is not None)
+
     # What the fence asks
 
     @property
@@ -450,6 +490,11 @@ class AsyncLease(Lease):
     def __init__(self, manager: "LockManager", hold: Hold, renew: bool) -> None:
         super().__init__(manager, hold, renew)
         self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> Self:
+        raise TypeError(
+            f"The lease of {self.name!r} belongs to an event loop; write 'async with lease:' instead of 'with lease:'."
+        )
 
     def _new_event(self) -> asyncio.Event:
         return asyncio.Event()

@@ -7,35 +7,78 @@ holding it.
 
 import asyncio
 from collections.abc import Callable, Coroutine, MutableMapping
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from weakref import WeakSet, ref
 
-from ..core.acquisition import Wanted
 from ..core.names import named
+from ..core.rules import Rules
+from ..core.wanted import Wanted
+from ..exceptions import LockTakenError
 from ..nodes.threads import exiting
 from .decorator import Function, decorated
+from .holdings import Holding, Keys, caller, task_holdings, thread_holdings, unsuspected, waiting
 from .lease import Lease
+from .mistakes import no_attribute
 from .reentrancy import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
+
+
+class Surroundings:
+    """The event loop and the transactions of the calling thread, as a framework knows them: here, none."""
+
+    def blocking(self) -> None:
+        """Raise if the calling thread must not block, because it runs an event loop."""
+
+    def entering(self, name: str, rules: Rules) -> None:
+        """Warn or raise if a transaction is open, which would end after the lock *name* is released."""
+
+    def keep(self, lease: Lease) -> bool:
+        """Have *lease* released when the open transactions have ended; returns whether any is open."""
+        return False
 
 
 class Manager(Protocol):
     """What takes the lock: a :class:`~.manager.LockManager`."""
 
     retired: bool
+    rules: Rules
+    surroundings: Surroundings
 
     @property
     def entered(self) -> MutableMapping[tuple[Any, ...], Lease]:
         """The leases of reentrant locks, by name and thread or task."""
         ...
 
-    def take(self, wanted: Wanted, renew: bool, note: Callable[[Lease], object]) -> Lease:
-        """Acquire; calls *note* with the lease before anything can interrupt."""
+    def take(
+        self, wanted: Wanted, renew: bool, note: Callable[[Lease], object], waiting: Callable[[], object] = ...
+    ) -> Lease:
+        """Acquire; calls *note* with the lease before anything can interrupt, and *waiting* before each pause."""
         ...
 
-    async def atake(self, wanted: Wanted, renew: bool, note: Callable[[Lease], object]) -> Lease:
+    async def atake(
+        self, wanted: Wanted, renew: bool, note: Callable[[Lease], object], waiting: Callable[[], object] = ...
+    ) -> Lease:
         """Acquire, in an event loop."""
         ...
+
+
+class Description(NamedTuple):
+    """
+    What the settings make of a lock.
+
+    Attributes:
+        manager: What takes it.
+        wanted: What to take.
+        renew: Whether to extend it while it is held.
+        once: Whether the caller did not say how long to wait, so that trying means one attempt.
+    """
+
+    manager: Manager
+    wanted: Wanted
+    renew: bool
+    once: bool
 
 
 class Lock:
@@ -43,38 +86,53 @@ class Lock:
     What to lock and how. Holds nothing itself: every acquisition gives a :class:`Lease` of its own.
 
     Use it as ``with`` or ``async with``, as a decorator of a function or coroutine function, or call
-    :meth:`acquire`. Made by :func:`django_redlock.lock` or ``locks[alias].lock()``.
+    :meth:`acquire` or :meth:`try_acquire`. Made by :func:`django_redlock.lock` or ``locks[alias].lock()``.
     """
 
     def __init__(
         self,
-        manager: "Manager",
-        wanted: Wanted,
-        renew: bool,
+        names: tuple[str, ...],
+        describe: Callable[[], Description],
         reentrant: bool = False,
         cancel_on_lost: bool = False,
+        on_commit: bool = False,
+        if_taken: str = "raise",
     ) -> None:
-        self._manager = manager
-        self._wanted = wanted
-        self._renew = renew
+        check_if_taken(if_taken, on_commit, cancel_on_lost)
+        self.names = names
+        self.skips = if_taken == "skip"
+        self._describe = describe
+        self._described: Description | None = None
         self._reentrant = reentrant
         self._cancel_on_lost = cancel_on_lost
-        self._anew: Callable[[], Lock] | None = None
-        self._threads = Entries(wanted.names)
-        self._tasks = Entries(wanted.names)
+        self._on_commit = on_commit
+        self._threads = Entries(names)
+        self._tasks = Entries(names)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
 
+    def __reduce__(self) -> Any:
+        raise TypeError("A Lock cannot be pickled or copied; pass its name, and write lock(name) where it is needed.")
+
     @property
     def name(self) -> str:
         """The lock's name; several names are joined by commas."""
-        return named(self._wanted.names)
+        return named(self.names)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names to lock, sorted."""
-        return self._wanted.names
+    def description(self) -> Description:
+        """
+        Return what the present settings make of this lock; a decorator outlives those of its first call.
+
+        Raises:
+            InvalidRedlockError: The settings cannot be used.
+            ValueError: They do not allow this lock.
+        """
+        if self._described is None or self._described.manager.retired:
+            if exiting():  # modules that the settings need may be gone
+                raise RuntimeError(f"Lock {self.name!r} cannot be taken: the interpreter is about to end.")
+            self._described = self._describe()
+        return self._described
 
     def acquire(self) -> Lease:
         """
@@ -83,44 +141,77 @@ class Lock:
         Raises:
             LockTakenError: Another owner kept it.
             QuorumUnavailableError: Too few nodes answered.
+            InvalidRedlockError: The settings cannot be used.
+            ValueError: The settings do not allow this lock.
+            RuntimeError: The calling thread holds it in a ``with`` block, and would wait for itself.
+            SynchronousOnlyOperation: The calling thread runs an event loop, unless DJANGO_ALLOW_ASYNC_UNSAFE is set.
         """
-        if self._cancel_on_lost:
-            raise RuntimeError(f"Lock {self.name!r} has cancel_on_lost, which works with 'async with' only.")
-        self._follow_settings()
-        who = this_thread()
-        lease = self._entered_before(who)
-        if lease is None:
-            lease = self._manager.take(self._wanted, self._renew, partial(self._remember, who))
-        return lease
+        self._refuse_options("")
+        return self._acquire()
 
     async def aacquire(self) -> Lease:
         """Do what :meth:`acquire` does without blocking; a cancelled call leaves no key behind."""
-        self._follow_settings()
-        who = this_task()
-        lease = self._entered_before(who)
+        self._refuse_options("async with")
+        return await self._aacquire()
+
+    def try_acquire(self) -> Lease | None:
+        """
+        Return a lease, or None if another owner has the lock.
+
+        Makes one attempt, or tries for as long as ``wait`` if the lock was described with it. ``OPTIONS["wait"]`` does
+        not count. The lease can be used in a ``with`` block, which releases it. Raises what :meth:`acquire` raises,
+        except LockTakenError.
+        """
+        with suppress(LockTakenError):
+            self._refuse_options("")
+            return self._acquire(once=True)
+        return None
+
+    async def atry_acquire(self) -> Lease | None:
+        """Do what :meth:`try_acquire` does without blocking; the lease can be used in an ``async with`` block."""
+        with suppress(LockTakenError):
+            self._refuse_options("async with")
+            return await self._aacquire(once=True)
+        return None
+
+    def _acquire(self, once: bool = False, inside: bool = False) -> Lease:
+        described, who = self._chosen(once), this_thread()
+        described.manager.surroundings.blocking()
+        lease = self._entered_before(described, who)
         if lease is None:
-            lease = await self._manager.atake(self._wanted, self._renew, partial(self._remember, who))
+            holdings = thread_holdings()
+            waiting = self._waiting(described, holdings) if holdings else unsuspected
+            note = partial(self._remember, described, who, holdings, inside)
+            lease = described.manager.take(described.wanted, described.renew, note, waiting)
         return lease
 
-    def made_by(self, anew: "Callable[[], Lock]") -> "Lock":
-        """Have *anew* describe it again after the settings have changed; returns the lock itself."""
-        self._anew = anew
-        return self
+    async def _aacquire(self, once: bool = False, inside: bool = False) -> Lease:
+        described, who = self._chosen(once), this_task()
+        lease = self._entered_before(described, who)
+        if lease is None:
+            holdings = task_holdings()
+            waiting = self._waiting(described, holdings) if holdings else unsuspected
+            note = partial(self._remember, described, who, holdings, inside)
+            lease = await described.manager.atake(described.wanted, described.renew, note, waiting)
+        return lease
 
-    def _follow_settings(self) -> None:
-        """Move to the nodes of the present settings: a decorator outlives those of the moment it was written in."""
-        if self._manager.retired and self._anew:
-            anew = self._anew()
-            self._manager, self._wanted, self._renew = anew._manager, anew._wanted, anew._renew
+    def _chosen(self, once: bool) -> Description:
+        described = self.description()
+        return described._replace(wanted=described.wanted._replace(wait=0)) if once and described.once else described
 
     def __enter__(self) -> Lease:
         way_out, who = way_out_of(self), this_thread()
+        self._refuse_options("with")
+        self._refuse_skipping("try_acquire")
+        described = self.description()
+        if not self._on_commit and described.wanted.owner.kind == "manual":
+            described.manager.surroundings.entering(self.name, described.manager.rules)
         self._refuse_nesting(who, self._threads)
         for left in self._threads.dropped(who):
             left.release()
         lease = None
         try:
-            lease = self.acquire()
+            lease = self._acquire(inside=True)
             self._threads.add(who, lease, way_out)
             return lease
         except BaseException:
@@ -136,7 +227,8 @@ class Lock:
         lease: Lease = entry.lease
         try:
             over = lease.hold.ended == "released"  # the body gave it up, and was told the outcome
-            outcome = "released" if over else lease.release()
+            kept = self._on_commit and lease.valid() and self.description().manager.surroundings.keep(lease)
+            outcome = "released" if over or kept else lease.release()
         except BaseException:
             lease.abandon()
             raise
@@ -150,12 +242,14 @@ class Lock:
 
     async def _aenter(self, way_out: WayOut | None) -> Lease:
         task, who = asyncio.current_task(), this_task()
+        self._refuse_options("async with")
+        self._refuse_skipping("atry_acquire")
         self._refuse_nesting(who, self._tasks)
         for left in self._tasks.dropped(who):
             await left.arelease()
         lease = None
         try:
-            lease = await self.aacquire()
+            lease = await self._aacquire(inside=True)
             interruption = Interruption(task) if task and self._cancel_on_lost else None
             self._tasks.add(who, lease, way_out, interruption)
             if interruption:
@@ -185,6 +279,11 @@ class Lock:
             self._tasks.forget(entry)
         lease._leave(outcome, body_failed=kind is not None and not interrupted)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, attribute: str) -> Any:
+            raise no_attribute("Lock", self.name, attribute)
+
     if TYPE_CHECKING:
 
         def __exit__(
@@ -203,8 +302,9 @@ class Lock:
         Return *function* so that every call of it runs under this lock.
 
         Raises:
-            TypeError: It makes a generator, whose body would run after the call, without the lock.
+            TypeError: It makes a generator, whose body would run after the call, without the lock; or it is a class.
         """
+        decorators.add(self)
         return decorated(self, function)
 
     def _refuse_nesting(self, who: object, entries: Entries) -> None:
@@ -214,21 +314,63 @@ class Lock:
                 "write lock(..., reentrant=True)."
             )
 
-    def _entered_before(self, who: object) -> Lease | None:
+    def _refuse_options(self, block: str) -> None:
+        """Refuse options that work with another kind of block only; acquire() is none."""
+        kinds = {"cancel_on_lost": (self._cancel_on_lost, "async with"), "on_commit=True": (self._on_commit, "with")}
+        for option, (given, kind) in kinds.items():
+            if given and kind != block:
+                raise RuntimeError(f"Lock {self.name!r} has {option}, which works with {kind!r} only.")
+
+    def _refuse_skipping(self, method: str) -> None:
+        if self.skips:
+            raise TypeError(
+                f"Lock {self.name!r} has if_taken='skip', which is for decorators: a block cannot be skipped. Write "
+                f"'lease = lock({self.name!r}).{method}()', which gives None when the lock is taken."
+            )
+
+    def _waiting(self, described: Description, holdings: list[Holding]) -> Callable[[], object]:
+        wanted = described.wanted
+        return waiting(self.name, self._keys(described), holdings, wanted.ttl) if wanted.wait != 0 else unsuspected
+
+    def _keys(self, described: Description) -> Keys:
+        return described.manager, self.names, described.wanted.limit, described.wanted.shared
+
+    def _entered_before(self, described: Description, who: object) -> Lease | None:
         """Return the lease that the calling thread or task has of a reentrant lock, entered once more."""
         if not self._reentrant:
             return None
-        names, limit, shared = self._wanted.names, self._wanted.limit, self._wanted.shared
-        if (other := self._manager.entered.get((names, limit, not shared, who))) and other.entered:
+        entered, limit, shared = described.manager.entered, described.wanted.limit, described.wanted.shared
+        if (other := entered.get((self.names, limit, not shared, who))) and other.entered:
             raise RuntimeError(
                 f"Lock {self.name!r} is held here, {'exclusively' if shared else 'shared'}; it cannot be had the other "
                 "way as well, and would wait for itself."
             )
-        lease = self._manager.entered.get((names, limit, shared, who))
+        lease = entered.get((self.names, limit, shared, who))
         if lease is None or not lease.enter_again():
             return None  # one that was given back is over, however it ended
         return lease
 
-    def _remember(self, who: object, lease: Lease) -> None:
+    def _remember(
+        self, described: Description, who: object, holdings: list[Holding], inside: bool, lease: Lease
+    ) -> None:
         if self._reentrant:
-            self._manager.entered[self._wanted.names, self._wanted.limit, self._wanted.shared, who] = lease
+            described.manager.entered[self.names, described.wanted.limit, described.wanted.shared, who] = lease
+        holdings.append(Holding(ref(lease), self._keys(described), caller(), inside))
+
+
+decorators: WeakSet[Lock] = WeakSet()
+"""The locks that decorate a function, for the system checks."""
+
+
+def check_if_taken(if_taken: str, on_commit: bool, cancel_on_lost: bool) -> None:
+    """
+    Raise ValueError unless *if_taken* is ``raise`` or ``skip``, and fits the other options.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if if_taken not in ("raise", "skip"):
+        raise ValueError(f"if_taken must be 'raise' or 'skip', not {if_taken!r}.")
+    if if_taken == "skip" and (on_commit or cancel_on_lost):
+        other = "on_commit" if on_commit else "cancel_on_lost"
+        raise ValueError(f"if_taken='skip' and {other}=True cannot be combined; catch LockTakenError instead.")

@@ -12,27 +12,34 @@ import os
 import random
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 
-from ..core.acquisition import Acquisition, GaveUp, Granted, HighestToken, Pause, Step, Wanted, cleanup
+from ..core.acquisition import Acquisition, GaveUp, Step
 from ..core.admission import Admission
+from ..core.attempt import Granted
+from ..core.backoff import Pause
+from ..core.cleanup import cleanup
 from ..core.hold import BATCH, Hold, batches, release_outcome, renewal
 from ..core.names import check_names, named, slug
 from ..core.owner import Owner, decode
 from ..core.replies import ANSWERS, Reply
 from ..core.requests import Instant, Release, Survey
 from ..core.round import Round
-from ..core.rules import MIN_TTL, Rules, number, seconds
+from ..core.rules import MIN_TTL, UNSET, Rules, Wait, check_label, check_wait, seconds
+from ..core.tokens import HighestToken
+from ..core.wanted import Wanted
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes import Node
 from ..nodes.clock import steady
 from ..nodes.threads import exiting
 from .heartbeat import ProcessHeartbeat, this_process
 from .lease import LASTING, AsyncLease, Lease, extended
-from .lock import Lock
+from .lock import Description, Lock, Surroundings
+from .mistakes import explained
 from .notifications import AsyncNotifications, Notifications
 from .per_loop import PerLoop
 from .process import process
@@ -64,6 +71,10 @@ def silent(event: str, **about: Any) -> None:
     """Notify nobody."""
 
 
+def nothing() -> None:
+    """Do nothing before a pause."""
+
+
 class LockManager:
     """
     The locks of one alias: its nodes, connections and numbers. One per alias and process.
@@ -92,6 +103,7 @@ class LockManager:
         self.nodes = tuple(nodes)
         self.rules = rules
         self.notify = notify
+        self.surroundings = Surroundings()
         self._sleep = sleep
         self._asleep = asleep
         self.entered: WeakValueDictionary[tuple[Any, ...], Lease] = WeakValueDictionary()
@@ -100,6 +112,7 @@ class LockManager:
         self._gather = Gather(self.nodes, self.admission, steady)
         self._notifications = Notifications(self.nodes, rules.needed)
         self.redelivery = Redelivery(self.nodes)
+        self.dropped: deque[float] = deque(maxlen=1000)  # when leases end that were dropped without a release
         self._heartbeat = self._new_heartbeat(lambda: watchdog)
         self._loops = PerLoop(self._new_loop_side)
         self._pid = process.pid
@@ -109,12 +122,13 @@ class LockManager:
     def __repr__(self) -> str:
         return f"<LockManager {self.alias!r}: {', '.join(node.name for node in self.nodes)}>"
 
+    @explained
     def lock(
         self,
         name: str | Iterable[str],
         *,
         ttl: float | None = None,
-        wait: float | None = None,
+        wait: Wait = UNSET,
         renew: bool | None = None,
         label: str = "",
         ref: str = "",
@@ -129,6 +143,8 @@ class LockManager:
         heartbeat: float | None = None,
         max_hold: float | None = None,
         cancel_on_lost: bool = False,
+        on_commit: bool = False,
+        if_taken: str = "raise",
     ) -> Lock:
         """
         Describe a lock; asks no node.
@@ -136,7 +152,7 @@ class LockManager:
         Args:
             name: What to lock, or several names to lock all or none of.
             ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``.
-            wait: How long to try in seconds; 0 is one attempt, None is for ever.
+            wait: How long to try, in seconds; 0 is one attempt, None is for ever. The default is ``OPTIONS["wait"]``.
             renew: Whether to extend it while it is held; None is ``OPTIONS["renew"]``.
             label: What the holder is doing, for people; never put a secret here.
             ref: What identifies the work to programs, such as a task's id.
@@ -153,6 +169,8 @@ class LockManager:
             heartbeat: After how many seconds without :meth:`Lease.heartbeat` it is no longer extended; None needs none.
             max_hold: Longest time that renewal keeps it, in seconds; None is ``OPTIONS["max_hold"]``.
             cancel_on_lost: Whether to cancel the body of ``async with`` when the lock is lost.
+            on_commit: Whether a ``with`` block inside a transaction keeps the lock until the transaction has ended.
+            if_taken: Whether a decorated function raises (``raise``) or returns None (``skip``) when the lock is taken.
 
         Raises:
             TypeError: A name is not a string.
@@ -164,15 +182,17 @@ class LockManager:
         renewed_by = process.name if renew and not detached else ""
         owner = Owner(_HOST, process.pid, kind, label, ref, ttl=chosen, process=renewed_by)
         names = check_names(name)
+        check_label(label)
         check_limit(limit, names, shared)
         if heartbeat is not None:
             seconds("heartbeat", heartbeat)
         if max_hold is not None:
             seconds("max_hold", max_hold)
-        wanted = Wanted(
-            names, chosen, check_wait(wait), owner, token, adopt, detached, limit, shared, barge, heartbeat, max_hold
-        )
-        return Lock(self, wanted, renew, reentrant, cancel_on_lost)
+        given = check_wait(wait)
+        tried = self.rules.wait if given is UNSET else given
+        wanted = Wanted(names, chosen, tried, owner, token, adopt, detached, limit, shared, barge, heartbeat, max_hold)
+        described = Description(self, wanted, renew, once=given is UNSET)
+        return Lock(names, lambda: described, reentrant, cancel_on_lost, on_commit, if_taken)
 
     def left_alone(
         self,
@@ -370,12 +390,22 @@ class LockManager:
             wanted = wanted._replace(owner=owner)
         return Acquisition(wanted, self.rules, self._highest, fresh_nonce, random.random, waiter)
 
-    def take(self, wanted: Wanted, renew: bool, note: Callable[[Lease], object]) -> Lease:
-        """Take a lock and return its lease, or raise why not; *note* hears of the lease before its holder does."""
+    def take(
+        self, wanted: Wanted, renew: bool, note: Callable[[Lease], object], waiting: Callable[[], object] = nothing
+    ) -> Lease:
+        """
+        Take a lock and return its lease, or raise why not.
+
+        Args:
+            wanted: What to take.
+            renew: Whether to extend it while it is held.
+            note: Called with the lease before the caller has it.
+            waiting: Called before each pause of a caller that waits in the queue.
+        """
         outcome: Granted | GaveUp | None = None
         lease = None
         try:
-            outcome = self.run(wanted)
+            outcome = self.run(wanted, waiting)
             lease = self.held(wanted, outcome, renew)
             note(lease)
             return lease
@@ -386,12 +416,14 @@ class LockManager:
                 self.ask(Hold(wanted, outcome, self.rules, self._highest).release(self.rules.timeout(wanted.ttl)))
             raise
 
-    async def atake(self, wanted: Wanted, renew: bool, note: Callable[[Lease], object]) -> Lease:
+    async def atake(
+        self, wanted: Wanted, renew: bool, note: Callable[[Lease], object], waiting: Callable[[], object] = nothing
+    ) -> Lease:
         """Do what :meth:`take` does without blocking."""
         outcome: Granted | GaveUp | None = None
         lease = None
         try:
-            outcome = await self.arun(wanted)
+            outcome = await self.arun(wanted, waiting)
             lease = self.aheld(wanted, outcome, renew)
             note(lease)
             return lease
@@ -402,7 +434,7 @@ class LockManager:
                 self._send(Hold(wanted, outcome, self.rules, self._highest).release(0.0))
             raise
 
-    def run(self, wanted: Wanted) -> Granted | GaveUp:
+    def run(self, wanted: Wanted, waiting: Callable[[], object] = nothing) -> Granted | GaveUp:
         """Try to take a lock, blocking the calling thread."""
         if exiting():
             raise RuntimeError(f"Lock {named(wanted.names)!r} cannot be taken: the interpreter is about to end.")
@@ -412,7 +444,7 @@ class LockManager:
         acquisition = self.acquisition(wanted, notifications.waiters.new_name() if wanted.wait != 0 else "")
         try:
             try:
-                outcome = self._carry_out(acquisition, notifications)
+                outcome = self._carry_out(acquisition, notifications, waiting)
             finally:
                 notifications.waiters.leave(acquisition.waiter)
             return self._outcome(wanted, outcome)
@@ -421,7 +453,9 @@ class LockManager:
             self.ask(acquisition.undo(self.rules.timeout(wanted.ttl, len(wanted.names))))
             raise
 
-    def _carry_out(self, acquisition: Acquisition, notifications: Notifications) -> Granted | GaveUp:
+    def _carry_out(
+        self, acquisition: Acquisition, notifications: Notifications, waiting: Callable[[], object]
+    ) -> Granted | GaveUp:
         notifications.waiters.expect(acquisition.waiter)
         steps = acquisition.steps(instant())
         try:
@@ -431,6 +465,7 @@ class LockManager:
                     self.ask(step)
                 elif acquisition.waiter.name:
                     self._explain(acquisition, step)
+                    waiting()
                     notifications.wait(acquisition.waiter, step.seconds, step.told)
                 else:
                     self._sleep(step.seconds)
@@ -439,14 +474,14 @@ class LockManager:
             outcome: Granted | GaveUp = stop.value
             return outcome
 
-    async def arun(self, wanted: Wanted) -> Granted | GaveUp:
+    async def arun(self, wanted: Wanted, waiting: Callable[[], object] = nothing) -> Granted | GaveUp:
         """Try to take a lock in the running event loop."""
         process.notice_fork()
         side = self._loop_side()
         acquisition = self.acquisition(wanted, side.notifications.waiters.new_name() if wanted.wait != 0 else "")
         try:
             try:
-                outcome = await self._acarry_out(acquisition, side.notifications)
+                outcome = await self._acarry_out(acquisition, side.notifications, waiting)
             finally:
                 side.notifications.waiters.leave(acquisition.waiter)
             return self._outcome(wanted, outcome)
@@ -454,7 +489,9 @@ class LockManager:
             self._send(acquisition.undo())
             raise
 
-    async def _acarry_out(self, acquisition: Acquisition, notifications: AsyncNotifications) -> Granted | GaveUp:
+    async def _acarry_out(
+        self, acquisition: Acquisition, notifications: AsyncNotifications, waiting: Callable[[], object]
+    ) -> Granted | GaveUp:
         notifications.waiters.expect(acquisition.waiter)
         steps = acquisition.steps(instant())
         try:
@@ -464,6 +501,7 @@ class LockManager:
                     await self.aask(step)
                 elif acquisition.waiter.name:
                     self._explain(acquisition, step)
+                    waiting()
                     await notifications.wait(acquisition.waiter, step.seconds, step.told)
                 else:
                     await self._asleep(step.seconds)
@@ -607,7 +645,7 @@ class LockManager:
         return LoopSide(gather, AsyncNotifications(self.nodes, self.rules.needed), self._new_heartbeat(loop_watchdog))
 
     def _new_heartbeat(self, dog: Callable[[], Any]) -> ProcessHeartbeat:
-        return ProcessHeartbeat(self, this_process(_HOST, process.name), dog, steady)
+        return ProcessHeartbeat(self, this_process(_HOST, process.name), dog, steady, self.dropped)
 
     def _notice_fork(self) -> None:
         """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""
@@ -642,18 +680,6 @@ def _close_all() -> None:
     """Close the idle connections of this process; locks still held are left to end by themselves."""
     for manager in list(_managers):
         manager.close()
-
-
-def check_wait(wait: float | None) -> float | None:
-    """
-    Return *wait* if it is None or a number of seconds from 0.
-
-    Raises:
-        ValueError: It is something else.
-    """
-    if wait is not None and number("wait", wait) < 0:
-        raise ValueError(f"wait must be None (for ever) or at least 0 seconds, not {wait!r}.")
-    return wait
 
 
 def check_limit(limit: int, names: tuple[str, ...], shared: bool) -> None:

@@ -20,7 +20,7 @@ from ..core.requests import Request
 from ..nodes.base import INCOMPLETE, Link, LinkError, Node
 from ..nodes.clock import Clock, steady
 from ..nodes.threads import Background, Bell
-from .rounds import CONNECT_TIMEOUT
+from .connections import CONNECT_TIMEOUT
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 4.0  # seconds between two tries to reach a node
 MAX_UNDELIVERED = 1000  # releases waiting for one node; more are left to their leases

@@ -8,248 +8,29 @@ connection reads it before it is used again.
 """
 
 import logging
-import select
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..core.admission import Admission
 from ..core.failure import Failure
 from ..core.replies import Kind, failed
-from ..core.requests import Request
 from ..core.round import Round
-from ..nodes.base import INCOMPLETE, Link, LinkError, Node
+from ..nodes.base import Link, LinkError, Node
 from ..nodes.clock import Clock, steady
 from ..nodes.gevent import Here, here, is_green
-from ..nodes.threads import exiting, start
-from .wakeup import WakeUp
+from ..nodes.threads import start
+from .breaker import Breakers
+from .connections import CONNECT_TIMEOUT, MAX_IN_FLIGHT, Connection, ConnectionSet
 
 IDLE = 1.0  # seconds after which a link may have been closed by its server, so that it is looked at before use
 MAX_IDLE = 60.0  # seconds after which a link is no longer used: firewalls forget connections without telling anybody
-MAX_IN_FLIGHT = 64  # requests on their way to a silent node: more could fill the socket's buffer and block
-FIRST_REST, LONGEST_REST = 0.1, 2.0  # seconds for which a node that failed is left alone
-CONNECT_TIMEOUT = 0.25  # seconds, at least: connecting is off the hot path and need not be as quick as a round
-PATIENCE = 0.01  # seconds for which nobody looks whether a reply that is outstanding has come
 GRACE = (
     0.02  # seconds for which the first round of a connection set, though decided, waits for links to the other nodes
 )
 
 log = logging.getLogger("django_redlock")
-
-
-@dataclass(slots=True)
-class Breaker:
-    """
-    Leaves a node alone for a while after it failed, twice as long each time it fails again.
-
-    When too few others are left, it is tried all the same, by one thread of a process at a time: connections by all
-    of them at once would keep a server down that has more to do than it can.
-    """
-
-    rest: float = 0.0
-    until: float = 0.0
-    tried: float = 0.0  # until when somebody tries to connect to it
-    tell: Callable[[bool, str], object] = lambda down, why: None  # called when it goes down, with why, or comes back
-
-    def failed(self, now: float, why: str = "") -> None:
-        """Note a failure, and why it was one; the node is left alone for a while."""
-        if not self.rest:
-            self.tell(True, why)
-        if now >= self.until:
-            self.rest = min(LONGEST_REST, self.rest * 2 or FIRST_REST)
-            self.until = now + self.rest
-
-    def admits(self, now: float, seconds: float) -> float:
-        """Return until when to try to connect to the node, for so long at most; 0.0 while somebody else does."""
-        if self.rest and now < self.tried:
-            return 0.0
-        self.tried = now + seconds
-        return self.tried
-
-    def was_tried(self, until: float) -> None:
-        """Note that this try to connect is over, whatever came of it; the next may follow, unless it has begun."""
-        if self.tried == until:
-            self.tried = 0.0
-
-    def answered(self) -> None:
-        """Note an answer; the node is asked again."""
-        if self.rest:
-            self.rest = self.until = 0.0
-            self.tell(False, "")
-
-
-class Breakers(list[Breaker]):
-    """
-    One breaker per node, shared by all that ask the nodes of an alias.
-
-    ``news`` has the nodes that went down, with the reason, or came back, until somebody takes it.
-    """
-
-    def __init__(self, nodes: int) -> None:
-        self.news: deque[tuple[int, bool, str]] = deque(maxlen=100)
-        super().__init__(Breaker(tell=partial(self._note, node)) for node in range(nodes))
-
-    def _note(self, node: int, down: bool, why: str) -> None:
-        self.news.append((node, down, why))
-
-    def resting(self, round: Round, now: float) -> set[int]:
-        """
-        Return the nodes to leave out of a round: those that failed lately.
-
-        If too few would remain to reach a quorum, all are asked: the rest may have recovered.
-        """
-        resting = {node for node in round.requests if self[node].until > now}
-        return resting if len(round.requests) - len(resting) >= max(round.needed, 1) else set()
-
-
-class InFlight(NamedTuple):
-    """A request whose reply has not been read."""
-
-    request: Request
-    round: Round
-    sent: float
-
-    @property
-    def overdue(self) -> float:
-        """When it is so late that its link is given up; by its own time, which another round's does not shorten."""
-        return self.sent + (self.round.timeout or CONNECT_TIMEOUT)
-
-
-class Connection:
-    """One node's place in a connection set: its link, if there is one, and the replies it owes."""
-
-    def __init__(self, node: int, link: Link, admission: Admission) -> None:
-        self.node = node
-        self.link = link
-        self.fd = link.fileno()
-        self._admission = admission
-        self.in_flight: deque[InFlight] = deque()
-
-    def is_prompt(self, now: float) -> bool:
-        """Return whether to send more before reading what is in flight; it is read before the next reply anyway."""
-        return now - self.in_flight[0].sent < PATIENCE and len(self.in_flight) < MAX_IN_FLIGHT
-
-    def send(self, round: Round, packed: dict[int, bytes], now: float) -> None:
-        """Send this node's request of a round."""
-        request = round.requests[self.node]
-        self.in_flight.append(InFlight(request, round, now))
-        self.link.send(request, packed, in_full=round.in_full)
-
-    def read(self) -> None:
-        """
-        Read every reply that is there and give each to the round that waits for it, or that no longer does.
-
-        Raises:
-            LinkError: The link broke, or a link that owes nothing has something to say, which can only be its end.
-        """
-        link, awaited = self.link, self.in_flight
-        if not awaited and link.readable():
-            raise LinkError(Failure.CLOSED)
-        while awaited and link.readable():
-            request, round, sent = awaited[0]
-            reply = link.receive(request)
-            if reply is INCOMPLETE:
-                continue
-            awaited.popleft()
-            if reply is not None:
-                round.receive(self.node, self._admission.judge(self.node, reply, sent))
-            elif round.wanted:  # its script is unknown there
-                awaited.append(InFlight(request, round, sent))
-                link.send(request, {}, in_full=True)
-            else:
-                round.receive(self.node, failed(Failure.NOSCRIPT))
-
-    def fail(self, error: LinkError) -> None:
-        """Close the link and tell every round that waits on it."""
-        self.link.close()
-        while self.in_flight:
-            self.in_flight.popleft().round.receive(self.node, error.reply(Kind.UNKNOWN))
-
-
-class ConnectionSet:
-    """One link per node, used by one thread at a time."""
-
-    def __init__(self) -> None:
-        self.by_node: dict[int, Connection] = {}
-        self.connecting: set[int] = set()
-        self.arrived: deque[tuple[int, Link | LinkError]] = deque()
-        self.used = 0.0
-        self.closed = False
-        self._poll = select.poll()
-        self._by_fd: dict[int, Connection] = {}
-        self._wakeup: WakeUp | None = None
-
-    def connection(self, connection: Connection) -> None:
-        """Give a node its place."""
-        self.by_node[connection.node] = connection
-        if connection.fd >= 0:
-            self._by_fd[connection.fd] = connection
-            self._poll.register(connection.fd, select.POLLIN)
-
-    def drop(self, connection: Connection) -> None:
-        """Take a node's place away, before its link is closed."""
-        del self.by_node[connection.node]
-        if connection.fd >= 0:
-            del self._by_fd[connection.fd]
-            self._poll.unregister(connection.fd)
-
-    def ready(self, seconds: float) -> list[Connection]:
-        """Wait until links can be read, have ended, or have arrived; returns the places of the former."""
-        events, by_fd = self._poll.poll(max(1, round(seconds * 1000))), self._by_fd
-        by_node = [by_fd[fd] for fd, _ in events if fd in by_fd]
-        if len(by_node) < len(events):
-            self._hush()
-        return by_node
-
-    def expect(self, node: int) -> None:
-        """Be woken when a link to *node* has arrived."""
-        self.connecting.add(node)
-        if self._wakeup is None:
-            self._wakeup = WakeUp()
-            self._poll.register(self._wakeup, select.POLLIN)
-
-    def deliver(self, node: int, link: Link | LinkError) -> None:
-        """Hand in a link, or why there is none; called by the thread that connected."""
-        self.arrived.append((node, link))
-        if self._wakeup:
-            self._wakeup.ring()
-        if self.closed:
-            self.close()
-
-    def _hush(self) -> None:
-        """Take back the wake-up calls; what arrived before them is in ``arrived``."""
-        if self._wakeup:
-            self._wakeup.hush()
-
-    def retire(self) -> None:
-        """Drop all links, after long disuse: what they owe has come, or never will."""
-        for connection in self.by_node.values():
-            with suppress(LinkError):
-                connection.read()
-        self.close()
-
-    def close(self) -> None:
-        """Drop all links without reading what they owe."""
-        self.closed = True
-        for connection in list(self.by_node.values()):
-            connection.fail(LinkError(Failure.CLOSED))
-            self.by_node.pop(connection.node, None)
-        with suppress(IndexError):
-            while True:
-                link = self.arrived.popleft()[1]
-                if not isinstance(link, LinkError):
-                    link.close()
-        if self._wakeup:
-            self._wakeup.close()
-
-    def __del__(self) -> None:
-        """Close it if an exception came after it was taken from the stack, and before anybody could give it back."""
-        if getattr(self, "by_node", None) and not exiting():  # it has none if it was interrupted while it was made
-            self.close()
 
 
 class Gather:

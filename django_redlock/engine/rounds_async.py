@@ -17,7 +17,9 @@ from ..core.replies import Kind, Reply, failed
 from ..core.round import Round
 from ..nodes.base import AsyncLink, LinkError, Node
 from ..nodes.clock import Clock, steady
-from .rounds import CONNECT_TIMEOUT, GRACE, MAX_IDLE, Breakers
+from .breaker import Breakers
+from .connections import CONNECT_TIMEOUT
+from .rounds import GRACE, MAX_IDLE
 
 log = logging.getLogger("django_redlock")
 

@@ -18,7 +18,22 @@ from ..core.requests import SHOWN_WAITERS
 from ..engine.manager import MAX_LIMIT
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
-from .model import HeldLock, NodeStatus, Snapshot, StaleKey, Staleness, State, View, Waiting, holder_of, name_of
+from .model import (
+    TROUBLE,
+    HeldLock,
+    NodeStatus,
+    Snapshot,
+    StaleKey,
+    Staleness,
+    State,
+    View,
+    Waiting,
+    described,
+    duration,
+    holder_of,
+    middle,
+    name_of,
+)
 from .poll import MAX_NAMES, MAX_SECONDS, PAGE, PATIENCE, Poll, aask, ask, ask_for
 from .release import ask_to_stop, extend_lock, force_release
 from .stale import remove_stale, stale_keys
@@ -28,6 +43,7 @@ __all__ = [
     "MAX_NAMES",
     "MAX_SECONDS",
     "PAGE",
+    "TROUBLE",
     "HeldLock",
     "NodeStatus",
     "Snapshot",
@@ -40,12 +56,15 @@ __all__ = [
     "afind_locks",
     "aheld_locks",
     "ask_to_stop",
+    "described",
+    "duration",
     "extend_lock",
     "find_lock",
     "find_locks",
     "force_release",
     "held_locks",
     "holder_of",
+    "middle",
     "name_of",
     "printable",
     "remove_stale",

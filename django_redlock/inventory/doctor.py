@@ -93,9 +93,10 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
         *(finding for node in said for check in CHECKS for finding in check(node, manager.rules)),
         *_duplicates(said),
         *_clocks(said),
-        *_trials(manager, said, timeout),
         *_tokens(using),
     ]
+    explained = {finding.node for finding in found if finding.level == "error"}
+    found += [finding for finding in _trials(manager, said, timeout) if finding.node not in explained]
     told = [finding for finding in found if f"redlock.{finding.id}" not in settings.SILENCED_SYSTEM_CHECKS]
     worst_first = sorted(told, key=lambda finding: -LEVELS.index(finding.level))
     return Diagnosis(using, manager.rules, tuple(said), tuple(worst_first))
@@ -115,8 +116,12 @@ def _settings(alias: str) -> Iterator[Finding]:
 def _unreachable(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.detail:
         why = f"It cannot be reached ({node.detail}): it gives no vote, and one more that fails may stop all locks."
-        remedy = REMEDIES.get(node.failure, OTHERWISE) if node.failure else OTHERWISE
-        yield Finding("unreachable", "warning", node.name, why, remedy)
+        yield Finding("unreachable", "warning", node.name, why, remedy_of(node.failure))
+
+
+def remedy_of(failure: Failure | None) -> str:
+    """Return what to do about a node that cannot be reached."""
+    return REMEDIES.get(failure, OTHERWISE) if failure else OTHERWISE
 
 
 OTHERWISE = "See that the address in NODES is that of the server, and what its log says."
@@ -233,12 +238,15 @@ def _memory(node: Inspection, rules: Rules) -> Iterator[Finding]:
             f"It has evicted {node.number('evicted_keys')} keys since it started; locks may have been among them.",
             "CONFIG SET maxmemory-policy noeviction and a larger maxmemory; CONFIG RESETSTAT sets the count to 0.",
         )
-    if limit and node.number("used_memory") > FULL * limit:
+    used = node.number("used_memory") / limit if limit else 0.0
+    if used > FULL:
+        refuses = used >= 1 and policy == "noeviction"
         yield Finding(
             "memory-full",
-            "warning",
+            "error" if refuses else "warning",
             node.name,
-            f"{node.number('used_memory') / limit:.0%} of its maxmemory is used: soon it refuses to take locks (OOM).",
+            f"{used:.0%} of its maxmemory is used: "
+            + ("it refuses to take locks (OOM)." if refuses else "when it is full, it refuses to take locks (OOM)."),
             "Raise maxmemory, or find what fills it: redis-cli --bigkeys.",
         )
 

@@ -4,6 +4,7 @@ What the answers of the nodes mean together.
 
 import math
 from collections.abc import Iterable
+from enum import Enum, auto
 
 from ..core.owner import fingerprint_of_sharers, lease_of
 from ..core.rules import Rules
@@ -11,6 +12,20 @@ from ..engine.heartbeat import SILENCE
 from .model import LAST_SECOND, SHARED_MARK, HeldLock, State, View, Waiting, by_holder
 
 LIVE = (State.HELD, State.DEGRADED)
+
+
+class Life(Enum):
+    """
+    What the nodes know of a process.
+
+    ``LIVING``: it was heard a moment ago. ``SILENT``: it was heard, and not lately: it is dead or stands still.
+    ``GONE``: a quorum has not heard it for longer than any lease lasts. ``UNKNOWN``: too few nodes answer.
+    """
+
+    LIVING = auto()
+    SILENT = auto()
+    GONE = auto()
+    UNKNOWN = auto()
 
 
 def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: list[tuple[str, ...]]) -> HeldLock:
@@ -57,13 +72,34 @@ def is_suspicious(lock: HeldLock) -> bool:
     """
     Return whether to look up if the holder's process lives.
 
-    A process says that it lives soon after it took a lock, and again and again. So one that neither took nor extended
-    the lock for a while, by the nodes' clocks, must have said so by now, or be dead. A lock that lasts longer than its
-    lease, or for ever, is a living holder's all the same if somebody else did that to its keys.
+    A process shows that it lives soon after it took a lock, and again and again. So a process that neither took nor
+    extended the lock for a while, by the nodes' clocks, must have been heard by now. When somebody else changed the
+    expiry of the keys, the nodes cannot tell when the holder extended them last.
     """
-    if not lock.process or not (lock.state in LIVE or lock.state is State.NO_EXPIRY):
-        return False
-    return lock.silent_for > SILENCE or any(view.left is None or view.left > (lock.ttl or 0) for view in lock.leaders)
+    return bool(lock.process) and (lock.silent_for > SILENCE or _was_changed(lock))
+
+
+def with_process(lock: HeldLock, life: Life, now: float) -> HeldLock:
+    """
+    Return a suspicious lock, now that it is known what was heard of its process.
+
+    Args:
+        lock: The lock.
+        life: What the nodes know of its process.
+        now: The time, in seconds since the epoch.
+    """
+    state = lock.state
+    if state in LIVE and life is Life.LIVING and lock.silent_for > (lock.ttl or 0) / 2:
+        state = State.UNRENEWED
+    elif state in LIVE and life in (Life.SILENT, Life.GONE):
+        # In its first seconds, a process that holds a lock need not have been heard.
+        heard = lock.silent_for > SILENCE or now - (lock.since or now) > SILENCE
+        state = State.ORPHANED if heard else state
+    return lock._replace(state=state, alive=life is Life.LIVING, gone=life is Life.GONE)
+
+
+def _was_changed(lock: HeldLock) -> bool:
+    return any(view.left is None or view.left > (lock.ttl or 0) for view in lock.leaders)
 
 
 def _leader(groups: list[list[View]]) -> list[View]:

@@ -20,6 +20,8 @@ SHARED_MARK = fingerprint(SHARED)  # of what is under the key of those who share
 LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone
 MAX_TEXT = 120  # characters of what a value says of its holder
 MAX_SHOWN = 250  # characters of a name; ours are shorter
+SHARED_KIND = "shared"  # the kind of holder under the key of those who share a lock
+NO_STRING = fingerprint("")  # of a key that has no value as a string
 
 
 class State(TextChoices):
@@ -28,16 +30,32 @@ class State(TextChoices):
 
     ``held``: all of them have one holder. ``degraded``: a quorum has, the others have not, or do not answer.
     ``partial``: one holder, and too few nodes that say so: an attempt on its way, or what is left of one.
-    ``split``: several holders, none of them with a quorum. ``orphaned``: a quorum has one holder, whose process died.
-    ``no_expiry``: no quorum lets it end by itself, so it was not written by this library.
+    ``split``: several holders, none of them with a quorum. ``unrenewed``: a quorum has one holder, whose process lives
+    and has not renewed the lock for half of its lease. ``orphaned``: a quorum has one holder, whose process has given
+    no sign of life for ten seconds: it died, or stands still. ``no_expiry``: no quorum lets the lock end by itself, so
+    it was not written by this library.
     """
 
     HELD = "held", gettext_lazy("held")
     DEGRADED = "degraded", gettext_lazy("degraded")
     PARTIAL = "partial", gettext_lazy("partial")
     SPLIT = "split", gettext_lazy("split")
+    UNRENEWED = "unrenewed", gettext_lazy("not renewed")
     ORPHANED = "orphaned", gettext_lazy("orphaned")
     NO_EXPIRY = "no_expiry", gettext_lazy("no expiry")
+
+    @property
+    def severity(self) -> int:
+        """How bad it is: the higher, the sooner somebody has to look; 0 and 1 are no trouble."""
+        return RANKS[self]
+
+
+SEVERITY = (
+    *(State.HELD, State.PARTIAL, State.DEGRADED, State.SPLIT),
+    *(State.UNRENEWED, State.ORPHANED, State.NO_EXPIRY),
+)
+RANKS = {state: rank for rank, state in enumerate(SEVERITY)}
+TROUBLE = SEVERITY[2:]
 
 
 class Staleness(TextChoices):
@@ -45,9 +63,9 @@ class Staleness(TextChoices):
 
     NO_EXPIRY = "no_expiry", gettext_lazy("it has no expiry, which no lease is without: it would never end")
     TOO_LONG = "too_long", gettext_lazy("it expires later than any lease of its holder could")
+    WRONG_TYPE = "wrong_type", gettext_lazy("it is empty or no string: another program wrote it")
     FOREIGN = "foreign", gettext_lazy("its value is not one that this library writes")
     RESIDUE = "residue", gettext_lazy("too few nodes have it, and it is older than its lease")
-    ORPHANED = "orphaned", gettext_lazy("the process that held it died, and nobody will release it")
     ABSURD = "absurd", gettext_lazy("its fencing token is absurd, so that the node gives no vote on this lock")
 
 
@@ -140,6 +158,8 @@ class HeldLock(NamedTuple):
             for by name, alone.
         waiting: How many wait for it, by the node that knows of most; only known of a lock that was asked for by name.
         alive: Whether its process is known to live; only asked when nobody extends the lock, or it lasts too long.
+        gone: Whether its process has given no sign of life for longer than a lease may last, so that every lease of
+            that process has ended; asked when *alive* is.
     """
 
     slug: str
@@ -156,6 +176,7 @@ class HeldLock(NamedTuple):
     waiters: tuple[Waiting, ...] = ()
     waiting: int = 0
     alive: bool = False
+    gone: bool = False
 
     @property
     def name(self) -> str:
@@ -175,7 +196,13 @@ class HeldLock(NamedTuple):
     @property
     def since(self) -> float | None:
         """When the holder took it, in seconds since the epoch on the holder's clock; None when unknown."""
-        return self.owner.since or None if self.owner else None
+        owner = self.owner
+        return owner.since or None if owner else None
+
+    def held_for(self, now: float) -> float | None:
+        """Return for how many seconds its holder has held it, by the clock of the holder's host; None when unknown."""
+        since = self.since
+        return None if since is None else max(0.0, now - since)
 
     @property
     def extensions(self) -> int:
@@ -330,4 +357,35 @@ def name_of(slug: str) -> str:
 
 def holder_of(lock: HeldLock) -> str:
     """Return who holds a lock, in one line for people; empty if another program does."""
-    return printable(str(lock.owner)) if lock.owner else ""
+    return described(lock.owner)
+
+
+def described(owner: Owner | None) -> str:
+    """Return what is known of a holder, in one line for people; empty if it is another program."""
+    if owner is None:
+        return ""
+    return _("several, who share it") if owner.kind == SHARED_KIND else printable(str(owner))
+
+
+def middle(text: str, length: int) -> str:
+    """Return *text* in so many characters at most; what is cut is its middle, as names differ at their ends."""
+    if len(text) <= length:
+        return text
+    end = (length - 1) // 2
+    return f"{text[: length - 1 - end]}…{text[len(text) - end :]}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for people, in the two largest units that matter: ``0.4 ms``, ``14 min``, ``3 h 20 min``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.1f} ms" if seconds < 0.01 else f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days} d {hour} h" if hour else f"{days} d"
+    if hours:
+        return f"{hours} h {minute} min" if minute else f"{hours} h"
+    return f"{minutes} min"

@@ -12,10 +12,11 @@ from ..core.names import heartbeat, process_of
 from ..core.owner import decode, fingerprint, lease_of
 from ..core.replies import Kind, Reply, Row, is_absurd
 from ..core.requests import ENDLESS, Survey
+from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
 from ..nodes.clock import steady
-from .judge import LIVE, is_suspicious, judge, soonest_first
-from .model import HeldLock, NodeStatus, Snapshot, State, View
+from .judge import Life, is_suspicious, judge, soonest_first, with_process
+from .model import HeldLock, NodeStatus, Snapshot, View
 
 PAGE = 50  # names in one request, for which a node needs a sixth of a millisecond, or a busy one half a millisecond
 MAX_NAMES = 1000  # names in one listing, unless asked for more
@@ -46,14 +47,15 @@ class Poll:
         self._paging = False  # whether it was for a page of the index
         self._after: dict[int, str] = {}  # where each node goes on with its index
         self._through: set[int] = set()  # the nodes that have nothing more in theirs
-        self._living: dict[str, dict[int, bool]] = {}  # of each process, which node knows that it lives
+        self._heard: dict[str, dict[int, float]] = {}  # of each process, how long ago each node heard it, in seconds
+        self._lasting: set[str] = set()  # the names that some node holds
         self._locks: list[HeldLock] | None = None
         self._absurd: dict[str, set[int]] = {}  # which nodes have an absurd fencing token for a name
         self._suspects: dict[str, str] = {}  # by the slugs of their locks, the processes that may be dead
 
     def pages(self) -> Iterator[Survey]:
         """Yield the requests for the whole index, then for the names that not every node reported."""
-        for _ in range(0, self.limit, PAGE):
+        while len(self._lasting) < self.limit:  # names of locks that ended stay in the indexes for a while
             yield Survey(size=PAGE)
             if len(self._through | self.silent.keys()) == len(self.manager.nodes):
                 break
@@ -101,7 +103,8 @@ class Poll:
                 self.refusing[node] = reply.detail
             self._file(node, reply.rows, reply.time)
             if self._paging:
-                self._go_on(node, reply.cursor)
+                ended = bool(reply.rows) and not any(map(_present, reply.rows))
+                self._go_on(node, after_ended(reply.cursor, reply.time) if ended else reply.cursor)
 
     def _go_on(self, node: int, cursor: str) -> None:
         """Note where a node goes on; one that is where it was has a page full of what nobody of us wrote."""
@@ -122,7 +125,12 @@ class Poll:
         for slug, value, left, fence, waiters, waiting in rows:
             process = process_of(slug)
             if process:
-                self._living.setdefault(process, {})[node] = left is None or left >= 0
+                ago = (
+                    math.inf
+                    if left is not None and left < 0
+                    else max(0.0, lease_of(read_value(value)[1])[0] - (left or 0))
+                )
+                self._heard.setdefault(process, {})[node] = ago
                 continue
             if left is not None and left >= 0:
                 left += sent  # at the latest: the node may have answered as soon as it was asked
@@ -130,6 +138,8 @@ class Poll:
                 self._absurd.setdefault(slug, set()).add(node)
                 fence = 0
             row = Row(slug, value, left, fence, waiters, waiting)
+            if _present(row):
+                self._lasting.add(slug)
             try:
                 filed[slug][node] = row
             except KeyError:
@@ -174,17 +184,18 @@ class Poll:
         """Yield the requests that tell whether the processes of locks that nobody extends live."""
         self._locks = self._judge_all()  # now that all have answered
         self._suspects = {lock.slug: lock.process for lock in self._locks if is_suspicious(lock)}
-        known = {process for process, said in self._living.items() if any(said.values())}
+        known = {process for process in self._heard if self._life(process) is Life.LIVING}
         yield from self._by_name([heartbeat(process) for process in sorted({*self._suspects.values()} - known)])
 
-    def _is_dead(self, process: str) -> bool:
-        """Return whether so many nodes do not know the process to live that it cannot be at work on any lock."""
-        said = self._said(process)
-        return not any(said.values()) and len(said) >= self.manager.rules.needed
-
-    def _said(self, process: str) -> dict[int, bool]:
-        """Return which of the nodes that answer knows that a process lives."""
-        return {node: lives for node, lives in self._living.get(process, {}).items() if node not in self.silent}
+    def _life(self, process: str) -> Life:
+        """Return what the nodes that answer know of a process."""
+        heard = [ago for node, ago in self._heard.get(process, {}).items() if node not in self.silent]
+        last = min(heard, default=math.inf)
+        if last <= LIFE:
+            return Life.LIVING
+        if len(heard) < self.manager.rules.needed:
+            return Life.UNKNOWN
+        return Life.SILENT if last < math.inf else Life.GONE
 
     def _doubtful(self) -> list[str]:
         answering = len(self.manager.nodes) - len(self.silent)
@@ -201,16 +212,9 @@ class Poll:
         listed = self._judge_all() if self._locks is None else self._locks
         if not self._suspects:
             return listed
-        dead = {process for process in set(self._suspects.values()) if self._is_dead(process)}
-        living = {process for process in self._suspects.values() if any(self._said(process).values())}
+        lives, now = {process: self._life(process) for process in self._suspects.values()}, time.time()
         return [
-            lock
-            if lock.slug not in self._suspects
-            else lock._replace(
-                state=State.ORPHANED if lock.process in dead and lock.state in LIVE else lock.state,
-                alive=lock.process in living,
-            )
-            for lock in listed
+            with_process(lock, lives[lock.process], now) if lock.slug in self._suspects else lock for lock in listed
         ]
 
     def _judge_all(self) -> list[HeldLock]:
@@ -241,6 +245,25 @@ class Poll:
             return None
         lock = judge(slug, self.manager.alias, tuple(views), self.manager.rules, lines)
         return lock._replace(waiting=max(waiting, len(lock.waiters))) if waiting else lock
+
+
+def after_ended(cursor: str, time: int) -> str:
+    """
+    Return where to go on behind a page of locks that all have ended: with the first that may last.
+
+    Names of locks that ended stay in an index until later locks push them out. Thousands of them would use up the time
+    of a listing.
+
+    Args:
+        cursor: Where the node would go on: a moment, and a name. Servers count milliseconds, nodes in memory seconds.
+        time: What the node's clock shows, in microseconds.
+    """
+    try:
+        moment = float(cursor.partition(" ")[0])
+    except ValueError:
+        return cursor
+    now = time // 1000 if moment > time / 1e5 else time / 1e6
+    return f"{now!r} " if moment < now else cursor
 
 
 def ask(poll: Poll, questions: Iterator[Survey], seconds: float = MAX_SECONDS, patience: float = math.inf) -> None:

@@ -103,7 +103,8 @@ def extend_lock(
     it would have, and what it does after that is not covered by the lock. It only keeps others out for longer.
 
     Returns:
-        ``extended``; ``longer`` if a quorum keeps it for longer already; ``changed``, ``gone`` or ``unknown`` as
+        ``extended``; ``longer`` if a quorum keeps it for longer already; ``stopping`` if its holder has been asked to
+        stop, and so gets no more time; ``changed``, ``gone`` or ``unknown`` as
         :func:`force_release`; ``shared`` if several hold it.
 
     Raises:
@@ -125,7 +126,10 @@ def extend_lock(
         return "longer"
     request = Extend((Term((slug,), nonce, rows[0].value, ttl, NOWHERE),), manager.rules.fence_keep)
     round = everywhere(manager, request)
-    if round.count(Kind.REFUSED, Kind.REVOKED) > manager.rules.spare:
+    said = [reply.terms[0][0] for reply in round.replies.values() if reply.terms]
+    if said.count(Kind.REVOKED) > manager.rules.spare:
+        return "stopping"
+    if said.count(Kind.REFUSED) + said.count(Kind.REVOKED) > manager.rules.spare:
         poll = ask_for([slug], manager)
         return "unknown" if nonce_with(poll, slug, fingerprint) else _absence(poll, slug)
     outcome = "extended" if round.count(Kind.HELD) >= manager.rules.needed else "unknown"
@@ -213,7 +217,7 @@ def _outcome(round: Round, rules: Rules, shared: bool) -> str:
 
 def _tell(manager: LockManager, what: str, event: str, slug: str, outcome: str, reason: str = "") -> None:
     name = name_of(slug)
-    why = f"{outcome}: {reason}" if reason else outcome
+    why = f"{outcome}: {printable(reason)}" if reason else outcome
     log.warning(
         "lock %s: %s (%s)", what, printable(name), why, extra={"event": event, "lock": name, "outcome": outcome}
     )

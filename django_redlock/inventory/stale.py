@@ -2,7 +2,6 @@
 Which keys no live holder needs, and their end.
 """
 
-import time
 from collections.abc import Iterator
 
 from ..core.owner import Owner
@@ -10,7 +9,7 @@ from ..core.replies import Kind
 from ..core.requests import Repair
 from ..core.rules import Rules
 from ..handler import locks
-from .model import HeldLock, Snapshot, StaleKey, Staleness, State, View, by_holder
+from .model import NO_STRING, HeldLock, Snapshot, StaleKey, Staleness, State, View, by_holder
 from .poll import ask_for
 from .release import burial, delete, everywhere, marks
 
@@ -20,19 +19,23 @@ def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
     Return the keys among *snapshot* that no live holder needs.
 
     A key is stale when it has no expiry, when it expires later than any lease of its holder could, when its value
-    is not ours, when too few nodes have it and it is older than its lease, or when the process that held it died.
-    What a quorum holds for a living process is never stale, nor is what a quorum may hold, counting every node that
-    did not answer, nor what was renewed in the last half of its lease: its holder lost some nodes and is about to put
-    it back. That goes for keys whose expiry somebody else changed or took away as well.
+    is not ours, or when too few nodes have it and it is older than its lease. What a quorum holds, or may hold,
+    counting every node that did not answer, is only stale if it would last longer than a lease.
+
+    No key is stale that a living process may hold. Of a lock that its process renews, the process must have given no
+    sign of life for longer than a lease may last. Of any other, its one lease must be over, by the clocks of the
+    holder's host and of this one; if its holder has extended it, nobody can tell. A lock that several share is never
+    stale: its key does not say who they are. A process that died less than a lease ago looks as one that stands still,
+    so an orphaned lock is not stale: it ends by itself.
 
     An absurd fencing token is stale as well, whether somebody holds the lock or not: a node with such a token cannot
     accept a higher one, so it has no vote on this lock.
 
     Args:
         snapshot: A listing.
-        now: The time in seconds since the epoch; None is now.
+        now: The time in seconds since the epoch; None is that of the listing.
     """
-    moment = time.time() if now is None else now
+    moment = snapshot.taken if now is None else now
     keys = [key for lock in snapshot.locks for key in _stale(lock, snapshot.rules, moment)]
     known = {lock.slug: lock for lock in snapshot.locks}
     for slug, nodes in sorted(snapshot.absurd.items()):
@@ -55,7 +58,7 @@ def remove_stale(key: StaleKey) -> str:
     poll = ask_for([slug], locks[key.lock.alias])
     again = [each for each in stale_keys(poll.snapshot()) if each.fingerprint == key.fingerprint]
     # Should the process live after all, it must not put back what it finds missing.
-    held = key.reason in (Staleness.ORPHANED, Staleness.NO_EXPIRY, Staleness.TOO_LONG)
+    held = key.reason in (Staleness.NO_EXPIRY, Staleness.TOO_LONG)
     tombstone = burial(poll, slug, key.fingerprint) if held else 0.0
     round = delete(poll, slug, key.fingerprint, tombstone) if again else None
     if round is None:
@@ -87,29 +90,38 @@ def _stale(lock: HeldLock, rules: Rules, now: float) -> Iterator[StaleKey]:
     silent = sum(not view.answered for view in lock.views)
     for holder, group in by_holder(lock.views).items():
         owner = next((view.owner for view in group if view.owner), None)
-        if lock.state is State.ORPHANED and holder == lock.fingerprint:
-            yield StaleKey(lock, holder, Staleness.ORPHANED, tuple(view.node for view in group), owner)
-            continue
         longest = max(rules.max_ttl, owner.ttl if owner else 0.0)
         longest += rules.drift(longest)
         sound = [view.left for view in group if view.left is not None and view.left <= longest]
-        lives = lock.alive and holder == lock.fingerprint and len(group) >= rules.needed
-        if lives or len(sound) + silent >= rules.needed or _renewed(owner, sound):
+        if (
+            len(sound) + silent >= rules.needed
+            or _renewed(owner, sound)
+            or (owner and not _is_over(lock, owner, longest, now))
+        ):
             continue
-        reason = _reason(group, owner, longest, now)
-        if reason:
-            yield StaleKey(lock, holder, reason, tuple(view.node for view in group), owner)
+        yield StaleKey(lock, holder, _reason(group, owner, longest), tuple(view.node for view in group), owner)
+
+
+def _is_over(lock: HeldLock, owner: Owner, longest: float, now: float) -> bool:
+    """Return whether a holder's last lease has ended for certain, and not only as far as anybody can see."""
+    if not owner.since or now - owner.since <= longest:
+        return False
+    if owner.process:
+        return lock.gone and owner.process == lock.process
+    return not owner.extensions
 
 
 def _renewed(owner: Owner | None, lefts: list[float]) -> bool:
     return owner is not None and any(left > owner.ttl / 2 for left in lefts)
 
 
-def _reason(group: list[View], owner: Owner | None, longest: float, now: float) -> Staleness | None:
+def _reason(group: list[View], owner: Owner | None, longest: float) -> Staleness:
+    if group[0].fingerprint == NO_STRING:
+        return Staleness.WRONG_TYPE
     if any(view.left is None for view in group):
         return Staleness.NO_EXPIRY
     if any(view.left is not None and view.left > longest for view in group):
         return Staleness.TOO_LONG
     if owner is None:
         return Staleness.FOREIGN
-    return Staleness.RESIDUE if owner.since and now - owner.since > owner.ttl else None
+    return Staleness.RESIDUE

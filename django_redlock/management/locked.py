@@ -13,9 +13,9 @@ from django.core.management import BaseCommand, CommandError
 from django.http import HttpRequest
 
 from ..conf import DEFAULT_ALIAS
+from ..core.rules import check_wait
 from ..engine.lease import Lease
 from ..engine.lock import Lock
-from ..engine.manager import check_wait
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from ..web.keys import Call, Key, ViewKey

@@ -3,9 +3,12 @@ What the commands share: how they ask, what their options mean, and how locks ar
 """
 
 import csv
+import errno
 import json
 import os
+import shutil
 import sys
+import time
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -17,14 +20,17 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from ..conf import InvalidRedlockError
-from ..inventory import HeldLock, Snapshot, find_locks, held_locks, holder_of, printable, slugs_of
+from ..inventory import HeldLock, Snapshot, duration, find_locks, held_locks, holder_of, middle, printable, slugs_of
 
 MISUSED = 2  # exit code: an option, a name or the settings cannot be used; that of Python's own options
 NO_QUORUM = 3  # exit code
 MOST = 20_000  # locks in one listing: a command has the time to ask for more than a page
 PATIENCE = 30.0  # seconds
 VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
-COLUMNS = ("LOCK", "STATE", "REMAINING", "VOTES", "HOLDER", "SINCE", "TOKEN")
+COLUMNS = ("LOCK", "STATE", "HELD FOR", "WAITING", "REMAINING", "VOTES", "HOLDER", "SINCE", "TOKEN")
+DROPPED = ("TOKEN", "SINCE", "VOTES", "WAITING", "REMAINING")  # the first to be left out where there is no room
+CUT = (("HOLDER", 12), ("LOCK", 12))  # what is cut in the middle after that, and to what
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 FIELDS = ("name", "state", "remaining", "ttl", "votes", "nodes", "extensions", "fencing_token", "fingerprint", "since")
 ORDERS: dict[str, Callable[[HeldLock], Any]] = {
     "remaining": lambda lock: (lock.remaining is None, lock.remaining),
@@ -44,6 +50,8 @@ class OperatorCommand(BaseCommand):
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run it; what the output cannot encode is escaped, and whoever stops reading it ends it quietly."""
+        if os.environ.get("NO_COLOR") and not options.get("force_color"):
+            options["no_color"] = True
         stream = options.get("stdout") or sys.stdout
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -53,7 +61,16 @@ class OperatorCommand(BaseCommand):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for what Python writes at its end
             return None
+        except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
+            raise CommandError(f"The output could not be written: {error.strerror}.") from None
         return said
+
+    def width(self, wide: bool) -> int | None:
+        """Return how many characters a line may have; None, for a pipe or with ``--wide``, is any number."""
+        at_terminal = hasattr(self.stdout, "isatty") and self.stdout.isatty()
+        return shutil.get_terminal_size().columns if at_terminal and not wide else None
 
 
 def agreed(question: str) -> bool:
@@ -115,10 +132,46 @@ def warn(command: BaseCommand, snapshot: Snapshot) -> None:
         command.stderr.write(command.style.WARNING(text))
 
 
-def table(locks: Iterable[HeldLock], *, known: bool = True) -> str:
-    """Return locks as lines of plain text; without any, that there are none is said only if it is *known*."""
-    rows = [cells(lock) for lock in locks]
-    return columns([COLUMNS, *rows]) if rows else "No locks." if known else "Unknown: too few nodes answer."
+def with_waiters(snapshot: Snapshot, locks: list[HeldLock]) -> list[HeldLock]:
+    """Return the locks that are shown, now with how many wait for them."""
+    if not locks:
+        return locks
+    asked = find_locks([lock.slug for lock in locks], snapshot.alias, waiters=0, after=snapshot)
+    waiting = {lock.slug: lock.waiting for lock in asked.locks}
+    return [lock._replace(waiting=waiting.get(lock.slug, 0)) for lock in locks]
+
+
+def table(locks: Iterable[HeldLock], *, known: bool = True, width: int | None = None) -> str:
+    """
+    Return locks as lines of plain text; without any, that there are none is said only if it is *known*.
+
+    Args:
+        locks: What to show.
+        known: Whether enough nodes answered.
+        width: How many characters a line may have; None is any number.
+    """
+    now = time.time()
+    rows = [cells(lock, now) for lock in locks]
+    if not rows:
+        return "No locks." if known else "Unknown: too few nodes answer."
+    return columns(fitted([COLUMNS, *rows], width) if width else [COLUMNS, *rows])
+
+
+def fitted(lines: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """Return lines of cells that fit a terminal: the least important columns are left out, then names are cut."""
+    for title in DROPPED:
+        if _width(lines) > width:
+            place = lines[0].index(title)
+            lines = [(*line[:place], *line[place + 1 :]) for line in lines]
+    for title, least in CUT:
+        place = lines[0].index(title)
+        room = max(least, max(len(line[place]) for line in lines) - max(0, _width(lines) - width))
+        lines = [(*line[:place], middle(line[place], room), *line[place + 1 :]) for line in lines]
+    return lines
+
+
+def _width(lines: list[tuple[str, ...]]) -> int:
+    return sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) - 2
 
 
 def columns(lines: list[tuple[str, ...]]) -> str:
@@ -129,11 +182,14 @@ def columns(lines: list[tuple[str, ...]]) -> str:
     )
 
 
-def cells(lock: HeldLock) -> tuple[str, ...]:
+def cells(lock: HeldLock, now: float) -> tuple[str, ...]:
     """Return what a table shows of a lock."""
+    held = lock.held_for(now)
     return (
         printable(lock.name),
         str(lock.state.label),
+        "-" if held is None else duration(held),
+        str(lock.waiting or "-"),
         left(lock.remaining),
         f"{lock.votes}/{lock.nodes}",
         holder(lock),
@@ -228,7 +284,8 @@ def _holder(lock: HeldLock) -> dict[str, Any] | None:
     owner = lock.owner
     if owner is None:
         return None
-    return {"kind": owner.kind, "label": owner.label, "ref": owner.ref, "host": owner.host, "pid": owner.pid}
+    where = {"host": owner.host or None, "pid": owner.pid or None}  # of those who share a lock it is unknown
+    return {"kind": owner.kind, "label": owner.label, "ref": owner.ref, **where}
 
 
 def iso(moment: float | None) -> str | None:

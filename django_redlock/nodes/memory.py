@@ -172,11 +172,13 @@ _nodes: dict[str, MemoryNode] = {}
 def open_node(spec: NodeSpec, prefix: str) -> MemoryNode:
     """Return the node of this name in this process; every alias with this prefix shares it."""
     name = urlsplit(spec.url).netloc
-    if not name:
+    if not name or "@" in name:
         raise ValueError("a memory node needs a name, such as memory://a")
     return _nodes.setdefault(f"{prefix}{name}", MemoryNode(spec.name or name))
 
 
-def forget_nodes() -> None:
-    """Forget all nodes in memory, and so all locks on them; for tests."""
+def forget_nodes() -> bool:
+    """Forget all nodes in memory, and so all locks on them, for tests; returns whether there were any."""
+    found = bool(_nodes)
     _nodes.clear()
+    return found

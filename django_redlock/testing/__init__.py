@@ -8,6 +8,7 @@ Nothing else in the package imports this one. The servers need the extra
 from typing import TYPE_CHECKING, Any
 
 from .proxy import FaultProxy
+from .reset import ResetLocksMixin, reset_locks
 from .servers import Server, ServerNotFoundError, Servers, ServerStartError, find_server, start_servers
 
 if TYPE_CHECKING:
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
 __all__ = [
     "FaultProxy",
     "OverlapError",
+    "ResetLocksMixin",
     "Server",
     "ServerNotFoundError",
     "ServerStartError",
     "Servers",
     "Simulation",
     "find_server",
+    "reset_locks",
     "start_servers",
 ]
 

@@ -1,4 +1,8 @@
-"""Fixtures for pytest, there for whoever has this package installed; each is named ``redlock_...``."""
+"""
+Fixtures for pytest, there for whoever has this package installed; each is named ``redlock_...``.
+
+``redlock_reset`` applies to every test. Imports come late, because a project's tests of something else load this too.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -8,6 +12,21 @@ import pytest
 if TYPE_CHECKING:
     from .servers import Servers
     from .simulation import Simulation
+
+
+@pytest.fixture(autouse=True)
+def redlock_reset() -> Iterator[None]:
+    """
+    Nodes in memory that are empty when a test begins and when it ends.
+
+    A module, class or ``conftest.py`` that is to keep locks from test to test defines a fixture of this name that does
+    nothing.
+    """
+    from .reset import reset_locks
+
+    reset_locks()
+    yield
+    reset_locks()
 
 
 @pytest.fixture

@@ -31,19 +31,19 @@ from django.conf import settings
 
 from .. import signals
 from ..conf import DEFAULT_ALIAS
-from ..core.acquisition import Waiter
 from ..core.names import slug
 from ..core.replies import Kind
 from ..core.requests import Request, Survey
 from ..core.rules import Rules
+from ..core.waiter import Waiter
 from ..engine.heartbeat import ProcessHeartbeat
 from ..engine.lease import Lease
 from ..engine.lock import Lock
 from ..engine.manager import LockManager, LoopSide
-from ..engine.notifications import Waiters
 from ..engine.per_loop import PerLoop
 from ..engine.renewal import Agenda, AsyncWatchdog, Tended, by_keeper
-from ..handler import locks
+from ..engine.waiters import Waiters
+from ..handler import DjangoSurroundings, locks
 from ..nodes import LinkError
 from ..nodes.clock import steady
 from .lines import before_line
@@ -104,6 +104,7 @@ class Simulation:
                 dogs = PerLoop(lambda: AsyncWatchdog(self.clock))
                 stack.enter_context(patch.multiple(compat, watchdog=watchdog, loop_watchdog=dogs.get))
             self._main = Process(self, "this process")
+            self._main.manager.surroundings = DjangoSurroundings()
             stack.enter_context(patch.dict(locks._managers, {self._using: self._main.manager}))
             self._stack = stack.pop_all()
         return self
@@ -111,6 +112,8 @@ class Simulation:
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         for process in self._processes:
             process.manager.close()
+        for lease in self._leases:
+            lease.hold.end("expired", self._now)  # its time ends with the simulation's
         self._stack.close()
         if self._check and self.overlaps and kind is None:
             raise OverlapError("\n".join(self.overlaps))

@@ -20,7 +20,7 @@ from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.http import HttpRequest
 
-Key = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
+Key = str | Callable[..., str] | Sequence[str | Callable[..., str]]
 
 SHOWN = 120  # characters of a value that stay readable in the lock's name
 

@@ -127,8 +127,8 @@ def open_page(browser, site, admin_user):
 def shoot():
     """Return a function that takes a picture if somebody wants to see it."""
 
-    def take(page, name: str) -> None:
+    def take(page, name: str, *, whole: bool = True) -> None:
         if SCREENSHOTS:
-            page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=True)
+            page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=whole)
 
     return take

@@ -22,8 +22,8 @@ import threading  # noqa: E402
 import time  # noqa: E402
 
 from django_redlock.core.rules import Rules  # noqa: E402
-from django_redlock.engine import notifications as notifications_module  # noqa: E402
 from django_redlock.engine.manager import LockManager  # noqa: E402
+from django_redlock.engine.waiters import Waiters  # noqa: E402
 from django_redlock.nodes import NodeSpec, open_node  # noqa: E402
 
 in_line: dict[str, float] = {}
@@ -46,13 +46,13 @@ class Note:
 
 def note_the_line() -> None:
     """Have every waiter note when it has been refused for the first time, and so stands in line."""
-    join = notifications_module.Waiters.join
+    join = Waiters.join
 
     def noted(self: Any, waiter: Any) -> Any:
         in_line.setdefault(waiter.name, time.monotonic())
         return join(self, waiter)
 
-    notifications_module.Waiters.join = noted  # type: ignore[method-assign]
+    Waiters.join = noted  # type: ignore[method-assign]
 
 
 def contend(manager: LockManager, folder: Path, times: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from django_redlock import LockTakenError, RedlockError
-from django_redlock.core import acquisition
+from django_redlock.core import backoff
 from django_redlock.core.replies import Kind
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
@@ -33,7 +33,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have waiters rely on being told of their turn."""
-    monkeypatch.setattr(acquisition, "POLL", 30.0)
+    monkeypatch.setattr(backoff, "POLL", 30.0)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ async def everything(manager: LockManager, admin: redis.Redis, flavour: Flavour)
 
     admin.script_flush()  # as when the server has restarted
     again = await flavour.acquire(manager.lock("a", wait=0))
-    manager.ask(manager.acquisition(manager.lock("c")._wanted).undo(0.2))  # after an interrupted attempt
+    manager.ask(manager.acquisition(manager.lock("c").description().wanted).undo(0.2))  # after an interrupted attempt
     assert await flavour.release(again) == "released"
 
 

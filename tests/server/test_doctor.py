@@ -30,7 +30,7 @@ from django_redlock.nodes.redis.inspect import commands
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import tls_server
-from tests.conftest import needs
+from tests.conftest import cluster_nodes, needs
 from tests.service.locking.test_sentinel import watched
 from tests.services import django_database
 
@@ -116,7 +116,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     opened = inspect._open
 
     def open_in_time(node: Any, timeout: float) -> Any:
-        return opened(node, 0.2 if node._arguments.get("port") in ports else timeout)
+        return opened(node, 0.2 if any(node.address.endswith(f":{port}") for port in ports) else timeout)
 
     monkeypatch.setattr(inspect, "_open", open_in_time)
     return ports
@@ -334,7 +334,7 @@ def test_replica(nodes, three):
                 time.sleep(0.02)
         findings = found([replica.url, *three[1:]])
 
-    assert ids(findings) == {"replica": "error", "trial": "error", "has-replicas": "note"}
+    assert ids(findings) == {"replica": "error", "has-replicas": "note"}  # and no trial, which fails for that reason
     assert "REPLICAOF NO ONE" in only(findings, "replica").remedy
 
 
@@ -342,7 +342,7 @@ def test_cluster_mode(three):
     """
     P22: a server in cluster mode is an error.
     """
-    with another("--cluster-enabled", "yes") as cluster:
+    with cluster_nodes(1) as (cluster,):
         findings = found([cluster.url, *three[1:]])
 
     assert ids(findings)["mode"] == "error"
@@ -422,8 +422,9 @@ def test_full_memory(three):
                 client.set(f"filler:{number}", "x" * 10_000)
         findings = found([small.url, *three[1:]])
 
-    assert ids(findings) == {"memory-full": "warning", "trial": "error"}
-    assert "OOM" in only(findings, "trial").text
+    level = ids(findings)["memory-full"]
+    assert only(findings, "memory-full").text.endswith("refuses to take locks (OOM).")
+    assert ids(findings) == {"memory-full": level} | ({"trial": "error"} if level == "warning" else {})
 
 
 def test_persistence(three):

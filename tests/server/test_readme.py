@@ -54,5 +54,5 @@ def test_quick_start_without_redis_works_from_an_empty_folder(tmp_path: Path):
                 said = done.stdout
 
     assert typed[0] == INSTALLATION
-    assert len(typed) == 4
+    assert len(typed) == 5
     assert "invoice-run" in said

@@ -20,13 +20,17 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from django_redlock.core.acquisition import GRANTS, Acquisition, HighestToken, Pause, Wanted
+from django_redlock.core.acquisition import Acquisition
+from django_redlock.core.backoff import Pause
 from django_redlock.core.names import slug
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.owner import NONCE_SIZE, Owner
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import Instant, Raise, Request
 from django_redlock.core.rules import Rules
+from django_redlock.core.tokens import HighestToken
+from django_redlock.core.verdict import GRANTS
+from django_redlock.core.wanted import Wanted
 
 NAME = "a"
 SLUG = slug(NAME)
@@ -163,9 +167,9 @@ class Production(Protocol):
         if cell.holder:
             store.put(SLUG, cell.holder, TTL)
         if cell.number:
-            store._write_fence((SLUG,), cell.number, None, START)
+            store.records.write_fence((SLUG,), cell.number, None, START)
         reply = store.execute(self._messages[request])  # type: ignore[arg-type]
-        after = Cell((store._holder(SLUG, START) or "")[:NONCE_SIZE], store._fence(SLUG, START))
+        after = Cell((store.records.holder(SLUG, START) or "")[:NONCE_SIZE], store.records.fence(SLUG, START))
         return self._number(reply._replace(time=0, left=0.0)), after
 
 

@@ -11,16 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from django_redlock.core.acquisition import GRANTS, Acquisition
+from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.admission import Admission
+from django_redlock.core.attempt import Attempt
 from django_redlock.core.hold import Hold
 from django_redlock.core.names import place
 from django_redlock.core.node_state import NodeState
+from django_redlock.core.node_state.decisions import Decisions
+from django_redlock.core.node_state.records import Records
 from django_redlock.core.owner import nonce_of
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import SHARED
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, majority
+from django_redlock.core.verdict import GRANTS
 
 from . import database, schedule
 from .driver import Process
@@ -93,89 +97,89 @@ def score(kills: list[Kill]) -> str:
 # The node
 
 
-def holder_of(store: NodeState, slug: str) -> str:
+def holder_of(node: Decisions, slug: str) -> str:
     """Return the nonce under which a node holds a lock, or nothing."""
-    return nonce_of(store._holder(slug, store._now()) or "")
+    return nonce_of(node._records.holder(slug, node._now) or "")
 
 
 @mutant("skew", "same microsecond")
 def ties() -> Iterator[None]:
     """a node accepts a number that it has accepted before"""
-    high = NodeState._high
-    with patch.object(NodeState, "_high", lambda *args: max(0, high(*args) - 1)):
+    high = Records.highest_fence
+    with patch.object(Records, "highest_fence", lambda *args: max(0, high(*args) - 1)):
         yield
 
 
 @mutant("calm")
 def overwriting() -> Iterator[None]:
     """a node grants what somebody else holds"""
-    acquire = NodeState._acquire
+    acquire = Decisions.acquire
 
-    def granted(self: NodeState, request: Any, now: float) -> Reply:
-        return acquire(self, request._replace(adopt=holder_of(self, request.slugs[0])), now)
+    def granted(self: Decisions, request: Any) -> Reply:
+        return acquire(self, request._replace(adopt=holder_of(self, request.slugs[0])))
 
-    with patch.object(NodeState, "_acquire", granted):
+    with patch.object(Decisions, "acquire", granted):
         yield
 
 
 @mutant("calm", "net")
 def release_of_anybody() -> Iterator[None]:
     """a release does not look at the owner"""
-    release = NodeState._release
+    release = Decisions.release
 
-    def released(self: NodeState, request: Any, now: float) -> Reply:
-        return release(self, request._replace(nonce=holder_of(self, request.slugs[0]) or request.nonce), now)
+    def released(self: Decisions, request: Any) -> Reply:
+        return release(self, request._replace(nonce=holder_of(self, request.slugs[0]) or request.nonce))
 
-    with patch.object(NodeState, "_release", released):
+    with patch.object(Decisions, "release", released):
         yield
 
 
 @mutant("keeps data and clocks", "net", "pause")
 def extension_of_anybody() -> Iterator[None]:
     """an extension does not look at the owner"""
-    extend = NodeState._extend_one
+    extend = Decisions._extend_one
 
-    def extended(self: NodeState, term: Any, keep: float | None, now: float) -> Any:
-        return extend(self, term._replace(nonce=holder_of(self, term.slugs[0]) or term.nonce), keep, now)
+    def extended(self: Decisions, term: Any, keep: float | None) -> Any:
+        return extend(self, term._replace(nonce=holder_of(self, term.slugs[0]) or term.nonce), keep)
 
-    with patch.object(NodeState, "_extend_one", extended):
+    with patch.object(Decisions, "_extend_one", extended):
         yield
 
 
 @mutant("keeps data and clocks", "net", "pause")
 def healing_past_a_newer_token() -> Iterator[None]:
     """a node takes a holder back although it has accepted a later token"""
-    extend = NodeState._extend_one
+    extend = Decisions._extend_one
 
-    def extended(self: NodeState, term: Any, keep: float | None, now: float) -> Any:
-        with patch.object(NodeState, "_fence", lambda *args: 0):
-            return extend(self, term, keep, now)
+    def extended(self: Decisions, term: Any, keep: float | None) -> Any:
+        with patch.object(Records, "fence", lambda *args: 0):
+            return extend(self, term, keep)
 
-    with patch.object(NodeState, "_extend_one", extended):
+    with patch.object(Decisions, "_extend_one", extended):
         yield
 
 
 @mutant("late raises")
 def raising_without_holding() -> Iterator[None]:
     """a node raises the token of one who does not hold it"""
-    raise_ = NodeState._raise
+    raise_ = Decisions.raise_token
 
-    def raised(self: NodeState, request: Any, now: float) -> Reply:
-        return raise_(self, request._replace(nonce=holder_of(self, request.slugs[0])), now)
+    def raised(self: Decisions, request: Any) -> Reply:
+        return raise_(self, request._replace(nonce=holder_of(self, request.slugs[0])))
 
-    with patch.object(NodeState, "_raise", raised):
+    with patch.object(Decisions, "raise_token", raised):
         yield
 
 
 @mutant("net")
 def no_tombstone() -> Iterator[None]:
     """a release leaves no tombstone against late requests"""
-    release = NodeState._release
+    release = Decisions.release
 
-    def released(self: NodeState, request: Any, now: float) -> Reply:
-        return release(self, request._replace(tombstone=0.0), now)
+    def released(self: Decisions, request: Any) -> Reply:
+        return release(self, request._replace(tombstone=0.0))
 
-    with patch.object(NodeState, "_release", released):
+    with patch.object(Decisions, "release", released):
         yield
 
 
@@ -183,42 +187,42 @@ def no_tombstone() -> Iterator[None]:
 def no_expiry() -> Iterator[None]:
     """a node writes keys without expiry"""
 
-    def write(self: NodeState, slug: str, value: str, ttl: float, now: float) -> None:
-        self._holders[slug] = (value, None)
-        self._index[slug] = now
+    def write(self: Records, slug: str, value: str, ttl: float, now: float) -> None:
+        self.holders[slug] = (value, None)
+        self.index[slug] = now
 
-    with patch.object(NodeState, "_write", write):
+    with patch.object(Records, "write", write):
         yield
 
 
 @mutant("calm")
 def sharing_with_everybody() -> Iterator[None]:
     """a node lets a shared holder in beside an exclusive one"""
-    in_the_way = NodeState._in_the_way
+    in_the_way = Decisions._in_the_way
 
-    def judged(self: NodeState, request: Any, *more: Any) -> bool:
+    def judged(self: Decisions, request: Any, *more: Any) -> bool:
         return not request.shared and in_the_way(self, request, *more)
 
-    with patch.object(NodeState, "_in_the_way", judged):
+    with patch.object(Decisions, "_in_the_way", judged):
         yield
 
 
 @mutant("calm")
 def overwriting_the_shared() -> Iterator[None]:
     """a node lets an exclusive holder in beside shared ones"""
-    in_the_way = NodeState._in_the_way
+    in_the_way = Decisions._in_the_way
 
-    def judged(self: NodeState, request: Any, slug: str, ours: set[str], now: float) -> bool:
-        return in_the_way(self, request, slug, ours | {SHARED}, now)
+    def judged(self: Decisions, request: Any, slug: str, ours: set[str]) -> bool:
+        return in_the_way(self, request, slug, ours | {SHARED})
 
-    with patch.object(NodeState, "_in_the_way", judged):
+    with patch.object(Decisions, "_in_the_way", judged):
         yield
 
 
 @mutant("net", "pause")
 def no_place_for_who_was_here_before() -> Iterator[None]:
     """a waiter that lost its place by a vain grant queues behind those who came later"""
-    with patch.object(NodeState, "_ahead_of", lambda *args: False):
+    with patch.object(Decisions, "_came_before", lambda *args: False):
         yield
 
 
@@ -274,9 +278,9 @@ def grants_counted_as_accepts() -> Iterator[None]:
 @mutant("skew", "everything")
 def mixed_rounds() -> Iterator[None]:
     """accepts of the first number count for the second"""
-    raise_token = Acquisition._raise_token
+    raise_token = Attempt._raise_token
 
-    def mixed(self: Acquisition, first: Round, number: int) -> Generator[Any, Any, Round]:
+    def mixed(self: Attempt, first: Round, number: int) -> Generator[Any, Any, Round]:
         steps = raise_token(self, first, number)
         second = next(steps)
         second.replies.update({node: reply for node, reply in first.replies.items() if reply.kind is Kind.ACCEPTED})
@@ -287,7 +291,7 @@ def mixed_rounds() -> Iterator[None]:
             return stop.value
         raise AssertionError("more than one round")
 
-    with patch.object(Acquisition, "_raise_token", mixed):
+    with patch.object(Attempt, "_raise_token", mixed):
         yield
 
 
@@ -318,7 +322,8 @@ def release_to_yes_voters() -> Iterator[None]:
 
     def withdrawn(self: Acquisition, **options: Any) -> Round:
         round = withdrawal(self, **options)
-        yes = {node for old in self._rounds for node, reply in old.replies.items() if reply.kind in GRANTS}
+        rounds = [] if self._attempt.given_back else self._attempt.rounds
+        yes = {node for old in rounds for node, reply in old.replies.items() if reply.kind in GRANTS}
         round.requests = {node: request for node, request in round.requests.items() if node in yes}
         return round
 
@@ -346,13 +351,13 @@ def no_release_of_failures() -> Iterator[None]:
 @mutant("pause")
 def validity_from_the_reply() -> Iterator[None]:
     """validity counts from the last reply"""
-    attempt = Acquisition._attempt
+    attempt = Attempt.steps
 
-    def later(self: Acquisition, slugs: tuple[str, ...]) -> Generator[Any, Any, Any]:
-        granted = yield from attempt(self, slugs)
-        return granted and granted._replace(deadline=self._rules.deadline(self._at.now, self.wanted.ttl))
+    def later(self: Attempt, *start: Any) -> Generator[Any, Any, Any]:
+        granted = yield from attempt(self, *start)
+        return granted and granted._replace(deadline=self._rules.deadline(self.at.now, self._wanted.ttl))
 
-    with patch.object(Acquisition, "_attempt", later):
+    with patch.object(Attempt, "steps", later):
         yield
 
 

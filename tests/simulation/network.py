@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_redlock.core.admission import Greeting
 from django_redlock.core.node_state import NodeState
+from django_redlock.core.node_state.records import Records
 from django_redlock.core.replies import Reply
 from django_redlock.core.requests import Acquire, Extend, Raise, Release, Request
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 NOBODY: "Missing" = frozenset()
 MOMENT = 0.0004  # seconds that a message takes as a rule
-# What a node in memory knows, and so what a replica has a copy of.
-KNOWN = ("_holders", "_shared", "_fences", "_queues", "_tombstones", "_revoked", "_index", "_served")
 
 
 class Machine(Place):
@@ -45,9 +44,9 @@ class Machine(Place):
         self.wrong = False  # whether its clock has stepped away
         self.stepped = -1e9  # when its clock last stepped, in true time
         self._promoted = ""
-        self._replica: dict[str, Any] = {}
+        self._replica: Records | None = None
         self._oracles = oracles
-        self.store._served = (self._run(), "", int((EPOCH - 1e6) * 1e6))
+        self.store.records.served = (self._run(), "", int((EPOCH - 1e6) * 1e6))
 
     def _run(self) -> str:
         return f"{self.number}/{self.boot}"
@@ -59,18 +58,16 @@ class Machine(Place):
 
     def copy(self) -> None:
         """Have a replica that gets nothing from now on."""
-        self._replica = deepcopy({what: getattr(self.store, what) for what in KNOWN})
+        self._replica = deepcopy(self.store.records)
 
     def fail_over(self) -> None:
         """Let the replica take its place: another server, which has been running for long and lacks the last writes."""
-        if self.up and self._replica:
+        if self.up and self._replica is not None:
             self.world.log(self.name, "fails over")
             self._end()
             self._promoted = self._run()
             self.booted = self.world.now
-            for what, known in self._replica.items():
-                setattr(self.store, what, known)
-            self._replica = {}
+            self.store.records, self._replica = self._replica, None
             self._oracles.forgot(self)
 
     def crash(self, forget: bool) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from django_redlock.core.acquisition import Granted
+from django_redlock.core.attempt import Granted
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import SHARED, Acquire, Extend, Raise, Release, Request, Survey, Term
 from django_redlock.core.round import Round
@@ -71,8 +71,8 @@ Missing = Set[tuple[str, str]]
 def has(machine: "Machine", slug: str, nonce: str, shared: bool) -> bool:
     """Tell whether a node knows the holder with this nonce, alone or beside other shared ones."""
     store = machine.store
-    holder = store._owner(slug, store._now())
-    return holder == SHARED and nonce in store._shared.get(slug, ()) if shared else holder == nonce
+    holder = store.records.owner(slug, store.now())
+    return holder == SHARED and nonce in store.records.shared.get(slug, ()) if shared else holder == nonce
 
 
 class Oracles:

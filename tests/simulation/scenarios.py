@@ -113,10 +113,10 @@ def moving_endpoint(seed: int) -> Violations:
     holder, cold = _bystander(schedule), _bystander(schedule)
 
     def story() -> Routine:
-        served = machines[0].store._served
-        machines[0].store._served = schedule.world.random.choice((served, None))
+        served = machines[0].store.records.served
+        machines[0].store.records.served = schedule.world.random.choice((served, None))
         machines[0].copy()
-        machines[0].store._served = served
+        machines[0].store.records.served = served
         yield from visit(holder)
         for connections in holder._connection_sets:
             connections.by_node[2].wire.deaf = True

@@ -1,12 +1,15 @@
 """
-The directions of imports: from the edges down to the exceptions, never up.
+The directions of imports: from the edges down to the exceptions, never up; and the sizes that keep the code readable.
 
     edges -> inventory -> handler, signals, conf, checks -> engine -> nodes -> core -> exceptions
+
+Each figure has a list of what does not keep to it yet. The lists can only shrink: a test fails when something else
+goes beyond its figure, when one of those listed grows, and when one of them needs no exception any more.
 """
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +39,93 @@ NOT_IN_CORE = {
     *("asyncio", "logging", "random", "secrets", "select", "selectors"),
     *("socket", "ssl", "subprocess", "threading", "time"),
 }
+
+# What Django and users expect at the top. Every other module has a room.
+PUBLIC = {
+    *("__init__", "apps", "checks", "compat", "conf", "exceptions", "fenced_models", "fencing", "handler"),
+    *("middleware", "models", "operations", "querysets", "signals", "views"),
+}
+
+# Modules that import each other, in a ring or by way of others.
+CIRCLES = {
+    # A lock and a lease ask the manager for rounds; the manager returns locks and leases.
+    ("engine.lease", "engine.lock", "engine.manager"),
+    # Views of REST framework are guarded as other views are, and the decorator of views recognizes them.
+    ("contrib.rest_framework", "views"),
+    # One names a class of the other in annotations alone.
+    ("celery._compat", "celery.result"),
+    ("celery.handle", "celery.task"),
+}
+
+# Attributes with a leading underscore that are used in a module which does not define them.
+BORROWED = {
+    # The manager notes in a lease whom it took over from.
+    ("engine/manager.py", "_taken_over"),
+    # A fenced block looks whether it was entered, which its base class in engine/contexts.py notes.
+    ("fencing.py", "_entered"),
+    # The simulation replaces what a process has once: its managers, clocks and listeners.
+    ("testing/simulation.py", "_notifications"),
+    ("testing/simulation.py", "_managers"),
+}
+
+# Names with a leading underscore of which we have some as well, but that are used where they are somebody else's.
+FOREIGN = {
+    "_replace",  # of named tuples
+    *("_fields", "_for_write", "_state"),  # of Django's models and querysets
+    *("_reader", "_sock", "_writer"),  # of redis-py's connections
+}
+
+MAX_FILE = 400  # lines
+LONG_FILES = {
+    "celery/arrival.py": 474,
+    "compat.py": 745,
+    "engine/lease.py": 530,
+    "engine/manager.py": 696,
+    "inventory/doctor.py": 480,
+    "nodes/database/node.py": 530,
+    "nodes/database/table.py": 420,
+    "fencing.py": 405,
+}
+
+MAX_CLASS = 250  # lines
+LONG_CLASSES = {
+    "celery/arrival.py Arrival": 361,
+    "compat.py BaseLock": 259,
+    "engine/lease.py Lease": 451,
+    "engine/manager.py LockManager": 587,
+    "engine/rounds.py Gather": 293,
+    "engine/lock.py Lock": 275,
+}
+
+MAX_MEMBERS = 20
+LARGE_CLASSES = {
+    # One field for each option, and the arithmetic or the checks that belong to them.
+    "celery/options.py SingletonOptions": 21,
+    "core/rules.py Rules": 30,
+    # Django names the attributes of its admin.
+    "admin/__init__.py HeldLockAdminMixin": 24,
+    "admin/changelist.py HeldLockChangeList": 24,
+    # To be taken apart.
+    "core/hold.py Hold": 24,
+    "core/round.py Round": 28,
+    "engine/lease.py Lease": 31,
+    "engine/manager.py LockManager": 30,
+    "inventory/model.py HeldLock": 25,
+}
+
+MAX_PARAMETERS = 8
+LONG_SIGNATURES = {
+    # Each parameter is an option that users write as a keyword.
+    "celery/decorator.py singleton_task": 18,
+    "engine/manager.py lock": 19,
+    "handler.py lock": 15,
+    # The arguments of redis-py's lock.
+    "compat.py __init__": 9,
+    # Django passes the arguments of a command as keywords.
+    "management/commands/redlock_release.py handle": 10,
+}
+
+MAX_BODY = 46  # lines of a function, without its docstring
 
 
 class Import(NamedTuple):
@@ -91,13 +181,130 @@ def floor(room: str) -> int:
     return next((number for number, rooms in enumerate(FLOORS) if room in rooms), EDGE)
 
 
+@cache
+def sources() -> dict[Path, str]:
+    """Return the text of every module of the package, by its path in the package."""
+    return {file.relative_to(PACKAGE): file.read_text(encoding="utf-8") for file in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return the syntax tree of every module of the package."""
+    return {str(path): parsed(source) for path, source in sources().items()}
+
+
 @pytest.fixture(scope="module")
 @cache
 def imports() -> list[Import]:
-    files = sorted(PACKAGE.rglob("*.py"))
-    return [
-        found for file in files for found in imports_in(file.read_text(encoding="utf-8"), file.relative_to(PACKAGE))
-    ]
+    return [found for path, source in sources().items() for found in imports_in(source, path)]
+
+
+def module_of(path: str) -> str:
+    """Return the name of a module within the package, such as ``core.rules``; empty for the package itself."""
+    return ".".join(Path(path).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
+
+
+def dependencies(imports: list[Import]) -> dict[str, set[str]]:
+    """Return which module of the package imports which others."""
+    modules = {module_of(str(path)) for path in sources()}
+    found: dict[str, set[str]] = {module: set() for module in modules}
+    for each in imports:
+        if each.top == "django_redlock":
+            target = each.name.partition(".")[2]
+            while target not in modules:  # what is imported is in a module, or is one
+                target = target.rpartition(".")[0]
+            found[module_of(each.where)].add(target)
+    return found
+
+
+def circles_in(graph: Mapping[str, set[str]]) -> set[tuple[str, ...]]:
+    """Return the largest sets of modules in which each leads to each other."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        ahead = [start]
+        while ahead:
+            new = graph[ahead.pop()] - seen
+            seen |= new
+            ahead += new
+        reached[start] = seen
+    rings = {
+        start: tuple(sorted(other for other in reached[start] if start in reached[other] and other != start))
+        for start in graph
+    }
+    return {tuple(sorted({start, *others})) for start, others in rings.items() if others}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def private_names(tree: ast.Module) -> set[str]:
+    """Return the private names that a module defines: methods, attributes of ``self`` and of classes, slots."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.Constant(value=str(name)) if name.isidentifier():
+                found.add(name)
+    return {name for name in found if is_private(name)}
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                yield f"{path} {node.name}", node
+
+
+def members(node: ast.ClassDef) -> set[str]:
+    """Return the public names that a class defines: methods, properties, fields and attributes, not values of enums."""
+    found: set[str] = set()
+    is_enum = any("Enum" in ast.unparse(base) for base in node.bases)
+    for each in node.body:
+        match each:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found.add(name)
+            case ast.Assign() if is_enum:
+                continue
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+                found.add(name)
+    for each in ast.walk(node):
+        match each:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                found.add(name)
+    return {name for name in found if not name.startswith("_")}
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return how many parameters a function has, without the object or class that it belongs to."""
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return len([each for each in arguments if each.arg not in ("self", "cls")])
+
+
+def body(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return how many lines a function has, without its signature and its docstring."""
+    statements = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+    return (statements[-1].end_lineno or 0) - statements[0].lineno + 1 if statements else 0
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{path} {node.name}", node
+
+
+def assert_within(found: Mapping[str, int], limit: int, exceptions: Mapping[str, int]) -> None:
+    """Check that nothing is above *limit*, but for *exceptions*, and that all of those are needed."""
+    above = {what: size for what, size in found.items() if size > limit}
+    assert {what: size for what, size in above.items() if size > exceptions.get(what, limit)} == {}
+    assert sorted(exceptions.keys() - above.keys()) == [], "take these off the list of exceptions"
 
 
 def test_imports_are_found_in_every_form():
@@ -181,3 +388,101 @@ def test_nothing_imports_the_test_tools(imports):
     A production process never loads ``django_redlock.testing``.
     """
     assert [each for each in imports if each.target == "testing" and each.room != "testing"] == []
+
+
+def test_top_level_is_public():
+    """
+    Directly in the package are only the modules that Django and users expect there, at most seventeen.
+    """
+    top = {path.stem for path in sources() if len(path.parts) == 1}
+
+    assert top - PUBLIC == set()
+    assert len(top) <= 17
+
+
+def test_circles_are_found():
+    """
+    Rings of two and of three modules are found, what leads into a ring or out of it is no part of it.
+    """
+    graph = {"a": {"b"}, "b": {"a", "c"}, "c": {"d"}, "d": {"e"}, "e": {"c"}, "f": {"a"}, "g": set()}
+
+    assert circles_in(graph) == {("a", "b"), ("c", "d", "e")}
+
+
+def test_modules_do_not_import_each_other(imports):
+    """
+    There are no circles of imports, also not those of functions or of annotations.
+    """
+    circles = circles_in(dependencies(imports))
+
+    assert circles - CIRCLES == set()
+    assert CIRCLES - circles == set(), "take these off the list of exceptions"
+
+
+def test_private_attributes_stay_in_their_module():
+    """
+    No module uses an attribute with a leading underscore that another module of the package defines.
+
+    Names are compared, not types: a module may use on anything what one of its own classes defines.
+    """
+    defined = {path: private_names(tree) for path, tree in trees().items()}
+    ours = set().union(*defined.values()) - FOREIGN
+    borrowed = {
+        (path, node.attr)
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in ours - defined[path]
+    }
+
+    assert borrowed - BORROWED == set()
+    assert BORROWED - borrowed == set(), "take these off the list of exceptions"
+
+
+def test_private_names_are_not_imported(imports):
+    """
+    No module imports a name with a leading underscore from another module of the package.
+    """
+    private = [each for each in imports if each.top == "django_redlock" and is_private(each.name.rpartition(".")[2])]
+
+    assert private == []
+
+
+def test_files_are_short():
+    """
+    A module has at most 400 lines.
+    """
+    assert_within({str(path): source.count("\n") for path, source in sources().items()}, MAX_FILE, LONG_FILES)
+
+
+def test_classes_are_short():
+    """
+    A class has at most 250 lines.
+    """
+    lines = {name: (node.end_lineno or 0) - node.lineno + 1 for name, node in classes()}
+
+    assert_within(lines, MAX_CLASS, LONG_CLASSES)
+
+
+def test_classes_have_few_members():
+    """
+    A class has at most 20 public methods, properties, fields and attributes.
+    """
+    assert_within({name: len(members(node)) for name, node in classes()}, MAX_MEMBERS, LARGE_CLASSES)
+
+
+def test_functions_have_few_parameters():
+    """
+    A function has at most eight parameters.
+    """
+    counts: dict[str, int] = {}
+    for name, node in functions():
+        counts[name] = max(parameters(node), counts.get(name, 0))
+
+    assert_within(counts, MAX_PARAMETERS, LONG_SIGNATURES)
+
+
+def test_functions_are_short():
+    """
+    The body of a function has at most 46 lines.
+    """
+    assert {name: body(node) for name, node in functions() if body(node) > MAX_BODY} == {}

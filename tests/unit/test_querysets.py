@@ -694,7 +694,7 @@ def test_taken_row_raises_when_the_caller_does_not_wait_for_it(options):
     """
     first, second = Order.objects.create(), Order.objects.create()
 
-    with lock(order_name(second)):
+    with lock(order_name(second)).acquire():
         with pytest.raises(LockTakenError), lock_for_update(Order.objects.all(), **options):
             pytest.fail("entered")
 

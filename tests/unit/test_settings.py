@@ -17,7 +17,15 @@ from django.core.management import call_command
 from django.test import override_settings
 
 import django_redlock
-from django_redlock import InvalidRedlockError, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
+from django_redlock import (
+    InvalidRedlockError,
+    LockManager,
+    LockTakenError,
+    QuorumUnavailableError,
+    lock,
+    locks,
+    signals,
+)
 from django_redlock.checks import check_deployment, check_settings
 from django_redlock.signals import lock_acquired, lock_released, lock_taken
 from django_redlock.testing import Servers
@@ -66,6 +74,26 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": [f"redis://:{SECRET}@a:99999"]}}, "redlock.E003", "its address, port or database number"),
     ({"default": {"NODES": [f"redis://:{SECRET}@[a"]}}, "redlock.E003", "scheme is not one of"),
     ({"default": {"NODES": [f"redis://u:{SECRET}@a?tls=1"]}}, "redlock.E003", "no option 'tls'"),
+    *(
+        ({"default": {"NODES": [url]}}, "redlock.E003", "percent-encoded")
+        for url in (
+            f"redis://:pa/{SECRET}@lock-1:6379",
+            f"redis://:pa@{SECRET}@lock-1:6379",
+            f"redis://:{SECRET}/pa@lock-1",
+            f"redis://:12#{SECRET}@lock-1",
+            f"redis://:12?{SECRET}@lock-1",
+            f"redis://{SECRET}#",
+            f"rediss://{SECRET}:1/2@lock-1:6379/0",
+            f"unix://:{SECRET}/run/valkey.sock",
+            f"unix://:pa/{SECRET}@/run/valkey.sock",
+        )
+    ),
+    ({"default": {"NODES": ["redis://lock-1/abc"]}}, "redlock.E003", "database number"),
+    ({"default": {"NODES": ["redis://lock-1/1/2"]}}, "redlock.E003", "database number"),
+    ({"default": {"NODES": ["redis://lock-1/-1"]}}, "redlock.E003", "database number"),
+    ({"default": {"NODES": [f"database://u:{SECRET}@db/shop"]}}, "redlock.E003", "names an alias of DATABASES"),
+    ({"default": {"NODES": [f"database://u:{SECRET}/x@db"]}}, "redlock.E003", "names an alias of DATABASES"),
+    ({"default": {"NODES": [f"memory://:{SECRET}@a"]}}, "redlock.E003", "needs a name, such as memory://a"),
     ({"default": {"NODES": ["unix://"]}}, "redlock.E003", "needs the path of a socket"),
     ({"default": {"NODES": ["memory://"]}}, "redlock.E003", "needs a name, such as memory://a"),
     (
@@ -146,7 +174,7 @@ def test_missing_setting_is_reported():
     with override_settings():
         del settings.REDLOCK
         with pytest.raises(InvalidRedlockError, match='"redis://lock-1:6379"'):
-            lock("a")
+            lock("a").acquire()
 
 
 @pytest.mark.parametrize(
@@ -233,7 +261,7 @@ def test_nothing_connects_before_the_first_lock(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(_state._tls, "current_app", None)
     with configured():
         call_command("check")
-        assert isinstance(lock("a")._manager, LockManager)
+        assert isinstance(lock("a").description().manager, LockManager)
 
 
 @pytest.mark.server
@@ -454,7 +482,7 @@ def test_other_servers_are_no_warning(setting: str, value: Any):
 )
 def test_deployment(nodes: list[str], codes: list[str]):
     """Without TLS, without a password, all on one host: ``check --deploy`` warns, and ``check`` does not."""
-    with configured(NODES=nodes):
+    with configured(NODES=nodes, OPTIONS={"wait": 10}):
         assert [message.id for message in check_deployment()] == [f"redlock.{code}" for code in codes]
         assert not {message.id for message in check_settings()} & {"redlock.W101", "redlock.W102", "redlock.W103"}
 
@@ -467,7 +495,7 @@ def test_deployment_of_nothing():
 
 def test_checks_of_a_deployment_are_run():
     """``check --deploy`` runs them."""
-    with configured(NODES=["redis://a", "redis://b", "redis://c"]):
+    with configured(NODES=["redis://a", "redis://b", "redis://c"], OPTIONS={"wait": None}):
         messages = checks.run_checks(tags=["redlock"], include_deployment_checks=True)
     # Those of tasks look at what the tests of tasks have left behind in this process.
     assert [each.id for each in messages if each.id > "redlock.W1"] == ["redlock.W101", "redlock.W102"] * 3
@@ -503,3 +531,20 @@ def test_what_is_no_name_is_refused_in_words(name):
     """Not in those of Python: what was wrong, and what to write."""
     with pytest.raises(TypeError, match=r"A lock's name must be a str"):
         lock(name)
+
+
+def test_failing_receiver_logs_one_traceback(caplog: pytest.LogCaptureFixture):
+    """L66: Django logs the failure of a receiver already; the lock goes on."""
+
+    def fail(**kwargs: Any) -> None:
+        raise ZeroDivisionError
+
+    signals.lock_acquired.connect(fail)
+    try:
+        with configured(NODES=["memory://signals"]), lock("a") as lease:
+            assert lease.valid()
+    finally:
+        signals.lock_acquired.disconnect(fail)
+
+    assert caplog.text.count("Traceback") == 1
+    assert "fail" in caplog.text

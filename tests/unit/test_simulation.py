@@ -147,12 +147,12 @@ def test_release_is_brought_to_a_node_that_missed_it():
         lease = lock("a").acquire()
         sim.nodes[0].crash()
         lease.release()
-        assert sim.nodes[0].store._holders
+        assert sim.nodes[0].store.records.holders
 
         sim.nodes[0].start()
         sim.advance(5)
 
-        assert not sim.nodes[0].store._holders
+        assert not sim.nodes[0].store.records.holders
 
 
 def test_overlap_is_found():

@@ -11,7 +11,7 @@ from typing import Any
 from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from ..telemetry import Listener, listen, template, unlisten
+from ..telemetry import Labels, Listener, listen, unlisten
 
 UID = "opentelemetry"
 NAME = "django_redlock"
@@ -67,4 +67,8 @@ def uninstall() -> None:
 
 
 def _about(alias: str, name: str, outcome: str) -> dict[str, Any]:
-    return {"redlock.alias": alias, "redlock.lock": template(name), "redlock.outcome": outcome}
+    return {"redlock.alias": alias, "redlock.lock": labels.of(name), "redlock.outcome": outcome}
+
+
+labels = Labels()
+"""Of this process."""

@@ -9,13 +9,13 @@ from collections import Counter as Count
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ...conf import InvalidRedlockError
 from ...handler import locks
-from ..telemetry import Listener, listen, template, unlisten
+from ..telemetry import Labels, Listener, listen, unlisten
 
 UID = "prometheus"
 LOSSES = ("expired", "superseded", "forgotten", "taken", "fenced", "revoked", "max_hold", "max_extensions", "heartbeat")
@@ -67,30 +67,21 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
     if _installed and _installed[0][0] is registry:
         return
     uninstall()
-    waits = Histogram(
-        "redlock_wait_seconds",
-        "How long it took to get a lock, or until one gave up.",
-        ["alias", "lock", "outcome"],
-        buckets=BUCKETS,
-        registry=registry,
-    )
-    holds = Histogram(
-        "redlock_hold_seconds",
-        "How long a lock was held, and how that ended.",
-        ["alias", "lock", "outcome"],
-        buckets=BUCKETS,
-        registry=registry,
-    )
+    labels = Labels()
+    rest = Gauge("redlock_unlabelled", "How often a lock was labelled *: too many names.", registry=registry)
+    rest.set_function(lambda: labels.rest)
+    waits = _histogram("redlock_wait_seconds", "How long it took to get a lock, or until one gave up.", registry)
+    holds = _histogram("redlock_hold_seconds", "How long a lock was held, and how that ended.", registry)
     lost = Counter("redlock_lost", "Locks that their holders lost.", ["alias", "lock", "outcome"], registry=registry)
 
     def acquired(alias: str, lease: Any) -> None:
-        name = template(lease.name)
+        name = labels.of(lease.name)
         waits.labels(alias, name, "acquired").observe(lease.waited)
         for outcome in LOSSES:  # a counter that began with its first loss would show no increase
             lost.labels(alias, name, outcome)
 
     def ended(alias: str, lease: Any, how: str) -> None:
-        name = template(lease.name)
+        name = labels.of(lease.name)
         holds.labels(alias, name, how).observe(lease.held())
         if how in LOSSES:
             lost.labels(alias, name, how).inc()
@@ -100,7 +91,7 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
     listen(
         Listener(
             acquired=acquired,
-            gave_up=lambda alias, name, outcome, waited: waits.labels(alias, template(name), outcome).observe(waited),
+            gave_up=lambda alias, name, outcome, waited: waits.labels(alias, labels.of(name), outcome).observe(waited),
             ended=ended,
             forced=lambda alias, outcome: forced.labels(alias, outcome).inc(),
             node=lambda alias, node, up: None if up else downs.labels(alias, node).inc(),
@@ -109,7 +100,11 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
     )
     nodes = NodesCollector()
     registry.register(nodes)
-    _installed.extend((registry, collector) for collector in (waits, holds, lost, forced, downs, nodes))
+    _installed.extend((registry, collector) for collector in (rest, waits, holds, lost, forced, downs, nodes))
+
+
+def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, text, ["alias", "lock", "outcome"], buckets=BUCKETS, registry=registry)
 
 
 def uninstall() -> None:

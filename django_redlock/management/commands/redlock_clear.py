@@ -20,8 +20,9 @@ class Command(OperatorCommand):
     help = (
         "Delete stale keys: without expiry, with more than any lease, in a foreign format, or left on too few nodes; "
         "and replace absurd fencing tokens. "
-        "A lock that a quorum holds, or may hold, is never touched. Exits with 1 when a key could not be deleted, "
-        "with 3 when too few nodes answer."
+        "What a living process may hold is never touched; an orphaned lock ends by itself. "
+        "Exits with 1 when a key could "
+        "not be deleted, with 3 when too few nodes answer."
     )
     stealth_options = ("stdin",)
 
@@ -92,7 +93,9 @@ class Command(OperatorCommand):
             if outcome == "changed":
                 self.stdout.write(f"{name}: left alone, it changed meanwhile.")
             if outcome == "failed":
-                self.stderr.write(self.style.ERROR(f"{name}: a node that has it did not delete it."))
+                hint = f" Delete it there: DEL <KEY_PREFIX>:{printable(key.lock.slug)}:h"
+                hint = hint if key.reason is Staleness.WRONG_TYPE else ""
+                self.stderr.write(self.style.ERROR(f"{name}: a node that has it did not delete it.{hint}"))
         self.stdout.write(self.style.SUCCESS(f"Deleted {_keys(outcomes['removed'])}."))
         if outcomes["failed"]:
             raise CommandError(f"{_keys(outcomes['failed'])} could not be deleted everywhere.", returncode=PARTIAL)

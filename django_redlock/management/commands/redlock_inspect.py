@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
-from ...inventory import HeldLock, Snapshot, View, printable, stale_keys
+from ...inventory import HeldLock, Snapshot, View, described, duration, printable, stale_keys
 from ..output import (
     MISUSED,
     NO_QUORUM,
@@ -80,9 +80,12 @@ class Command(OperatorCommand):
 
     def _show(self, snapshot: Snapshot, name: str) -> None:
         if len(snapshot.locks) > 1:
-            self.stdout.write(f"{printable(name)}: {len(snapshot.locks)} places are held.\n")
+            numbers = [lock.name.rpartition(" ")[2] for lock in snapshot.locks]
+            held = ", ".join(sorted(numbers, key=lambda number: (len(number), number)))
+            text = f"{len(numbers)} places are held ({held}). The nodes do not record how many there are."
+            self.stdout.write(f"{printable(name)}: {text}\n")
         for lock in snapshot.locks:
-            self.stdout.write(described(snapshot, lock))
+            self.stdout.write(shown(snapshot, lock))
 
 
 def explained(task: str, args: str, kwargs: str) -> "Explanation":
@@ -97,15 +100,16 @@ def explained(task: str, args: str, kwargs: str) -> "Explanation":
         raise CommandError(str(error), returncode=MISUSED) from None
 
 
-def described(snapshot: Snapshot, lock: HeldLock) -> str:
+def shown(snapshot: Snapshot, lock: HeldLock) -> str:
     """Return what is known of a lock as lines of plain text."""
+    held = lock.held_for(snapshot.taken)
     facts = [
         ("Lock", printable(lock.name)),
         ("State", str(lock.state.label)),
         ("Remaining", left(lock.remaining)),
         ("Votes", f"{lock.votes} of {lock.nodes}, {snapshot.rules.needed} needed"),
         ("Holder", holder(lock)),
-        ("Since", local(lock.since)),
+        ("Since", local(lock.since) if held is None else f"{local(lock.since)}, held for {duration(held)}"),
         ("Lease", "-" if lock.ttl is None else f"{lock.ttl:g} s, extended {lock.extensions} times"),
         ("Fencing token", str(lock.fencing_token or "-")),
         ("Fingerprint", lock.fingerprint),
@@ -127,7 +131,7 @@ def _row(lock: HeldLock, view: View) -> tuple[str, ...]:
         return (view.node, "nothing", "-", str(view.fence or "-"), "-")
     has = "this holder" if view.fingerprint == lock.fingerprint else "another"
     ends = "never ends" if view.left is None else left(view.left)
-    return (view.node, has, ends, str(view.fence or "-"), printable(str(view.owner or "(another program)")))
+    return (view.node, has, ends, str(view.fence or "-"), described(view.owner) or "(another program)")
 
 
 def document(snapshot: Snapshot, name: str) -> str:

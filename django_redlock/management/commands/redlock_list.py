@@ -5,8 +5,20 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
-from ...inventory import State
-from ..output import NO_QUORUM, ORDERS, OperatorCommand, chosen, document, listing, positive, sheet, table, warn
+from ...inventory import HeldLock, Snapshot, State
+from ..output import (
+    NO_QUORUM,
+    ORDERS,
+    OperatorCommand,
+    chosen,
+    document,
+    listing,
+    positive,
+    sheet,
+    table,
+    warn,
+    with_waiters,
+)
 
 
 class Command(OperatorCommand):
@@ -26,6 +38,7 @@ class Command(OperatorCommand):
             "--sort", default="remaining", choices=tuple(ORDERS), help="Default: remaining, the soonest end first."
         )
         parser.add_argument("--limit", type=positive, metavar="N", help="At most so many, the first in that order.")
+        parser.add_argument("--wide", action="store_true", help="Cut and leave out nothing, however wide the terminal.")
 
     @no_translations
     def handle(
@@ -37,6 +50,7 @@ class Command(OperatorCommand):
         format: str,
         sort: str,
         limit: int | None,
+        wide: bool,
         **options: Any,
     ) -> None:
         """Write the list, then say on standard error what is missing in it."""
@@ -45,7 +59,11 @@ class Command(OperatorCommand):
         if format == "json":
             self.stdout.write(document(snapshot, locks))
         else:
-            self.stdout.write(sheet(locks) if format == "csv" else table(locks, known=snapshot.has_quorum))
+            shown = sheet(locks) if format == "csv" else self._table(snapshot, locks, wide)
+            self.stdout.write(shown)
         warn(self, snapshot)
         if not snapshot.has_quorum:
             raise CommandError("Too few nodes answer to say what is held.", returncode=NO_QUORUM)
+
+    def _table(self, snapshot: Snapshot, locks: list[HeldLock], wide: bool) -> str:
+        return table(with_waiters(snapshot, locks), known=snapshot.has_quorum, width=self.width(wide))

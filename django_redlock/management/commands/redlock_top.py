@@ -10,7 +10,7 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import Snapshot, State
-from ..output import NO_QUORUM, OperatorCommand, listing, seconds, table
+from ..output import NO_QUORUM, OperatorCommand, listing, seconds, table, with_waiters
 
 CLEAR = "\x1b[H\x1b[2J"
 LINES = 40  # locks on a screen
@@ -26,16 +26,17 @@ class Command(OperatorCommand):
         parser.add_argument("--using", default=DEFAULT_ALIAS, metavar="ALIAS", help="Alias in REDLOCK.")
         parser.add_argument("--interval", type=seconds, default=2.0, metavar="SECONDS", help="Default: 2.")
         parser.add_argument("--once", action="store_true", help="Show it once.")
+        parser.add_argument("--wide", action="store_true", help="Leave out no columns, and cut no names in the middle.")
 
     @no_translations
-    def handle(self, *, using: str, interval: float, once: bool, **options: Any) -> None:
+    def handle(self, *, using: str, interval: float, once: bool, wide: bool, **options: Any) -> None:
         """Show, wait, show again."""
         try:
             while True:
                 snapshot = listing(using)
                 anew = self._on_screen() and not once
-                screen = shown(snapshot, shutil.get_terminal_size() if anew else None)
-                self.stdout.write(CLEAR + screen if anew else screen)
+                text = screen(snapshot, shutil.get_terminal_size() if anew else None, wide=wide)
+                self.stdout.write(CLEAR + text if anew else text)
                 self.stdout.flush()  # whoever reads a pipe sees it now
                 if once and not snapshot.has_quorum:
                     raise CommandError("Too few nodes answer to say what is held.", returncode=NO_QUORUM)
@@ -49,13 +50,14 @@ class Command(OperatorCommand):
         return hasattr(self.stdout, "isatty") and bool(self.stdout.isatty()) and sys.platform != "win32"
 
 
-def shown(snapshot: Snapshot, size: os.terminal_size | None = None) -> str:
+def screen(snapshot: Snapshot, size: os.terminal_size | None = None, *, wide: bool = False) -> str:
     """
-    Return one screen: the nodes in words, how many locks there are of each state, those that end first.
+    Return one screen: the nodes in words, how many locks there are of each state, and those in the worst state.
 
     Args:
         snapshot: A listing.
         size: What the screen has room for, so that the first lines stay on it; None is all.
+        wide: Whether to leave out no columns and cut no names in the table.
     """
     counts = {state: sum(lock.state == state for lock in snapshot.locks) for state in State}
     summary = ", ".join(f"{count} {state.label}" for state, count in counts.items() if count) or (
@@ -67,7 +69,9 @@ def shown(snapshot: Snapshot, size: os.terminal_size | None = None) -> str:
     more = "" if snapshot.complete else " or more"
     lines += [f"{summary}{more}", ""]
     room = min(LINES, max(1, size.lines - len(lines) - 3)) if size else LINES  # the titles, the last line, the cursor's
-    lines += table(snapshot.locks[:room], known=snapshot.has_quorum).split("\n")
+    worst = sorted(snapshot.locks, key=lambda lock: (-lock.state.severity, lock.since or 0.0))
+    shown = with_waiters(snapshot, worst[:room])
+    lines += table(shown, known=snapshot.has_quorum, width=size.columns if size and not wide else None).split("\n")
     hidden = len(snapshot.locks) - room
-    lines += [f"... and {hidden}{more} that end later"] if hidden > 0 else []
+    lines += [f"... and {hidden}{more} that are no worse"] if hidden > 0 else []
     return "\n".join(line[: size.columns] for line in lines) if size else "\n".join(lines)

@@ -26,13 +26,13 @@ from django.db import connections
 
 from ...core.admission import Greeting
 from ...core.failure import Failure
-from ...core.replies import Kind, Reply
-from ...core.requests import Request, Survey
+from ...core.replies import Kind, Reply, failed
+from ...core.requests import Acquire, Request, Survey
 from ..base import AsyncNotificationLink, LinkError, NodeSpec, NotificationLink, until_cancelled
 from ..clock import steady
 from ..threads import exiting, new_event, start
 from .table import LockTable, UntouchedError
-from .vendors import CLOCKS
+from .vendors import CLOCKS, in_own_transaction
 
 AT_ONCE = 50  # requests that are decided and written together, at most
 UNUSED = 1.0  # seconds for which a connection waits for its first link
@@ -55,8 +55,9 @@ class DatabaseWorker:
     It ends when its last link is closed, or when it cannot know what the database did.
     """
 
-    def __init__(self, table: LockTable) -> None:
+    def __init__(self, table: LockTable, file: str) -> None:
         self.ended = False
+        self._file = file
         self._begun = threading.Lock()  # held from its beginning on, for good
         self._opened = new_event()
         self._greeting: Greeting | LinkError = LinkError(Failure.TIMEOUT)
@@ -149,10 +150,16 @@ class DatabaseWorker:
         """
         Have a request carried out.
 
+        An acquisition is answered at once in a thread whose own transaction keeps the file from being written. Other
+        requests are not: a release is delivered again later.
+
         Raises:
             LinkError: There is nobody any more to do that.
         """
         self._refuse_child()
+        if self._file and isinstance(job.request, Acquire) and in_own_transaction(self._file):
+            job.deliver(failed(Failure.OWN_TRANSACTION))
+            return
         with self._mutex:
             if self.ended:
                 raise LinkError(Failure.CLOSED)
@@ -388,6 +395,9 @@ class DatabaseNode:
         spec: Its URL, ``database://alias``.
         prefix: What every key begins with.
 
+    Attributes:
+        file: The path of a file of SQLite, which has one writer at a time; empty for a server.
+
     Raises:
         ValueError: There is no such database, or none that can be a node.
     """
@@ -397,10 +407,13 @@ class DatabaseNode:
     fails_over = False
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
+        if "@" in spec.url:
+            raise ValueError("its URL names an alias of DATABASES, such as database://default, and no address")
         self.alias = urlsplit(spec.url).netloc
         connection = self._known()
         self.name = spec.name or f"database:{self.alias}"
         self.address = address(connection, self.alias)
+        self.file = os.path.realpath(connection.settings_dict["NAME"]) if connection.vendor == "sqlite" else ""
         if spec.options:
             raise ValueError("a database takes no OPTIONS: they are those of its entry in DATABASES")
         self._prefix = prefix
@@ -446,7 +459,7 @@ class DatabaseNode:
             if self._worker is None or not self._worker.usable:
                 if self._worker and self._worker.inherited:
                     _left_alone.append(self._worker)
-                self._worker = DatabaseWorker(LockTable(self.alias, self._prefix, timeout))
+                self._worker = DatabaseWorker(LockTable(self.alias, self._prefix, timeout), self.file)
             worker = self._worker
         worker.start()
         return worker

@@ -33,6 +33,7 @@ from ...core.requests import ENDLESS, HIGHEST, SHARED, Acquire, Extend, Raise, R
 from ..base import LinkError
 from ..clock import steady
 from .vendors import (
+    ANSWERING,
     BEGINS,
     CLOCKS,
     GREET,
@@ -214,7 +215,7 @@ class LockTable:
             LinkError: They may have been carried out, or not.
             UntouchedError: They have not, and the server is not to be used as it was.
         """
-        until = steady() + self.patience
+        until = steady() + self.patience * ANSWERING
         while True:
             writing: list[Change] = []
             try:

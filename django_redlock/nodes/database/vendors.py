@@ -33,6 +33,8 @@ INSERTS = {
 # SQLite would begin by reading, and fail if another writes before it does.
 BEGINS = {"postgresql": "BEGIN", "mysql": "BEGIN", "sqlite": "BEGIN IMMEDIATE"}
 
+ANSWERING = 0.8  # share of the node timeout after which a node gives up, so that its reason arrives in time
+
 
 def own_connection(alias: str, patience: float) -> Any:
     """
@@ -55,7 +57,7 @@ def own_connection(alias: str, patience: float) -> Any:
         case "mysql":
             options |= {"connect_timeout": seconds, "read_timeout": seconds + 1, "write_timeout": seconds + 1}
         case "sqlite":
-            options["timeout"] = patience
+            options["timeout"] = patience * ANSWERING
     return connection
 
 
@@ -152,6 +154,21 @@ def counts_together(connection: Any) -> bool:
     """Return whether the driver tells how many rows a statement changed that it carried out with many parameters."""
     # psycopg2 tells it of the last one; it has no `pgconn`.
     return connection.vendor != "postgresql" or hasattr(connection.connection, "pgconn")
+
+
+def in_own_transaction(file: str) -> bool:
+    """
+    Return whether the calling thread has a transaction open, through Django, in a *file* of SQLite.
+
+    SQLite has one writer at a time, so a lock in that file and the transaction would wait for each other.
+    """
+    return any(
+        connection.vendor == "sqlite"
+        and connection.connection is not None
+        and connection.connection.in_transaction
+        and os.path.realpath(connection.settings_dict["NAME"]) == file
+        for connection in connections.all(initialized_only=True)
+    )
 
 
 def shut_down(raw: Any) -> None:

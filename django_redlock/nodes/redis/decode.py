@@ -370,3 +370,10 @@ class Assembly:
         replies, self._replies = self._replies, []
         known = [one for one in replies if one is not None]
         return merge(known) if len(known) == len(replies) else None
+
+
+def parse_notification(message: Any) -> str:
+    """Return the waiter that a message of a channel names."""
+    if not isinstance(message, list) or len(message) < 3 or message[0] != b"message":
+        return ""
+    return str(message[2], "utf-8", "replace")

@@ -23,7 +23,7 @@ from .decode import BROKEN, MALFORMED, link_error, parse_age, parse_error, token
 from .encode import resp
 from .handshake import exchange, unchanged
 from .node import RedisNode
-from .sentinel import SentinelNode, parse_master
+from .sentinel import SentinelNode
 
 AT_ONCE = 100  # keys, about
 SAMPLES = 5  # round trips, of which the shortest counts
@@ -93,9 +93,14 @@ def inspect(node: Node, timeout: float, *, rights: bool = True) -> Inspection:
     """
     if not isinstance(node, RedisNode):
         return _reach(node, timeout)
-    ignored = tuple(sorted(IGNORED & node._arguments.keys()))
-    user = str(node._arguments.get("username") or "default")
-    blank = Inspection(node.name, encrypted=node.encrypted, local=not node.remote, ignored=ignored, user=user)
+    connector = node.connector
+    blank = Inspection(
+        node.name,
+        encrypted=connector.encrypted,
+        local=not connector.remote,
+        ignored=tuple(sorted(IGNORED & connector.options)),
+        user=connector.user,
+    )
     try:
         connection, deaf = _find(node, timeout) if isinstance(node, SentinelNode) else (_open(node, timeout), ())
         blank = replace(blank, deaf=deaf)
@@ -126,9 +131,9 @@ def _find(node: SentinelNode, timeout: float) -> tuple[AbstractConnection, tuple
     """Connect to the master that the first sentinel to answer knows; returns those that did not, too."""
     deaf: list[str] = []
     failure: Exception = LinkError(Failure.UNREACHABLE)
-    for sentinel in node._sentinels:
+    for sentinel in node.sentinels:
         try:
-            master = parse_master(node._ask(sentinel, timeout))
+            master = node.ask(sentinel, timeout)
         except LinkError as error:
             failure = error
             deaf.append(f"{sentinel.address} ({error.detail.removeprefix('sentinel: ')})")
@@ -141,7 +146,7 @@ def _find(node: SentinelNode, timeout: float) -> tuple[AbstractConnection, tuple
 
 
 def _open(node: RedisNode, timeout: float, **where: Any) -> AbstractConnection:
-    connection = node._new_connection(timeout, **where)
+    connection = node.connector.new(timeout, **where)
     try:
         connection.connect()
     except BROKEN:
@@ -159,8 +164,8 @@ def _ask(node: RedisNode, connection: AbstractConnection, rights: bool, blank: I
     elif parse_error(raw).failure is not Failure.NOPERM:
         raise link_error(raw)
     round_trip, ahead = _clock(connection)
-    db = int(node._arguments.get("db") or 0)
-    refused = tuple(_refused(connection, blank.user, node.encoder.prefix, db)) if rights else ()
+    database = node.connector.database
+    refused = tuple(_refused(connection, blank.user, node.encoder.prefix, database)) if rights else ()
     age = _age(served)
     return replace(blank, round_trip=round_trip, ahead=ahead, info=info, refused=refused, age=age)
 

@@ -14,10 +14,13 @@ from redis.exceptions import RedisError
 
 from ...core.failure import Failure
 from ..base import LinkError, NodeSpec
+from .connector import Connector
 from .decode import BROKEN, link_error
 from .encode import resp
 from .handshake import aexchange, exchange, unchanged
-from .node import AsyncRedisLink, RedisLink, RedisNode
+from .link import RedisLink
+from .link_async import AsyncRedisLink
+from .node import RedisNode
 
 SomeLink = TypeVar("SomeLink", RedisLink, AsyncRedisLink)
 
@@ -67,24 +70,22 @@ class SentinelNode(RedisNode):
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         tls = {key: value for key, value in spec.options.items() if key.startswith("ssl_")}
         options = [tls if urlsplit(url).scheme in ("rediss", "valkeys") else {} for url in spec.sentinels]
-        self._sentinels = [
-            RedisNode(NodeSpec(url, options=own), prefix) for url, own in zip(spec.sentinels, options, strict=True)
+        self.sentinels = [
+            Connector(NodeSpec(url, options=own)) for url, own in zip(spec.sentinels, options, strict=True)
         ]
-        self._service = urlsplit(spec.url).netloc
-        self._question = resp(["SENTINEL", "MASTER", self._service])
         super().__init__(spec, prefix)
-        self.name = spec.name or self._service
-
-    def _address(self) -> str:
-        return f"{self._service} of {', '.join(sorted(sentinel.address for sentinel in self._sentinels))}"
+        service = urlsplit(spec.url).netloc
+        self.address = f"{service} of {', '.join(sorted(sentinel.address for sentinel in self.sentinels))}"
+        self.name = spec.name or service
+        self._question = resp(["SENTINEL", "MASTER", service])
 
     def connect(self, timeout: float) -> RedisLink:
         """Open a link to the present master; see :class:`~django_redlock.nodes.base.Node`."""
         failure = LinkError(Failure.UNREACHABLE)
-        for sentinel in self._sentinels:
+        for sentinel in self.sentinels:
             try:
-                master = parse_master(self._ask(sentinel, timeout))
-                link = self._connect(self._new_connection(timeout, host=master.host, port=master.port))
+                master = self.ask(sentinel, timeout)
+                link = self.greet(self.connector.new(timeout, host=master.host, port=master.port))
                 return self._follow(link, master)
             except LinkError as error:
                 failure = error
@@ -93,26 +94,39 @@ class SentinelNode(RedisNode):
     async def aconnect(self, timeout: float) -> AsyncRedisLink:
         """Do what :meth:`connect` does without blocking."""
         failure = LinkError(Failure.UNREACHABLE)
-        for sentinel in self._sentinels:
+        for sentinel in self.sentinels:
             try:
                 master = parse_master(await self._aask(sentinel, timeout))
-                connection = self._new_async_connection(timeout, host=master.host, port=master.port)
-                return self._follow(await self._aconnect(connection, timeout), master)
+                connection = self.connector.new_async(timeout, host=master.host, port=master.port)
+                return self._follow(await self.agreet(connection, timeout), master)
             except LinkError as error:
                 failure = error
         raise without_blame(failure)
 
     def _follow(self, link: SomeLink, master: Master) -> SomeLink:
         """Return *link* with what the sentinel knows of its server; notifications come from there from now on."""
-        self._arguments = self._arguments | {"host": master.host, "port": master.port}
+        self.connector.follow(master.host, master.port)
         link.demoted = Failure.FAILING_OVER
         if link.greeting.promoted:
             age = link.greeting.age
             link.greeting = replace(link.greeting, age=master.age if age is None else min(age, master.age))
         return link
 
-    def _ask(self, sentinel: RedisNode, timeout: float) -> Any:
-        connection = sentinel._new_connection(timeout)
+    def ask(self, sentinel: Connector, timeout: float) -> Master:
+        """
+        Ask one sentinel where the master is.
+
+        Args:
+            sentinel: The sentinel, one of ``sentinels``.
+            timeout: Seconds for each step: to connect, to send, to read.
+
+        Raises:
+            LinkError: It cannot be reached, or does not know the service.
+        """
+        return parse_master(self._ask(sentinel, timeout))
+
+    def _ask(self, sentinel: Connector, timeout: float) -> Any:
+        connection = sentinel.new(timeout)
         try:
             connection.connect()
             (said,), _ = exchange(connection, self._question, unchanged)
@@ -122,8 +136,8 @@ class SentinelNode(RedisNode):
         finally:
             connection.disconnect()
 
-    async def _aask(self, sentinel: RedisNode, timeout: float) -> Any:
-        connection = sentinel._new_async_connection(timeout, socket_timeout=timeout)
+    async def _aask(self, sentinel: Connector, timeout: float) -> Any:
+        connection = sentinel.new_async(timeout, socket_timeout=timeout)
         try:
             async with asyncio.timeout(timeout):
                 await connection.connect()

@@ -1,14 +1,21 @@
-// Held locks: count the remaining time down, and fetch the rows anew every few seconds.
+// Held locks: count the remaining time down, and fetch rows, nodes and details anew every few seconds.
 'use strict';
 {
     const live = document.getElementById('redlock-live');
+    const part = document.querySelector('[data-refresh]');
+    const say = document.querySelector('.redlock-say');
+    const status = document.querySelector('.redlock-asof');
+    const pause = document.querySelector('.redlock-pause');
+    const still = window.matchMedia('(prefers-reduced-motion: reduce)');
     const body = () => document.querySelector('#result_list tbody');
     const rows = (root) => Array.from(root ? root.rows : []);
-    const id = (row) => row.querySelector('[data-lock]')?.dataset.lock;
+    const id = (row) => row.querySelector('[data-lock]')?.dataset.lock || '';
+    const alias = (row) => id(row).slice(0, id(row).indexOf(' {'));
     const state = (row) => row.querySelector('.redlock-state')?.textContent;
     const name = (row) => row.querySelector('.redlock-name')?.textContent;
-    const still = window.matchMedia('(prefers-reduced-motion: reduce)');
     const two = (number) => String(number).padStart(2, '0');
+    const now = () => new Date().toTimeString().slice(0, 8);
+    let paused = false, asking = false, updated = now();
 
     function clock(seconds) {
         const s = Math.floor(seconds), m = Math.floor(s / 60), h = Math.floor(m / 60);
@@ -17,6 +24,7 @@
 
     function tick() {
         for (const cell of document.querySelectorAll('[data-left]')) {
+            if (cell.closest('.redlock-old')) { continue; }
             // Rows of the first page count from the start of its request, so that nothing is promised too long.
             const age = (performance.now() - (cell.dataset.asked || 0)) / 1000;
             const left = Math.max(0, cell.dataset.left - age);
@@ -26,21 +34,32 @@
         }
     }
 
+    // What is no longer known looks so: grey, with a countdown that stands still, and the time when it was known.
+    function grow(element, where) {
+        if (element.classList.contains('redlock-old')) { return; }
+        element.classList.add('redlock-old');
+        const note = document.createElement('span');
+        note.className = 'redlock-lastknown';
+        note.textContent = `${(live || part).dataset.known} ${updated}`;
+        where?.append(note);
+    }
+    const grown = (row) => grow(row, row.querySelector('.redlock-state')?.parentElement);
+
     // While something is ticked or focused, rows keep their places: nobody should tick the wrong lock.
     const busy = () => body().contains(document.activeElement) || body().querySelector('input:checked');
 
     function refresh(row, fresh) {
         const tickbox = (each) => each.querySelector('.action-select');
         const same = tickbox(row)?.value === tickbox(fresh)?.value;
-        row.classList.remove('redlock-gone');
+        row.classList.remove('redlock-gone', 'redlock-old');
         Array.from(row.cells).forEach((cell, i) => {
             if (!cell.contains(tickbox(row)) || !same) { cell.replaceWith(fresh.cells[i].cloneNode(true)); }
         });
         if (!same) { row.classList.remove('selected'); }
     }
 
-    function merge(html, asked) {
-        const page = new DOMParser().parseFromString(html, 'text/html');
+    function merge(data, asked) {
+        const page = new DOMParser().parseFromString(data.rows, 'text/html');
         const fresh = rows(page.querySelector('#result_list tbody'));
         if (!body()) {
             if (fresh.length) { window.location.reload(); }
@@ -50,6 +69,7 @@
         const known = new Map(rows(body()).map((row) => [id(row), row]));
         const news = [];
         const hold = busy();
+        let arrived = false;
         for (const row of fresh) {
             const old = known.get(id(row));
             known.delete(id(row));
@@ -57,52 +77,102 @@
                 const before = state(old);
                 refresh(old, row);
                 if (before !== state(old)) { news.push(`${name(old)}: ${state(old)}`); }
+            } else {
+                arrived = true;
             }
             if (!hold) { body().append(old || row); }
         }
         for (const row of known.values()) {
+            if (data.unknown.includes(alias(row))) {
+                grown(row);
+                continue;
+            }
             if (!row.classList.contains('redlock-gone')) { news.push(`${name(row)}: ${say.dataset.gone}`); }
             if (hold) { row.classList.add('redlock-gone'); } else { row.remove(); }
         }
         if (news.length) { say.textContent = news.join(', '); }
+        if (arrived && !hold) { recount(); }
+    }
+
+    // The admin's script counts the tickboxes that were there when it began.
+    function recount() {
+        const counter = document.querySelector('.action-counter');
+        if (!counter || !window.Actions) { return; }
+        counter.dataset.actionsIcnt = rows(body()).length;
+        window.Actions(document.querySelectorAll('tr input.action-select'));
+        body().dispatchEvent(new Event('change'));
+    }
+
+    function count(counted) {
+        const walk = document.createTreeWalker(document.querySelector('.paginator') || say, NodeFilter.SHOW_TEXT);
+        while (walk.nextNode()) {
+            const text = walk.currentNode;
+            if (text.data.trim() === live.dataset.counted) { text.data = ` ${counted} `; }
+        }
+        live.dataset.counted = counted;
+    }
+
+    async function list(reply, asked) {
+        const data = await reply.json();
+        live.querySelector('.redlock-nodes').innerHTML = data.nodes;
+        merge(data, asked);
+        count(data.counted);
+        status.textContent = data.unknown.length ? status.dataset.unknown : '';
+        if (!data.unknown.length) { updated = now(); }
+    }
+
+    async function detail(reply, asked) {
+        const page = new DOMParser().parseFromString(await reply.text(), 'text/html');
+        const fresh = page.querySelector('[data-refresh]');
+        if (!fresh || part.contains(document.activeElement)) { return; }
+        fresh.querySelectorAll('[data-left]').forEach((cell) => { cell.dataset.asked = asked; });
+        part.replaceChildren(...fresh.childNodes);
+        part.classList.remove('redlock-old');
+        status.textContent = '';
+        updated = now();
     }
 
     async function update() {
         const asked = performance.now();
-        const status = live.querySelector('.redlock-asof');
         try {
-            const reply = await fetch(live.dataset.url + window.location.search, {headers: {Accept: 'application/json'}});
+            const url = live ? live.dataset.url + window.location.search : window.location.href;
+            const reply = await fetch(url, {headers: {Accept: live ? 'application/json' : 'text/html'}});
             if (reply.redirected || reply.status === 403) {
                 status.textContent = status.dataset.out;
+            } else if (!reply.ok) {
+                throw new Error(reply.status);
+            } else {
+                await (live ? list : detail)(reply, asked);
+                tick();
                 return;
             }
-            const data = await reply.json();
-            live.querySelector('.redlock-nodes').innerHTML = data.nodes;
-            // While too few nodes answer nobody knows of any lock, so the rows stay as they were last known.
-            if (data.known) { merge(data.rows, asked); }
-            status.textContent = data.known ? '' : status.dataset.unknown;
-            tick();
         } catch {
             status.textContent = status.dataset.failed;
         }
+        if (live) { rows(body()).forEach(grown); } else { grow(part, part); }
     }
 
-    const say = live?.querySelector('[aria-live]');
-    if (live) {
-        const pause = live.querySelector('.redlock-pause');
-        let paused = false, asking = false;
+    async function ask() {
+        if (paused || asking || document.hidden) { return; }
+        asking = true;
+        await update();
+        asking = false;
+    }
+
+    if (live || part) {
         pause.hidden = false;
         pause.addEventListener('click', () => {
             paused = !paused;
             pause.textContent = paused ? pause.dataset.resume : pause.dataset.pause;
+            status.textContent = paused ? status.dataset.paused : '';
+            ask();
         });
-        setInterval(async () => {
-            if (paused || asking || document.hidden) { return; }
-            asking = true;
-            await update();
-            asking = false;
-        }, live.dataset.every * 1000);
-        setInterval(() => { if (!document.hidden && !still.matches) { tick(); } }, 1000);
+        setInterval(ask, (live || part).dataset.every * 1000);
+        setInterval(() => { if (!paused && !document.hidden && !still.matches) { tick(); } }, 1000);
         tick();
+        // On a small screen the filters are folded; the tiles are filters as well.
+        if (window.matchMedia('(max-width: 1100px)').matches) {
+            document.querySelectorAll('#changelist-filter details[open]').forEach((each) => { each.open = false; });
+        }
     }
 }

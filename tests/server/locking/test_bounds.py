@@ -15,11 +15,11 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError
-from django_redlock.core.acquisition import HighestToken
 from django_redlock.core.failure import Failure
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.replies import Kind, Reply, believable, failed
 from django_redlock.core.requests import FAR, HIGHEST, Acquire, Extend, Raise, Repair, Request, Survey, Term
+from django_redlock.core.tokens import HighestToken
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory import Staleness, absurd_tokens, find_locks, held_locks, remove_stale, stale_keys
 from django_redlock.inventory.doctor import diagnose
@@ -441,7 +441,7 @@ def test_node_in_memory_repairs_as_the_script_does(
     manager, store = real(1), NodeState(time.time)
     if present is not None:
         poison(nodes, str(present), 0)
-        store._fences[SLUG] = (present, None)
+        store.records.fences[SLUG] = (present, None)
     request = Repair(SLUG, number, keep)
 
     link = manager.nodes[0].connect(5.0)
@@ -455,18 +455,18 @@ def test_node_in_memory_repairs_as_the_script_does(
 
     left = fences(nodes)[0]
     assert (theirs.kind, theirs.fence) == (ours.kind, ours.fence)
-    assert int(left or 0) == store._fence(SLUG, store._now())
+    assert int(left or 0) == store.records.fence(SLUG, store.now())
     with nodes[0].client() as client:
-        assert (client.pttl(f"t:{SLUG}:f") > 0) is (store._fences.get(SLUG, (0, None))[1] is not None)
+        assert (client.pttl(f"t:{SLUG}:f") > 0) is (store.records.fences.get(SLUG, (0, None))[1] is not None)
 
 
 def test_node_in_memory_is_left_out_as_well(memory: Manager):
     """P5: the reference of the scripts says the same of an absurd token."""
     manager = memory(3)
-    manager.nodes[0].store._fences[SLUG] = (2**63 - 1, None)
+    manager.nodes[0].store.records.fences[SLUG] = (2**63 - 1, None)
 
     lease = manager.lock(NAME, wait=0).acquire()
 
     assert lease.fencing_token < HIGHEST / 2
-    assert manager.nodes[0].store._fences[SLUG] == (2**63 - 1, None)
+    assert manager.nodes[0].store.records.fences[SLUG] == (2**63 - 1, None)
     lease.release()

@@ -123,6 +123,7 @@ async def test_lock_is_entered_again_by_its_holder(one: LockManager, flavour: Fl
     assert held_by(one, "{a}")
 
 
+@pytest.mark.parametrize("tables", ["postgresql", "mariadb"], indirect=True)  # SQLite: see test_own_transaction
 def test_lock_does_not_take_part_in_a_transaction(one: LockManager, tables: Tables):
     """L52: others see it before the commit, and a rollback does not give it back."""
     with suppress(ZeroDivisionError), transaction.atomic(using=tables.aliases[0]):

@@ -209,7 +209,7 @@ def test_key_without_expiry_is_listed_when_it_is_in_the_way(real_node: Any):
     manager, server = real_node
     store = NodeState(time.time)
     store.put("{x}", "foreign", None)
-    store._index.clear()
+    store.records.index.clear()
     with server.client() as client:
         client.set("t:{x}:h", "foreign")
     request = Acquire(("{x}",), "a" * 32, "a" * 32, 60.0, BASE, None, 1e9)

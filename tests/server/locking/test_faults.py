@@ -11,17 +11,18 @@ from unittest.mock import patch
 import pytest
 
 from django_redlock import LockTakenError, QuorumUnavailableError
-from django_redlock.core.acquisition import Granted
+from django_redlock.core.attempt import Granted
 from django_redlock.core.failure import Failure
 from django_redlock.core.replies import Kind
 from django_redlock.engine import redelivery, rounds, rounds_async
+from django_redlock.engine.connections import CONNECT_TIMEOUT
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager, instant
-from django_redlock.engine.rounds import CONNECT_TIMEOUT
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.redis.node import AsyncRedisLink, RedisNode
+from django_redlock.nodes.redis.link_async import AsyncRedisLink
+from django_redlock.nodes.redis.node import RedisNode
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.proxy import FaultProxy
 from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, held_by, renew_now
@@ -131,7 +132,7 @@ async def test_request_behind_its_own_release_is_refused(nodes: Servers):
     """L9, P24, P33: a request that arrives after its release finds the cancel tombstone."""
     manager = real_manager(nodes.urls[:1])
     manager.lock("warm up").acquire().release()
-    acquisition = manager.acquisition(manager.lock("a")._wanted)
+    acquisition = manager.acquisition(manager.lock("a").description().wanted)
     round = next(acquisition.steps(instant()))
     manager.ask(acquisition.undo())  # while the request is on its way somewhere
 
@@ -579,7 +580,7 @@ def test_node_that_was_being_connected_to_is_known_to_have_nothing(nodes: Server
         manager = real_manager([*nodes.urls[:2], proxy.url])
         proxy.black_hole()
 
-        granted = manager.run(manager.lock("a")._wanted)
+        granted = manager.run(manager.lock("a").description().wanted)
 
         assert isinstance(granted, Granted)
         assert granted.untouched == {2}

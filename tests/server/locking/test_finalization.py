@@ -91,7 +91,7 @@ def test_interpreter_ends_in_silence_while_something_holds_a_lock(nodes: Servers
         text=True,
         timeout=30,
         check=False,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDEVMODE": ""},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "PYTHONDEVMODE": ""},
     )
 
     assert (ended.stdout, ended.stderr, ended.returncode) == ("held\n", "", 0)

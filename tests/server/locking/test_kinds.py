@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
-from django_redlock.core.acquisition import cleanup
+from django_redlock.core.cleanup import cleanup
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import SHARED, Release
 from django_redlock.engine.manager import LockManager
@@ -247,7 +247,7 @@ async def test_body_is_cancelled_when_the_lock_is_lost(virtual: Virtual):
     async def work() -> None:
         async with manager.lock("a", cancel_on_lost=True) as lease:
             manager.release("a", lease.token)
-            thieves.append(await manager.lock("a", ttl=60.0, renew=False).aacquire())
+            thieves.append(await manager.lock("a", ttl=60.0, renew=False, wait=0).aacquire())
             try:
                 await asyncio.sleep(60)
             finally:

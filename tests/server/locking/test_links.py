@@ -9,7 +9,7 @@ from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import Acquire
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
-from django_redlock.nodes.redis.node import CROWD, AsyncRedisLink
+from django_redlock.nodes.redis.link_async import CROWD, AsyncRedisLink
 from django_redlock.testing import Servers
 from tests.managers import eventually, real_manager
 
@@ -108,7 +108,7 @@ async def test_connection_that_breaks_tells_all_who_wait(nodes: Servers):
 async def test_connection_that_ended_before_it_was_taken_over_is_noticed(nodes: Servers):
     """redis-py's reader, which heard of the end, is not asked any more; the link would wait for ever."""
     node = open_node(NodeSpec(nodes[0].url), "t:")
-    connection = node._new_async_connection(1.0)
+    connection = node.connector.new_async(1.0)
     await connection.connect()
     with nodes[0].client() as client:
         client.client_kill_filter(_type="normal", skipme=True)

@@ -18,7 +18,7 @@ from redis.credentials import CredentialProvider
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Survey
 from django_redlock.core.round import Round
-from django_redlock.engine import renewal, rounds, rounds_async
+from django_redlock.engine import connections, renewal, rounds, rounds_async
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
@@ -241,16 +241,16 @@ def test_thread_that_had_no_time_hears_what_has_come(nodes: Servers, monkeypatch
     """P39, L80: a thread that comes to read only when the time is over, because others kept it, counts the replies."""
     manager = real_manager(nodes.urls[:3], node_timeout=0.5)
     manager.lock("a").acquire().release()
-    send = rounds.Connection.send
+    send = connections.Connection.send
 
-    def send_and_stand_still(connection: rounds.Connection, *args: Any) -> None:
+    def send_and_stand_still(connection: connections.Connection, *args: Any) -> None:
         send(connection, *args)
         if connection.node == 2:
             time.sleep(0.6)
             assert select.select([connection.fd], [], [], 5)[0]
 
     with monkeypatch.context() as patched:
-        patched.setattr(rounds.Connection, "send", send_and_stand_still)
+        patched.setattr(connections.Connection, "send", send_and_stand_still)
         lease = manager.lock("a", wait=0).acquire()
 
     assert lease.release() == "released"

@@ -19,7 +19,7 @@ import pytest
 from django_redlock import LockTakenError
 from django_redlock.core.replies import Kind
 from django_redlock.engine.manager import LockManager
-from django_redlock.nodes.redis.node import RedisLink
+from django_redlock.nodes.redis.link import RedisLink
 from django_redlock.testing import Servers
 from tests.managers import Manager, held_by, real_manager
 
@@ -389,7 +389,7 @@ def sockets():
     return sum(link.startswith("socket:") for link in links)
 
 def contend(manager):
-    with manager.lock("a"):
+    with manager.lock("a").acquire():
         try:
             with manager.lock("a", wait=0.1):
                 pass
@@ -398,7 +398,7 @@ def contend(manager):
 
 async def acontend(manager):
     asyncio.get_running_loop().slow_callback_duration = 60  # a machine that stands still is not what is tested
-    async with manager.lock("a"):
+    async with await manager.lock("a").aacquire():
         try:
             async with manager.lock("a", wait=0.1):
                 pass

@@ -13,16 +13,16 @@ import pytest
 import redis
 
 from django_redlock import QuorumUnavailableError
-from django_redlock.core.acquisition import Granted
+from django_redlock.core.attempt import Granted
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Raise, Release
 from django_redlock.engine.manager import LockManager, instant
 from django_redlock.testing import Server, Servers
+from tests.conftest import cluster_nodes
 from tests.managers import Asyncio, Flavour, real_manager
 
 USER = "ACL SETUSER worker on >sesame ~* &* +@all"
 ENDLESS = "while true do end"
-HIGHEST_CLUSTER_PORT = 55_535  # the port of the cluster's bus is 10,000 higher
 
 
 @dataclass
@@ -311,7 +311,7 @@ async def test_scripts_forgotten_between_the_two_rounds_are_sent_again(nodes: Se
             client.set("t:{a}:f", 2**52)
     ask = manager.aask if isinstance(flavour, Asyncio) else None
     for flushes in range(2):
-        steps = manager.acquisition(manager.lock("a")._wanted).steps(instant())
+        steps = manager.acquisition(manager.lock("a").description().wanted).steps(instant())
         round, outcome = next(steps), None
         while outcome is None:
             if isinstance(next(iter(round.requests.values())), Raise) and flushes:
@@ -332,17 +332,6 @@ async def test_scripts_forgotten_between_the_two_rounds_are_sent_again(nodes: Se
 
 
 # Redis Cluster
-
-
-@contextmanager
-def cluster_nodes(count: int) -> Iterator[list[Server]]:
-    with ExitStack() as stack:
-        servers: list[Server] = []
-        while len(servers) < count:
-            server = Server(args=("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"))
-            if server.port <= HIGHEST_CLUSTER_PORT:
-                servers.append(stack.enter_context(server))
-        yield servers
 
 
 async def test_cluster_is_a_configuration_error(flavour: Flavour):
@@ -490,7 +479,7 @@ def test_reply_that_is_known_gets_no_tombstone(patient: Patient):
     """P23: an error that certainly changed nothing is released without a tombstone; there is nothing left to come."""
     with full(patient):
         manager = real_manager([patient.url])
-        acquisition = manager.acquisition(manager.lock("a")._wanted)
+        acquisition = manager.acquisition(manager.lock("a").description().wanted)
         round = next(acquisition.steps(instant()))
         manager.ask(round)
         manager.close()

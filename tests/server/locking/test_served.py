@@ -281,7 +281,7 @@ def test_node_in_memory_agrees_with_the_script(server: Server, client: redis.Red
             now = seconds + micros / 1e6
             served(client, ids=about, since=int((now - since) * 1e6))
             store = NodeState(lambda now=now: now)
-            store._served = (*about.split("/"), int((now - since) * 1e6))
+            store.records.served = (*about.split("/"), int((now - since) * 1e6))
 
             theirs = greeting(server).age
 

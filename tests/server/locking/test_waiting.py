@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from django_redlock import LockTakenError
-from django_redlock.core import acquisition
+from django_redlock.core import attempt, backoff
 from django_redlock.core.replies import Kind
 from django_redlock.core.round import Round
 from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager, instant
-from django_redlock.engine.notifications import Waiters
+from django_redlock.engine.waiters import Waiters
 from django_redlock.nodes import Node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.database.node import DatabaseNode
@@ -38,7 +38,7 @@ def in_line(node: Node, slug: str) -> int:
     if isinstance(node, DatabaseNode):
         return len(queue_in(node.alias, slug))
     assert isinstance(node, RedisNode)
-    connection = node._new_connection(1.0)
+    connection = node.connector.new(1.0)
     connection.send_command("ZCARD", f"t:{slug}:q")
     count = connection.read_response()
     connection.disconnect()
@@ -142,7 +142,7 @@ async def test_free_lock_is_kept_for_the_first_in_line(make: Manager, flavour: F
     """P27, L3: who does not wait is refused with "others wait", and may barge in if it says so."""
     manager = make()
     holder = await flavour.acquire(manager.lock("a"))
-    steps = manager.acquisition(manager.lock("a")._wanted, "elsewhere|1").steps(instant())
+    steps = manager.acquisition(manager.lock("a").description().wanted, "elsewhere|1").steps(instant())
     round = next(steps)
     await manager.aask(round) if isinstance(flavour, Asyncio) else manager.ask(round)
     assert {reply.kind for reply in round.replies.values()} == {Kind.BUSY}
@@ -187,7 +187,7 @@ async def test_waiter_that_is_gone_is_passed_when_its_place_has_lapsed(nodes: Se
     """P27, L47: a dead first in line delays the next by no more than its enrolment."""
     manager = real_manager(nodes.urls)
     holder = manager.lock("a").acquire()
-    manager.ask(next(manager.acquisition(manager.lock("a")._wanted, "elsewhere|1").steps(instant())))
+    manager.ask(next(manager.acquisition(manager.lock("a").description().wanted, "elsewhere|1").steps(instant())))
     await eventually(lambda: waiting(manager) == 1)
     line = Line(Blocking(), manager)
     task = await line.join(1)
@@ -205,7 +205,7 @@ async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
 ):
     """L45, P28: told of its turn, a waiter needs one more attempt, however long its pause would have been."""
     manager = make()
-    monkeypatch.setattr(acquisition, "POLL", 30.0)
+    monkeypatch.setattr(backoff, "POLL", 30.0)
     holder = await flavour.acquire(manager.lock("a", ttl=30.0))
     line = Line(flavour, manager, manager.lock("a", wait=25))
     task = await line.join(0)
@@ -358,7 +358,7 @@ async def test_slow_node_does_not_hold_up_the_line(nodes: Servers, flavour: Flav
 
 async def test_refusal_of_a_slow_node_is_heard_out(nodes: Servers, flavour: Flavour, monkeypatch: Any):
     """P28: who waits takes nothing back from a node that has only refused it a little later than the others."""
-    monkeypatch.setattr(acquisition, "PATIENCE", 20.0)
+    monkeypatch.setattr(attempt, "PATIENCE", 20.0)
     with FaultProxy(nodes[0].url) as proxy, nodes[0].client() as client:
         manager = real_manager([proxy.url, *nodes.urls[1:]], ttl=60.0, max_ttl=60.0, node_timeout=10.0)
         holder = await flavour.acquire(manager.lock("a"))
@@ -383,7 +383,7 @@ async def test_refusal_of_a_slow_node_is_heard_out(nodes: Servers, flavour: Flav
 
 async def test_waiters_of_a_process_take_turns_in_reading_the_notifications(nodes: Servers, monkeypatch: Any):
     """L45, P27: the time of the one who reads for all is over, and another goes on reading, and so on."""
-    monkeypatch.setattr(acquisition, "POLL", 30.0)
+    monkeypatch.setattr(backoff, "POLL", 30.0)
     manager = real_manager(nodes.urls[:3])
     holder = manager.lock("a", ttl=60.0).acquire()
     line = Line(Blocking(), manager, manager.lock("a", wait=60))
@@ -450,7 +450,7 @@ async def test_call_that_comes_before_the_wait_is_heard(manager: Manager, monkey
     await eventually(lambda: one._notifications.waiters.told)
     holder.release()
     await first
-    monkeypatch.setattr(acquisition, "POLL", 60.0)
+    monkeypatch.setattr(backoff, "POLL", 60.0)
     holder = one.lock("a", ttl=60.0).acquire()
     ask = one.ask
 
@@ -458,7 +458,7 @@ async def test_call_that_comes_before_the_wait_is_heard(manager: Manager, monkey
         ask(round)
         monkeypatch.undo()
         holder.release()  # with their replies, a quorum of nodes has also called the next in line
-        monkeypatch.setattr(acquisition, "POLL", 60.0)
+        monkeypatch.setattr(backoff, "POLL", 60.0)
 
     monkeypatch.setattr(one, "ask", ask_and_be_called)
     start = time.monotonic()

@@ -342,7 +342,7 @@ def test_split_vote_leaves_nothing(make, memory_nodes):
     with pytest.raises(DuplicateTask):
         task.delay(7)
 
-    assert [node.store._holders.keys() == {"{" + NAME + "}"} for node in memory_nodes] == [True, True, False]
+    assert [node.store.records.holders.keys() == {"{" + NAME + "}"} for node in memory_nodes] == [True, True, False]
 
 
 def test_our_options_do_not_travel(make, worker):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_redlock.core.acquisition import Granted, HighestToken, Wanted
+from django_redlock.core.attempt import Granted
 from django_redlock.core.hold import Hold, release_outcome, renewal
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.owner import Owner
@@ -15,6 +15,8 @@ from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import Acquire, Extend, Raise, Release, Term
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules
+from django_redlock.core.tokens import HighestToken
+from django_redlock.core.wanted import Wanted
 
 H, R, F, U = Kind.HELD, Kind.REFUSED, Kind.FAILED, Kind.UNKNOWN
 START, TTL = 100.0, 9.0

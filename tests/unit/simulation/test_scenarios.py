@@ -220,7 +220,7 @@ def test_grants_that_are_given_back_call_nobody():
         lease = yield from holder.acquire(("a",), 0.0)
         waiter.spawn(wait())
         yield Sleep(0.3)
-        occupied.store._queues["{a}"].enrol("gone|1", 0, occupied.clock() + ENROLMENT)
+        occupied.store.records.queues["{a}"].enrol("gone|1", 0, occupied.clock() + ENROLMENT)
         doubtful.set_clock(0.05)
         yield from holder.release(lease)
 
@@ -239,7 +239,11 @@ def test_grants_that_are_given_back_call_nobody():
 
 
 def outcome(request: Request, store: NodeState) -> tuple[Kind, object]:
-    return store.execute(request).kind, (store._holders.copy(), store._fences.copy(), store._tombstones.copy())
+    return store.execute(request).kind, (
+        store.records.holders.copy(),
+        store.records.fences.copy(),
+        store.records.tombstones.copy(),
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))

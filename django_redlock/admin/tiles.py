@@ -1,0 +1,86 @@
+"""
+The tiles above the list: what is wrong, how much of it there is, and a link to just that.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR
+from django.urls import reverse
+from django.utils.translation import gettext as _
+
+from ..inventory import TROUBLE, HeldLock, Snapshot, duration
+from .rows import WAITED_FOR, Banner
+
+UNKNOWN = "?"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """
+    One number and where it leads.
+
+    Args:
+        label: What is counted.
+        value: How much there is of it; ``?`` if too few nodes answer.
+        level: ``bad``, ``good`` or nothing: how to colour it.
+        url: What it leads to.
+        chosen: Whether the list shows just that.
+    """
+
+    label: str
+    value: str
+    level: str
+    url: str
+    chosen: bool = False
+
+
+def tiles(banners: Iterable[Banner], link: Callable[..., str], asked: Mapping[str, Any]) -> Iterator[Tile]:
+    """
+    Yield the tiles.
+
+    Args:
+        banners: What was listed of each alias.
+        link: Returns the query of the list with other parameters.
+        asked: The parameters that were asked for.
+    """
+    snapshots = [banner.snapshot for banner in banners if banner.snapshot]
+    known = [snapshot for snapshot in snapshots if snapshot.has_quorum]
+    held = [(lock, snapshot) for snapshot in known for lock in snapshot.locks]
+    counts = Counter(lock.state for lock, _snapshot in held)
+    more = "" if all(snapshot.complete for snapshot in known) else "+"
+    everything = link(remove=["state", "waiting", PAGE_VAR])
+    state = asked.get("state")
+    whole = not state and asked.get("waiting") != WAITED_FOR
+    yield Tile(_("Held"), f"{len(held)}{more}" if known else UNKNOWN, "", everything, whole)
+    for each in reversed(TROUBLE):
+        value = f"{counts[each]}{(more and counts[each] and '+') or ''}" if known else UNKNOWN
+        url = everything if state == each else link({"state": each.value}, remove=["waiting", PAGE_VAR])
+        yield Tile(_first_upper(str(each.label)), value, "bad" if counts[each] else "", url, state == each)
+    waited = asked.get("waiting") == WAITED_FOR
+    url = everything if waited else link({"waiting": WAITED_FOR}, remove=["state", PAGE_VAR])
+    yield Tile(_("Waited for"), _("show"), "", url, waited)
+    yield _longest(held, link)
+    yield _nodes(snapshots)
+
+
+def _longest(held: list[tuple[HeldLock, Snapshot]], link: Callable[..., str]) -> Tile:
+    times = [time for lock, snapshot in held if (time := lock.held_for(snapshot.taken)) is not None]
+    return Tile(_("Longest hold"), duration(max(times)) if times else "\N{EN DASH}", "", link(remove=[ORDER_VAR]))
+
+
+def _nodes(snapshots: list[Snapshot]) -> Tile:
+    """Return how many nodes may vote, and how many more may fail where that are fewest."""
+    voting = sum(node.votes for snapshot in snapshots for node in snapshot.nodes)
+    nodes = sum(len(snapshot.nodes) for snapshot in snapshots)
+    spares = [sum(node.votes for node in each.nodes) - each.rules.needed for each in snapshots]
+    spare = max(0, min(spares, default=0))
+    level = "good" if nodes and voting == nodes else "bad"
+    label = _("Nodes, %(spare)d spare") % {"spare": spare}
+    return Tile(label, f"{voting}/{nodes}", level, reverse("admin:redlock_heldlock_nodes"))
+
+
+def _first_upper(text: str) -> str:
+    return text[:1].upper() + text[1:]

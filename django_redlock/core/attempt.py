@@ -1,0 +1,253 @@
+"""
+One attempt to take a lock: ask all nodes at once, agree on a fencing token, and see whether enough time is left
+(internal).
+
+The request proposes a fencing token. A node accepts it only if it is greater than any it accepted before; when a quorum
+accepted the same number, that is the token. When a quorum granted the lock but not the number, one more round raises
+it. Two quorums share a node, and a node accepts strictly increasing numbers, so tokens are unique and increase from
+hold to hold without any assumption about clocks; the wall clock only makes the first proposal likely to succeed.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Set
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+from . import owner as owners
+from .cleanup import unanswered
+from .names import queue_of
+from .replies import Kind, Reply, is_absurd
+from .requests import Acquire, Instant, Raise, Request
+from .round import Round, count
+from .rules import Rules
+from .tokens import HighestToken
+from .verdict import GRANTS, Verdict, granting_time, misconfigured, most_held, silent
+from .wanted import Wanted
+
+PATIENCE = 0.005  # seconds for which the refused round of a waiter waits for the replies that are still to come
+
+NEVER = Instant(0.0, 0)
+NO_NODES: frozenset[int] = frozenset()
+NO_REPLIES: Mapping[int, Reply] = MappingProxyType({})
+
+
+class Granted(NamedTuple):
+    """
+    A won lock.
+
+    Args:
+        slugs: The names that are held, as they stand in the keys.
+        nonce: The token to hold it with.
+        value: What the nodes store: the nonce and who holds it.
+        token: The fencing token.
+        start: When the winning round began, in seconds on the client's steady clock.
+        deadline: When the lease ends, on the same clock.
+        rounds: The rounds of the attempt; some of their replies may still be on their way.
+        leaving: The waiter that leaves the queue with the release; empty if none is in it.
+        queue: The slug whose queue counts, for a lock with several places.
+        untouched: The nodes that certainly have nothing of it, neither the lock nor the waiter.
+        waited: How long it took from the first attempt on, in seconds.
+    """
+
+    slugs: tuple[str, ...]
+    nonce: str
+    value: str
+    token: int
+    start: float
+    deadline: float
+    rounds: tuple[Round, ...]
+    leaving: str = ""
+    queue: str = ""
+    untouched: frozenset[int] = frozenset()
+    waited: float = 0.0
+
+
+class Attempt:
+    """
+    One attempt, with a nonce, and what it may have left on the nodes.
+
+    Args:
+        wanted: The lock to take.
+        slugs: The names to take, as they stand in the keys; of a lock with several places, one place.
+        nonce: What proves the hold if the attempt succeeds; empty for an attempt that is never made.
+        rules: The numbers to work with.
+        floor: The highest tokens seen in this process.
+        waiter: The waiter's name in the queues of the nodes; empty does not queue.
+
+    ``enrolled`` are the nodes that have put the waiter in their queue, or may have. ``given_back`` is whether all that
+    the attempt may have got has been released. ``at`` is the time after its last round.
+    """
+
+    __slots__ = (
+        *("_highest", "_queue", "_replies", "_rules", "_waiter", "_wanted"),
+        *("at", "enrolled", "given_back", "nonce", "rounds", "slugs"),
+    )
+
+    def __init__(
+        self, wanted: Wanted, slugs: tuple[str, ...], nonce: str, rules: Rules, highest: HighestToken, waiter: str
+    ) -> None:
+        self.slugs = slugs
+        self.nonce = nonce
+        self.at = NEVER
+        self.rounds: list[Round] = []
+        self.enrolled: Set[int] = NO_NODES
+        self.given_back = False
+        self._wanted = wanted
+        self._rules = rules
+        self._highest = highest
+        self._waiter = waiter
+        self._queue = queue_of(slugs[0]) if wanted.limit > 1 else ""
+        self._replies: Mapping[int, Reply] = NO_REPLIES
+
+    def steps(self, at: Instant, since: Instant, enrolled: Set[int]) -> Generator[Round, Instant, Granted | None]:
+        """
+        Run until the outcome; yields rounds, receives the time after each, returns None if the attempt failed.
+
+        Args:
+            at: The time.
+            since: When the first attempt began, which is the waiter's rank in the queues.
+            enrolled: The nodes that may have the waiter in their queue since an earlier attempt.
+        """
+        # Step 1 of "Distributed Locks with Redis": the time before the first byte is sent. The nodes' keys expire later
+        # than ``start + ttl``, never sooner, however long the request or the reply is on its way.
+        self.at = at
+        start, ttl = at.now, self._wanted.ttl
+        value, token = self._value(), max(at.wall, self._above_highest())
+        first = yield from self._ask_all(value, token, since.wall)
+        if first.count(Kind.ACCEPTED) < self._rules.needed:
+            if first.count(*GRANTS) < self._rules.needed:
+                return None
+            # Our clock may be too far ahead for the nodes, who may have forgotten every token: theirs stands in for it.
+            token = max(self._above_highest(), granting_time(first.replies))
+            second = yield from self._raise_token(first, token)
+            # Only the second round counts. A node that accepted the first number may not have accepted this one, and a
+            # token that no quorum accepted can be given twice.
+            if second.count(Kind.ACCEPTED) < self._rules.needed:
+                return None
+        self._highest.lift(self.slugs, token)
+        deadline = self._rules.deadline(start, ttl)
+        if self.at.now + self._rules.least_validity(ttl) > deadline:
+            return None
+        # With a nonce that is not of this attempt alone, a node may have something of an earlier hold.
+        untouched = NO_NODES if self._wanted.nonce else frozenset(first.untouched() - self.enrolled - enrolled)
+        rounds, waited = tuple(self.rounds), self.at.now - since.now
+        return Granted(
+            self.slugs, self.nonce, value, token, start, deadline, rounds, self._waiter, self._queue, untouched, waited
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the replies of its first round mean."""
+        return Verdict(self._replies, self._rules)
+
+    def may_hold(self) -> set[int]:
+        """Return the nodes where it may have left something."""
+        return {node for round in self.rounds for node in round.may_hold()}
+
+    def may_queue(self) -> set[int]:
+        """Return the nodes that have put the waiter in their queue, or may have."""
+        # A round that was interrupted has not been counted in ``enrolled`` yet.
+        return set(self.enrolled).union(*(round.may_queue() for round in self.rounds))
+
+    def unanswered(self) -> set[int]:
+        """Return the nodes that may still execute one of its requests."""
+        return unanswered(self.rounds)
+
+    def _above_highest(self) -> int:
+        """
+        Return the lowest token that is above every one seen; 0 if that was absurd.
+
+        A fence of the database may hold any number. The lock can be taken all the same, and the fence refuses it.
+        """
+        highest = self._highest.of(self.slugs)
+        return 0 if is_absurd(highest, self.at.wall) else highest + 1
+
+    def _value(self) -> str:
+        """Return what to store. Of shared holders no node knows more than that they are shared."""
+        if self._wanted.shared:
+            return owners.encode(self.nonce, owners.Owner(kind="shared", ttl=self._wanted.ttl))
+        return owners.encode_since(self.nonce, self._wanted.owner, self.at.wall / 1e6)
+
+    def _ask_all(self, value: str, number: int, stamp: int) -> Generator[Round, Instant, Round]:
+        wanted, rules = self._wanted, self._rules
+        request = Acquire(
+            self.slugs,
+            self.nonce,
+            value,
+            wanted.ttl,
+            number,
+            rules.fence_keep,
+            rules.ahead,
+            wanted.adopt,
+            self._waiter,
+            stamp,
+            wanted.barge,
+            wanted.shared,
+            self._queue,
+            wanted.strict,
+        )
+        requests = dict.fromkeys(range(rules.nodes), request)
+        round = yield from self._ask(requests, partial(first_round_decided, rules))
+        self._replies = round.replies
+        if self._waiter:
+            self.enrolled = round.may_queue()
+        return round
+
+    def _raise_token(self, first: Round, number: int) -> Generator[Round, Instant, Round]:
+        request = Raise(self.slugs, self.nonce, number, self._rules.fence_keep, self._wanted.shared)
+        granted = [node for node, reply in first.replies.items() if reply.kind in GRANTS]
+        return (yield from self._ask(dict.fromkeys(granted, request), partial(second_round_decided, self._rules)))
+
+    def _ask(
+        self, requests: Mapping[int, Request], decided: Callable[[Mapping[int, Reply]], bool]
+    ) -> Generator[Round, Instant, Round]:
+        round = Round(
+            requests=requests,
+            decided=decided,
+            timeout=self._rules.timeout(self._wanted.ttl, len(self._wanted.names)),
+            needed=self._rules.needed,
+            on_late=partial(learn, self._highest, self.slugs),
+            patience=PATIENCE if self._waiter else 0.0,
+        )
+        # Before the first byte is sent: whoever interrupts the round must find it here, and release it.
+        self.rounds.append(round)
+        self.at = yield round
+        self._highest.lift(self.slugs, max([reply.fence for reply in round.replies.values()], default=0))
+        return round
+
+
+# What a round asks of its replies holds on to nothing of the attempt: a cycle would leave every lock to the garbage
+# collector, which in a large process costs more than the lock.
+
+
+def first_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
+    """
+    Tell whether nothing that is still to come could change what to do.
+
+    A failure is called early only when its reason is certain as well: one holder has a quorum, or more nodes
+    are silent than may be missing, and it is known whether for so many of them waiting is in vain.
+    """
+    accepted = count(replies, Kind.ACCEPTED)
+    if accepted >= rules.needed:
+        return True
+    if accepted == len(replies):
+        return False  # as it should be, so far
+    granted = count(replies, *GRANTS)
+    pending = rules.nodes - len(replies)
+    if granted >= rules.needed and accepted + pending < rules.needed:
+        return True
+    if most_held(replies) + count(replies, Kind.QUEUED) > rules.spare:
+        return True
+    hopeless = misconfigured(replies)
+    explained = hopeless > rules.spare or hopeless + pending <= rules.spare
+    return explained and silent(replies) > rules.spare
+
+
+def second_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
+    """Tell whether the raised token has a quorum."""
+    return count(replies, Kind.ACCEPTED) >= rules.needed
+
+
+def learn(highest: HighestToken, slugs: tuple[str, ...], reply: Reply) -> None:
+    """Remember the highest token that a node has seen."""
+    highest.lift(slugs, reply.fence)

@@ -1,0 +1,84 @@
+"""
+How long to wait between two attempts (internal).
+
+A waiter relies on being notified, and asks again by itself only because a notification can be lost. A contender that
+nobody will notify backs off with random pauses that grow, as "Exponential Backoff And Jitter" (AWS Architecture Blog)
+recommends under the name "decorrelated jitter".
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from .replies import Reply
+from .rules import Rules
+from .verdict import Verdict
+
+POLL = 1.0  # seconds after which a waiter asks again, although it would be notified of its turn
+LEAST_POLL = 0.02  # seconds between two looks at a hold that is about to end
+UNTOLD_POLL = 0.05  # seconds for each waiter ahead in the queue, while too few nodes can notify this one
+
+
+class Pause(NamedTuple):
+    """
+    Wait before the next attempt, until the waiter is called.
+
+    Args:
+        seconds: For how long, if too few nodes can tell the waiter that its turn has come.
+        told: For how long if a quorum of nodes can.
+        silent: What the nodes said that gave no vote, if that is why there is no lock yet.
+    """
+
+    seconds: float
+    told: float
+    silent: Mapping[int, Reply] = MappingProxyType({})
+
+
+class Backoff:
+    """
+    The pauses of one acquisition.
+
+    Args:
+        rules: The numbers to work with.
+        chance: Draws a number from 0 to 1, for jitter.
+    """
+
+    __slots__ = ("_chance", "_delay", "_rules")
+
+    def __init__(self, rules: Rules, chance: Callable[[], float]) -> None:
+        self._rules = rules
+        self._chance = chance
+        self._delay = rules.retry_delay
+
+    def pause(self, verdict: Verdict, left: float | None) -> Pause:
+        """
+        Return the next pause, no longer than the present hold can last.
+
+        Args:
+            verdict: What came of the last attempt.
+            left: For how many seconds more to try; None is for ever.
+        """
+        told = self._poll(verdict.free_in)
+        if verdict.split:
+            # The contenders gave back what they had, so one of them wins soon, unless all ask again in lock-step.
+            seconds = told = self._rules.retry_delay * self._chance()
+        elif verdict.last_place >= 0 and not verdict.cut_off and not verdict.lacks_votes:
+            # It is in a queue, so a node will notify it. Until enough nodes can, it asks the sooner, the nearer its
+            # turn is.
+            seconds = min(told, UNTOLD_POLL * (verdict.last_place + self._chance()))
+        else:
+            # No node will notify it: it is in no queue, or lacks nothing but votes, which no release brings.
+            seconds = told = min(told, self._grow())
+        limit = float("inf") if left is None else max(left, 0.0)
+        return Pause(min(seconds, limit), min(told, limit), verdict.silent)
+
+    def _poll(self, free_in: float | None) -> float:
+        """Return after how many seconds a waiter that is notified asks all the same."""
+        poll = POLL if free_in is None else min(POLL, max(free_in, LEAST_POLL))
+        return poll + LEAST_POLL * self._chance()
+
+    def _grow(self) -> float:
+        """Return a delay from the shortest to three times the previous one, at most ten times the shortest."""
+        shortest = self._rules.retry_delay
+        self._delay = min(10 * shortest, shortest + self._chance() * (3 * self._delay - shortest))
+        return self._delay

@@ -1,0 +1,42 @@
+"""
+The round that ends a hold or an attempt on the nodes (internal).
+
+A release may overtake a request that is still on its way, because that request sits in a buffer or on another
+connection. So a node that has not replied is not only sent the release, but also told to refuse that request later.
+"""
+
+from collections.abc import Collection, Iterable
+
+from .replies import Kind
+from .requests import Release
+from .round import Round, count
+
+
+def unanswered(rounds: Iterable[Round]) -> set[int]:
+    """Return the nodes that may still execute a request of one of *rounds*."""
+    return {node for round in rounds for node in round.unanswered()}
+
+
+def cleanup(
+    release: Release,
+    nodes: Iterable[int],
+    unsure: Collection[int],
+    tombstone: float,
+    timeout: float,
+    needed: int | None = None,
+) -> Round:
+    """
+    Return the round that sends *release* to *nodes*; *needed* releases tell the outcome, None waits for all.
+
+    An *unsure* node may execute an earlier request after the release. There the release leaves a tombstone, which
+    refuses such requests for *tombstone* seconds.
+    """
+    entombing = release._replace(tombstone=tombstone) if unsure else release
+    return Round(
+        requests={node: entombing if node in unsure else release for node in nodes},
+        decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,
+        timeout=timeout,
+        needed=needed or 0,
+        cleanup=True,
+        lasting=tombstone,
+    )

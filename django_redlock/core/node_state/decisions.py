@@ -1,0 +1,214 @@
+"""
+What a node does upon each request of a lock (internal).
+
+A request is carried out in one step. Everything is read before anything is written, and of several names all are
+granted or none. The reply has the highest token and the node's time, from which a client learns for its next proposal.
+"""
+
+from collections.abc import Callable, Mapping, Set
+
+from ..owner import NONCE_SIZE
+from ..replies import Kind, Reply, is_absurd
+from ..requests import SHARED, Acquire, Extend, Raise, Release, Repair, Term
+from .queues import NOBODY, Queues
+from .records import Marker, Records
+
+
+class Decisions:
+    """
+    One request to one node, at one time.
+
+    Args:
+        records: What the node stores.
+        listeners: What notifies the waiters of a process, by the process.
+        now: The node's time, in seconds since the epoch, to the microsecond.
+    """
+
+    __slots__ = ("_now", "_queues", "_records", "_time")
+
+    def __init__(self, records: Records, listeners: Mapping[str, Callable[[str], object]], now: float) -> None:
+        self._records = records
+        self._queues = Queues(records.queues, listeners)
+        self._now = now
+        self._time = int(now * 1e6)
+
+    def acquire(self, request: Acquire) -> Reply:
+        """Grant all names or none; accept the proposed token if it is the highest so far."""
+        records, now = self._records, self._now
+        high = records.highest_fence(request.slugs, now)
+        ours = {request.nonce, request.adopt or request.nonce}
+        others = [slug for slug in request.slugs if self._in_the_way(request, slug, ours)]
+        first_in, behind_in = self._turns(request, ours)
+        if records.cancelled(request.nonce, now):
+            # This attempt was released before its request arrived. A grant now would be nobody's, until it expires.
+            return Reply(Kind.CANCELLED, high, self._time)
+        if others or behind_in:
+            return self._refuse(request, others, behind_in, high)
+        for slug in request.slugs:
+            if request.shared:
+                records.share(slug, request.nonce, request.value, request.ttl, now)
+            else:
+                records.write(slug, request.value, request.ttl, now)
+        if first_in:
+            self._queues.granted(request, first_in, now)
+        records.trim(now)
+        # Strictly greater, so that no number is accepted twice. And not far ahead of the node's clock: one client whose
+        # clock is wrong would otherwise use up the numbers of all others.
+        if high < request.number <= self._time + request.ahead * 1e6:
+            records.write_fence(request.slugs, request.number, request.keep, now)
+            return Reply(Kind.ACCEPTED, request.number, self._time)
+        return Reply(Kind.GRANTED, high, self._time)
+
+    def _in_the_way(self, request: Acquire, slug: str, ours: set[str]) -> bool:
+        """Tell whether somebody else holds a name; or nobody, if it must be taken over from somebody."""
+        holder = self._records.holder(slug, self._now)
+        if holder is None:
+            return request.strict
+        owner = holder[:NONCE_SIZE]
+        return owner not in ours and not (request.shared and owner == SHARED)
+
+    def _turns(self, request: Acquire, ours: set[str]) -> tuple[list[str], list[str]]:
+        """Return the names in whose queue the waiter is first, and those whose queue has others before it."""
+        first_in: list[str] = []
+        behind_in: list[str] = []
+        for slug in request.slugs if self._queues else ():
+            queue = self._queues.of(request, slug)
+            if queue is NOBODY or self._records.owner(slug, self._now) in ours:
+                continue
+            first = queue.first(self._now, request.waiter)
+            if first and first == request.waiter:
+                first_in.append(slug)
+            elif first and not request.barge and not self._came_before(request, slug, first):
+                behind_in.append(slug)
+        return first_in, behind_in
+
+    def _came_before(self, request: Acquire, slug: str, first: str) -> bool:
+        """
+        Tell whether a waiter that is not in the queue began to wait before *first*.
+
+        A node that grants to a waiter lets the next one come up where several may hold the lock. If the attempt fails
+        as a whole, that waiter has left this queue for nothing; its stamp tells that it was there before.
+        """
+        return bool(request.waiter) and request.stamp < self._queues.of(request, slug).stamps[first]
+
+    def _refuse(self, request: Acquire, others: list[str], behind_in: list[str], high: int) -> Reply:
+        records, now = self._records, self._now
+        longest: float | None = 0.0
+        for slug in others:
+            left = records.left(slug, now)
+            if left is None:
+                # Something else wrote a key without expiry, which is in the way for ever: listings must show it.
+                records.index[slug] = float("inf")
+            longest = None if left is None or longest is None else max(left, longest)
+        detail = (records.holder(others[0], now) or "")[NONCE_SIZE:] if others else ""
+        position = self._queues.enrol(request, {*others, *behind_in}, now) if request.waiter else -1
+        return Reply(Kind.BUSY if others else Kind.QUEUED, high, self._time, longest, detail, position)
+
+    def raise_token(self, request: Raise) -> Reply:
+        """Accept a higher token of a holder."""
+        records, now = self._records, self._now
+        high = records.highest_fence(request.slugs, now)
+        if not all(records.has(slug, request.nonce, request.shared, now) for slug in request.slugs):
+            return Reply(Kind.REFUSED, high, self._time)
+        if request.number <= high:
+            return Reply(Kind.GRANTED, high, self._time)
+        records.write_fence(request.slugs, request.number, request.keep, now)
+        return Reply(Kind.ACCEPTED, request.number, self._time)
+
+    def extend(self, request: Extend) -> Reply:
+        """Extend leases, each by itself."""
+        terms = tuple(self._extend_one(term, request.keep) for term in request.terms)
+        held = sum(kind is Kind.HELD for kind, _ in terms)
+        kind = Kind.HELD if held == len(terms) else Kind.MIXED if held else Kind.REFUSED
+        return Reply(kind, max(fence for _, fence in terms), self._time, terms=terms)
+
+    def _extend_one(self, term: Term, keep: float | None) -> tuple[Kind, int]:
+        records, now = self._records, self._now
+        high = records.highest_fence(term.slugs, now)
+        lost = [slug for slug in term.slugs if not records.has(slug, term.nonce, term.shared, now)]
+        if records.cancelled(term.nonce, now):
+            return Kind.REVOKED if records.tombstones[term.nonce].revoked else Kind.REFUSED, high
+        if not all(self._may_come_back(term, slug) for slug in lost):
+            return Kind.REFUSED, high
+        for slug in term.slugs:
+            self._renew(term, slug)
+            if slug in lost:
+                records.write_fence((slug,), term.token, keep, now)
+            elif keep is not None and slug in records.fences:
+                records.write_fence((slug,), records.fence(slug, now), keep, now)
+        return Kind.HELD, high
+
+    def _may_come_back(self, term: Term, slug: str) -> bool:
+        """
+        Tell whether a holder that this node has lost gets the name back.
+
+        The name must be free, or shared as the lease is, and no later token accepted: with a later token somebody has
+        held the lock since, or was about to.
+        """
+        records, now = self._records, self._now
+        holder = records.holder(slug, now)
+        free = holder is None or (term.shared and holder[:NONCE_SIZE] == SHARED)
+        return free and records.fence(slug, now) <= term.token
+
+    def _renew(self, term: Term, slug: str) -> None:
+        """Have a lease hold a name for its ttl from now on, or for longer if it does already and is not shortened."""
+        # Two extensions may arrive in another order than they were sent, so the end that is later counts.
+        records, now = self._records, self._now
+        if term.shared:
+            keeps = not term.shorten and records.owner(slug, now) == SHARED
+            until = records.shared[slug].get(term.nonce, 0.0) if keeps else 0.0
+            records.share(slug, term.nonce, term.value, max(term.ttl, until - now), now)
+        else:
+            left = 0.0 if term.shorten else records.left(slug, now) or 0.0
+            records.write(slug, term.value, max(term.ttl, left), now)
+
+    def release(self, request: Release) -> Reply:
+        """End a hold, leave a tombstone against its late requests, and notify who waits."""
+        records, now = self._records, self._now
+        everybody = request.shared and request.nonce == SHARED
+        one_of_several = request.shared and not everybody
+        mine = [slug for slug in request.slugs if records.has(slug, request.nonce, one_of_several, now)]
+        if not one_of_several:
+            # A later token is that of a later hold with the same nonce, or of one who joined since somebody looked.
+            mine = [slug for slug in mine if records.fence(slug, now) <= request.token]
+        others = [slug for slug in request.slugs if slug not in mine and records.holder(slug, now) is not None]
+        taken = any(not (one_of_several and records.owner(slug, now) == SHARED) for slug in others)
+        free = [slug for slug in mine if self._let_go(request, slug)]
+        if request.tombstone > 0:
+            self._tombstone(request, {request.nonce})
+        self._queues.released(request, free)
+        kind = Kind.RELEASED if mine else Kind.BUSY if taken else Kind.GONE
+        return Reply(kind, 0, self._time)
+
+    def _let_go(self, request: Release, slug: str) -> bool:
+        """End one holder's hold; returns whether the name is free now."""
+        records, now = self._records, self._now
+        if request.shared and request.nonce == SHARED:
+            if request.tombstone > 0:
+                self._tombstone(request, records.shared.get(slug, {}).keys())
+            records.shared.pop(slug, None)
+        elif request.shared:
+            del records.shared[slug][request.nonce]
+            others = records.sharers(slug, now)
+            if others:
+                records.write(slug, records.holders[slug][0], max(others.values()) - now, now)
+                return False
+        records.remove(slug)
+        return True
+
+    def _tombstone(self, request: Release, nonces: Set[str]) -> None:
+        """Leave tombstones: a request that is still on its way must not bring back what is released here."""
+        self._records.tombstones |= dict.fromkeys(nonces, Marker(self._now + request.tombstone, request.revoke))
+
+    def repair(self, request: Repair) -> Reply:
+        """Replace an absurd fencing token, and no other."""
+        records, slug = self._records, request.slug
+        if not is_absurd(records.fence(slug, self._now), self._time):
+            return Reply(Kind.GONE, 0, self._time)
+        if request.number:
+            records.write_fence((slug,), request.number, request.keep, self._now)
+        else:
+            del records.fences[slug]
+        if records.holder(slug, self._now) is None:
+            records.index.pop(slug, None)
+        return Reply(Kind.RELEASED, 0, self._time)

@@ -1,0 +1,67 @@
+"""
+The record of one name as JSON can write it, for nodes that keep it elsewhere (internal).
+
+What comes back may have been changed by others, so each number is checked where it is read.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..requests import HIGHEST, SHARED
+from .queues import NOBODY, Queue
+from .records import Marker, Records
+
+
+def load(records: Records, slug: str, record: Mapping[str, Any]) -> None:
+    """Take what :func:`dump` gave of a name."""
+    if "holder" in record:
+        value, until = record["holder"]
+        ends = moment(until)
+        records.holders[slug], records.index[slug] = (str(value), ends), math.inf if ends is None else ends
+        records.shared[slug] = {nonce: moment(until) or 0.0 for nonce, until in record.get("sharers", {}).items()}
+    if "fence" in record:
+        number, until = record["fence"]
+        records.fences[slug] = (counted(number), moment(until))
+    if "queue" in record:
+        queue = records.queues[slug] = Queue()
+        for waiter, (stamp, until) in record["queue"].items():
+            queue.stamps[waiter], queue.enrolled[waiter] = counted(stamp), moment(until) or 0.0
+
+
+def dump(records: Records, slug: str, now: float) -> dict[str, Any]:
+    """Return what there is of a name; of what has expired, nothing."""
+    record: dict[str, Any] = {}
+    if records.holder(slug, now) is not None:
+        record["holder"] = list(records.holders[slug])
+    if records.owner(slug, now) == SHARED:
+        record["sharers"] = dict(records.sharers(slug, now))
+    if records.fence(slug, now):
+        record["fence"] = list(records.fences[slug])
+    queue = records.queues.get(slug, NOBODY)
+    if waiting := queue.waiting(now):
+        record["queue"] = {waiter: [queue.stamps[waiter], queue.enrolled[waiter]] for waiter in waiting}
+    return record
+
+
+def load_tombstone(records: Records, nonce: str, record: Mapping[str, Any]) -> None:
+    """Take what :func:`dump_tombstone` gave."""
+    if "until" in record:
+        records.tombstones[nonce] = Marker(moment(record["until"]) or 0.0, bool(record.get("revoked")))
+
+
+def dump_tombstone(records: Records, nonce: str, now: float) -> dict[str, Any]:
+    """Return what there is of an attempt or hold that has been released."""
+    if not records.cancelled(nonce, now):
+        return {}
+    return records.tombstones[nonce]._asdict()
+
+
+def counted(number: Any) -> int:
+    """Return a number that a record holds; one that is none, or too high, is just above all others."""
+    return number if isinstance(number, int) and 0 <= number <= HIGHEST else HIGHEST + 1
+
+
+def moment(until: Any) -> float | None:
+    """Return when something ends, in seconds since the epoch; what is no such time is never, and None stays so."""
+    return float(until) if isinstance(until, (int, float)) and abs(until) <= HIGHEST / 1e6 else None

@@ -1,0 +1,126 @@
+"""What one node stores: a record for each name, and tombstones against late requests (internal)."""
+
+from typing import NamedTuple
+
+from ..owner import NONCE_SIZE
+from ..replies import ABSENT
+from ..requests import LONGEST_VALUE, SHARED
+from .queues import Queue
+
+NO_FENCE: tuple[int, float | None] = (0, None)
+
+
+class Marker(NamedTuple):
+    """What a release leaves against late requests with its nonce: until when, and whether an operator asked for it."""
+
+    until: float
+    revoked: bool
+
+
+class Records:
+    """
+    The keys of one node.
+
+    What has expired is as good as not there, and is dropped where it is found. Times are in seconds since the epoch.
+    """
+
+    def __init__(self) -> None:
+        self.holders: dict[str, tuple[str, float | None]] = {}
+        """The value under each name, and when it ends; None is never."""
+        self.shared: dict[str, dict[str, float]] = {}
+        """The nonces of those who share a name, and when each hold ends; of no meaning unless the value says shared."""
+        self.fences: dict[str, tuple[int, float | None]] = {}
+        """The highest fencing token that was accepted for each name, and when it is forgotten; None is never."""
+        self.queues: dict[str, Queue] = {}
+        """Who waits for each name."""
+        self.tombstones: dict[str, Marker] = {}
+        """The nonces of which every request is refused."""
+        self.index: dict[str, float] = {}
+        """The names that listings show, and about when each of them ends."""
+        self.served: tuple[str, str, int] | None = None
+        """Run id and replication id of the server that has the keys, and since when, in microseconds."""
+
+    def holder(self, slug: str, now: float) -> str | None:
+        """Return the value under a name, None if it is free."""
+        held = self.holders.get(slug)
+        if held is None:
+            return None
+        value, until = held
+        if until is not None and until <= now:
+            self.holders.pop(slug, None)
+            return None
+        return value
+
+    def owner(self, slug: str, now: float) -> str:
+        """Return the nonce that holds a name, ``SHARED`` if several may, empty if it is free."""
+        return (self.holder(slug, now) or "")[:NONCE_SIZE]
+
+    def left(self, slug: str, now: float) -> float | None:
+        """Return for how many seconds more a name is held: None for ever, ``ABSENT`` if it is free."""
+        if self.holder(slug, now) is None:
+            return ABSENT
+        until = self.holders[slug][1]
+        return None if until is None else until - now
+
+    def has(self, slug: str, nonce: str, shared: bool, now: float) -> bool:
+        """Return whether a name is held with *nonce*, alone or beside others."""
+        if shared:
+            return self.owner(slug, now) == SHARED and nonce in self.shared.get(slug, {})
+        # A longer nonce is the whole value of a key that something else wrote, which an operator wants to end.
+        value = self.holder(slug, now) or ""
+        return value[: NONCE_SIZE if len(nonce) <= NONCE_SIZE else LONGEST_VALUE] == nonce
+
+    def sharers(self, slug: str, now: float) -> dict[str, float]:
+        """Return the nonces of those who share a name, and when each hold ends."""
+        self.shared[slug] = {nonce: until for nonce, until in self.shared.get(slug, {}).items() if until > now}
+        return self.shared[slug]
+
+    def fence(self, slug: str, now: float) -> int:
+        """Return the highest fencing token that was accepted for a name, 0 if none is remembered."""
+        number, until = self.fences.get(slug, NO_FENCE)
+        if until is not None and until <= now:
+            self.fences.pop(slug, None)
+            return 0
+        return number
+
+    def highest_fence(self, slugs: tuple[str, ...], now: float) -> int:
+        """Return the highest fencing token that was accepted for any of *slugs*."""
+        return max([self.fence(slug, now) for slug in slugs])
+
+    def cancelled(self, nonce: str, now: float) -> bool:
+        """Return whether requests with *nonce* are refused, because its attempt or hold was released."""
+        tombstone = self.tombstones.get(nonce)
+        return tombstone is not None and tombstone.until > now
+
+    def write(self, slug: str, value: str, ttl: float, now: float) -> None:
+        """Have *value* hold a name for *ttl* seconds."""
+        self.holders[slug] = (value, now + ttl)
+        self.index[slug] = now + ttl
+
+    def share(self, slug: str, nonce: str, value: str, ttl: float, now: float) -> None:
+        """Let one more holder in for *ttl* seconds; the name is held as long as the last of them holds it."""
+        if self.owner(slug, now) != SHARED:
+            self.shared[slug] = {}  # what is left of earlier holders means nothing without a value that says shared
+        sharers = self.sharers(slug, now)
+        sharers[nonce] = now + ttl
+        self.write(slug, SHARED + value[NONCE_SIZE:], max(sharers.values()) - now, now)
+
+    def write_fence(self, slugs: tuple[str, ...], number: int, keep: float | None, now: float) -> None:
+        """Remember a fencing token for *keep* seconds, None for ever."""
+        for slug in slugs:
+            self.fences[slug] = (number, None if keep is None else now + keep)
+
+    def remove(self, slug: str) -> None:
+        """Free a name."""
+        del self.holders[slug]
+        self.index.pop(slug, None)
+
+    def trim(self, now: float) -> None:
+        """Take some names whose holder died out of the index; a name without expiry stays in it."""
+        stale = [(until, slug) for slug, until in self.index.items() if until <= now]
+        for _, slug in sorted(stale)[:8]:
+            left = self.left(slug, now)
+            if left == ABSENT:
+                del self.index[slug]
+            else:
+                self.index[slug] = float("inf") if left is None else now + left

@@ -1,0 +1,114 @@
+"""One node as its callers see it: requests in, replies out, one at a time (internal)."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from ..replies import Reply
+from ..requests import Acquire, Extend, Raise, Release, Repair, Request, Survey
+from . import dump as dumps
+from .decisions import Decisions
+from .queues import NOBODY
+from .records import Records
+from .survey import survey
+
+
+class NodeState:
+    """
+    The keys of one node, and what it does upon each request.
+
+    Args:
+        clock: Returns the node's time in seconds since the epoch.
+        mutex: Held during each step; without it, one thread at a time may use this object.
+
+    ``skew`` is by how many seconds the node's time is ahead of *clock*. ``listeners`` are called with the name of a
+    waiter that is first in a queue, by the process that it waits in.
+    """
+
+    def __init__(self, clock: Callable[[], float], mutex: AbstractContextManager[object] | None = None) -> None:
+        self._clock = clock
+        self._mutex = mutex or nullcontext()
+        self.skew = 0.0
+        self.listeners: dict[str, Callable[[str], object]] = {}
+        self.records = Records()
+
+    def now(self) -> float:
+        """Return the node's time, in seconds since the epoch."""
+        # Whole microseconds, as TIME gives them: expiry and tokens are compared with it.
+        return int((self._clock() + self.skew) * 1e6) / 1e6
+
+    def execute(self, request: Request) -> Reply:
+        """Carry out one request in one atomic step."""
+        with self._mutex:
+            now = self.now()
+            decisions = Decisions(self.records, self.listeners, now)
+            match request:
+                case Acquire():
+                    return decisions.acquire(request)
+                case Raise():
+                    return decisions.raise_token(request)
+                case Extend():
+                    return decisions.extend(request)
+                case Release():
+                    return decisions.release(request)
+                case Survey():
+                    return survey(self.records, request, now)
+                case Repair():
+                    return decisions.repair(request)
+
+    def reset(self) -> None:
+        """Forget everything, as a restart without data does."""
+        with self._mutex:
+            self.records = Records()
+
+    def serve(self, run_id: str, replication_id: str, *, was_replica: bool = False) -> float:
+        """
+        Return for how many seconds the server with these ids has served these locks; see ``served.lua``.
+
+        Args:
+            run_id: Changes with every start.
+            replication_id: Changes when it becomes a master again, and when it has had no replica for long.
+            was_replica: Whether it remembers to have been a replica.
+        """
+        with self._mutex:
+            now = int(self.now() * 1e6)
+            ran, replicated, since = self.records.served or ("", "", now)
+            # A master without a replica for an hour gets another replication id and has lost nothing. One that was a
+            # replica meanwhile may lack the last locks. A time in the future is from before the clock was set back.
+            stayed = replicated == replication_id or not was_replica
+            if ran != run_id or not stayed or since > now:
+                since = now
+            self.records.served = (run_id, replication_id, since)
+            return (now - since) / 1e6
+
+    def put(self, slug: str, value: str, ttl: float | None) -> None:
+        """Write a holder key as a foreign program would; *ttl* in seconds, None for no expiry."""
+        with self._mutex:
+            now = self.now()
+            self.records.holders[slug] = (value, None if ttl is None else now + ttl)
+            self.records.index[slug] = now + (ttl or 0.0)
+
+    def sharers(self, slug: str) -> list[str]:
+        """Return the nonces of those who share a name."""
+        return list(self.records.shared.get(slug, {}))
+
+    def waiters(self, slug: str) -> list[str]:
+        """Return who waits for a name, in the order in which their turns come."""
+        with self._mutex:
+            return self.records.queues.get(slug, NOBODY).waiting(self.now())
+
+    def load(self, slug: str, record: Mapping[str, Any]) -> None:
+        """Take what :meth:`dump` gave of a name; for nodes that keep it elsewhere."""
+        dumps.load(self.records, slug, record)
+
+    def dump(self, slug: str) -> dict[str, Any]:
+        """Return what there is of a name, as JSON can write it; of what has expired, nothing."""
+        return dumps.dump(self.records, slug, self.now())
+
+    def load_tombstone(self, nonce: str, record: Mapping[str, Any]) -> None:
+        """Take what :meth:`dump_tombstone` gave."""
+        dumps.load_tombstone(self.records, nonce, record)
+
+    def dump_tombstone(self, nonce: str) -> dict[str, Any]:
+        """Return what there is of an attempt or hold that has been released."""
+        return dumps.dump_tombstone(self.records, nonce, self.now())

@@ -1,0 +1,55 @@
+"""Report the locks of one node, named ones or a page of its index (internal)."""
+
+import math
+
+from ..names import queue_of
+from ..replies import Kind, Reply, Row
+from ..requests import HIGHEST, LONGEST_SLUG, LONGEST_VALUE, Survey
+from .queues import NOBODY
+from .records import Records
+
+
+def survey(records: Records, request: Survey, now: float) -> Reply:
+    """Return the reply of a node to a survey at *now*, in seconds since the epoch."""
+    slugs, cursor = request.slugs, ""
+    if request.size > 0:
+        slugs, cursor = page(records, request.after, request.size)
+    rows: list[Row] = []
+    named = 0
+    for slug in slugs:
+        rows.append(row(records, slug, now, request.waiters, named))
+        named += len(rows[-1].waiters)
+    return Reply(Kind.LISTED, 0, int(now * 1e6), rows=tuple(rows), total=len(records.index), cursor=cursor)
+
+
+def page(records: Records, after: str, size: int) -> tuple[tuple[str, ...], str]:
+    """
+    Return so many slugs, and where to go on.
+
+    A page goes on from where the last name of the previous page stood. By number, names would be passed over while
+    others before them are extended and move to the end.
+    """
+    score, _, last = after.partition(" ")
+    behind = (float(score), last) if after else (-math.inf, "")
+    found = sorted((ends, slug) for slug, ends in records.index.items() if (ends, slug) > behind)
+    shown = [(ends, slug) for ends, slug in found[:size] if len(slug.encode()) <= LONGEST_SLUG]
+    more = len(found) > size
+    return tuple(slug for _, slug in shown), f"{shown[-1][0]!r} {shown[-1][1]}" if more and shown else ""
+
+
+def row(records: Records, slug: str, now: float, asked: int | None, named: int) -> Row:
+    """
+    Return one lock of a survey.
+
+    Args:
+        records: What the node stores.
+        slug: The lock's name, as it stands in the keys.
+        now: The node's time, in seconds since the epoch.
+        asked: How many waiters to name at most, in all rows; None does not even count them.
+        named: How many waiters the rows before it name.
+    """
+    waiting = records.queues.get(queue_of(slug) or slug, NOBODY).waiting(now)
+    held = (records.holder(slug, now) or "")[:LONGEST_VALUE]
+    names = tuple(waiting[: max(0, (asked or 0) - named)]) if held else ()
+    count = 0 if asked is None else len(waiting)
+    return Row(slug, held, records.left(slug, now), min(records.fence(slug, now), HIGHEST + 1), names, count)

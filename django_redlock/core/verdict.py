@@ -1,0 +1,135 @@
+"""
+What the replies of an attempt's first round mean together (internal).
+
+"Taken" and "cannot tell" are kept apart here. A node that reports another holder has answered the question, so waiting
+may help. A node that is silent has not; if too many are, nobody knows whether the lock is free.
+"""
+
+from collections.abc import Mapping
+
+from . import owner as owners
+from .replies import ANSWERS, Kind, Reply
+from .round import count
+from .rules import Rules
+
+GRANTS = (Kind.ACCEPTED, Kind.GRANTED)
+VOTELESS = (Kind.NO_VOTE, Kind.EXCLUDED)
+REFUSALS = (Kind.BUSY, Kind.QUEUED)
+
+
+class Verdict:
+    """
+    The meaning of the replies to one attempt, for the decision what to do next.
+
+    Args:
+        replies: The replies of the first round by node; a node that did not reply in time is missing.
+        rules: The numbers to work with.
+    """
+
+    __slots__ = ("_rules", "replies")
+
+    def __init__(self, replies: Mapping[int, Reply], rules: Rules) -> None:
+        self.replies = replies
+        self._rules = rules
+
+    @property
+    def split(self) -> bool:
+        """Whether contenders share the nodes that answer between them, so that none of them has a quorum."""
+        # A node that did not reply may have granted the lock to any of the contenders. So the vote is split only if
+        # not even all of those nodes together could give one contender a quorum.
+        pending = self._rules.nodes - len(self.replies)
+        contended = count(self.replies, Kind.BUSY) > 0 and silent(self.replies) <= self._rules.spare
+        in_the_way = most_held(self.replies) + count(self.replies, Kind.QUEUED)
+        return contended and in_the_way + pending < self._rules.needed
+
+    @property
+    def queued(self) -> bool:
+        """Whether so many nodes have others in their queues that no quorum can be had before their turn."""
+        return count(self.replies, Kind.QUEUED) > self._rules.spare
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether too few nodes answered: a waiter that cannot win must not be first in the queues it reaches."""
+        return silent(self.replies) > self._rules.spare
+
+    @property
+    def misconfigured(self) -> bool:
+        """Whether no quorum is possible until servers or settings are changed, so that waiting is in vain."""
+        return misconfigured(self.replies) > self._rules.spare
+
+    @property
+    def taken(self) -> bool:
+        """Whether the lock is known to be held, or to have waiters that came first."""
+        refused = count(self.replies, *REFUSALS)
+        enough = refused > self._rules.spare or (refused > 0 and not self.cut_off)
+        return enough and not self.misconfigured
+
+    @property
+    def holder(self) -> str:
+        """Who holds it on the most nodes, as JSON about the holder; empty if no node tells."""
+        refused = [reply.detail for reply in self.replies.values() if reply.kind in REFUSALS and reply.detail]
+        holders = [owners.uncounted(detail) for detail in refused]
+        return max(set(holders), key=holders.count) if holders else ""
+
+    @property
+    def granted(self) -> set[int]:
+        """The nodes that granted the attempt, also those that granted it without a vote."""
+        return {node for node, reply in self.replies.items() if reply.kind in (*GRANTS, *VOTELESS)}
+
+    @property
+    def silent(self) -> Mapping[int, Reply]:
+        """The replies without an answer, if there are so many that the lock cannot be had at all; else none."""
+        silent = {node: reply for node, reply in self.replies.items() if reply.kind not in ANSWERS}
+        return silent if len(silent) > self._rules.spare else {}
+
+    @property
+    def last_place(self) -> int:
+        """The waiter's worst position in the queue of any node, 0 for the first; -1 if it is in none."""
+        return max([reply.place for reply in self.replies.values()], default=-1)
+
+    @property
+    def lacks_votes(self) -> bool:
+        """Whether a quorum granted the lock, so that nothing but votes is missing."""
+        return len(self.granted) >= self._rules.needed
+
+    @property
+    def free_in(self) -> float | None:
+        """The seconds after which a quorum can be free by expiry alone; None if never or unknown."""
+        held = sorted(
+            float("inf") if reply.left is None else reply.left
+            for reply in self.replies.values()
+            if reply.kind is Kind.BUSY
+        )
+        # ``spare`` nodes may stay taken. When all but those are free, the others are a quorum.
+        enough = len(held) - self._rules.spare
+        if enough <= 0:
+            return None
+        return None if held[enough - 1] == float("inf") else max(held[enough - 1], 0.0)
+
+
+def silent(replies: Mapping[int, Reply]) -> int:
+    """Return how many replies say nothing of the lock."""
+    return sum([reply.kind not in ANSWERS for reply in replies.values()])
+
+
+def misconfigured(replies: Mapping[int, Reply]) -> int:
+    """Return how many nodes will not vote until they or the settings are changed."""
+    return sum([reply.misconfigured for reply in replies.values()])
+
+
+def granting_time(replies: Mapping[int, Reply]) -> int:
+    """Return what the slowest clock of the nodes that granted shows, in microseconds; 0 if none says."""
+    return min([reply.time for reply in replies.values() if reply.kind in GRANTS and reply.time], default=0)
+
+
+def most_held(replies: Mapping[int, Reply]) -> int:
+    """
+    Return on how many nodes the same holder was in the way, for the holder who is on most.
+
+    A node that missed an extension has counted fewer.
+    """
+    said = [reply.detail for reply in replies.values() if reply.kind is Kind.BUSY]
+    if said.count(said[0] if said else "") == len(said):  # as a rule
+        return len(said)
+    holders = list(map(owners.uncounted, said))
+    return max(map(holders.count, holders))

@@ -1,0 +1,75 @@
+"""Leave a node alone that has just failed, so that it costs no lock any time (internal)."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from ..core.round import Round
+
+FIRST_REST, LONGEST_REST = 0.1, 2.0  # seconds for which a node that failed is left alone
+
+
+@dataclass(slots=True)
+class Breaker:
+    """
+    Leaves a node alone for a while after it failed, twice as long each time it fails again.
+
+    When too few others are left, it is tried all the same, by one thread of a process at a time: connections by all
+    of them at once would keep a server down that has more to do than it can.
+    """
+
+    rest: float = 0.0
+    until: float = 0.0
+    tried: float = 0.0  # until when somebody tries to connect to it
+    tell: Callable[[bool, str], object] = lambda down, why: None  # called when it goes down, with why, or comes back
+
+    def failed(self, now: float, why: str = "") -> None:
+        """Note a failure, and why it was one; the node is left alone for a while."""
+        if not self.rest:
+            self.tell(True, why)
+        if now >= self.until:
+            self.rest = min(LONGEST_REST, self.rest * 2 or FIRST_REST)
+            self.until = now + self.rest
+
+    def admits(self, now: float, seconds: float) -> float:
+        """Return until when to try to connect to the node, for so long at most; 0.0 while somebody else does."""
+        if self.rest and now < self.tried:
+            return 0.0
+        self.tried = now + seconds
+        return self.tried
+
+    def was_tried(self, until: float) -> None:
+        """Note that this try to connect is over, whatever came of it; the next may follow, unless it has begun."""
+        if self.tried == until:
+            self.tried = 0.0
+
+    def answered(self) -> None:
+        """Note an answer; the node is asked again."""
+        if self.rest:
+            self.rest = self.until = 0.0
+            self.tell(False, "")
+
+
+class Breakers(list[Breaker]):
+    """
+    One breaker per node, shared by all that ask the nodes of an alias.
+
+    ``news`` has the nodes that went down, with the reason, or came back, until somebody takes it.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self.news: deque[tuple[int, bool, str]] = deque(maxlen=100)
+        super().__init__(Breaker(tell=partial(self._note, node)) for node in range(nodes))
+
+    def _note(self, node: int, down: bool, why: str) -> None:
+        self.news.append((node, down, why))
+
+    def resting(self, round: Round, now: float) -> set[int]:
+        """
+        Return the nodes to leave out of a round: those that failed lately.
+
+        If too few would remain to reach a quorum, all are asked: the rest may have recovered.
+        """
+        resting = {node for node in round.requests if self[node].until > now}
+        return resting if len(round.requests) - len(resting) >= max(round.needed, 1) else set()

@@ -1,0 +1,60 @@
+"""
+Errors for people who know other locks, with the words of this one (internal).
+
+Redis-py's lock has other words for the same things: ``timeout`` is the ttl, ``blocking_timeout`` is how long to wait.
+"""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import wraps
+from inspect import signature
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+ARGUMENTS: dict[str, Callable[[object], str]] = {
+    "timeout": lambda value: f"write ttl={value!r}",
+    "expire": lambda value: f"write ttl={value!r}",
+    "blocking_timeout": lambda value: f"write wait={value!r}",
+    "blocking": lambda value: "write wait=None" if value else "write wait=0",
+    "auto_renewal": lambda value: f"write renew={value!r}",
+    "sleep": lambda value: "leave it out: waiters are notified of their turn",
+    "thread_local": lambda value: "leave it out: every acquisition has a lease of its own",
+    "id": lambda value: "leave it out: every acquisition has a secret of its own",
+}
+
+ATTRIBUTES = {
+    "locked": "to look at a lock without taking it, write django_redlock.inventory.find_lock({name!r})",
+    **dict.fromkeys(
+        ("release", "extend", "reacquire", "owned", "remaining", "ensure", "valid"),
+        "a lease has it: write 'lease = lock({name!r}).acquire()' or 'with lock({name!r}) as lease:' first",
+    ),
+    "reset": "to end the hold of another process, use manage.py redlock_release",
+}
+
+
+def explained(function: Callable[P, T]) -> Callable[P, T]:
+    """Have a call with an argument that *function* does not have raise a TypeError with what to write instead."""
+    known = list(signature(function).parameters)
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            for given in kwargs:
+                if given not in known:
+                    close = get_close_matches(given, known, n=1)
+                    near = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+                    notification = ARGUMENTS[given](kwargs[given]) if given in ARGUMENTS else near
+                    raise TypeError(f"{function.__name__}() has no argument {given!r}; {notification}.") from None
+            raise
+
+    return checked
+
+
+def no_attribute(kind: str, name: str, attribute: str) -> AttributeError:
+    """Return the error for an *attribute* that a lock does not have, with what to write instead if that is known."""
+    notification = ATTRIBUTES.get(attribute, "").format(name=name)
+    return AttributeError(f"{kind!r} object has no {attribute!r}{f'; {notification}' if notification else ''}.")

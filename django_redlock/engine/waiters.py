@@ -1,0 +1,89 @@
+"""
+Who waits in this process, or in one event loop, and which of them a notification is for (internal).
+"""
+
+import asyncio
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from socket import gethostname
+from typing import Generic, TypeVar
+
+from ..core.waiter import Waiter
+
+HOST = gethostname().replace("|", "-").replace(" ", "-")
+
+Event = TypeVar("Event", threading.Event, asyncio.Event)
+
+
+class Waiters(Generic[Event]):
+    """
+    Those that wait in this process, or this event loop, by the names that the nodes know.
+
+    Args:
+        needed: How many nodes must be heard for a waiter to rely on being told.
+        event: Makes the event that a waiter waits for.
+    """
+
+    def __init__(self, needed: int, event: Callable[[], Event]) -> None:
+        # Nodes publish to this name. Random bits keep two processes apart, also in containers with one host name
+        # and one process number; the host is for people who look at who waits.
+        self.process = f"{HOST}:{os.getpid()}.{os.urandom(6).hex()}"
+        self.listening: set[int] = set()
+        self._needed = needed
+        self._event: Callable[[], Event] = event
+        self._numbers = itertools.count(1)
+        self._expected: dict[str, Waiter] = {}
+        self._waiting: dict[str, tuple[Waiter, Event]] = {}
+
+    def new_name(self) -> str:
+        """Return a name for one more waiter."""
+        return f"{self.process}|{next(self._numbers)}"
+
+    @property
+    def told(self) -> bool:
+        """Whether enough nodes can tell a waiter of its turn."""
+        return len(self.listening) >= self._needed
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def expect(self, waiter: Waiter) -> None:
+        """
+        Take the notifications to one that asks for the first time, and may have to wait.
+
+        Nodes put it in line with their refusal, and may call it before that refusal has been read.
+        """
+        if self.listening and waiter.name:
+            self._expected[waiter.name] = waiter
+
+    def join(self, waiter: Waiter) -> Event:
+        """Have *waiter* wait; returns the event that calls it."""
+        if waiter.name not in self._waiting:
+            self._waiting[waiter.name] = (waiter, self._event())
+        event = self._waiting[waiter.name][1]
+        event.clear()
+        if waiter.called:
+            event.set()
+        return event
+
+    def leave(self, waiter: Waiter) -> None:
+        """Forget *waiter*."""
+        self._expected.pop(waiter.name, None)
+        self._waiting.pop(waiter.name, None)
+
+    def notification(self, node: int, name: str) -> None:
+        """Take a node's notification that a waiter is first in line."""
+        waiter, event = self._waiting.get(name, (self._expected.get(name), None))
+        if waiter and waiter.hear(node) and event:
+            event.set()
+
+    def reached(self, node: int) -> None:
+        """Note that a node is listened to; waiters ask again, for what they missed until now."""
+        before = self.told
+        self.listening.add(node)
+        if self.told and not before:
+            for waiter, event in list(self._waiting.values()):
+                waiter.recall()
+                event.set()

@@ -1,0 +1,186 @@
+"""
+Make redis-py connections to one server (internal).
+
+RESP, TLS and authentication are redis-py's business, but for the replies that an event loop hands over (see
+:mod:`.resp`); the connections are ours: explicit short timeouts, no retries, no pool. A silent node costs a client
+built with redis-py 8.1's defaults 59 seconds.
+"""
+
+import inspect
+import re
+import ssl
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis import exceptions
+from redis.asyncio import connection as aioconnection
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection, parse_url
+from redis.retry import Retry
+
+from ..base import NodeSpec
+
+ALIASES = {"valkey": "redis", "valkeys": "rediss"}
+
+ENCODED = (
+    "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "
+    "urllib.parse.quote(password, safe='') does it"
+)
+
+# Ours to decide, whatever the URL and redis-py's defaults say.
+FIXED: dict[str, Any] = {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
+# redis-py would tell the server its name and version, which takes a right of its own. The argument changed in 7.
+if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters:
+    FIXED |= {"driver_info": None}
+else:
+    FIXED |= {"lib_name": None, "lib_version": None}
+
+ASYNC = {
+    Connection: aioconnection.Connection,
+    SSLConnection: aioconnection.SSLConnection,
+    UnixDomainSocketConnection: aioconnection.UnixDomainSocketConnection,
+}
+
+
+def verification(
+    ssl_cert_reqs: ssl.VerifyMode | str | None = "required", ssl_check_hostname: bool | None = None, **others: Any
+) -> dict[str, Any]:
+    """Return how certificates are verified, with the host name unless told otherwise, for every version of redis-py."""
+    # Before version 6, redis-py took a good certificate of any host; some versions know the words only.
+    how = "none" if ssl_cert_reqs is None else ssl_cert_reqs
+    how = how.name.removeprefix("CERT_").lower() if isinstance(how, ssl.VerifyMode) else how
+    check = ssl_check_hostname is not False and how != "none"
+    return {"ssl_cert_reqs": how, "ssl_check_hostname": check}
+
+
+def check_url(url: str) -> None:
+    """
+    Refuse a URL that redis-py would read in another way than it is meant.
+
+    An unescaped ``/``, ``#`` or ``?`` in a password ends the address early, so that a part of the password becomes the
+    host, the port or the database. No message shows any of it.
+
+    Raises:
+        ValueError: A character in the user name or password is not percent-encoded, or the database is no number.
+    """
+    try:
+        scheme, address, path, query, _ = urlsplit(url)
+    except ValueError:
+        return  # redis-py cannot read it either, which is reported with it
+    socket_path = scheme == "unix" and not address  # which may have an @ in its name
+    host = scheme == "unix" and not address.endswith("@") and address  # a path has none
+    if "#" in url or address.count("@") > 1 or "@" in query or ("@" in path and not socket_path) or host:
+        raise ValueError(f"its user name or password cannot be read, {ENCODED}")
+    if scheme != "unix" and not re.fullmatch(r"(/[0-9]*)?", path):
+        raise ValueError("its database number is not a number; write, for example, redis://lock-1:6379/2")
+
+
+class Connector:
+    """
+    Make connections, blocking or for an event loop, from the URL and the options of one server.
+
+    Its ``repr`` shows nothing of them, because they may hold a password.
+
+    Args:
+        spec: The URL and options.
+
+    Raises:
+        ValueError: redis-py cannot make a connection of the URL and options.
+    """
+
+    def __init__(self, spec: NodeSpec) -> None:
+        check_url(spec.url)
+        scheme, rest = spec.url.split(":", 1)
+        try:
+            arguments: dict[str, Any] = dict(parse_url(f"{ALIASES.get(scheme, scheme)}:{rest}"))
+        except ValueError:
+            # The message of urllib or redis-py may quote the URL, and with it the password.
+            raise ValueError(f"its address, port or database number cannot be read, {ENCODED}") from None
+        self._class: type[AbstractConnection] = arguments.pop("connection_class", Connection)
+        self._arguments = arguments | dict(spec.options)
+        if issubclass(self._class, SSLConnection):
+            self._arguments |= verification(**self._arguments)
+        self.new(1.0)  # so that options which redis-py does not take are reported when the settings are read
+
+    @property
+    def address(self) -> str:
+        """``host:port``, or the path of a Unix socket."""
+        if self._class is UnixDomainSocketConnection:
+            return str(self._arguments.get("path", ""))
+        host = self._arguments.get("host", "localhost")
+        return f"{f'[{host}]' if ':' in host else host}:{self._arguments.get('port', 6379)}"
+
+    @property
+    def options(self) -> frozenset[str]:
+        """The names of the connection's options, from the URL and the settings."""
+        return frozenset(self._arguments)
+
+    @property
+    def user(self) -> str:
+        """The user that connects."""
+        return str(self._arguments.get("username") or "default")
+
+    @property
+    def database(self) -> int:
+        """The number of the server's database."""
+        return int(self._arguments.get("db") or 0)
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether connections are encrypted."""
+        return issubclass(self._class, SSLConnection)
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether a password is sent."""
+        return bool(self._arguments.get("password") or self._arguments.get("credential_provider"))
+
+    @property
+    def remote(self) -> bool:
+        """Whether connections leave this machine."""
+        host = str(self._arguments.get("host", "localhost"))
+        local = host in ("localhost", "::1") or host.startswith("127.")
+        return self._class is not UnixDomainSocketConnection and not local
+
+    def follow(self, host: str, port: int) -> None:
+        """Make connections to another server from now on, with the same options."""
+        self._arguments = self._arguments | {"host": host, "port": port}
+
+    def new(self, timeout: float, **where: Any) -> AbstractConnection:
+        """
+        Return a blocking connection that has still to be opened.
+
+        Args:
+            timeout: Seconds for each step: to connect, to send, to read.
+            where: Options for this connection alone, such as ``host`` and ``port``.
+
+        Raises:
+            ValueError: redis-py refuses the options.
+        """
+        timeouts = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+        fixed: dict[str, Any] = FIXED | timeouts | {"retry": Retry(NoBackoff(), 0)}
+        if self._class is not UnixDomainSocketConnection:
+            fixed["socket_keepalive"] = True
+        try:
+            return self._class(**(self._arguments | fixed | where))
+        except TypeError as error:
+            unknown = str(error).rpartition("argument ")[2]
+            raise ValueError(f"redis-py's connection has no option {unknown}") from None
+        except exceptions.RedisError as error:
+            raise ValueError(f"redis-py refuses its options ({type(error).__name__})") from None
+
+    def new_async(self, timeout: float, **where: Any) -> aioconnection.AbstractConnection:
+        """
+        Return a connection for an event loop that has still to be opened.
+
+        It has no timeout to read: one task reads for as long as the link lives, and rounds have timeouts of their own.
+
+        Args:
+            timeout: Seconds to connect.
+            where: Options for this connection alone, such as ``host`` and ``port``.
+        """
+        timeouts = {"socket_timeout": None, "socket_connect_timeout": timeout}
+        fixed: dict[str, Any] = FIXED | timeouts | {"retry": AsyncRetry(NoBackoff(), 0)}
+        connection: aioconnection.AbstractConnection = ASYNC[self._class](**(self._arguments | fixed | where))
+        return connection

@@ -1,0 +1,164 @@
+"""
+The blocking connections to one server: one for requests, one for notifications (internal).
+
+redis-py makes a connection, with TLS and authentication. What is sent and read after that is in these classes.
+"""
+
+import socket
+import ssl
+from typing import Any
+
+from redis import exceptions
+from redis.connection import AbstractConnection
+
+from ...core.admission import Greeting
+from ...core.failure import Failure
+from ...core.replies import Reply
+from ...core.requests import Request
+from ..base import LinkError
+from .decode import BROKEN, Assembly, link_error, parse_answer, parse_notification
+from .encode import Encoder, Introductions
+from .handshake import READ_SIZE, some
+from .resp import PARTIAL, Replies
+
+# What a socket that does not block raises when it would.
+BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+NOTHING = object()  # stands for a reply that has not come
+
+
+class RedisLink:
+    """
+    One connection that redis-py made, used without its client: what is sent is sent once.
+
+    Its socket does not block. With a timeout, Python would poll before it sends and before it receives, although the
+    round that asks has polled already. Replies are read by :mod:`.resp`, as those of an event loop are.
+    """
+
+    demoted: Failure | None = None
+    """What to say when the server is no master any more; empty is what it says itself."""
+
+    def __init__(self, connection: AbstractConnection, encoder: Encoder, greeting: Greeting) -> None:
+        self.greeting = greeting
+        self._connection = connection
+        self.encoder = encoder
+        self._scripts = Introductions()
+        self._assembly = Assembly()
+        self._replies = Replies(connection._parser.parse_error)
+        self._ahead: Any = NOTHING
+        self._sock: socket.socket | None = connection._sock
+        if self._sock is not None:
+            self._sock.setblocking(False)
+
+    def fileno(self) -> int:
+        return fileno(self._connection)
+
+    def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+        in_full = self._scripts.is_new(request) or in_full
+        data = self.encoder.pack(request, packed, in_full)
+        if self._sock is None:
+            raise LinkError(Failure.CLOSED)
+        try:
+            sent = self._sock.send(data)
+        except BLOCKED:
+            sent = 0
+        except OSError as error:
+            raise link_error(error) from None
+        if sent < len(data):
+            self._send_rest(self._sock, memoryview(data)[sent:])
+
+    def _send_rest(self, sock: socket.socket, rest: memoryview) -> None:
+        """Send what was too much for the socket's buffer; blocks for at most the time allowed for connecting."""
+        try:
+            sock.settimeout(self._connection.socket_timeout)
+            sock.sendall(rest)
+            sock.setblocking(False)
+        except OSError as error:
+            raise link_error(error) from None
+
+    def receive(self, request: Request) -> Reply | None:
+        raw, self._ahead = self._ahead, NOTHING
+        if isinstance(raw, LinkError):
+            raise raw
+        return self._assembly.add(request, parse_answer(raw, self.demoted))
+
+    def readable(self) -> bool:
+        """Read one reply ahead, if all of it is there: bytes that TLS holds back, no poll shows."""
+        if self._ahead is NOTHING:
+            self._ahead = self._read()
+        return self._ahead is not NOTHING
+
+    def _read(self) -> Any:
+        """Return a reply, the error that ended the connection, or ``NOTHING``."""
+        if self._sock is None:
+            return LinkError(Failure.RESET)
+        try:
+            while (raw := self._replies.next()) is PARTIAL:
+                data = self._sock.recv(READ_SIZE)
+                if not data:
+                    return LinkError(Failure.CLOSED)
+                self._replies.feed(data)
+        except BLOCKED:
+            return NOTHING
+        except OSError as error:
+            return link_error(error)
+        except ValueError:
+            return LinkError(Failure.MALFORMED)
+        if isinstance(raw, exceptions.RedisError) and not isinstance(raw, exceptions.ResponseError):
+            return link_error(raw)  # redis-py hangs up after these
+        return raw
+
+    def close(self) -> None:
+        self._sock = None
+        self._connection.disconnect()
+
+
+class RedisNotificationLink:
+    """
+    A connection that has subscribed to the channel of a process.
+
+    Args:
+        connection: The connection.
+        messages: Reads what comes on it, and has what came right behind the reply to the subscription.
+    """
+
+    def __init__(self, connection: AbstractConnection, messages: Replies) -> None:
+        self._connection = connection
+        self._messages = messages
+        self._sock: socket.socket | None = connection._sock
+        if self._sock is not None:
+            self._sock.setblocking(False)
+
+    def fileno(self) -> int:
+        return fileno(self._connection)
+
+    def read(self) -> list[str]:
+        told = []
+        try:
+            self._feed()
+            while (message := self._messages.next()) is not PARTIAL:
+                told.append(parse_notification(message))
+        except BROKEN as error:
+            raise link_error(error) from None
+        return told
+
+    def _feed(self) -> None:
+        """Take what has come; several times, because of what TLS holds back no poll tells."""
+        while self._sock is not None:
+            try:
+                data = self._sock.recv(READ_SIZE)
+            except BLOCKED:
+                return
+            self._messages.feed(some(data))
+        raise LinkError(Failure.CLOSED)
+
+    def close(self) -> None:
+        self._sock = None
+        self._connection.disconnect()
+
+
+def fileno(connection: AbstractConnection) -> int:
+    """Return the file descriptor of a connection."""
+    sock = connection._sock
+    if sock is None:
+        raise LinkError(Failure.CLOSED)
+    return int(sock.fileno())

@@ -1,0 +1,216 @@
+"""
+The connections of an event loop to one server: one for requests, one for notifications (internal).
+
+redis-py makes a connection, with TLS and authentication. What is sent and read after that is in these classes.
+"""
+
+import asyncio
+import select
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from redis import exceptions
+from redis.asyncio import connection as aioconnection
+
+from ...core.admission import Greeting
+from ...core.failure import Failure
+from ...core.replies import Kind, Reply, failed
+from ...core.requests import Request
+from ..base import INCOMPLETE, LinkError, until_cancelled
+from .decode import BROKEN, Assembly, link_error, parse_answer, parse_notification
+from .encode import Encoder, Introductions
+from .handshake import READ_SIZE, some
+from .resp import PARTIAL, Replies
+
+# That there is something to read, and that the connection has ended; where poll() does not tell, it is read.
+SAID, ENDED = select.POLLIN, select.POLLHUP | select.POLLERR | select.POLLNVAL | getattr(select, "POLLRDHUP", 0)
+CROWD = 4  # requests on their way, from which on a link writes once per turn of the loop
+
+
+class AsyncRedisLink(asyncio.BufferedProtocol):
+    """
+    One connection for all tasks of an event loop.
+
+    redis-py makes it; then the transport is taken over, because its streams cost more than the rest of a round
+    (see :mod:`.resp`). Writing is ours as well: redis-py's ``send_packed_command`` waits, and a request must be
+    either sent or not. The link has a task that does nothing, so that whoever cancels all tasks of a loop, as
+    :func:`asyncio.run` does at its end, closes it too.
+
+    Raises:
+        LinkError: The connection has ended meanwhile.
+    """
+
+    demoted: Failure | None = None
+
+    def __init__(self, connection: aioconnection.AbstractConnection, encoder: Encoder, greeting: Greeting) -> None:
+        loop = asyncio.get_running_loop()
+        self.greeting = greeting
+        self.broken = False
+        self._connection = connection
+        self.encoder = encoder
+        self._scripts = Introductions()
+        self._waiting: deque[tuple[Request, Callable[[Reply | None], bool]]] = deque()
+        self._assembly = Assembly()
+        self._replies = Replies(connection._parser.parse_error)
+        self._room = memoryview(bytearray(READ_SIZE))
+        self._unsent: list[bytes] = []
+        # Whether requests and the functions that wait for replies may not match. It stays so after an exception from a
+        # signal handler, and the link is given up: otherwise one request would get the reply of another.
+        self._torn = False
+        self._loop = loop
+        self._writer = take_over(connection, self)  # kept, because a stream writer closes when it is collected
+        self._transport = self._writer.transport
+        self._keeper = loop.create_task(until_cancelled(), name="django_redlock link")
+        self._keeper.add_done_callback(lambda keeper: self.close())
+
+    def send(
+        self,
+        request: Request,
+        packed: dict[int, bytes],
+        on_reply: Callable[[Reply | None], bool],
+        *,
+        in_full: bool = False,
+    ) -> None:
+        if self._torn:
+            self._end(LinkError(Failure.INTERRUPTED))
+        if self.broken or self._transport.is_closing():
+            raise LinkError(Failure.CLOSED)
+        self._torn = True
+        self._put(request, packed, on_reply, in_full)
+        self._torn = False
+
+    def _put(
+        self, request: Request, packed: dict[int, bytes], on_reply: Callable[[Reply | None], bool], in_full: bool
+    ) -> None:
+        in_full = self._scripts.is_new(request) or in_full
+        self._write(self.encoder.pack(request, packed, in_full))
+        self._waiting.append((request, on_reply))
+
+    def readable(self) -> bool:
+        sock = self._transport.get_extra_info("socket")
+        if sock is None or sock.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(sock.fileno(), SAID | ENDED)
+        return any(events & SAID and not events & ENDED for _, events in poll.poll(0))
+
+    def _write(self, data: bytes) -> None:
+        """Send at once; of a crowd of tasks, send together what they have to say in one turn of the loop."""
+        if self._unsent:
+            self._unsent.append(data)
+        elif len(self._waiting) < CROWD:
+            self._transport.write(data)
+        else:
+            self._unsent.append(data)
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        torn, self._torn = self._torn, True
+        data, self._unsent = b"".join(self._unsent), []
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+        self._torn = torn
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        replies = self._replies
+        if self._torn:
+            self._end(LinkError(Failure.INTERRUPTED))
+            return
+        self._torn = True
+        replies.feed(bytes(self._room[:nbytes]))
+        try:
+            while not self.broken and (raw := replies.next()) is not PARTIAL:
+                self._take(raw)
+            self._torn = False
+        except LinkError as error:
+            self._end(error)
+        except (ValueError, IndexError):  # no reply, or one that nobody asked for
+            self._end(LinkError(Failure.MALFORMED))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(link_error(exc) if exc else LinkError(Failure.CLOSED))
+
+    def _take(self, raw: Any) -> None:
+        request, on_reply = self._waiting[0]
+        if isinstance(raw, exceptions.RedisError) and not isinstance(raw, exceptions.ResponseError):
+            raise link_error(raw)  # redis-py hangs up after these
+        whole = self._assembly.add(request, parse_answer(raw, self.demoted))
+        if whole is INCOMPLETE:
+            return
+        self._waiting.popleft()
+        if whole is None:
+            self._again(request, on_reply)
+        else:
+            on_reply(whole)
+
+    def _again(self, request: Request, on_reply: Callable[[Reply | None], bool]) -> None:
+        """Send a request whose script the server does not know once more, in full, if it is still wanted."""
+        if on_reply(None) and not self.broken and not self._transport.is_closing():
+            self._put(request, {}, on_reply, in_full=True)
+        else:
+            on_reply(failed(Failure.NOSCRIPT))
+
+    def close(self) -> None:
+        self._end(LinkError(Failure.CLOSED))
+
+    def _end(self, error: LinkError) -> None:
+        """Drop the connection, and tell all who wait for a reply that there will be none."""
+        if self.broken:
+            return
+        self._flush()  # what is written before a link is dropped, such as a release, is sent
+        self.broken = True
+        with suppress(RuntimeError):  # the loop is closed already, and its transports and tasks with it
+            self._transport.abort()
+            self._keeper.cancel()
+        while self._waiting:
+            self._waiting.popleft()[1](error.reply(Kind.UNKNOWN))
+
+
+class AsyncRedisNotificationLink:
+    """What :class:`~django_redlock.nodes.redis.link.RedisNotificationLink` is, for an event loop."""
+
+    def __init__(self, connection: aioconnection.AbstractConnection, messages: Replies) -> None:
+        self._connection = connection
+        self._messages = messages
+
+    async def read(self) -> list[str]:
+        try:
+            while (message := self._messages.next()) is PARTIAL:
+                if self._connection._reader is None:
+                    raise LinkError(Failure.CLOSED)
+                self._messages.feed(some(await self._connection._reader.read(READ_SIZE)))
+        except BROKEN as error:
+            raise link_error(error) from None
+        return [parse_notification(message)]
+
+    def close(self) -> None:
+        drop(self._connection)
+
+
+def take_over(connection: aioconnection.AbstractConnection, protocol: asyncio.BaseProtocol) -> asyncio.StreamWriter:
+    """
+    Have *protocol* read what comes on a connection from now on, instead of redis-py.
+
+    Raises:
+        LinkError: The connection has ended, and *protocol* would never hear of it.
+    """
+    reader, writer = connection._reader, connection._writer
+    if reader is None or writer is None or reader.at_eof() or writer.is_closing():
+        raise LinkError(Failure.CLOSED)
+    writer.transport.set_protocol(protocol)
+    connection._reader = connection._writer = None  # redis-py closes, and warns of, what it still has
+    return writer
+
+
+def drop(connection: aioconnection.AbstractConnection) -> None:
+    """Close a connection of an event loop as its ``disconnect()`` does, which has to be awaited."""
+    writer = connection._writer
+    connection._reader = connection._writer = None  # redis-py warns of a connection that still has them
+    if writer is not None:
+        with suppress(RuntimeError):  # the loop is closed already, and its transports with it
+            writer.transport.abort()

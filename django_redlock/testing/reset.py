@@ -1,0 +1,34 @@
+"""Nodes in memory that are empty in every test (internal)."""
+
+import sys
+from typing import Any
+
+
+def reset_locks() -> None:
+    """
+    End all locks on nodes in memory, and make the managers of ``REDLOCK`` anew.
+
+    Does nothing in a process that has not used such a node; locks on servers and in databases stay.
+    """
+    memory = sys.modules.get("django_redlock.nodes.memory")  # not imported for a project that does not use it
+    if memory is not None and memory.forget_nodes():
+        from ..engine.holdings import forget_holdings
+        from ..handler import locks  # here, because it needs Django
+
+        locks.reset()
+        forget_holdings()
+
+
+class ResetLocksMixin:
+    """
+    Has every test of a ``TestCase`` begin and end without locks on nodes in memory.
+
+    Put it before the class: ``class CheckoutTests(ResetLocksMixin, TestCase)``. The plugin for pytest does the same for
+    all tests.
+    """
+
+    def setUp(self: Any) -> None:
+        """Reset the locks, now and when the test has ended."""
+        reset_locks()
+        self.addCleanup(reset_locks)
+        super().setUp()  # type: ignore[misc]

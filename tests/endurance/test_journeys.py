@@ -1,0 +1,10 @@
+"""What a user types to adopt the package."""
+
+from tests.journeys.__main__ import main
+
+
+def test_package_is_adopted_in_a_new_project():
+    """Every step of the journey ends as the documentation says."""
+    done: list[str] = []
+    main(done.append)
+    assert len(done) == 7

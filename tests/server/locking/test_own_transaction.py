@@ -1,0 +1,100 @@
+"""A file of SQLite that is a node and that the project's own transaction writes to."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from django.core import checks
+from django.db import connections, transaction
+from django.test import override_settings
+
+from django_redlock import QuorumUnavailableError
+from django_redlock.engine.manager import LockManager
+from django_redlock.fencing import fenced
+from django_redlock.nodes.database.table import TABLE
+from tests.managers import Tables, connect, held_by, patient_manager, real_manager
+
+pytestmark = [pytest.mark.usefixtures("unblocked"), pytest.mark.parametrize("tables", ["sqlite"], indirect=True)]
+
+
+@pytest.fixture
+def one(tables: Tables) -> Iterator[LockManager]:
+    """A manager whose only node is a file of SQLite."""
+    with closing(patient_manager(tables.urls[:1])) as manager:
+        connect(manager)
+        yield manager
+
+
+def test_lock_inside_a_transaction_of_its_own_file_fails_at_once(one: LockManager, tables: Tables):
+    """L52: the lock would wait for the transaction, and the transaction for the lock; the error has the ways out."""
+    with transaction.atomic(using=tables.aliases[0]):
+        with pytest.raises(QuorumUnavailableError) as caught:
+            one.lock("a").acquire()
+
+    assert caught.value.misconfigured
+    assert caught.value.waited < 10  # the node timeout
+    assert "this thread's own transaction" in str(caught.value)
+    assert "before atomic()" in str(caught.value)
+    assert one.lock("a", wait=30).acquire().release() == "released"
+
+
+def test_release_inside_a_transaction_of_its_own_file_is_redelivered(tables: Tables):
+    """L28: the node gets the release when the transaction is over."""
+    with closing(real_manager(tables.urls[:1], ttl=60.0, node_timeout=0.2)) as one:
+        connect(one)
+        lease = one.lock("a").acquire()
+        with transaction.atomic(using=tables.aliases[0]):
+            tables.query(f"DELETE FROM {TABLE} WHERE digest = 'none'")
+            assert lease.release() == "unknown"
+
+        assert held_by(one, "{a}")
+
+
+def test_other_nodes_decide_when_one_file_is_locked(tables: Tables):
+    """L9: a transaction costs the vote of its own file, and no other."""
+    with closing(patient_manager(tables.urls[:3])) as manager:
+        connect(manager)
+        with transaction.atomic(using=tables.aliases[0]):
+            lease = manager.lock("a", wait=0).acquire()
+        with fenced(lease, using=tables.aliases[0]):
+            assert lease.extend()
+        assert lease.release() == "released"
+
+
+def test_fence_in_the_only_nodes_file_is_refused(one: LockManager, tables: Tables):
+    """L53: the transaction would keep the lease from being renewed, so that a body longer than the ttl loses it."""
+    with one.lock("a") as lease:
+        with pytest.raises(RuntimeError, match=r"database file of their own"), fenced(lease, using=tables.aliases[0]):
+            pytest.fail("entered")
+    with one.lock("a", renew=False) as lease, fenced(lease, using=tables.aliases[0]):
+        assert lease.valid()
+
+
+def test_file_of_requests_in_transactions_is_reported_as_a_node(tables: Tables):
+    """L67: with ATOMIC_REQUESTS, every view would run into it."""
+    entry = connections.settings[tables.aliases[0]]
+    with override_settings(REDLOCK={"default": {"NODES": tables.urls[:1]}}):
+        assert "redlock.W011" not in found()
+        entry["ATOMIC_REQUESTS"] = True
+        try:
+            assert "redlock.W011" in found()
+        finally:
+            entry["ATOMIC_REQUESTS"] = False
+
+
+def found() -> list[str | None]:
+    return [message.id for message in checks.run_checks(tags=["redlock"])]
+
+
+def test_file_that_another_process_writes_to_is_reported_as_locked(tables: Tables):
+    """L81: the node answers within the node timeout, so that the error has the reason."""
+    with closing(real_manager(tables.urls[:1], ttl=60.0, node_timeout=2.0)) as one:
+        connect(one)
+        with closing(sqlite3.connect(tables.entry()["NAME"], isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(QuorumUnavailableError) as caught:
+                one.lock("a", wait=0).acquire()
+            other.execute("ROLLBACK")
+
+    assert list(caught.value.nodes.values()) == ["locked"]

@@ -1,0 +1,1 @@
+"""Code that users write, for mypy --strict: nothing here is run."""

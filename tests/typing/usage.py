@@ -1,0 +1,139 @@
+"""
+What users write, and what they must not write: a line with ``type: ignore`` has an error, or mypy reports the comment.
+"""
+
+from typing import Any, assert_type
+
+from django.contrib.auth.models import User
+from django.core.management.base import BaseCommand
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.views import View
+
+from django_redlock import (
+    Lease,
+    Lock,
+    LockManager,
+    fenced,
+    lock,
+    lock_for_update,
+    locked_command,
+    locked_view,
+    locks,
+)
+from django_redlock.celery import SingletonTask, singleton_task
+
+
+def blocks() -> None:
+    with lock("a", ttl=10, wait=None) as lease:
+        assert_type(lease, Lease)
+        assert_type(lease.fencing_token, int)
+        assert_type(lease.release(), str)
+    with lock(["a", "b"], on_commit=True), lock("c", shared=True):
+        pass
+    with lock("a") as lease, fenced(lease, using=["default"]):
+        pass
+    found = lock("a").try_acquire()
+    assert_type(found, Lease | None)
+    if found is not None:
+        with found as same:
+            assert_type(same, Lease)
+    assert_type(locks["default"], LockManager)
+    assert_type(locks["default"].lock("a"), Lock)
+
+    lock(7)  # type: ignore[arg-type]
+    lock("a", timeout=5)  # type: ignore[call-arg]
+    lock("a", wait="5")  # type: ignore[arg-type]
+    lock("a", if_taken="ignore")  # type: ignore[arg-type]
+    lock("a").locked()  # type: ignore[attr-defined]
+    lock("a").release()  # type: ignore[attr-defined]
+    found.release()  # type: ignore[union-attr]
+    fenced(lock("a"))  # type: ignore[arg-type]
+
+
+async def tasks() -> None:
+    async with lock("a", cancel_on_lost=True) as lease:
+        assert_type(lease, Lease)
+        assert_type(await lease.arelease(), str)
+    if (found := await lock("a").atry_acquire()) is not None:
+        async with found as same:
+            assert_type(same, Lease)
+    lock("a").aacquire().release()  # type: ignore[attr-defined]
+
+
+@lock("report", wait=0, if_taken="skip")
+def report(number: int) -> str | None:
+    return str(number)
+
+
+@lock("report")
+async def areport(number: int) -> str:
+    return str(number)
+
+
+def decorated() -> None:
+    assert_type(report(7), str | None)
+    report("7")  # type: ignore[arg-type]
+    areport("7")  # type: ignore[arg-type, unused-coroutine]
+    areport(7)  # type: ignore[unused-coroutine]
+
+
+def rows(user: User, users: QuerySet[User]) -> None:
+    with lock_for_update(user, wait=5) as one:
+        assert_type(one, User)
+    with lock_for_update(users, skip_locked=True) as many:
+        assert_type(many, list[User])
+    lock_for_update(user, skip_locked=True)  # type: ignore[call-overload]
+    lock_for_update("user")  # type: ignore[type-var]
+
+
+@locked_view("order:{pk}", wait=1)
+def pay(request: HttpRequest, pk: int) -> HttpResponse:
+    return HttpResponse(str(pk))
+
+
+@locked_view("user")
+class Pay(View):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return pay(request, pk="7")  # type: ignore[arg-type]
+
+
+@locked_view  # type: ignore[arg-type]
+def unfinished(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@locked_command
+class Bare(BaseCommand):
+    lease: Lease  # what the decorator sets; a decorator cannot tell mypy of an attribute
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self.lease.ensure()
+
+
+@locked_command("import:{supplier}", wait=5)
+class Import(BaseCommand):
+    lease: Lease
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        assert_type(self.lease, Lease)
+
+
+@singleton_task
+def import_catalogue(supplier: int) -> str:
+    return str(supplier)
+
+
+@singleton_task(bind=True, lease=30)
+def bound(self: SingletonTask[..., Any], supplier: int) -> str:
+    return str(supplier)
+
+
+def calls() -> None:
+    assert_type(import_catalogue(7), str)
+    import_catalogue.delay(7)
+    import_catalogue.delay_on_commit(7)
+    import_catalogue.apply_async_on_commit(args=(7,))
+    bound.delay_on_commit(7)
+    import_catalogue("7")  # type: ignore[arg-type]
+    import_catalogue.delay_on_comit(7)  # type: ignore[attr-defined]

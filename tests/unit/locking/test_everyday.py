@@ -1,0 +1,443 @@
+"""What people write with ``lock()``: at import, in an event loop, twice, to skip what is taken, in a transaction."""
+
+import asyncio
+import pickle
+import threading
+import warnings
+from typing import Any
+
+import pytest
+from django.core.exceptions import SynchronousOnlyOperation
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+from django.db import connections, transaction
+from django.http import HttpRequest
+from django.test import override_settings
+
+from django_redlock import (
+    InvalidRedlockError,
+    LockLostError,
+    LockTakenError,
+    QuorumUnavailableError,
+    fenced,
+    lock,
+    locked_view,
+    locks,
+)
+from django_redlock.checks import check_deployment, check_settings
+from django_redlock.core.rules import Rules
+from django_redlock.testing import Simulation
+from tests.managers import Manager
+
+NODES = ["memory://a", "memory://b", "memory://c"]
+
+
+def redlock(**options: Any) -> Any:
+    """Set ``REDLOCK`` to three nodes in memory with these options."""
+    return override_settings(REDLOCK={"default": {"NODES": NODES, "OPTIONS": options}})
+
+
+def ids(messages: list[Any]) -> list[str]:
+    return [message.id for message in messages]
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Any:
+    """Leave no lock of one test to the next."""
+    yield
+    locks.reset()
+
+
+@pytest.fixture(autouse=True)
+def blocking_in_coroutine_tests() -> None:
+    """Have coroutine tests refused what users are refused."""
+
+
+# At import
+
+
+def test_lock_of_a_module_needs_no_settings_until_it_is_taken():
+    """A module with @lock can be imported whatever the settings say; the call reports what is wrong with them."""
+    with override_settings(REDLOCK=None):
+
+        @lock("module")
+        def work() -> str:
+            return "done"
+
+        with pytest.raises(InvalidRedlockError, match="REDLOCK setting is missing"):
+            work()
+
+    assert work() == "done"
+
+
+def test_typo_in_the_options_is_reported_by_the_check_though_a_module_has_a_lock():
+    """The typo is redlock.E007 in manage.py check, which is reached because the import succeeds."""
+    with redlock(tll=30):
+        kept = lock("module")
+
+        with pytest.raises(SystemCheckError, match=r"redlock\.E007"):
+            call_command("check")
+
+        assert kept.name == "module"
+
+
+def test_what_no_settings_can_allow_is_refused_where_it_is_written():
+    """A wrong argument is an error of the line that has it."""
+    for wrong in ({"wait": -1}, {"ttl": 0}, {"limit": 0}, {"heartbeat": 0}, {"max_hold": -1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            lock("a", **wrong)
+    with pytest.raises(TypeError, match="name must be a str"):
+        lock(7)  # type: ignore[arg-type]
+
+
+def test_decorator_that_the_settings_do_not_allow_is_found_by_the_check():
+    """The command manage.py check finds a decorated function whose lock can never be taken."""
+
+    @lock("long", ttl=300)
+    def long() -> None: ...
+
+    @lock("elsewhere", using="nope")
+    def elsewhere() -> None: ...
+
+    found = [message for message in check_settings() if message.id == "redlock.E011"]
+
+    assert any("long" in message.msg and "max_ttl" in message.msg for message in found)
+    assert any("elsewhere" in message.msg and "no alias 'nope'" in message.msg for message in found)
+    del long, elsewhere
+
+
+# In an event loop
+
+
+async def test_blocking_lock_in_an_event_loop_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """L80: it would stop all tasks; Django does the same with its database, and both heed the same variable."""
+    monkeypatch.delenv("DJANGO_ALLOW_ASYNC_UNSAFE", raising=False)
+    refused = [
+        lambda: lock("loop").__enter__(),
+        lambda: lock("loop").acquire(),
+        lambda: lock("loop").try_acquire(),
+        lambda: lock("loop")(lambda: None)(),
+    ]
+    for way in refused:
+        with pytest.raises(SynchronousOnlyOperation, match="async with lock"):
+            way()
+
+    assert await asyncio.to_thread(lambda: lock("loop", wait=0).acquire().release()) == "released"
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+    with lock("loop", wait=0) as lease:
+        assert lease.valid()
+
+
+# A lock that waits for itself
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [({}, {}), ({}, {"wait": 5}), ({"shared": True}, {}), ({}, {"shared": True}), ({"reentrant": True}, {})],
+)
+def test_block_that_would_wait_for_itself_raises_at_once(outer: dict[str, Any], inner: dict[str, Any]):
+    """L43: only the waiting thread could end the hold that it waits for; the error names both places."""
+    with lock("self", **outer):
+        with pytest.raises(
+            RuntimeError, match=r"'self'.*test_everyday\.py:\d+; at .*test_everyday\.py:\d+ it would wait"
+        ):
+            lock("self", **inner).acquire()
+        with pytest.raises(LockTakenError):
+            lock("self", **{**inner, "wait": 0}).acquire()
+    assert lock("self", wait=0).acquire().release() == "released"
+
+
+async def test_task_that_would_wait_for_itself_raises_at_once():
+    """L43: the same error for a task; another task waits."""
+    async with lock("self"):
+        with pytest.raises(RuntimeError, match="would wait for itself"):
+            await lock("self").aacquire()
+        with pytest.raises(RuntimeError, match="would wait for itself"):
+            await lock(["other", "self"]).aacquire()
+        other = asyncio.create_task(lock("self").aacquire())
+        await asyncio.sleep(0)
+    assert await (await other).arelease() == "released"
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ({"shared": True}, {"shared": True}),
+        ({"limit": 2}, {"limit": 2}),
+        ({"limit": 2}, {}),
+        ({"reentrant": True},) * 2,
+    ],
+)
+def test_block_that_waits_for_nothing_of_its_own_is_let_in(outer: dict[str, Any], inner: dict[str, Any]):
+    """L43: a thread may hold two places, or two shared holds; a lock with places is another lock."""
+    with lock("many", **outer), lock("many", **inner) as lease:
+        assert lease.valid()
+
+
+async def blocking() -> None:
+    lock("blocking").acquire()
+
+
+def test_lease_that_another_thread_may_release_causes_a_warning_after_one_ttl(caplog: pytest.LogCaptureFixture):
+    """L43: a lease outside a block may be handed on, so the thread waits, and the log names both places."""
+    with Simulation(nodes=3, ttl=10.0, check=False) as sim:
+        lease = lock("handed").acquire()
+        with pytest.raises(LockTakenError):
+            lock("handed", wait=9).acquire()
+        with pytest.raises(SynchronousOnlyOperation):
+            asyncio.run(blocking())
+        assert "waits for itself" not in caplog.text
+        with pytest.raises(LockTakenError):
+            lock("handed", wait=25).acquire()
+
+        [record] = [each for each in caplog.records if getattr(each, "event", "") == "waits_for_itself"]
+        assert record.getMessage().count("test_everyday.py:") == 2
+        assert lease.release() == "released"
+        sim.advance(1)
+
+
+# To skip what is taken
+
+
+def test_lock_that_is_taken_is_skipped_without_an_error():
+    """L79: try_acquire() makes one attempt and returns a lease, whose block releases it, or None."""
+    lease = lock("skip").try_acquire()
+    assert lease is not None
+    assert lock("skip").try_acquire() is None
+
+    with lease as same:
+        assert same is lease
+        assert lease.valid()
+
+    assert lease.reason == "released"
+    with pytest.raises(LockLostError), lease:
+        pytest.fail("the body ran without the lock")
+
+
+async def test_lock_that_is_taken_is_skipped_in_an_event_loop():
+    """L79: the same for a task; a lease of an event loop is left with ``async with`` only."""
+    lease = await lock("skip").atry_acquire()
+    assert lease is not None
+    assert await lock("skip").atry_acquire() is None
+
+    with pytest.raises(TypeError, match="async with"), lease:
+        pass
+    async with lease:
+        assert lease.valid()
+
+    assert lease.reason == "released"
+
+
+def test_skipping_is_not_for_nodes_that_cannot_tell(memory: Manager):
+    """L79: None says that somebody else has the lock; that nobody can tell stays an error."""
+    manager = memory(3)
+    for node in manager.nodes[:2]:
+        node.silent = True  # type: ignore[attr-defined]
+
+    with pytest.raises(QuorumUnavailableError):
+        manager.lock("skip").try_acquire()
+
+
+def test_block_of_a_lease_raises_its_loss_unless_the_body_raised():
+    """L79: the block of a lease ends like that of a lock."""
+    lease = lock("skip").acquire()
+    with pytest.raises(LockLostError), lease:
+        lease.hold.deadline = 0.0
+    again = lock("skip", wait=0, barge=True)
+    locks["default"].release("skip", lease.token)
+    with pytest.raises(ZeroDivisionError), again.acquire() as lost:  # noqa: PT012
+        lost.hold.deadline = 0.0
+        raise ZeroDivisionError
+
+
+async def test_decorated_function_is_skipped_when_the_lock_is_taken():
+    """L79: if_taken="skip" has a decorated function return None; it has no other use."""
+    ran: list[str] = []
+    skipping = lock("skip", wait=0, if_taken="skip")
+
+    @skipping
+    async def awork() -> str:
+        ran.append("awork")
+        return "done"
+
+    @lock("skip", if_taken="skip")
+    def work() -> str:
+        ran.append("work")
+        return "done"
+
+    async with lock("skip"):
+        assert await awork() is None
+        assert await asyncio.to_thread(work) is None
+    assert ran == []
+    assert await awork() == "done"
+    assert await asyncio.to_thread(work) == "done"
+    with pytest.raises(TypeError, match="try_acquire"):
+        await asyncio.to_thread(skipping.__enter__)
+    with pytest.raises(TypeError, match="atry_acquire"):
+        async with skipping:
+            pass
+    with pytest.raises(ValueError, match="'raise' or 'skip'"):
+        lock("skip", if_taken="ignore")  # type: ignore[arg-type]
+
+
+# How long to wait
+
+
+def test_project_decides_how_long_a_lock_waits():
+    """OPTIONS["wait"] counts wherever a lock does not say; None is for ever, also against the option."""
+    with redlock(wait=0):
+        with lock("wait"):
+            with pytest.raises(LockTakenError):
+                lock("wait").acquire()
+            with pytest.raises(RuntimeError, match="wait for itself"):
+                lock("wait", wait=None).acquire()
+        assert locks["default"].lock("wait").description().wanted.wait == 0
+    assert locks["default"].lock("wait").description().wanted.wait is None
+    with pytest.raises(ValueError, match="wait must be"):
+        Rules(3, wait=-1)
+    assert ids([each for each in check_settings() if "redlock.E" in each.id]) == []
+
+
+def test_check_advises_a_wait_for_production():
+    """by default a request waits for ever, so check --deploy asks for a decision."""
+    assert "redlock.W105" in ids(check_deployment())
+    with redlock(wait=10):
+        assert "redlock.W105" not in ids(check_deployment())
+    with redlock(wait=None):
+        assert "redlock.W105" not in ids(check_deployment())
+
+
+# In a transaction
+
+
+@pytest.mark.django_db(transaction=True)
+def test_lock_inside_a_transaction_warns_that_it_is_released_before_the_commit():
+    """L52: the next holder would read what is not committed yet; the warning names the line, once."""
+    with warnings.catch_warnings(record=True) as caught, transaction.atomic():
+        warnings.simplefilter("default")
+        for _ in range(2):
+            with lock("inside"):
+                pass
+        with lock("inside").acquire():
+            pass
+
+    assert [(each.category, each.filename.endswith("test_everyday.py")) for each in caught] == [
+        (RuntimeWarning, True)
+    ] * 2
+    assert "on_commit=True" in str(caught[0].message)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_project_decides_what_a_lock_inside_a_transaction_is():
+    """L52: OPTIONS["in_transaction"] makes it an error, or allows it; a lock for the commit is always allowed."""
+    with redlock(in_transaction="error"), transaction.atomic():
+        with pytest.raises(RuntimeError, match=r"'inside'.*'default'.*on_commit=True"):
+            lock("inside").__enter__()
+        with lock("inside", on_commit=True):
+            pass
+        assert locks["default"].lock("inside", wait=0).try_acquire() is None
+    with redlock(in_transaction="allow"), transaction.atomic(), lock("inside", wait=0) as lease:
+        assert lease.valid()
+    with pytest.raises(ValueError, match="in_transaction must be"):
+        Rules(3, in_transaction="never")
+
+
+@pytest.mark.django_db
+def test_transaction_of_a_test_case_is_none_of_the_projects():
+    """L52: the lock of a test in Django's TestCase is released at the end of its block, without a warning."""
+    with lock("inside", on_commit=True) as lease:
+        pass
+    assert lease.reason == "released"
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
+@pytest.mark.parametrize("end", ["commit", "rollback", "savepoint", "two databases"])
+def test_lock_for_the_commit_is_released_after_it(end: str):
+    """L54, L55: on_commit=True keeps the lock beyond its block, until all open transactions have ended, either way."""
+    seen: list[Any] = []
+
+    def look() -> None:
+        seen.append(lease.reason)
+
+    try:
+        with transaction.atomic(), transaction.atomic(using="warehouse" if end == "two databases" else "default"):
+            transaction.on_commit(look)  # before the release
+            with transaction.atomic():
+                with lock("commit", on_commit=True) as lease:
+                    assert lease.valid()
+                transaction.set_rollback(end == "savepoint")
+            seen.append(lease.reason)
+            if end == "rollback":
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+
+    assert set(seen) == {None}
+    assert lease.reason == "released"
+    assert lock("commit", wait=30).acquire().release() == "released"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_lock_for_the_commit_that_was_lost_in_its_block_rolls_back():
+    """L36: the loss is raised inside the transaction, as without on_commit."""
+    with pytest.raises(LockLostError), transaction.atomic():
+        with lock("commit", on_commit=True) as lease:
+            lease.hold.deadline = 0.0
+    assert not connections["default"].in_atomic_block
+
+
+async def test_lock_for_the_commit_is_for_blocks_of_synchronous_code():
+    """L52: Django's transactions are synchronous, and acquire() leaves the release to its caller."""
+    with pytest.raises(RuntimeError, match="on_commit=True, which works with 'with' only"):
+        await lock("commit", on_commit=True).aacquire()
+    with pytest.raises(RuntimeError, match="on_commit=True, which works with 'with' only"):
+        await asyncio.to_thread(lock("commit", on_commit=True).acquire)
+
+
+def test_threads_do_not_see_the_transactions_of_others():
+    """L52: what another thread has open is no concern of this one."""
+    errors: list[Any] = []
+    done = threading.Thread(target=lambda: errors.append(lock("inside", wait=0).try_acquire() is not None))
+    done.start()
+    done.join()
+    assert errors == [True]
+
+
+# Mistakes of people who know other locks
+
+
+def work() -> None: ...
+
+
+class View:
+    pass
+
+
+MISTAKES: list[tuple[Any, type[Exception], str]] = [
+    (lambda: lock(work), TypeError, r"@lock needs a name.*@lock\('work'\)"),
+    (lambda: lock(View), TypeError, r"@lock needs a name.*@lock\('View'\)"),
+    (lambda: lock("a")(View), TypeError, "class View cannot be decorated.*locked_view"),
+    (lambda: lock("a", timeout=5), TypeError, r"lock\(\) has no argument 'timeout'; write ttl=5"),
+    (lambda: lock("a", blocking_timeout=5), TypeError, "no argument 'blocking_timeout'; write wait=5"),
+    (lambda: lock("a", blocking=False), TypeError, "no argument 'blocking'; write wait=0"),
+    (lambda: lock("a", sleep=0.1), TypeError, "no argument 'sleep'; leave it out"),
+    (lambda: lock("a", tll=1), TypeError, "no argument 'tll'; did you mean 'ttl'"),
+    (lambda: locks["default"].lock("a", timeout=5), TypeError, r"lock\(\) has no argument 'timeout'; write ttl=5"),
+    (lambda: lock("a", label=5), TypeError, "label must be a str, not int"),
+    (lambda: pickle.dumps(lock("a")), TypeError, "Lock cannot be pickled.*its name"),
+    (lambda: lock("a").locked(), AttributeError, r"no 'locked'.*find_lock\('a'\)"),
+    (lambda: lock("a").release(), AttributeError, r"no 'release'.*lease = .*acquire\(\)"),
+    (lambda: lock("a").extend(), AttributeError, "no 'extend'.*lease"),
+    (lambda: lock("a").nothing, AttributeError, "no 'nothing'"),
+    (lambda: fenced(lock("a")), TypeError, r"fenced\(\) needs a lease.*as lease, fenced\(lease\)"),
+    (lambda: fenced(7), TypeError, r"fenced\(\) needs a lease"),
+    (lambda: locked_view(View), TypeError, r"@locked_view needs a key.*@locked_view\('order:\{pk\}'\)"),
+    (lambda: locked_view(work)(HttpRequest()), TypeError, r"@locked_view needs a key.*@locked_view\('order:\{pk\}'\)"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "kind", "message"), MISTAKES, ids=[message[:30] for _, _, message in MISTAKES])
+def test_mistake_with_a_lock_is_told_what_to_write(mistake: Any, kind: type[Exception], message: str):
+    """L68: users of redis-py's locks find the way to this one from the error."""
+    with pytest.raises(kind, match=message):
+        mistake()

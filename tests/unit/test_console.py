@@ -1,0 +1,357 @@
+"""What the pages, commands and metrics say is true, also when nodes are silent or somebody meddled."""
+
+import errno
+import json
+import re
+import time
+from io import StringIO
+
+import pytest
+from celery import Celery
+from django.contrib.auth.models import Permission, User
+from django.core.management import CommandError, call_command
+from django.test import Client, override_settings
+
+from django_redlock import lock, locks
+from django_redlock.contrib.telemetry import MAX_LABELS, Labels
+from django_redlock.core.names import slug
+from django_redlock.core.owner import Owner, encode
+from django_redlock.core.rules import Rules
+from django_redlock.inventory import (
+    MAX_NAMES,
+    Staleness,
+    ask_to_stop,
+    doctor,
+    extend_lock,
+    find_lock,
+    find_locks,
+    force_release,
+    held_locks,
+    stale_keys,
+)
+from django_redlock.nodes.memory import forget_nodes
+from django_redlock.nodes.redis.inspect import Inspection
+
+LIST = "/admin/redlock/heldlock/"
+LIVE = f"{LIST}live/"
+NODES = [f"memory://n{place}" for place in range(5)]
+WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aei" for c in "lmnr"]
+OTHERS = [f"memory://b{place}" for place in range(5)]
+
+
+@pytest.fixture
+def five():
+    """Five nodes in memory."""
+    with override_settings(REDLOCK={"default": {"NODES": NODES}}):
+        yield locks["default"].nodes
+    forget_nodes()
+
+
+@pytest.fixture
+def two():
+    """Two aliases of five nodes each, the second without a quorum."""
+    with override_settings(REDLOCK={"default": {"NODES": NODES}, "other": {"NODES": OTHERS}}):
+        for node in locks["other"].nodes[:3]:
+            node.down = True
+        yield locks["default"].nodes
+    forget_nodes()
+
+
+@pytest.fixture
+def operator(db) -> Client:
+    """Somebody who may look and release."""
+    user = User.objects.create_user("staff", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=["view_heldlock", "release_heldlock"]))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def put(nodes, name: str, left: float | None = 200, *, age: float = 1.0, number: int = 1) -> None:
+    """Put a lock on all nodes."""
+    owner = Owner("web-1", 77, "task", "shop.import", "id-1", time.time() - age, 30.0)
+    for node in nodes:
+        node.store.put(slug(name), encode(f"{number:032x}", owner), left)
+
+
+def run(*command: str) -> tuple[str, str, int]:
+    """Run a command; returns what it writes, what it complains of, and its exit code."""
+    out, err = StringIO(), StringIO()
+    try:
+        call_command(*command, stdout=out, stderr=err)
+    except CommandError as error:
+        return out.getvalue(), f"{err.getvalue()}{error}", error.returncode
+    return out.getvalue(), err.getvalue(), 0
+
+
+def scraped() -> dict[str, float]:
+    """Return the metrics of the nodes."""
+    prometheus = pytest.importorskip("django_redlock.contrib.prometheus")
+    samples = [sample for metric in prometheus.NodesCollector().collect() for sample in metric.samples]
+    return {f"{sample.name} {' '.join(sample.labels.values())}": sample.value for sample in samples}
+
+
+# Aliases of which one has no quorum
+
+
+def test_an_alias_without_a_quorum_does_not_stop_the_others(two, operator):
+    """
+    L73: whether locks are known is decided for each alias.
+    """
+    with lock("orders:7"):
+        data = json.loads(operator.get(LIVE).content)
+
+    assert data["unknown"] == ["other"]
+    assert "orders:7" in data["rows"]
+
+
+# Nothing is known
+
+
+def test_without_a_quorum_no_page_says_that_nothing_is_held(five, operator):
+    """
+    L73: unknown is not zero: neither in the footer nor above the list; and the time is not that of an answer.
+    """
+    for node in five[:3]:
+        node.down = True
+
+    page = operator.get(LIST).content.decode()
+    data = json.loads(operator.get(LIVE).content)
+
+    assert "0 held locks" not in page
+    assert "As of" not in page + data["nodes"]
+    assert data["unknown"] == ["default"]
+
+
+# How many there are
+
+
+def test_locks_that_ended_are_no_more_locks(five, operator):
+    """
+    L70: the names of locks that ended stay in an index for a while. They do not count as locks that were not asked for.
+    """
+    for number in range(2 * MAX_NAMES):
+        put(five, f"over:{number}", -1)
+    for number in range(5):
+        put(five, f"held:{number}")
+
+    snapshot = held_locks(seconds=60)
+
+    assert (len(snapshot.locks), snapshot.complete) == (5, True)
+    assert scraped()["redlock_listing_complete default"] == 1
+    assert "more locks than this page asks for" not in operator.get(LIST).content.decode()
+
+
+def test_a_page_that_asks_for_some_does_not_count_them_as_all(five, operator):
+    """
+    L70: the footer says that there are more.
+    """
+    for number in range(MAX_NAMES + 5):
+        put(five, f"held:{number}")
+
+    page = operator.get(LIST).content.decode()
+
+    assert re.search(r"\d+\+ held locks", page)
+    assert "more locks than this page asks for" in page
+
+
+# What an operator did
+
+
+def test_no_more_time_for_a_holder_that_was_asked_to_stop(five, operator):
+    """
+    L74: all nodes answer, so the outcome is known.
+    """
+    with lock("orders:7", renew=False):
+        held = find_lock("orders:7")
+        assert ask_to_stop(held, held.fingerprint) == "asked"
+
+        assert extend_lock(held, held.fingerprint, 50.0) == "stopping"
+
+
+# Several holders
+
+
+def test_a_lock_that_several_share_has_no_host(five, operator):
+    """
+    L71: the nodes do not record who shares a lock; nothing is made up.
+    """
+    with lock("orders:7", shared=True):
+        text = run("redlock_inspect", "orders:7")[0]
+        data = json.loads(run("redlock_inspect", "orders:7", "--format=json")[0])
+        page = operator.get(LIST).content.decode()
+
+    assert "several, who share it" in text
+    assert data["lock"]["holder"] == {"kind": "shared", "label": "", "ref": "", "host": None, "pid": None}
+    assert "held by shared" not in text + page
+    assert "several, who share it" in page
+
+
+def test_places_are_named(five):
+    """
+    L71: of a lock with places, the command says which are held.
+    """
+    with lock("pool", limit=3), lock("pool", limit=3):
+        text = run("redlock_inspect", "pool")[0]
+
+    assert re.match(r"pool: 2 places are held \(#[12], #[23]\). The nodes do not record how many there are.\n", text)
+
+
+# What another program wrote
+
+
+def test_a_key_of_another_type_is_called_that(five):
+    """
+    L78: it is no lock, and the remedy is the command that deletes it.
+    """
+    for node in five:
+        node.store.put(slug("orders:7"), "", None)
+
+    assert [key.reason for key in stale_keys(find_locks([slug("orders:7")]))] == [Staleness.WRONG_TYPE]
+
+
+# The terminal
+
+
+class Screen(StringIO):
+    """A standard output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_lists_fit_the_terminal(five, monkeypatch, width):
+    """
+    L71: on a terminal no line is longer than it is wide: columns are left out, then names are cut in the middle.
+    """
+    put(five, "orders:" + "very-long-" * 8 + "7")
+    monkeypatch.setenv("COLUMNS", str(width))
+    narrow, wide = Screen(), Screen()
+
+    call_command("redlock_list", stdout=narrow, stderr=StringIO(), no_color=True)
+    call_command("redlock_list", "--wide", stdout=wide, stderr=StringIO(), no_color=True)
+
+    assert max(map(len, narrow.getvalue().splitlines())) <= width
+    assert narrow.getvalue().splitlines()[0].split()[:2] == ["LOCK", "STATE"]
+    assert "very-long-7" in wide.getvalue()
+    assert "TOKEN" in wide.getvalue()
+
+
+def test_lists_show_who_waits_and_for_how_long_locks_are_held(five):
+    """
+    L71: the same as on the page.
+    """
+    put(five, "orders:7", age=840)
+
+    out = run("redlock_list")[0]
+
+    assert re.search(r"HELD FOR +WAITING", out)
+    assert re.search(r"orders:7 +held .* 14 min", out)
+
+
+def test_no_color(five, monkeypatch):
+    """
+    The environment variable ``NO_COLOR`` is honoured (https://no-color.org).
+    """
+    five[0].down = True
+    err = Screen()
+    monkeypatch.setattr("django.core.management.color.supports_color", lambda: True)
+    call_command("redlock_list", stdout=StringIO(), stderr=err)
+    coloured = err.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    call_command("redlock_list", stdout=StringIO(), stderr=(plain := Screen()))
+
+    assert "\x1b" in coloured
+    assert "n0" in plain.getvalue()
+    assert "\x1b" not in plain.getvalue()
+
+
+def test_a_full_disk_is_no_traceback(five):
+    """
+    What cannot be written is an error of the command that says why.
+    """
+
+    class Full(StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(CommandError, match="could not be written: No space left on device"):
+        call_command("redlock_list", stdout=Full(), stderr=StringIO())
+
+
+# Bounds
+
+
+def test_labels_are_bounded():
+    """
+    Metrics have five hundred templates of names at most; the rest is one label, and is counted.
+    """
+    labels = Labels()
+
+    values = {labels.of(f"{first}{second}:7") for first in WORDS for second in WORDS}
+
+    assert len(values) == MAX_LABELS + 1
+    assert "*" in values
+    assert labels.rest == len(WORDS) ** 2 - MAX_LABELS
+    assert labels.of(f"{WORDS[0]}{WORDS[0]}:8") != "*"
+
+
+def test_no_key_in_an_url_is_longer_than_servers_take(five, operator):
+    """
+    A name that another program wrote into an index may be so long that no server takes its address: it has no link.
+    """
+    for node in five:
+        node.store.put("{" + "é" * 4000 + "}", "other", 200)
+
+    page = operator.get(LIST).content.decode()
+
+    assert max(map(len, re.findall(r'href="([^"]*)"', page))) < 8192
+    assert 'class="redlock-name"' in page
+
+
+def test_a_reason_cannot_write_a_line_of_the_log(five, caplog):
+    """
+    L78: control characters in the reason for a release are escaped.
+    """
+    lease = lock("orders:7", renew=False).acquire()
+    held = find_lock("orders:7")
+    force_release(held, held.fingerprint, reason="a\nERROR b\x1b[2J")
+
+    assert lease.extend() is False
+    assert "a\\nERROR b\\x1b[2J" in caplog.text
+
+
+# Tasks and the doctor
+
+
+def test_a_task_that_is_no_singleton_is_called_that(five, monkeypatch):
+    """
+    C104: ``redlock_inspect --task`` of a plain task says what it is, and suggests no other task.
+    """
+    app = Celery("shop", broker="memory://", set_as_current=False, fixups=[])
+
+    @app.task(name="shop.plain")
+    def plain() -> None: ...
+
+    monkeypatch.setattr("django_redlock.celery.explain.get_current_app", lambda: app)
+
+    _out, err, code = run("redlock_inspect", "--task", "shop.plain")
+
+    assert "'shop.plain' is no singleton task" in err
+    assert code == 2
+
+
+@pytest.mark.parametrize(
+    ("used", "level", "text"), [(95, "warning", "95% of"), (203, "error", "203% of its maxmemory is used: it refuses")]
+)
+def test_a_node_that_is_full_refuses_now(used, level, text):
+    """
+    L65: above its limit a node refuses now, not soon.
+    """
+    info = {"maxmemory": "100", "used_memory": str(used), "maxmemory_policy": "noeviction"}
+    [finding] = doctor._memory(Inspection("n0", info=info), Rules(5))
+
+    assert (finding.id, finding.level) == ("memory-full", level)
+    assert text in finding.text

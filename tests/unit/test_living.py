@@ -1,0 +1,335 @@
+"""What a living process holds is neither called left behind nor cleared: histories in virtual time."""
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from io import StringIO
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_redlock import Lease, LockTakenError, QuorumUnavailableError
+from django_redlock.core.names import slug
+from django_redlock.core.owner import NONCE_SIZE
+from django_redlock.core.requests import SHARED
+from django_redlock.engine.heartbeat import ProcessHeartbeat
+from django_redlock.engine.process import process
+from django_redlock.inventory import (
+    HeldLock,
+    Staleness,
+    State,
+    extend_lock,
+    find_lock,
+    find_locks,
+    held_locks,
+    remove_stale,
+    stale_keys,
+)
+from django_redlock.testing import Simulation
+from django_redlock.testing.simulation import Process, VirtualWatchdog, WallClock
+
+RULES = {"ttl": 30.0, "max_ttl": 60.0, "restart_guard": False, "clock_guard": False, "node_timeout": 0.2}
+
+
+class Watchdog(VirtualWatchdog):
+    """The watchdog of a simulation in which processes send their signs of life as well."""
+
+    def watch(self, tended: Any) -> None:
+        self._agenda(tended).add(tended)
+
+    def forget(self, tended: Any) -> None:
+        self._agenda(tended).drop(tended)
+
+    def tends(self, keeper: object) -> bool:
+        return any(lease.keeper is keeper and lease.due() < float("inf") for lease in self._process_of(keeper).agenda)
+
+    def _agenda(self, tended: Any) -> Any:
+        return (
+            self._process_of(tended._manager).agenda
+            if isinstance(tended, ProcessHeartbeat)
+            else super()._agenda(tended)
+        )
+
+
+class World:
+    """
+    Processes that take locks and show that they live, and an operator who looks at them.
+
+    Args:
+        sim: The time and the nodes.
+    """
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.living: list[Process] = []
+
+    def process(self, name: str) -> Process:
+        """Start another process."""
+        with patch.object(process, "name", name):
+            self.living.append(self.sim.rival(name))
+        return self.living[-1]
+
+    def take(self, who: Process, name: str, **options: Any) -> Lease:
+        """Have a process take a lock that is free."""
+        with patch.object(process, "name", who.name):
+            lock = who.lock(name, wait=0, **options)
+        return lock.acquire()
+
+    def drop(self, name: str) -> None:
+        """Have a process take a lock and forget its lease."""
+        self.take(self.process("forgetful"), name)
+        self.sim._leases.clear()
+
+    def kill(self, who: Process) -> None:
+        """End a process without a warning."""
+        self.living.remove(who)
+        who.kill()
+
+    def clear(self) -> str:
+        """Run ``redlock_clear --no-input``; returns what it writes."""
+        out = StringIO()
+        with suppress(CommandError):  # too few nodes answer
+            call_command("redlock_clear", "--no-input", stdout=out, stderr=StringIO())
+        return out.getvalue()
+
+    def holders(self) -> set[tuple[str, str, str]]:
+        """Return who holds what on which node, whatever state the node is in."""
+        return {
+            (node.name, where, nonce)
+            for node in self.sim.nodes
+            for where, (value, _) in list(node.store.records.holders.items())
+            if node.store.records.holder(where, node.store.now()) is not None
+            for nonce in (node.store.sharers(where) if value.startswith(SHARED) else [value[:NONCE_SIZE]])
+        }
+
+
+@contextmanager
+def simulated(nodes: int = 3, **options: Any) -> Iterator[World]:
+    with (
+        patch("django_redlock.testing.simulation.VirtualWatchdog", Watchdog),
+        Simulation(nodes=nodes, check=False, **{**RULES, **options}) as sim,
+        ExitStack() as stack,
+    ):
+        for module in ("poll", "stale"):
+            stack.enter_context(patch(f"django_redlock.inventory.{module}.time", WallClock(sim.clock), create=True))
+        yield World(sim)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with simulated() as world:
+        yield world
+
+
+def found(name: str = "orders:7") -> HeldLock:
+    """Return a lock that is there."""
+    held = find_lock(name)
+    assert held is not None
+    return held
+
+
+def reasons(name: str = "orders:7") -> list[Staleness]:
+    """Return why the keys under a name are stale."""
+    return [key.reason for key in stale_keys(find_locks([slug(name)]))]
+
+
+def test_a_lock_that_an_operator_gave_more_time_is_not_orphaned(world):
+    """
+    L76: its remaining time is longer than its lease from then on, and its process has not yet shown that it lives.
+    """
+    lease = world.take(world.process("worker"), "orders:7")
+    assert extend_lock("orders:7", found().fingerprint, 40.0) == "extended"
+
+    states = [found().state]
+    world.clear()
+    for _ in range(40):
+        world.sim.advance(1.0)
+        world.clear()
+        states.append(found().state)
+
+    assert set(states) == {State.HELD}
+    assert (lease.valid(), lease.reason) == (True, None)
+
+
+def test_a_dropped_lease_is_not_renewed_and_its_process_lives(world):
+    """
+    L76: nobody renews a lease that was dropped unreleased. Its process lives, so the lock is not orphaned.
+    """
+    with pytest.warns(ResourceWarning, match=r"Lock 'orders:7' .*dropped"):
+        world.drop("orders:7")
+    states = []
+    for _ in range(29):
+        states.append(found().state)
+        world.clear()
+        world.sim.advance(1.0)
+
+    assert list(dict.fromkeys(states)) == [State.HELD, State.UNRENEWED]
+    assert states.index(State.UNRENEWED) == 16  # half of its lease has gone by
+    world.sim.advance(1.0)
+    assert find_lock("orders:7") is None
+
+
+def test_an_orphaned_lock_is_known_and_left_to_end(world):
+    """
+    L77: the lock of a process that was killed is orphaned. It ends by itself; a process that stands still looks the
+    same and may go on, so nothing is cleared.
+    """
+    dead, paused = world.process("dead"), world.process("paused")
+    world.take(dead, "a")
+    lease = world.take(paused, "b")
+    world.sim.advance(9.0)
+    world.kill(dead)
+    paused.stopped = True
+    world.sim.advance(15.0)
+
+    assert (found("a").state, found("b").state) == (State.ORPHANED, State.ORPHANED)
+    assert world.clear() == "Nothing is stale.\n"
+    paused.stopped = False
+    world.sim.advance(15.0)
+    assert find_lock("a") is None
+    assert (found("b").state, lease.valid()) == (State.HELD, True)
+
+
+@pytest.mark.parametrize("left", [None, 3600.0])
+def test_a_lock_without_an_end_is_stale_when_its_last_lease_is_over(world, left):
+    """
+    L77: somebody took the expiry from a lock, or made it a long one. It is stale when its process has given no sign of
+    life for longer than a lease lasts, and not before that.
+    """
+    worker = world.process("worker")
+    lease = world.take(worker, "orders:7")
+    world.sim.advance(5.0)
+    for node in world.sim.nodes:
+        node.store.put(slug("orders:7"), node.store.records.holders[slug("orders:7")][0], left)
+    worker.stopped = True
+    before = []
+    while lease.hold.remaining(world.sim.clock()) > 0:
+        before.append(reasons())
+        world.sim.advance(1.0)
+    world.kill(worker)
+    world.sim.advance(60.0)
+
+    assert not any(before)
+    assert reasons() == [Staleness.NO_EXPIRY if left is None else Staleness.TOO_LONG]
+    world.clear()
+    assert find_lock("orders:7") is None
+
+
+# Random histories
+
+
+class History(World):
+    """One random history; after each look of the operator's, what living processes hold is still there."""
+
+    def __init__(self, sim: Simulation, seed: int) -> None:
+        super().__init__(sim)
+        self.random = random.Random(seed)
+        self.leases: list[tuple[Process, Lease]] = []
+        self.done: list[str] = []
+        self.removed = 0
+
+    def go_on(self) -> None:
+        """Do one random thing."""
+        action = self.random.choice(ACTIONS)
+        self.done.append(f"{self.sim.clock():.1f} {action}")
+        getattr(self, f"do_{action}")()
+        self.look()
+
+    def look(self) -> None:
+        """Do what ``redlock_clear --no-input`` does, and see what has gone."""
+        before = self.holders()
+        for key in stale_keys(held_locks()):
+            remove_stale(key)
+        gone = {nonce for *_, nonce in before - self.holders()}
+        self.removed += len(gone)
+        now = self.sim.clock()
+        held = {lease.token for who, lease in self.leases if who in self.living and lease.hold.remaining(now) > 0}
+        assert not gone & held, "\n".join(self.done)
+
+    def do_start(self) -> None:
+        if len(self.living) < 4:
+            self.process(f"p{len(self.sim._processes)}")
+
+    def do_take(self) -> None:
+        if awake := [who for who in self.living if not who.stopped]:
+            who, name = self.random.choice(awake), self.random.choice("abc")
+            how: dict[str, Any] = self.random.choice([{}, {}, {"renew": False}, {"shared": True}, {"ttl": 60.0}])
+            with suppress(LockTakenError, QuorumUnavailableError):
+                self.leases.append((who, self.take(who, name, **how)))
+
+    def do_extend(self) -> None:
+        for who, lease in self.leases:
+            if who in self.living and not who.stopped and not lease.renewed and lease.valid():
+                lease.extend()
+
+    def do_release(self) -> None:
+        for who, lease in self.random.sample(self.leases, min(1, len(self.leases))):
+            if who in self.living and not who.stopped:
+                lease.release()
+
+    def do_drop(self) -> None:
+        """Have a lease no longer be renewed, as when the last reference to it is gone."""
+        for who, lease in self.random.sample(self.leases, min(1, len(self.leases))):
+            if who in self.living and not who.stopped and not lease.hold.ended:
+                who.agenda.drop(lease)
+                who.manager.dropped.append(lease.hold.deadline)
+
+    def do_pause(self) -> None:
+        for who in self.random.sample(self.living, min(1, len(self.living))):
+            who.stopped = True
+            self.sim.after(self.random.choice([1.0, 8.0, 15.0, 50.0, 90.0]), partial(setattr, who, "stopped", False))
+
+    def do_kill(self) -> None:
+        if self.random.random() < 0.4 and self.living:
+            self.kill(self.random.choice(self.living))
+
+    def do_disaster(self) -> None:
+        """End a process, and have its keys outlast it."""
+        self.do_kill()
+        self.do_meddle()
+
+    def do_more_time(self) -> None:
+        for lock in find_locks(map(slug, "abc")).locks:
+            extend_lock(lock, lock.fingerprint, self.random.choice([35.0, 60.0]))
+
+    def do_meddle(self) -> None:
+        """Take the expiry from keys, or make it a long one."""
+        left = self.random.choice([None, 3600.0])
+        for node in self.random.sample(self.sim.nodes, self.random.randint(1, len(self.sim.nodes))):
+            for where, (value, _) in list(node.store.records.holders.items()):
+                if not where.endswith("~p") and node.store.records.holder(where, node.store.now()):
+                    node.store.put(where, value, left)
+
+    def do_node(self) -> None:
+        node = self.random.choice(self.sim.nodes)
+        fate = self.random.choice(["crash", "restart", "silent", "start"])
+        node.silent = fate == "silent"
+        if fate in ("crash", "restart", "start"):
+            getattr(node, fate)()
+
+    def do_wait(self) -> None:
+        self.sim.advance(self.random.choice([0.5, 2.0, 7.0, 12.0, 40.0, 90.0]))
+
+    do_wait_more = do_wait
+
+
+ACTIONS = [name.removeprefix("do_") for name in vars(History) if name.startswith("do_")]
+
+
+def test_redlock_clear_never_removes_what_a_living_process_holds():
+    """
+    L76, L77: in random histories of processes that are paused and killed, leases that are dropped, nodes that fail,
+    and keys that somebody meddled with, ``redlock_clear`` only removes what no living process holds.
+    """
+    removed = 0
+    for seed in range(60):
+        with simulated() as world:
+            history = History(world.sim, seed)
+            for _ in range(40):
+                history.go_on()
+            removed += history.removed
+
+    assert removed > 5  # or nothing has been tried

@@ -1,0 +1,53 @@
+"""Locks on nodes in memory that one test leaves behind: the next one does not meet them."""
+
+import unittest
+from typing import Any
+
+import pytest
+
+from django_redlock import Lease, lock
+from django_redlock.testing import ResetLocksMixin, reset_locks
+
+kept: list[Any] = []
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_lock_of_one_test_is_free_in_the_next(turn: int):
+    """The plugin resets nodes in memory around each test, even if an earlier test left a block open."""
+    kept.append(lock("kept"))
+    assert isinstance(kept[-1].__enter__(), Lease)
+    kept.append(lock("reentrant", reentrant=True).acquire())
+    assert kept[-1].release() == "released"
+    kept.append(lock("taken", wait=0).acquire())
+
+
+class TestOptOut:
+    """A fixture of the same name is the way out."""
+
+    @pytest.fixture(autouse=True)
+    def redlock_reset(self) -> None:
+        """Keep the locks."""
+
+    @pytest.mark.parametrize("turn", [1, 2])
+    def test_lock_of_one_test_is_taken_in_the_next(self, turn: int):
+        """Nothing is reset in this class."""
+        if turn == 1:
+            reset_locks()
+            kept.append(lock("kept", wait=0).acquire())
+        assert lock("kept").try_acquire() is None
+
+
+def test_case_of_unittest_is_reset_by_its_mixin():
+    """Tests of Django's runner need the mixin, because there is no plugin."""
+
+    class Case(ResetLocksMixin, unittest.TestCase):
+        def test_one(self) -> None:
+            kept.append(lock("case", wait=0).acquire())
+
+        def test_two(self) -> None:
+            kept.append(lock("case", wait=0).acquire())
+
+    result = unittest.TestResult()
+    unittest.TestSuite([Case("test_one"), Case("test_two")]).run(result)
+
+    assert (result.testsRun, result.errors, result.failures) == (2, [], [])
