@@ -227,6 +227,6 @@ def make_trouble(machine: Machine, history: History, workers: list[Machine], emp
 def held_names(world: World) -> set[str]:
     """Return the names that are held on a quorum of nodes, without the notes about what has been."""
     stores = [node.store for node in world.sim.nodes]
-    slugs = {slug for store in stores for slug in list(store._holders)}
-    held = {slug for slug in slugs if sum(store._holder(slug, store._now()) is not None for store in stores) > 1}
+    slugs = {slug for store in stores for slug in list(store.records.holders)}
+    held = {slug for slug in slugs if sum(store.records.holder(slug, store.now()) is not None for store in stores) > 1}
     return {slug.strip("{}") for slug in held if not slug.strip("{}").startswith(oracles.NOTES)}
