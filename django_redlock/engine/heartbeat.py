@@ -26,6 +26,7 @@ from ..core.replies import POSITIVE
 from ..core.requests import Acquire
 from ..core.round import Round, count
 from ..nodes.clock import steady
+from .drops import note_drops
 
 FIRST = 2.0  # seconds that a process holds a lock before it says so: those that are shorter cost nothing
 EVERY = 3.0  # seconds
@@ -125,6 +126,7 @@ class ProcessHeartbeat:
 
     def valid(self) -> bool:
         """Return whether locks are held; if not, it ends."""
+        note_drops()
         with self._mutex:
             if not self._dog().tends(self._manager) and max(self._dropped, default=0.0) <= self._clock():
                 due, self._due = self._due, NEVER

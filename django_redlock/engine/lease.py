@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,6 +19,7 @@ from ..core.round import Round
 from ..exceptions import LockLostError
 from ..nodes.clock import steady
 from ..nodes.threads import exiting, new_event
+from .drops import Drop, unreleased, watch_drop
 from .process import process
 from .renewal import loop_watchdog, watchdog
 
@@ -60,25 +60,13 @@ class Lease:
         self._told = False  # whether its loss is known
         self._teller: object = None  # stands for the thread that calls back
         self._cleanup: Round | None = None  # the round that releases it
+        self._drop: Drop | None = watch_drop(self, hold, manager.dropped) if renew else None
         self._depth = 1  # how often its holder has entered it, for a reentrant lock
         self._owner = b""
         self._taken_over: Round | None = None  # the round that took the lock over from somebody else
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r}: {self.hold.ended or f'{self.remaining():.1f} s left'}>"
-
-    def __del__(self) -> None:
-        """Warn that a lease was dropped that should have been released: nobody renews it any more."""
-        if not self._renew or self._pid != process.pid or exiting() or not self.hold.remaining(steady()):
-            return
-        self._manager.dropped.append(self.hold.deadline)
-        warnings.warn(
-            f"Lock {self.name!r} was dropped without a release. Nobody renews it, and it stays taken for another "
-            f"{self.hold.remaining(steady()):.1f} s. Keep the lease until release(), or use a with block.",
-            ResourceWarning,
-            source=self,
-            stacklevel=2,
-        )
 
     def __reduce__(self) -> Any:
         raise TypeError("A Lease cannot be pickled or copied: the lock would have two holders.")
@@ -270,7 +258,13 @@ class Lease:
             return
         self._depth = 0
         self.hold.end("released", steady())
+        self._forget_drop()
         self._release_later()
+
+    def _forget_drop(self) -> None:
+        if self._drop is not None:
+            unreleased.discard(self._drop)
+            self._drop = None
 
     def _release_later(self) -> None:
         """Bring the release to the nodes that have not answered it; nothing if the lease has not ended."""
@@ -396,6 +390,7 @@ class Lease:
             return None
         if self.hold.check(steady()):
             self.hold.end("released", steady())
+            self._forget_drop()
         else:
             self._tell_loss()
         self._cleanup = self.hold.release(self.hold.timeout if wait else 0.0)

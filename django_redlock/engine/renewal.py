@@ -19,6 +19,7 @@ from weakref import ref
 from ..nodes.clock import steady
 from ..nodes.gevent import real_lock
 from ..nodes.threads import Background, Bell, Errands
+from .drops import note_drops
 from .per_loop import PerLoop
 from .process import process
 
@@ -226,6 +227,7 @@ class Watchdog:
         self._resting, idle = False, self._clock()
         while True:
             release_abandoned()
+            note_drops()
             self._read_inbox()
             if self._tend(self._agenda.take(self._clock())):
                 continue
@@ -320,6 +322,7 @@ class AsyncWatchdog:
             self._wake_at = 0.0  # no sooner
             return
         release_abandoned()
+        note_drops()
         leases = self._agenda.take(self._clock())
         if leases:
             self._task = asyncio.get_running_loop().create_task(self._tend(leases), name="django_redlock watchdog")

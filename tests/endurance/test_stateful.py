@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    ConnectionSet,
+    Bundle,
     RuleBasedStateMachine,
     consumes,
     initialize,
@@ -62,7 +62,7 @@ class Place:
 class Locks(RuleBasedStateMachine):
     """Two managers, as two processes have them, over the same nodes."""
 
-    held = ConnectionSet("held")
+    held = Bundle("held")
 
     def __init__(self, servers: list[Server]) -> None:
         super().__init__()

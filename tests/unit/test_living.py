@@ -15,6 +15,7 @@ from django_redlock import Lease, LockTakenError, QuorumUnavailableError
 from django_redlock.core.names import slug
 from django_redlock.core.owner import NONCE_SIZE
 from django_redlock.core.requests import SHARED
+from django_redlock.engine.drops import note_drops
 from django_redlock.engine.heartbeat import ProcessHeartbeat
 from django_redlock.engine.process import process
 from django_redlock.inventory import (
@@ -82,6 +83,7 @@ class World:
         """Have a process take a lock and forget its lease."""
         self.take(self.process("forgetful"), name)
         self.sim._leases.clear()
+        note_drops()
 
     def kill(self, who: Process) -> None:
         """End a process without a warning."""
