@@ -47,6 +47,10 @@ _LATER = {
 """What needs Django's models, which take longer to import than all the rest: imported when it is asked for."""
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return getattr(import_module(_LATER[name], __name__), name)

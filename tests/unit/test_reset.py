@@ -21,6 +21,7 @@ def test_lock_of_one_test_is_free_in_the_next(turn: int):
     kept.append(lock("taken", wait=0).acquire())
 
 
+@pytest.mark.xdist_group("opt out")  # the second follows the first, in the same process
 class TestOptOut:
     """A fixture of the same name is the way out."""
 

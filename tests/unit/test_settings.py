@@ -294,6 +294,7 @@ def test_public_names_are_these():
         "locked_view",
         "locks",
     ]
+    assert dir(django_redlock) == django_redlock.__all__
     assert all(getattr(django_redlock, name).__doc__ for name in django_redlock.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'lokc'"):
         django_redlock.lokc  # noqa: B018
