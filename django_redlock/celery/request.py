@@ -46,7 +46,7 @@ class SingletonRequest(Request):
         """Free the slot of a child that is dead. Other failures freed it in the child, or have yet to."""
         error = _cause(exc_info)
         if isinstance(error, (WorkerLostError, Terminated)):
-            self._tombstone(requeued=self._comes_back(error))
+            self._free_dead_child(requeued=self._comes_back(error))
         elif isinstance(error, TimeLimitExceeded):
             self._shorten()
         super().on_failure(exc_info, send_failed_event, return_ok)
@@ -78,7 +78,7 @@ class SingletonRequest(Request):
         cancelled = isinstance(error, Terminated) and getattr(self, "_already_cancelled", False)
         return bool(cancelled or (isinstance(error, WorkerLostError) and self.task.reject_on_worker_lost))
 
-    def _tombstone(self, requeued: bool) -> None:
+    def _free_dead_child(self, requeued: bool) -> None:
         """Free the slot of a dead child; one whose message is delivered again gets it back, for a while."""
         ticket = self._ticket()
         if not ticket:

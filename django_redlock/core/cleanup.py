@@ -31,9 +31,9 @@ def cleanup(
     An *unsure* node may execute an earlier request after the release. There the release leaves a tombstone, which
     refuses such requests for *tombstone* seconds.
     """
-    entombing = release._replace(tombstone=tombstone) if unsure else release
+    refusing = release._replace(tombstone=tombstone) if unsure else release
     return Round(
-        requests={node: entombing if node in unsure else release for node in nodes},
+        requests={node: refusing if node in unsure else release for node in nodes},
         decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,
         timeout=timeout,
         needed=needed or 0,

@@ -1,7 +1,7 @@
 """
 Ask all nodes at once from an event loop.
 
-The same rounds as :mod:`.gather`. Each event loop has one link per node, shared by its tasks: requests are written
+The same rounds as :mod:`.rounds`. Each event loop has one link per node, shared by its tasks: requests are written
 at once, in order, and the link hands every reply to the round that asked, without a task in between. So there are no
 connection sets, and a request that must follow another, such as a release, is simply written after it.
 """

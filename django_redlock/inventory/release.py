@@ -51,7 +51,7 @@ def force_release(
     """
     manager, slug = _which(name, using, slug)
     poll = ask_for([slug], manager)
-    round = delete(poll, slug, fingerprint, tombstone=burial(poll, slug, fingerprint))
+    round = delete(poll, slug, fingerprint, tombstone=refused_for(poll, slug, fingerprint))
     if round is None:
         return _absence(poll, slug)
     outcome = _outcome(round, manager.rules, last(poll, slug) > 0)
@@ -168,7 +168,7 @@ def last(poll: Poll, slug: str) -> int:
     return max((row.fence for row in poll.seen(slug).values() if nonce_of(row.value) == SHARED), default=0)
 
 
-def burial(poll: Poll, slug: str, wanted: str) -> float:
+def refused_for(poll: Poll, slug: str, wanted: str) -> float:
     """
     Return for how long the nodes refuse the holder after a release by force, in seconds.
 

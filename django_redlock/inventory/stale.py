@@ -11,7 +11,7 @@ from ..core.rules import Rules
 from ..handler import locks
 from .model import NO_STRING, HeldLock, Snapshot, StaleKey, Staleness, State, View, by_holder
 from .poll import ask_for
-from .release import burial, delete, everywhere, marks
+from .release import delete, everywhere, marks, refused_for
 
 
 def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
@@ -59,7 +59,7 @@ def remove_stale(key: StaleKey) -> str:
     again = [each for each in stale_keys(poll.snapshot()) if each.fingerprint == key.fingerprint]
     # Should the process live after all, it must not put back what it finds missing.
     held = key.reason in (Staleness.NO_EXPIRY, Staleness.TOO_LONG)
-    tombstone = burial(poll, slug, key.fingerprint) if held else 0.0
+    tombstone = refused_for(poll, slug, key.fingerprint) if held else 0.0
     round = delete(poll, slug, key.fingerprint, tombstone) if again else None
     if round is None:
         return "changed"

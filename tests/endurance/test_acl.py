@@ -108,9 +108,9 @@ async def passed_on(manager: LockManager, flavour: Flavour, lease: Lease) -> Non
     lock = other.lock("a", wait=2)
     blocking = isinstance(flavour, Blocking)
     waiting = asyncio.ensure_future(asyncio.to_thread(lock.acquire) if blocking else lock.aacquire())
-    hints = other._notifications if blocking else other._loop_side().hints
+    notifications = other._notifications if blocking else other._loop_side().notifications
     try:
-        await eventually(lambda: hints.waiters.told or waiting.done())
+        await eventually(lambda: notifications.waiters.told or waiting.done())
         assert await flavour.release(lease) == "released"
     finally:
         try:

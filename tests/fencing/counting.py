@@ -7,10 +7,10 @@ from django.db import connections
 def prepare(alias: str) -> None:
     """Create the table of fences, and the counter."""
     call_command("migrate", "redlock", database=alias, verbosity=0)
-    LockTable(alias).create()
+    Ledger(alias).create()
 
 
-class LockTable:
+class Ledger:
     """
     A counter in a database, in plain SQL, and the order in which holders incremented it.
 

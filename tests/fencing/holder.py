@@ -139,14 +139,14 @@ class Holder:
         return "inside"
 
     def read(self, database: str = "default") -> str:
-        from .counting import LockTable
+        from .counting import Ledger
 
-        return str(LockTable(database).read())
+        return str(Ledger(database).read())
 
     def write(self, value: int, database: str = "default") -> str:
-        from .counting import LockTable
+        from .counting import Ledger
 
-        LockTable(database).write(value)
+        Ledger(database).write(value)
         return "written"
 
     def commit(self) -> str:

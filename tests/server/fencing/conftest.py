@@ -8,7 +8,7 @@ import pytest
 
 from django_redlock.models import Fence
 from tests.fencing import sources
-from tests.fencing.counting import LockTable, prepare
+from tests.fencing.counting import Ledger, prepare
 from tests.services import django_database
 
 
@@ -32,7 +32,7 @@ def ledger(engine, prepared, django_db_blocker) -> Iterator[str]:
     alias = f"ledger_{engine.scheme}"  # other threads may still have a connection to another kind
     with django_db_blocker.unblock():
         with django_database(alias, engine.settings(prepared.database(engine))):
-            LockTable(alias).clear()
+            Ledger(alias).clear()
             Fence.objects.using(alias).all().delete()
             yield alias
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fencing.counting import LockTable
+from tests.fencing.counting import Ledger
 from tests.fencing.experiment import Experiment
 from tests.fencing.scenarios import increments_lost
 from tests.services import django_database
@@ -41,7 +41,7 @@ def at_level(engine, level, prepared: Prepared, django_db_blocker) -> Iterator[s
     with django_db_blocker.unblock():
         settings = engine.settings(prepared.database(engine), OPTIONS=options(engine.scheme, level))
         with django_database("ledger", settings):
-            LockTable("ledger").clear()
+            Ledger("ledger").clear()
             yield "ledger"
 
 

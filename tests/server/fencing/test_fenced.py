@@ -8,7 +8,7 @@ from django.db import connections, transaction
 
 from django_redlock import LockLostError, StaleTokenError, fenced
 from django_redlock.models import Fence
-from tests.fencing.counting import LockTable, prepare
+from tests.fencing.counting import Ledger, prepare
 from tests.fencing.sources import lease_of
 from tests.services import django_database
 
@@ -25,7 +25,7 @@ def test_holder_reads_writes_and_commits(ledger):
     """
     A holder's transaction commits, again and again, and leaves its pair in the fence.
     """
-    counter, lease = LockTable(ledger), lease_of("counter", token=33)
+    counter, lease = Ledger(ledger), lease_of("counter", token=33)
 
     for _ in range(3):
         with fenced(lease, using=ledger):
@@ -41,7 +41,7 @@ def test_overtaken_holder_is_refused_and_told(ledger):
     """
     P14: after a later holder committed, the earlier one is refused before it reads, and its lease is lost.
     """
-    counter, earlier, later = LockTable(ledger), lease_of("counter", token=33), lease_of("counter", token=34)
+    counter, earlier, later = Ledger(ledger), lease_of("counter", token=33), lease_of("counter", token=34)
     told = []
     earlier.on_lost(told.append)
     with fenced(later, using=ledger):
@@ -120,7 +120,7 @@ def test_body_that_raises_commits_nothing(ledger):
     """
     The body's exception comes out unchanged, and neither its writes nor its claim are kept.
     """
-    counter, lease = LockTable(ledger), lease_of("counter", token=33)
+    counter, lease = Ledger(ledger), lease_of("counter", token=33)
 
     def fail() -> None:
         counter.write(1)
@@ -137,7 +137,7 @@ def test_lease_that_ends_in_the_body_rolls_back(ledger):
     """
     L53: a lease that ended by the time of the commit commits nothing.
     """
-    counter, lease = LockTable(ledger), lease_of("counter")
+    counter, lease = Ledger(ledger), lease_of("counter")
 
     def write_and_release() -> None:
         counter.write(1)
@@ -153,7 +153,7 @@ def test_too_little_time_at_the_commit_rolls_back(ledger):
     """
     L53: with less than the margin left at the commit, nothing is committed, though the lock is still held.
     """
-    counter, lease = LockTable(ledger), lease_of("counter", ttl=30)
+    counter, lease = Ledger(ledger), lease_of("counter", ttl=30)
 
     def write_for_fifteen_seconds() -> None:
         counter.write(1)
@@ -283,8 +283,8 @@ def test_several_databases_are_claimed_before_the_body(engine, django_db_blocker
             prepare("b")
             lease = lease_of("counter", token=33)
             with fenced(lease, using=["b", "a"]):
-                LockTable("a").write(1)
-                LockTable("b").write(1)
+                Ledger("a").write(1)
+                Ledger("b").write(1)
                 assert [Fence.objects.using(alias).get().token for alias in "ab"] == [33, 33]
             with fenced(lease_of("counter", token=34), using="b"):
                 pass
@@ -292,7 +292,7 @@ def test_several_databases_are_claimed_before_the_body(engine, django_db_blocker
             with pytest.raises(StaleTokenError), fenced(lease, using=["a", "b"]):
                 pytest.fail("the body ran")
 
-            assert [LockTable(alias).read() for alias in "ab"] == [1, 1]
+            assert [Ledger(alias).read() for alias in "ab"] == [1, 1]
 
 
 def test_missing_table_says_what_to_type(engine, django_db_blocker):
@@ -309,7 +309,7 @@ def test_holder_inside_its_transaction_keeps_its_successor_waiting(ledger):
     """
     P14: while a holder is inside its transaction, its successor waits at the claim, and then reads what it wrote.
     """
-    counter, earlier, later = LockTable(ledger), lease_of("counter", token=33), lease_of("counter", token=34)
+    counter, earlier, later = Ledger(ledger), lease_of("counter", token=33), lease_of("counter", token=34)
     inside, read = threading.Event(), []
 
     def succeed() -> None:

@@ -7,7 +7,7 @@ import pytest
 from django.db import connections
 
 from tests.fencing import scenarios
-from tests.fencing.counting import LockTable, prepare
+from tests.fencing.counting import Ledger, prepare
 from tests.fencing.holder import FAILED, Process
 from tests.fencing.scenarios import Stage
 from tests.services import django_database
@@ -164,4 +164,4 @@ def test_database_ends_a_transaction_that_stands_still(stage):
 
     assert seen == "0"
     assert refused.startswith(FAILED)
-    assert LockTable(stage.database).read() == 0
+    assert Ledger(stage.database).read() == 0

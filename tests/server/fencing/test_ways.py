@@ -13,7 +13,7 @@ from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.models import Fence
 from django_redlock.nodes import NodeSpec, open_node
-from tests.fencing.counting import LockTable
+from tests.fencing.counting import Ledger
 from tests.fencing.sources import lease_of
 from tests.services import django_database
 
@@ -21,7 +21,7 @@ from .test_experiment import options
 
 
 def increment(alias: str, by: int = 1) -> int:
-    counter = LockTable(alias)
+    counter = Ledger(alias)
     counter.write(counter.read() + by)
     return counter.read()
 
@@ -128,7 +128,7 @@ def test_nested_transaction_claims_and_commits_with_the_outer_one(ledger):
     """
     P12: with nested=True, the claim is a part of the transaction around it, and so is what the block writes.
     """
-    counter, lease = LockTable(ledger), lease_of("counter", token=33)
+    counter, lease = Ledger(ledger), lease_of("counter", token=33)
 
     with transaction.atomic(using=ledger):
         with fenced(lease, using=ledger, nested=True):
@@ -143,7 +143,7 @@ def test_nested_refusal_leaves_the_outer_transaction_usable(ledger):
     """
     A holder who is overtaken inside another transaction loses the block, and the rest can commit.
     """
-    counter, early, late = LockTable(ledger), lease_of("counter", token=33), lease_of("counter", token=34)
+    counter, early, late = Ledger(ledger), lease_of("counter", token=33), lease_of("counter", token=34)
     with fenced(late, using=ledger):
         pass
 
@@ -190,7 +190,7 @@ async def test_block_of_a_coroutine_is_one_transaction(ledger):
             await sync_to_async(increment)(ledger)
             raise ZeroDivisionError
 
-    assert await sync_to_async(LockTable(ledger).read)() == 1
+    assert await sync_to_async(Ledger(ledger).read)() == 1
     await sync_to_async(connections.close_all)()
 
 
