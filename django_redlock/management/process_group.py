@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any, Self
 
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 LOOK = 0.05  # seconds between two looks whether a group that was told to end has ended
@@ -169,24 +170,42 @@ def next_signal() -> Iterator[Callable[[], object]]:
         os.close(writing)
 
 
-@contextmanager
-def signals_passed_on(child: Child) -> Iterator[None]:
-    """Pass the signals that this process gets on to the child; those that it ignores, as under nohup, stay ignored."""
+class Signals:
+    """
+    The signals that this process gets, on their way to a child; those that it ignores, as under nohup, stay ignored.
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        child.signal(number)
+    They are caught before there is a child: else a signal that ended this process just after it had started the
+    program would leave the program running without its lock.
+    """
 
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in PASSED_ON:
-            number = getattr(signal, name)
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, pass_on)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __init__(self) -> None:
+        self._child: Child | None = None
+        self._early: list[int] = []
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for name in PASSED_ON:
+                number = getattr(signal, name)
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._pass_on)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def pass_to(self, child: Child) -> None:
+        """Pass all signals on to this child: those that have come, and those that come."""
+        self._child = child  # first: a signal that comes now goes there at once
+        while self._early:
+            child.signal(self._early.pop(0))
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if self._child is None:
+            self._early.append(number)
+        else:
+            self._child.signal(number)
 
 
 class Terminal:

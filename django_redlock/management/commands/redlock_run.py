@@ -13,7 +13,7 @@ from ...engine.lease import Lease
 from ...engine.lock import Lock
 from ...handler import locks
 from .. import locked
-from ..process_group import Child, signals_passed_on
+from ..process_group import Child, Signals
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells say it
 GRACE = 10.0  # seconds
@@ -73,12 +73,13 @@ class Command(BaseCommand):
 def _run(program: list[str], lease: Lease, grace: float) -> int:
     """Run the program to its end, or to that of the lease; returns its exit code."""
     env = {**os.environ, "REDLOCK_NAME": lease.name, "REDLOCK_FENCING_TOKEN": str(lease.fencing_token)}
-    try:
-        child = Child(program, grace=grace, env=env)
-    except OSError as error:
-        code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-        raise CommandError(f"Cannot run {program[0]!r}: {error.strerror}.", returncode=code) from None
-    with signals_passed_on(child):
+    with Signals() as signals:
+        try:
+            child = Child(program, grace=grace, env=env)
+        except OSError as error:
+            code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+            raise CommandError(f"Cannot run {program[0]!r}: {error.strerror}.", returncode=code) from None
+        signals.pass_to(child)
         lease.on_lost(lambda lease: child.end())
         return child.wait()
 

@@ -18,7 +18,8 @@ import pytest
 
 from django_redlock import LockTakenError
 from django_redlock.engine.manager import LockManager
-from django_redlock.management.process_group import Child, signals_passed_on
+from django_redlock.management.commands import redlock_run
+from django_redlock.management.process_group import Child, Signals
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Servers
 from django_redlock.testing.processes import spawn
@@ -261,8 +262,26 @@ def test_signal_that_comes_just_before_waiting_is_passed_on(monkeypatch, tmp_pat
         return list(map(operator.call, calls))[-1]  # one call into C, in which no handler runs
 
     monkeypatch.setattr(os, "waitid", late)
-    with signals_passed_on(running):
+    with Signals() as signals:
+        signals.pass_to(running)
         assert running.wait() == 9
+
+
+def test_signal_that_comes_while_the_program_starts_is_passed_on(monkeypatch, manager):
+    """
+    The program does not go on without its lock because ``redlock_run`` got a signal before the next line.
+    """
+
+    def start(*args, **options):
+        child = Child(*args, **options)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return child
+
+    monkeypatch.setattr(redlock_run, "Child", start)
+    with manager.lock("nightly") as lease:
+        code = redlock_run._run(["sleep", str(PATIENCE)], lease, grace=1)
+
+    assert code == 128 + signal.SIGUSR1
 
 
 @pytest.mark.endurance
