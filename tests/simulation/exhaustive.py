@@ -136,10 +136,10 @@ class Production(Protocol):
         return self._numbers[message]
 
     def _phase(self, client: int, attempt: int, highest: int, history: History) -> Phase:
-        highest = HighestToken()
-        highest.lift([SLUG], highest)
+        seen = HighestToken()
+        seen.lift([SLUG], highest)
         wanted = Wanted((NAME,), TTL, 0.0, Owner())
-        acquisition = Acquisition(wanted, self.rules, highest, lambda: nonce(client, attempt), lambda: 0.5)
+        acquisition = Acquisition(wanted, self.rules, seen, lambda: nonce(client, attempt), lambda: 0.5)
         at = Instant(START, self.walls[client])
         steps = acquisition.steps(at)
         step: Any = next(steps)
