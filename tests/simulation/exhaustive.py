@@ -58,7 +58,7 @@ class Phase:
         key: Equal for phases with equal futures, but for what each node said.
         asks: What it has asked in the present round, of which node.
         said: What each node granted in the present round; that one refused is as good as that it said nothing.
-        floor: The highest number it has seen.
+        highest: The highest number it has seen.
         token: The token it got, if it is done and got one.
         done: Whether it is done.
     """
@@ -155,12 +155,12 @@ class Production(Protocol):
                     rounds += 1
                     step = steps.send(at)
                     if isinstance(step, Pause) or step.cleanup:  # this attempt failed
-                        return Phase(highest=highest.of([SLUG]), done=True)
+                        return Phase(highest=seen.of([SLUG]), done=True)
         except StopIteration as stop:
-            return Phase(highest=highest.of([SLUG]), token=getattr(stop.value, "token", None), done=True)
+            return Phase(highest=seen.of([SLUG]), token=getattr(stop.value, "token", None), done=True)
         asks = {node: self._number(request) for node, request in step.requests.items()}
         said = {node: reply.kind.value for node, reply in step.replies.items() if reply.kind in GRANTS}
-        return Phase((rounds, min(asks.values())), asks, said, highest.of([SLUG]))
+        return Phase((rounds, min(asks.values())), asks, said, seen.of([SLUG]))
 
     def _execute(self, cell: Cell, request: int) -> tuple[int, Cell]:
         store = NodeState(lambda: START)
