@@ -1,17 +1,18 @@
 """
-The leases that each thread and each task has taken, so that none waits for itself (internal).
+The leases that the running code has taken, so that it does not wait for itself (internal).
 
 A thread that is inside ``with lock("a"):`` and waits for ``a`` once more would wait for ever: it alone can leave the
-block. A lease that it took with ``acquire()`` may be released by another thread, so there is only a suspicion.
+block. A lease that it took with ``acquire()`` may be released by another thread, so there is only a suspicion. The same
+holds for code that runs elsewhere in a copy of its context: in a thread of ``sync_to_async``, in the event loop of
+``async_to_sync``, or in a task that it started.
 """
 
-import asyncio
 import logging
 import sys
-import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from ..nodes.clock import steady
 
@@ -30,14 +31,6 @@ class Held(Protocol):
 
     def valid(self) -> bool:
         """Return whether it is still held."""
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.held: list[Holding] = []
-
-
-_thread = _Thread()
 
 
 class Place(NamedTuple):
@@ -75,12 +68,14 @@ class Holding(NamedTuple):
         lease: The lease, or None when nobody has it any more.
         keys: What it holds: the manager, the names, the number of places, whether it is shared.
         where: The line that took it.
-        inside: Whether a ``with`` block of the same thread or task holds it, so that it alone can end the hold.
+        who: The thread or task that took it.
+        inside: Whether a ``with`` block holds it, so that this thread or task alone can end the hold.
     """
 
     lease: "ref[Held]"
     keys: Keys
     where: Place
+    who: object
     inside: bool
 
     @property
@@ -97,40 +92,30 @@ class Holding(NamedTuple):
         return not set(names).isdisjoint(keys[1])
 
 
-_task_holdings: "WeakKeyDictionary[asyncio.Task[Any], list[Holding]]" = WeakKeyDictionary()
+_holdings: ContextVar[tuple[Holding, ...]] = ContextVar("django_redlock holdings", default=())
 
 
-def thread_holdings() -> list[Holding]:
-    """Return what the calling thread took, without what has ended since."""
-    if held := _thread.held:
-        _thread.held = held = [holding for holding in held if holding.goes_on]
-    return held
-
-
-def task_holdings() -> list[Holding]:
-    """Return what the running task took, without what has ended since."""
-    task = asyncio.current_task()
-    if task is None:
-        return []
-    _task_holdings[task] = [holding for holding in _task_holdings.get(task, ()) if holding.goes_on]
-    return _task_holdings[task]
+def remember(lease: Held, keys: Keys, who: object, inside: bool) -> None:
+    """Remember that a thread or task took a lease: for this context, and for those that are copied from it."""
+    kept = [holding for holding in _holdings.get() if holding.goes_on]
+    _holdings.set((*kept, Holding(ref(lease), keys, caller(), who, inside)))
 
 
 def forget_holdings() -> None:
-    """Forget what the calling thread took: the nodes have forgotten it."""
-    _thread.held = []
+    """Forget what was taken in this context: the nodes have forgotten it."""
+    _holdings.set(())
 
 
-def waiting(name: str, keys: Keys, holdings: list[Holding], ttl: float) -> Callable[[], object]:
+def waiting(name: str, keys: Keys, who: object, ttl: float) -> Callable[[], object]:
     """
-    Return what to do before each pause of a thread or task that waits for *keys* and has these *holdings*.
+    Return what to do before each pause of a thread or task that waits for *keys*.
 
     Raises:
         RuntimeError: It would wait for a block that it is in itself.
     """
-    own = [holding for holding in holdings if holding.excludes(keys)]
+    own = [holding for holding in _holdings.get() if holding.excludes(keys) and holding.goes_on]
     for holding in own:
-        if holding.inside:
+        if holding.inside and holding.who == who:
             raise RuntimeError(
                 f"Lock {name!r} is held by this thread or task itself, since {holding.where}; at {caller()} it would "
                 "wait for itself. Pass the lease on, write reentrant=True in both places, or wait=0."
@@ -140,12 +125,12 @@ def waiting(name: str, keys: Keys, holdings: list[Holding], ttl: float) -> Calla
 
 class Suspicion:
     """
-    Warns once, after one ttl, about a thread or task that seems to wait for a lease of its own.
+    Warns once, after one ttl, about code that seems to wait for a lease of its own.
 
     Args:
         name: The lock's name.
         since: Where the lease was taken.
-        ttl: How long to wait for another thread to release it, in seconds.
+        ttl: How long to wait for another thread or task to release it, in seconds.
     """
 
     def __init__(self, name: str, since: object, ttl: float) -> None:
@@ -160,8 +145,8 @@ class Suspicion:
         if not self._warned and steady() >= self._due:
             self._warned = True
             log.warning(
-                "lock %s: the thread or task that waits for it at %s took it itself at %s, and waits for itself unless "
-                "another one releases it",
+                "lock %s: the code that waits for it at %s also took it, at %s, or was called or started by the code "
+                "that did; if that code waits for this code, both wait for ever",
                 self._name,
                 self._where,
                 self._since,

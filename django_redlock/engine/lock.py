@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
 from ..core.names import named
 from ..core.rules import Rules
@@ -19,7 +19,7 @@ from ..core.wanted import Wanted
 from ..exceptions import LockTakenError
 from ..nodes.threads import exiting
 from .decorator import Function, decorated
-from .holdings import Holding, Keys, caller, task_holdings, thread_holdings, unsuspected, waiting
+from .holdings import Keys, remember, unsuspected, waiting
 from .lease import Lease
 from .mistakes import no_attribute
 from .reentrancy import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
@@ -179,9 +179,8 @@ class Lock:
         described.manager.surroundings.blocking()
         lease = self._entered_before(described, who)
         if lease is None:
-            holdings = thread_holdings()
-            waiting = self._waiting(described, holdings) if holdings else unsuspected
-            note = partial(self._remember, described, who, holdings, inside)
+            note = partial(self._remember, described, who, inside)
+            waiting = self._waiting(described, who)
             lease = described.manager.take(described.wanted, described.renew, note, waiting)
         return lease
 
@@ -189,9 +188,8 @@ class Lock:
         described, who = self._chosen(once), this_task()
         lease = self._entered_before(described, who)
         if lease is None:
-            holdings = task_holdings()
-            waiting = self._waiting(described, holdings) if holdings else unsuspected
-            note = partial(self._remember, described, who, holdings, inside)
+            note = partial(self._remember, described, who, inside)
+            waiting = self._waiting(described, who)
             lease = await described.manager.atake(described.wanted, described.renew, note, waiting)
         return lease
 
@@ -328,9 +326,9 @@ class Lock:
                 f"'lease = lock({self.name!r}).{method}()', which gives None when the lock is taken."
             )
 
-    def _waiting(self, described: Description, holdings: list[Holding]) -> Callable[[], object]:
+    def _waiting(self, described: Description, who: object) -> Callable[[], object]:
         wanted = described.wanted
-        return waiting(self.name, self._keys(described), holdings, wanted.ttl) if wanted.wait != 0 else unsuspected
+        return waiting(self.name, self._keys(described), who, wanted.ttl) if wanted.wait != 0 else unsuspected
 
     def _keys(self, described: Description) -> Keys:
         return described.manager, self.names, described.wanted.limit, described.wanted.shared
@@ -350,12 +348,10 @@ class Lock:
             return None  # one that was given back is over, however it ended
         return lease
 
-    def _remember(
-        self, described: Description, who: object, holdings: list[Holding], inside: bool, lease: Lease
-    ) -> None:
+    def _remember(self, described: Description, who: object, inside: bool, lease: Lease) -> None:
         if self._reentrant:
             described.manager.entered[self.names, described.wanted.limit, described.wanted.shared, who] = lease
-        holdings.append(Holding(ref(lease), self._keys(described), caller(), inside))
+        remember(lease, self._keys(described), who, inside)
 
 
 decorators: WeakSet[Lock] = WeakSet()

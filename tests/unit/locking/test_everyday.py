@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.core.exceptions import SynchronousOnlyOperation
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
@@ -194,6 +195,20 @@ def test_lease_that_another_thread_may_release_causes_a_warning_after_one_ttl(ca
         assert record.getMessage().count("test_everyday.py:") == 2
         assert lease.release() == "released"
         sim.advance(1)
+
+
+def test_wait_in_a_called_context_causes_a_warning_after_one_ttl(caplog: pytest.LogCaptureFixture):
+    """L43: an event loop that a thread runs inside its own block waits for that block; the log names both places."""
+
+    async def inner() -> None:
+        await lock("across", wait=25).aacquire()
+
+    with Simulation(nodes=3, ttl=10.0, check=False):
+        with lock("across"), pytest.raises(LockTakenError):
+            async_to_sync(inner)()
+
+        [record] = [each for each in caplog.records if getattr(each, "event", "") == "waits_for_itself"]
+        assert record.getMessage().count("test_everyday.py:") == 2
 
 
 # To skip what is taken
