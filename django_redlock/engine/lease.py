@@ -250,13 +250,12 @@ class Lease:
 
     def abandon(self) -> None:
         """
-        Have it released in the background, without waiting for anything.
+        Leave it once, and have it released in the background if that was the last time; waits for nothing.
 
         For a holder that was interrupted before it could do that itself.
         """
-        if self._forked() or self.hold.ended or exiting():
+        if self._forked() or self.hold.ended or exiting() or self._still_entered():
             return
-        self._depth = 0
         self.hold.end("released", steady())
         self._forget_drop()
         self._release_later()

@@ -11,7 +11,7 @@ through it by then has left all the same, and the lock is released in the backgr
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Protocol
 from weakref import ref
@@ -99,27 +99,24 @@ def way_out_of(lock: object) -> WayOut | None:
 class Tie(ref[WayOut]):
     """Notes that a way out was dropped: by one call into C, so that no signal handler runs meanwhile."""
 
-    __slots__ = ("_leases",)
+    __slots__ = ("lease", "over")
 
-    _leases: list[Held]
+    lease: Held
+    over: bool
 
     @classmethod
     def between(cls, way_out: WayOut, lease: Held) -> "Tie":
-        """Return what has *lease* released when *way_out* is gone, unless it was taken before."""
+        """Return what has *lease* released when *way_out* is gone."""
         tie = cls(way_out, abandoned.append)
-        tie._leases = [lease]
+        tie.lease = lease
+        tie.over = False
         return tie
 
-    def take(self) -> Any:
-        """Return the lease, to be released; None if somebody else has taken it."""
-        with suppress(IndexError):
-            return self._leases.pop()
-        return None
-
     def abandon(self) -> None:
-        """Have the lease released in the background."""
-        if (lease := self.take()) is not None:
-            lease.abandon()
+        """Have the lease released in the background, unless the next block has released it."""
+        if not self.over:
+            self.lease.abandon()
+            self.over = True
 
 
 class Entry:
@@ -200,14 +197,18 @@ class Entries:
             if entry.lease is lease:
                 self.forget(entry)
 
-    def dropped(self, who: object) -> list[Any]:
-        """Return what *who* has not released when its ``with`` statements were over, and forget these."""
-        found = []
+    def dropped(self, who: object) -> Iterator[Any]:
+        """
+        Yield what *who* may not have released when its ``with`` statements were over; each is to be released now.
+
+        It is forgotten when the next one is asked for: the release may be interrupted, or a watchdog be at it.
+        """
         for entry in self._entries.get(who, ()):
             if entry.dropped:
-                found.append(entry.tie.take() if entry.tie else None)
+                if entry.tie is not None and not entry.tie.over:
+                    yield entry.tie.lease
+                    entry.tie.over = True
                 self.forget(entry)
-        return [lease for lease in found if lease is not None]
 
     def _only_one(self) -> object:
         inside = list(self._entries)

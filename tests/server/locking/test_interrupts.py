@@ -14,7 +14,7 @@ from django_redlock.celery.interrupt import raise_in
 from django_redlock.engine import wakeup
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
-from django_redlock.engine.renewal import abandoned, watchdog
+from django_redlock.engine.renewal import abandoned, release_abandoned, watchdog
 from django_redlock.engine.wakeup import WakeUp
 from django_redlock.nodes.threads import Bell, Errands, Event
 from tests.interrupts import ASYNC, BLOCKING, AsyncSweep, Interrupted, Scenario, Sweep, Trap, enter, make_manager
@@ -179,6 +179,59 @@ async def test_block_interrupted_before_its_exit_is_released_in_the_background(m
         return False
 
     await eventually(free)
+    manager.close()
+
+
+@pytest.mark.parametrize("first", ["watchdog", "next block"])
+def test_block_is_entered_again_while_the_one_before_is_released_in_the_background(
+    memory: Manager, monkeypatch: pytest.MonkeyPatch, first: str
+):
+    """L10, L43: the watchdog, or the next block, is about to release the lease; meanwhile nobody waits for himself."""
+    manager = memory(ttl=30.0)
+    lock = manager.lock("a", wait=5)
+    with suppress(Stop):
+        at_the_edge(lock, "__call__")
+    method = "abandon" if first == "watchdog" else "release"
+    original, entered = getattr(Lease, method), []
+
+    def slowly(lease: Lease, *arguments: Any) -> Any:
+        monkeypatch.setattr(Lease, method, original)
+        if first == "next block":
+            raise Stop
+        with lock:
+            entered.append(lease)
+        return original(lease, *arguments)
+
+    monkeypatch.setattr(Lease, method, slowly)
+    if first == "watchdog":
+        release_abandoned()
+    else:
+        with pytest.raises(Stop), lock:
+            pass
+        with lock as lease:
+            entered.append(lease)
+
+    assert len(entered) == 1
+    manager.close()
+
+
+@pytest.mark.parametrize("first", ["watchdog", "next block"])
+def test_block_that_is_left_by_an_interruption_leaves_the_block_around_it_alone(memory: Manager, first: str):
+    """L10, L42: a reentrant lock stays held until the last of its blocks was left, and is released then."""
+    manager = memory()
+    lock = manager.lock("a", wait=0, reentrant=True)
+
+    with lock as outer:
+        with suppress(Stop):
+            at_the_edge(lock, "__call__")
+        if first == "watchdog":
+            release_abandoned()
+        with lock:
+            pass
+        release_abandoned()
+        assert outer.valid()
+
+    assert outer.reason == "released"
     manager.close()
 
 
