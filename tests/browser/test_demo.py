@@ -22,6 +22,7 @@ import pytest
 from .conftest import TIMEOUT, expect
 
 pytestmark = [
+    pytest.mark.endurance,  # the demo keeps a processor busy for as long as it runs
     pytest.mark.xdist_group("browser"),
     pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc: run it on Linux"),
 ]
@@ -194,7 +195,6 @@ def test_sigterm_leaves_nothing(demo):
     assert "Traceback" not in demo.output
 
 
-@pytest.mark.endurance  # that spawn() ties a process to its parent is proven in test_servers.py
 def test_sigkill_leaves_no_process():
     """
     On Linux no server and no worker outlives a demo that was killed.
