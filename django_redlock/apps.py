@@ -20,6 +20,7 @@ class RedlockConfig(AppConfig):
         """Import the checks, which register themselves."""
         from . import checks
         from .db import checks as checks_of_fences  # noqa: F401
+        from .web import checks as checks_of_views  # noqa: F401
 
         register(check_tasks, checks.TAG)
 

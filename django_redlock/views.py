@@ -81,22 +81,33 @@ def locked_view(
     """
     if isinstance(key, type):
         raise TypeError(MISSING_KEY)
-    options = Options(key, ttl, check_wait(wait), check_methods(methods), check_on_busy(on_busy), using)
+    return Decorator(Options(key, ttl, check_wait(wait), check_methods(methods), check_on_busy(on_busy), using))
 
-    def decorate(view: Any) -> Any:
+
+class Decorator:
+    """
+    What :func:`locked_view` returns; a class, so that the system checks find one that decorates nothing.
+
+    Args:
+        options: What :func:`locked_view` was given.
+    """
+
+    def __init__(self, options: "Options") -> None:
+        self._options = options
+
+    def __call__(self, view: Any) -> Any:
+        options = self._options
         if isinstance(view, HttpRequest):  # `key` is the view, and this is its first request
             raise TypeError(MISSING_KEY)
         if isinstance(view, type):
-            return _lock_class(view, locked_view(**options.given()), options)
+            return _lock_class(view, self, options)
         guard = Guard.of_view(view, options)
         return guarded_async(guard, view) if guard.asynchronous else guarded(guard, view)
-
-    return decorate
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What :func:`locked_view` was told."""
+    """What :func:`locked_view` was given."""
 
     key: Key
     ttl: float | None
@@ -104,10 +115,6 @@ class Options:
     methods: frozenset[str] | None
     on_busy: OnBusy
     using: str
-
-    def given(self) -> dict[str, Any]:
-        """Return the arguments to tell it again."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def _lock_class(view: type, decorator: Any, options: Options) -> type:

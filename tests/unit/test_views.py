@@ -15,10 +15,12 @@ from types import SimpleNamespace
 import pytest
 from asgiref.sync import sync_to_async
 from django.contrib.auth.models import AnonymousUser, User
+from django.core.checks import run_checks
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpResponse
-from django.test import Client, RequestFactory
+from django.test import Client, RequestFactory, override_settings
+from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
 
@@ -37,6 +39,26 @@ NAME = "view:order:7"
 pytestmark = pytest.mark.usefixtures("shop")
 
 requests = RequestFactory()
+
+
+@locked_view  # type: ignore[arg-type]
+def without_key(request):
+    return HttpResponse()
+
+
+urlpatterns = [path("", include(([path("pay/", without_key), path("sound/", pay)], "shop")))]
+
+
+@override_settings(ROOT_URLCONF=__name__)
+def test_decorator_without_a_key_is_found_before_the_first_request(client):
+    """L78: the function is taken for the key; the check says so, and so does the first request."""
+    [message] = run_checks(tags=["urls"])
+
+    assert message.id == "redlock.E012"
+    assert "'pay/'" in message.msg
+    assert "needs a key in parentheses" in message.hint
+    with pytest.raises(TypeError, match="needs a key in parentheses"):
+        client.get("/pay/")
 
 
 def name_of(key, request=None, view=None, **kwargs):
