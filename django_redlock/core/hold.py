@@ -35,7 +35,7 @@ class Hold:
         wanted: What was asked for.
         granted: The won acquisition.
         rules: The numbers to work with.
-        floor: The highest tokens seen in this process.
+        highest: The highest tokens seen in this process.
     """
 
     def __init__(self, wanted: Wanted, granted: Granted, rules: Rules, highest: HighestToken) -> None:
@@ -102,8 +102,8 @@ class Hold:
         """Note a token that a database has seen: the next proposal goes above it."""
         self._highest.lift(self._slugs, token)
 
-    def place(self) -> str:
-        """Return the number of the place that is held, of a lock that several may hold; empty for any other."""
+    def permit(self) -> str:
+        """Return the number of the permit that is held, as text; empty unless the lock has a ``limit``."""
         return self._slugs[0].rpartition("#")[2] if self._queue else ""
 
     # Renewal
@@ -163,7 +163,7 @@ class Hold:
 
         Args:
             round: The round.
-            number: The place of this lease in it.
+            number: The index of this lease in it.
             start: When it began, in seconds on the client's steady clock.
             now: The time.
         """
@@ -284,7 +284,7 @@ def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) ->
 
 
 def batches(terms: Sequence[Term]) -> list[list[int]]:
-    """Return which leases to extend together, by their places in *terms*."""
+    """Return which leases to extend together, by their indexes in *terms*."""
     found: list[list[int]] = []
     names = BATCH_NAMES
     for number, term in enumerate(terms):

@@ -302,7 +302,7 @@ class Lease:
 
     def slots(self) -> list[tuple[str, str]]:
         """Return what is held: each name, and the number of the place, which is empty unless several may hold it."""
-        return [(name, self.hold.place()) for name in self.names]
+        return [(name, self.hold.permit()) for name in self.names]
 
     def owner(self) -> str:
         """

@@ -370,10 +370,10 @@ class LockManager:
         news = self._gather.breakers.news
         while news:
             try:
-                place, down, why = news.popleft()
+                number, down, why = news.popleft()
             except IndexError:  # another thread was quicker
                 return
-            node = self.nodes[place].name
+            node = self.nodes[number].name
             about = {"node": node, "alias": self.alias}
             if down:
                 about |= {"event": "node_down", "reason": why}
@@ -611,7 +611,7 @@ class LockManager:
 
     def _error(self, wanted: Wanted, outcome: GaveUp) -> LockTakenError | QuorumUnavailableError:
         name = named(wanted.names)
-        said = {node.name: str(outcome.replies.get(place, "not waited for")) for place, node in enumerate(self.nodes)}
+        said = {node.name: str(outcome.replies.get(number, "not waited for")) for number, node in enumerate(self.nodes)}
         if not outcome.taken:
             return QuorumUnavailableError(
                 name, outcome.waited, outcome.attempts, said, self.rules.needed, outcome.misconfigured

@@ -12,7 +12,7 @@ release one the nodes are asked again for the value with that fingerprint.
 from collections.abc import Iterable
 
 from ..conf import DEFAULT_ALIAS
-from ..core.names import check_name, is_cut, place, printable
+from ..core.names import check_name, is_cut, permit_slug, printable
 from ..core.names import slug as slug_of
 from ..core.requests import SHOWN_WAITERS
 from ..engine.manager import MAX_LIMIT
@@ -140,11 +140,11 @@ def slugs_of(name: str) -> list[str]:
         raise ValueError(f"The name {name!r} is cut short, as listings show it; write the whole name.")
     lock = slug_of(name)
     before, _, number = name.rpartition(" #")
-    written = [place(slug_of(before), int(number))] if before and number in PLACES else []
-    return [lock, *written, *(place(lock, int(number)) for number in PLACES)]
+    written = [permit_slug(slug_of(before), int(number))] if before and number in PERMITS else []
+    return [lock, *written, *(permit_slug(lock, int(number)) for number in PERMITS)]
 
 
-PLACES = tuple(map(str, range(1, MAX_LIMIT + 1)))
+PERMITS = tuple(map(str, range(1, MAX_LIMIT + 1)))
 
 
 def find_lock(name: str, using: str = DEFAULT_ALIAS) -> HeldLock | None:

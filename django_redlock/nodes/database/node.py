@@ -36,7 +36,7 @@ from .vendors import CLOCKS, in_own_transaction
 
 AT_ONCE = 50  # requests that are decided and written together, at most
 UNUSED = 1.0  # seconds for which a connection waits for its first link
-FAREWELL = 1.0  # seconds that what was sent last has, before a connection is torn down
+LAST_REQUEST = 1.0  # seconds for which closing a connection waits for the request under way
 
 log = logging.getLogger("django_redlock")
 
@@ -142,9 +142,9 @@ class DatabaseWorker:
 
     def finish(self) -> None:
         """Wait until what was sent has been carried out; does not wait for a silent server."""
-        if threading.get_ident() != self._ident and not exiting() and not self._gone.wait(FAREWELL):
+        if threading.get_ident() != self._ident and not exiting() and not self._gone.wait(LAST_REQUEST):
             self._table.abort()
-            self._gone.wait(FAREWELL)
+            self._gone.wait(LAST_REQUEST)
 
     def submit(self, job: Job) -> None:
         """
@@ -257,9 +257,9 @@ class DatabaseWorker:
 
     def pause(self) -> None:
         """Close the connection and do nothing until :meth:`resume`; a silent server is not waited for."""
-        if not self._at_work.acquire(timeout=FAREWELL):
+        if not self._at_work.acquire(timeout=LAST_REQUEST):
             self._table.abort()
-            if not self._at_work.acquire(timeout=FAREWELL):
+            if not self._at_work.acquire(timeout=LAST_REQUEST):
                 return
         self._table.close()
 

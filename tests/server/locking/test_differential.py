@@ -77,7 +77,7 @@ def comparable(reply: Reply) -> Any:
     rows = [row._replace(left=row.left is None or round(row.left)) for row in reply.rows]
     left = round(reply.left) if reply.left is not None else None
     # Which of several busy names is described is the first for both.
-    return reply.kind, reply.fence, left, reply.detail, reply.place, reply.terms, rows, reply.total
+    return reply.kind, reply.fence, left, reply.detail, reply.position, reply.terms, rows, reply.total
 
 
 def run(manager: LockManager, request: Request) -> Reply:
