@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from django.core.signals import setting_changed
 from django.utils.asyncio import async_unsafe
@@ -19,7 +19,7 @@ from .core.names import check_names
 from .core.rules import UNSET, Rules, Wait, check_label, check_wait, seconds
 from .engine.holdings import caller_frame
 from .engine.lease import Lease
-from .engine.lock import Description, Lock, Surroundings
+from .engine.lock import Description, IfTaken, Lock, Surroundings
 from .engine.manager import LockManager, check_limit
 from .engine.mistakes import explained
 
@@ -172,7 +172,7 @@ def lock(
     max_hold: float | None = None,
     cancel_on_lost: bool = False,
     on_commit: bool = False,
-    if_taken: Literal["raise", "skip"] = "raise",
+    if_taken: IfTaken = "raise",
 ) -> Lock:
     """
     Describe a lock of an alias; reads no settings and makes no network call until it is acquired.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connections, transaction
@@ -20,6 +20,7 @@ from django.http import HttpRequest
 from django.utils.decorators import method_decorator
 
 from .conf import DEFAULT_ALIAS
+from .core.outcome import LOST
 from .core.rules import check_wait
 from .engine.lease import Lease
 from .engine.lock import Lock
@@ -31,6 +32,7 @@ from .web.responses import OnBusy, check_on_busy, refuse
 View = TypeVar("View", bound=Callable[..., Any])
 
 MARGIN = 1 / 20  # of the ttl that must be left for a commit, as in fenced()
+Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 MISSING_KEY = "@locked_view needs a key in parentheses; write, for example, @locked_view('order:{pk}') or 'user_or_ip'."
@@ -43,7 +45,7 @@ def locked_view(
     *,
     ttl: float | None = None,
     wait: float | None = 0,
-    methods: Iterable[str] | None = None,
+    methods: Iterable[Method] | None = None,
     on_busy: OnBusy = 409,
     using: str = DEFAULT_ALIAS,
 ) -> Callable[[View], View]:
@@ -321,7 +323,7 @@ class Guard:
 
     def note(self, outcome: str) -> None:
         """Report a lock that was gone when the view, which has committed by now, released it."""
-        if outcome in ("expired", "taken"):
+        if outcome in LOST:
             log.error(
                 "the lock of view %s ended before the view did (%s); another request may have run beside it",
                 self.name,

@@ -30,7 +30,8 @@ class GaveUp:
     """
     The lock was not to be had.
 
-    ``taken`` tells a held lock from nodes that could not tell, ``misconfigured`` that they never will.
+    ``taken`` tells a held lock from nodes that could not tell, ``misconfigured`` that they never will. ``queued`` is
+    whether nobody holds it, but others wait for it.
     """
 
     taken: bool
@@ -40,6 +41,7 @@ class GaveUp:
     replies: Mapping[int, Reply]
     retry_after: float | None
     holder: str
+    queued: bool
 
 
 Step = Round | Pause
@@ -232,4 +234,5 @@ class Acquisition:
             replies=verdict.replies,
             retry_after=verdict.free_in,
             holder=verdict.holder,
+            queued=count(verdict.replies, Kind.QUEUED) > 0 and count(verdict.replies, Kind.BUSY) == 0,
         )

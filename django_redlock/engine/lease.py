@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..core.hold import Hold, release_outcome
 from ..core.names import named, printable
+from ..core.outcome import LOST, EndReason, Outcome
 from ..core.round import Round
 from ..exceptions import LockLostError
 from ..nodes.clock import steady
@@ -97,7 +98,7 @@ class Lease:
         return self.hold.nonce
 
     @property
-    def reason(self) -> str | None:
+    def reason(self) -> EndReason | None:
         """
         Why it ended; None while it goes on.
 
@@ -105,7 +106,7 @@ class Lease:
         ``forgotten`` (the nodes no longer know this holder), ``fenced``, ``revoked`` (an operator asked for it),
         ``max_hold``, ``max_extensions``, ``heartbeat`` or ``forked``.
         """
-        return "forked" if self._forked() else self.hold.ended
+        return EndReason.FORKED if self._forked() else self.hold.ended
 
     @property
     def waited(self) -> float:
@@ -199,7 +200,7 @@ class Lease:
         """Do what :meth:`extend` does without blocking."""
         return await self._manager.aextend([self], self._checked(ttl)) == 1
 
-    def release(self, wait: bool = True) -> str:
+    def release(self, wait: bool = True) -> Outcome:
         """
         Give the lock up; returns what the nodes say of it.
 
@@ -213,13 +214,13 @@ class Lease:
             wait: Whether to wait for the nodes' answers; if not, the release is sent, and the outcome is ``unknown``.
         """
         if exiting():
-            return "unknown"  # the key ends with its ttl; to connect or to wait would have the interpreter hang
+            return Outcome.UNKNOWN  # the key ends with its ttl; to connect or to wait would have the interpreter hang
         if self._still_entered():
-            return "held" if self.valid() else "expired"
+            return Outcome.HELD if self.valid() else Outcome.EXPIRED
         try:
             round = self._end(wait)
             if round is None:
-                return "expired" if not self._forked() else "unknown"
+                return Outcome.UNKNOWN if self._forked() else Outcome.EXPIRED
             watchdog.forget(self)
             self._manager.ask(round)
             if self._taken_over and (late := end_of_hold_before(self._taken_over)):
@@ -229,16 +230,16 @@ class Lease:
             raise
         return self._ended(round)
 
-    async def arelease(self, wait: bool = True) -> str:
+    async def arelease(self, wait: bool = True) -> Outcome:
         """Do what :meth:`release` does without blocking; a cancelled call has sent the release all the same."""
         if exiting():
-            return "unknown"
+            return Outcome.UNKNOWN
         if self._still_entered():
-            return "held" if self.valid() else "expired"
+            return Outcome.HELD if self.valid() else Outcome.EXPIRED
         try:
             round = self._end(wait)
             if round is None:
-                return "expired" if not self._forked() else "unknown"
+                return Outcome.UNKNOWN if self._forked() else Outcome.EXPIRED
             loop_watchdog().forget(self)
             await self._manager.aask(round)
             if self._taken_over and (late := end_of_hold_before(self._taken_over)):
@@ -257,7 +258,7 @@ class Lease:
         if self._forked() or self.hold.ended or exiting():
             return
         self._depth = 0
-        self.hold.end("released", steady())
+        self.hold.end(EndReason.RELEASED, steady())
         self._forget_drop()
         self._release_later()
 
@@ -280,8 +281,8 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        over = self.hold.ended == "released"  # the body gave it up, and was told the outcome
-        self._leave("released" if over else self.release(), body_failed=kind is not None)
+        over = self.hold.ended is EndReason.RELEASED  # the body gave it up, and was told the outcome
+        self._leave(Outcome.RELEASED if over else self.release(), body_failed=kind is not None)
 
     async def __aenter__(self) -> Self:
         self.ensure()
@@ -290,8 +291,8 @@ class Lease:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        over = self.hold.ended == "released"
-        self._leave("released" if over else await self.arelease(), body_failed=kind is not None)
+        over = self.hold.ended is EndReason.RELEASED
+        self._leave(Outcome.RELEASED if over else await self.arelease(), body_failed=kind is not None)
 
     # What the fence asks
 
@@ -317,7 +318,7 @@ class Lease:
     def fenced_out(self, token: int) -> None:
         """End it: a database has seen *token*, which a later holder has. The next acquisition goes above it."""
         self.hold.seen(token)
-        self.hold.end("fenced", steady())
+        self.hold.end(EndReason.FENCED, steady())
         self._tell_loss()
 
     # What a reentrant lock asks
@@ -360,7 +361,7 @@ class Lease:
     def due(self) -> float:
         """Return when the watchdog looks at it next; at once if it was lost and nobody has finished saying so."""
         ended = self.hold.ended
-        if ended and ended != "released" and self._teller is None and (self._callbacks or not self._told):
+        if ended and ended is not EndReason.RELEASED and self._teller is None and (self._callbacks or not self._told):
             return self.hold.ended_at
         return self.hold.due(self._renew)
 
@@ -386,21 +387,23 @@ class Lease:
 
     def _end(self, wait: bool) -> Round | None:
         """Mark it ended, before the first byte of the release is sent; returns the round to carry out."""
-        if self._forked() or self.hold.ended == "released":
+        if self._forked() or self.hold.ended is EndReason.RELEASED:
             return None
         if self.hold.check(steady()):
-            self.hold.end("released", steady())
+            self.hold.end(EndReason.RELEASED, steady())
             self._forget_drop()
         else:
             self._tell_loss()
         self._cleanup = self.hold.release(self.hold.timeout if wait else 0.0)
         return self._cleanup
 
-    def _ended(self, round: Round) -> str:
+    def _ended(self, round: Round) -> Outcome:
         outcome = release_outcome(round, self._manager.rules)
-        if self.hold.ended == "released":
+        if self.hold.ended is EndReason.RELEASED:
             self._manager.notify("lock_released", lease=self, outcome=outcome)
-        return outcome if self.hold.ended == "released" else "taken" if outcome == "taken" else "expired"
+        if self.hold.ended is EndReason.RELEASED or outcome is Outcome.TAKEN:
+            return outcome
+        return Outcome.EXPIRED
 
     def _tell_loss(self) -> None:
         """
@@ -408,7 +411,7 @@ class Lease:
 
         What an exception cuts short, the watchdog finishes, which finds the lease due for that.
         """
-        if self.hold.ended == "released" or (self._told and not self._callbacks):
+        if self.hold.ended is EndReason.RELEASED or (self._told and not self._callbacks):
             return
         self._set_lost()
         me, fatal = object(), None
@@ -469,13 +472,13 @@ class Lease:
             self._lost.set()
 
     def _loss(self) -> LockLostError:
-        return LockLostError(self.name, self.reason or "expired", self.hold.held(steady()))
+        return LockLostError(self.name, self.reason or EndReason.EXPIRED, self.hold.held(steady()))
 
-    def _leave(self, outcome: str, body_failed: bool) -> None:
+    def _leave(self, outcome: Outcome, body_failed: bool) -> None:
         """Raise the loss at the end of a ``with`` block, unless the body raised: then its exception counts."""
-        if outcome in ("expired", "taken") and not body_failed:
-            if self.hold.ended == "released":
-                self.hold.ended = "superseded" if outcome == "taken" else "forgotten"
+        if outcome in LOST and not body_failed:
+            if self.hold.ended is EndReason.RELEASED:
+                self.hold.ended = EndReason.SUPERSEDED if outcome is Outcome.TAKEN else EndReason.FORGOTTEN
             raise self._loss()
 
 

@@ -25,7 +25,8 @@ from ..core.backoff import Pause
 from ..core.cleanup import cleanup
 from ..core.hold import BATCH, Hold, batches, release_outcome, renewal
 from ..core.names import check_names, named, slug
-from ..core.owner import Owner, decode
+from ..core.outcome import Outcome
+from ..core.owner import HolderKind, Owner, decode
 from ..core.replies import ANSWERS, Reply
 from ..core.requests import Instant, Release, Survey
 from ..core.round import Round
@@ -38,7 +39,7 @@ from ..nodes.clock import steady
 from ..nodes.threads import exiting
 from .heartbeat import ProcessHeartbeat, this_process
 from .lease import LASTING, AsyncLease, Lease, extended
-from .lock import Description, Lock, Surroundings
+from .lock import Description, IfTaken, Lock, Surroundings
 from .mistakes import explained
 from .notifications import AsyncNotifications, Notifications
 from .per_loop import PerLoop
@@ -132,7 +133,7 @@ class LockManager:
         renew: bool | None = None,
         label: str = "",
         ref: str = "",
-        kind: str = "manual",
+        kind: HolderKind = "manual",
         token: str = "",
         adopt: str = "",
         detached: bool = False,
@@ -144,7 +145,7 @@ class LockManager:
         max_hold: float | None = None,
         cancel_on_lost: bool = False,
         on_commit: bool = False,
-        if_taken: str = "raise",
+        if_taken: IfTaken = "raise",
     ) -> Lock:
         """
         Describe a lock; asks no node.
@@ -199,7 +200,7 @@ class LockManager:
         name: str,
         *,
         ttl: float,
-        kind: str,
+        kind: HolderKind,
         label: str,
         ref: str,
         token: str,
@@ -222,7 +223,7 @@ class LockManager:
         owner = Owner(_HOST, process.pid, kind, label, ref, ttl=chosen)
         return Wanted(check_names(name), chosen, 0, owner, token, adopt, detached=True, strict=strict)
 
-    def release(self, name: str | Iterable[str], token: str) -> str:
+    def release(self, name: str | Iterable[str], token: str) -> Outcome:
         """
         Release a lock by its token, in any process; returns what :meth:`Lease.release` returns.
 
@@ -617,9 +618,8 @@ class LockManager:
                 name, outcome.waited, outcome.attempts, said, self.rules.needed, outcome.misconfigured
             )
         holder = decode(outcome.holder)
-        return LockTakenError(
-            name, outcome.waited, outcome.attempts, said, outcome.retry_after, holder._asdict() if holder else None
-        )
+        about, queued = holder._asdict() if holder else None, outcome.queued
+        return LockTakenError(name, outcome.waited, outcome.attempts, said, outcome.retry_after, about, queued)
 
     def _survey(
         self,

@@ -32,6 +32,7 @@ from django.conf import settings
 from .. import signals
 from ..conf import DEFAULT_ALIAS
 from ..core.names import slug
+from ..core.outcome import EndReason
 from ..core.replies import Kind
 from ..core.requests import Request, Survey
 from ..core.rules import Rules
@@ -100,9 +101,9 @@ class Simulation:
             for user in ("django_redlock.engine.manager", "django_redlock.engine.lease"):
                 stack.enter_context(patch(f"{user}.watchdog", watchdog))
                 stack.enter_context(patch(f"{user}.loop_watchdog", lambda: watchdog))
-            if compat := sys.modules.get("django_redlock.compat"):
+            if flavours := sys.modules.get("django_redlock.redis_py.flavours"):
                 dogs = PerLoop(lambda: AsyncWatchdog(self.clock))
-                stack.enter_context(patch.multiple(compat, watchdog=watchdog, loop_watchdog=dogs.get))
+                stack.enter_context(patch.multiple(flavours, watchdog=watchdog, loop_watchdog=dogs.get))
             self._main = Process(self, "this process")
             self._main.manager.surroundings = DjangoSurroundings()
             stack.enter_context(patch.dict(locks._managers, {self._using: self._main.manager}))
@@ -113,7 +114,7 @@ class Simulation:
         for process in self._processes:
             process.manager.close()
         for lease in self._leases:
-            lease.hold.end("expired", self._now)  # its time ends with the simulation's
+            lease.hold.end(EndReason.EXPIRED, self._now)  # its time ends with the simulation's
         self._stack.close()
         if self._check and self.overlaps and kind is None:
             raise OverlapError("\n".join(self.overlaps))
@@ -272,7 +273,7 @@ class Process:
         """End it: nothing is renewed or released any more."""
         self.agenda = Agenda()
         for lease in [lease for lease in self._simulation._leases if lease.keeper is self.manager]:
-            lease.hold.end("killed", self._simulation.clock())
+            lease.hold.end(EndReason.EXPIRED, self._simulation.clock())  # nobody is left to ask why
 
     def tend(self, now: float) -> None:
         """Renew what is due, unless the process stands still."""

@@ -13,14 +13,17 @@ from difflib import get_close_matches
 from enum import Enum
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.http import HttpRequest
 
-Key = str | Callable[..., str] | Sequence[str | Callable[..., str]]
+ShortName = Literal["user", "user_or_ip", "session", "ip", "path"]
+"""The short names without a parameter, so that editors offer them; any other text is a template."""
+
+Key = ShortName | str | Callable[..., str] | Sequence[str | Callable[..., str]]
 
 SHOWN = 120  # characters of a value that stay readable in the lock's name
 

@@ -78,7 +78,7 @@ FOREIGN = {
 MAX_FILE = 400  # lines
 LONG_FILES = {
     "celery/arrival.py": 508,
-    "compat.py": 745,
+    "compat.py": 499,
     "engine/lease.py": 530,
     "engine/manager.py": 696,
     "fencing.py": 405,

@@ -148,7 +148,7 @@ async def test_free_lock_is_kept_for_the_first_in_line(make: Manager, flavour: F
     assert {reply.kind for reply in round.replies.values()} == {Kind.BUSY}
     await flavour.release(holder)
 
-    with pytest.raises(LockTakenError, match="is free, but others wait"):
+    with pytest.raises(LockTakenError, match="is free, but others wait for it"):
         await flavour.acquire(manager.lock("a", wait=0))
     pushy = await flavour.acquire(manager.lock("a", wait=0, barge=True))
 
