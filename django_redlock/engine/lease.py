@@ -6,30 +6,56 @@ import asyncio
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 from ..core.hold import Hold, release_outcome
 from ..core.names import named, printable
 from ..core.outcome import LOST, EndReason, Outcome
 from ..core.round import Round
+from ..core.rules import Rules
 from ..exceptions import LockLostError
+from ..nodes.base import Node
 from ..nodes.clock import steady
 from ..nodes.threads import exiting, new_event
 from .drops import Drop, unreleased, watch_drop
 from .process import process
 from .renewal import loop_watchdog, watchdog
-
-if TYPE_CHECKING:
-    from .manager import LockManager
+from .surroundings import Surroundings
 
 LASTING = 86_400.0  # seconds for which a node is told of the end of a hold that nobody renews and that may last long
 
 log = logging.getLogger("django_redlock")
+
+
+class Manager(Protocol):
+    """What extends and releases a lease: a :class:`~.manager.LockManager`."""
+
+    nodes: tuple[Node, ...]
+    rules: Rules
+    notify: Callable[..., None]
+    surroundings: Surroundings
+    dropped: deque[float]
+
+    def ask(self, round: Round) -> None:
+        """Carry out one round, blocking."""
+
+    async def aask(self, round: Round) -> None:
+        """Carry out one round in the running event loop."""
+
+    def bring(self, round: Round) -> None:
+        """Bring a release to the nodes that have not answered it, in the background."""
+
+    def extend(self, leases: "Sequence[Lease]", ttl: float | None = None) -> int:
+        """Extend leases, blocking; returns how many are longer now."""
+
+    async def aextend(self, leases: "Sequence[Lease]", ttl: float | None = None) -> int:
+        """Extend leases in the running event loop; returns how many are longer now."""
 
 
 class Lease:
@@ -47,9 +73,10 @@ class Lease:
 
     def __init__(
         self,
-        manager: "LockManager",
+        manager: Manager,
         hold: Hold,
         renew: bool,
+        takeover: Round | None = None,
     ) -> None:
         self._manager = manager
         self.hold = hold
@@ -64,7 +91,7 @@ class Lease:
         self._drop: Drop | None = watch_drop(self, hold, manager.dropped) if renew else None
         self._depth = 1  # how often its holder has entered it, for a reentrant lock
         self._owner = b""
-        self._taken_over: Round | None = None  # the round that took the lock over from somebody else
+        self._takeover = takeover  # the round that took the lock over from another holder
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r}: {self.hold.ended or f'{self.remaining():.1f} s left'}>"
@@ -223,7 +250,7 @@ class Lease:
                 return Outcome.UNKNOWN if self._forked() else Outcome.EXPIRED
             watchdog.forget(self)
             self._manager.ask(round)
-            if self._taken_over and (late := end_of_hold_before(self._taken_over)):
+            if self._takeover and (late := end_of_earlier_hold(self._takeover)):
                 self._manager.ask(late)
         except BaseException:
             self._release_later()
@@ -242,7 +269,7 @@ class Lease:
                 return Outcome.UNKNOWN if self._forked() else Outcome.EXPIRED
             loop_watchdog().forget(self)
             await self._manager.aask(round)
-            if self._taken_over and (late := end_of_hold_before(self._taken_over)):
+            if self._takeover and (late := end_of_earlier_hold(self._takeover)):
                 await self._manager.aask(late)
         except BaseException:
             self._release_later()
@@ -344,7 +371,7 @@ class Lease:
     # What the watchdog asks
 
     @property
-    def keeper(self) -> "LockManager":
+    def keeper(self) -> Manager:
         """Who extends it."""
         return self._manager
 
@@ -482,41 +509,8 @@ class Lease:
             raise self._loss()
 
 
-class AsyncLease(Lease):
-    """A lease whose events belong to the event loop that acquired it."""
-
-    def __init__(self, manager: "LockManager", hold: Hold, renew: bool) -> None:
-        super().__init__(manager, hold, renew)
-        self._loop = asyncio.get_running_loop()
-
-    def __enter__(self) -> Self:
-        raise TypeError(
-            f"The lease of {self.name!r} belongs to an event loop; write 'async with lease:' instead of 'with lease:'."
-        )
-
-    def _new_event(self) -> asyncio.Event:
-        return asyncio.Event()
-
-    def _apart(self, function: Callable[[], object]) -> bool:
-        return False
-
-    def _call_back(self, teller: object) -> None:
-        super()._call_back(teller)  # an exit would end the event loop, whoever runs in it
-
-    def _tell_later(self) -> None:
-        with suppress(RuntimeError):  # the loop has been closed
-            self._loop.call_soon_threadsafe(lambda: loop_watchdog().watch(self))
-
-    def _set_lost(self) -> None:
-        with suppress(RuntimeError):  # the loop has been closed: nobody waits for the event any more
-            if asyncio._get_running_loop() is self._loop or not self._loop.is_running():
-                super()._set_lost()
-            else:  # noticed in another thread, which may not wake those that wait
-                self._loop.call_soon_threadsafe(super()._set_lost)
-
-
-def end_of_hold_before(takeover: Round) -> Round | None:
-    """Return what ends the hold before on nodes that have not answered the take-over, and may get both later."""
+def end_of_earlier_hold(takeover: Round) -> Round | None:
+    """Return the round that ends the earlier hold on nodes that have not answered the take-over and may yet get it."""
     if not takeover.remedy or not (nodes := takeover.unanswered()):
         return None
     requests = {node: takeover.remedy[node] for node in nodes}

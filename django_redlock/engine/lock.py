@@ -24,22 +24,9 @@ from .holdings import Holding, Keys, caller, task_holdings, thread_holdings, uns
 from .lease import Lease
 from .mistakes import no_attribute
 from .reentrancy import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
+from .surroundings import Surroundings
 
 IfTaken = Literal["raise", "skip"]
-
-
-class Surroundings:
-    """The event loop and the transactions of the calling thread, as a framework knows them: here, none."""
-
-    def blocking(self) -> None:
-        """Raise if the calling thread must not block, because it runs an event loop."""
-
-    def entering(self, name: str, rules: Rules) -> None:
-        """Warn or raise if a transaction is open, which would end after the lock *name* is released."""
-
-    def keep(self, lease: Lease) -> bool:
-        """Have *lease* released when the open transactions have ended; returns whether any is open."""
-        return False
 
 
 class Manager(Protocol):

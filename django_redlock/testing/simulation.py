@@ -37,10 +37,11 @@ from ..core.replies import Kind
 from ..core.requests import Request, Survey
 from ..core.rules import Rules
 from ..core.waiter import Waiter
+from ..engine.driver import LoopSide
 from ..engine.heartbeat import ProcessHeartbeat
 from ..engine.lease import Lease
 from ..engine.lock import Lock
-from ..engine.manager import LockManager, LoopSide
+from ..engine.manager import LockManager
 from ..engine.per_loop import PerLoop
 from ..engine.renewal import Agenda, AsyncWatchdog, Tended, by_keeper
 from ..engine.waiters import Waiters
@@ -98,7 +99,11 @@ class Simulation:
                     stack.enter_context(patch.object(module, "steady", self.clock))
             stack.enter_context(patch("django_redlock.engine.manager.time", WallClock(self.clock)))
             watchdog = VirtualWatchdog(self._process_of)
-            for user in ("django_redlock.engine.manager", "django_redlock.engine.lease"):
+            for user in (
+                "django_redlock.engine.driver",
+                "django_redlock.engine.manager",
+                "django_redlock.engine.lease",
+            ):
                 stack.enter_context(patch(f"{user}.watchdog", watchdog))
                 stack.enter_context(patch(f"{user}.loop_watchdog", lambda: watchdog))
             if flavours := sys.modules.get("django_redlock.redis_py.flavours"):
@@ -106,7 +111,7 @@ class Simulation:
                 stack.enter_context(patch.multiple(flavours, watchdog=watchdog, loop_watchdog=dogs.get))
             self._main = Process(self, "this process")
             self._main.manager.surroundings = DjangoSurroundings()
-            stack.enter_context(patch.dict(locks._managers, {self._using: self._main.manager}))
+            stack.enter_context(locks.substituted(self._using, self._main.manager))
             self._stack = stack.pop_all()
         return self
 
@@ -256,9 +261,9 @@ class Process:
         self.manager = LockManager(
             simulation.nodes, rules, alias=simulation._using, sleep=simulation.advance, notify=self._notify
         )
-        self.manager._notifications = VirtualNotifications(simulation, self.manager)  # type: ignore[assignment]
-        self.manager.redelivery = VirtualRedelivery(simulation)  # type: ignore[assignment]
-        self.manager._loops = PerLoop(self._new_loop_side)
+        self.manager.driver.notifications = VirtualNotifications(simulation, self.manager)  # type: ignore[assignment]
+        self.manager.driver.redelivery = VirtualRedelivery(simulation)  # type: ignore[assignment]
+        self.manager.driver.loops = PerLoop(self._new_loop_side)
         self._simulation = simulation
         simulation._processes.append(self)
 
@@ -286,7 +291,7 @@ class Process:
     def _new_loop_side(self) -> LoopSide:
         """Return what the manager has in the running event loop, whose time is virtual from now on."""
         self._simulation.adopt(asyncio.get_running_loop())
-        return self.manager._new_loop_side()
+        return self.manager.driver.new_loop_side()
 
     def _notify(self, event: str, **about: Any) -> None:
         if event == "lock_acquired":

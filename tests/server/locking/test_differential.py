@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.replies import Kind, Reply, believable
 from django_redlock.core.requests import SHARED, Acquire, Extend, Raise, Release, Request, Survey, Term
+from django_redlock.core.surveying import survey_round
 from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Servers
 from tests.managers import real_manager
@@ -81,7 +82,7 @@ def comparable(reply: Reply) -> Any:
 
 
 def run(manager: LockManager, request: Request) -> Reply:
-    round = manager._survey(count=1)
+    round = survey_round(manager.rules, {"count": 1})
     round.requests = {0: request}
     manager.ask(round)
     return round.replies[0]

@@ -151,7 +151,9 @@ async def test_waiters_of_a_mixed_majority_are_told_by_the_others(nodes: Servers
     holder = await flavour.acquire(manager.lock("a"))
     line = Line(flavour, manager)
     tasks = [await line.join(number) for number in range(3)]
-    notifications = manager._notifications if isinstance(flavour, Blocking) else manager._loop_side().notifications
+    notifications = (
+        manager.driver.notifications if isinstance(flavour, Blocking) else manager.driver.loop_side().notifications
+    )
     await eventually(lambda: notifications.waiters.told)
 
     await flavour.release(holder)
