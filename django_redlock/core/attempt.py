@@ -1,6 +1,7 @@
 """
-One attempt to take a lock: ask all nodes at once, agree on a fencing token, and see whether enough time is left
-(internal).
+One attempt to take a lock (internal).
+
+It asks all nodes at once, agrees with a quorum on a fencing token, and checks that enough time is left.
 
 The request proposes a fencing token. A node accepts it only if it is greater than any it accepted before; when a quorum
 accepted the same number, that is the token. When a quorum granted the lock but not the number, one more round raises

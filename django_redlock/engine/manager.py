@@ -500,6 +500,13 @@ class LockManager:
         return max(MIN_TTL, seconds("ttl", ttl)) if detached else self.rules.check_ttl(ttl)
 
     def hold(self, wanted: Wanted, outcome: Granted | GaveUp) -> Hold:
+        """
+        Return the hold of a won acquisition.
+
+        Raises:
+            LockTakenError: Another owner kept the lock.
+            QuorumUnavailableError: Too few nodes answered.
+        """
         if isinstance(outcome, GaveUp):
             error = self._error(wanted, outcome)
             self.notify("lock_taken", name=error.name, error=error)

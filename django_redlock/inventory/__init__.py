@@ -130,8 +130,9 @@ async def afind_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS, *, waite
 
 def slugs_of(name: str) -> list[str]:
     """
-    Return the slugs of all that may be meant by a name: the lock, its places if it has a ``limit``, or one of them,
-    which is shown as ``name #1``.
+    Return the slugs of all locks that a name may mean.
+
+    These are the lock itself, its permits if it has a ``limit``, or the one permit that is shown as ``name #1``.
 
     Raises:
         ValueError: It is cut short, as listings show long names, or cannot name a lock.

@@ -306,10 +306,12 @@ class VirtualWatchdog:
         self._process_of = process_of
 
     def watch(self, tended: Tended) -> None:
+        """Put a lease on the agenda of its process."""
         if not isinstance(tended, ProcessHeartbeat):
             self._agenda(tended).add(tended)
 
     def forget(self, tended: Tended) -> None:
+        """Take a lease off the agenda of its process."""
         if not isinstance(tended, ProcessHeartbeat):
             self._agenda(tended).drop(tended)
 
@@ -340,6 +342,7 @@ class VirtualNotifications:
             self.waiters.reached(number)
 
     def wait(self, waiter: Waiter, seconds: float, told: float) -> None:
+        """Let time pass until the waiter is notified, for at most *told* seconds."""
         called = self.waiters.join(waiter)
         self._simulation._wait(self._simulation.clock() + told, called)
 
@@ -354,6 +357,7 @@ class VirtualRedelivery:
         self._simulation = simulation
 
     def take(self, requests: Mapping[int, Request], until: float) -> None:
+        """Bring each node its request, now or when it can be reached again."""
         for node, request in requests.items():
             self._bring(self._simulation.nodes[node], request, until)
 
@@ -377,7 +381,9 @@ class WallClock:
         self._clock = clock
 
     def time(self) -> float:
+        """Return the time of day, in seconds since the epoch."""
         return EPOCH + self._clock()
 
     def time_ns(self) -> int:
+        """Return the time of day, in nanoseconds since the epoch."""
         return int(self.time() * 1e9)

@@ -49,6 +49,13 @@ class Options:
 
 
 def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
+    """
+    Return the methods that are locked, in upper case; None, which is all that change data, stays None.
+
+    Raises:
+        TypeError: They are one text.
+        ValueError: There is none.
+    """
     if methods is None:
         return None
     if isinstance(methods, str):

@@ -1,6 +1,8 @@
 """
-What a view's lock is called: the key that :func:`~django_redlock.views.locked_view` takes, read once and resolved for
-every request. The keys of commands are read in the same way, from their options.
+Name the lock of a view (internal).
+
+The key that :func:`~django_redlock.views.locked_view` takes is parsed once and resolved for every request. The keys of
+commands are parsed in the same way and resolved from their options.
 """
 
 import inspect

@@ -1,9 +1,13 @@
 """What users import: the paths, the names, and how little is loaded before a name is used."""
 
+import inspect
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -95,3 +99,47 @@ def test_plugin_of_pytest_loads_nothing_of_the_package():
     ours = [name for name in loaded if name.startswith("django_redlock")]
     assert ours == ["django_redlock", "django_redlock.testing", "django_redlock.testing.plugin"]
     assert [name for name in loaded if name.partition(".")[0] in ("asyncio", "celery", "django", "redis")] == []
+
+
+def documented() -> Iterator[tuple[str, Any]]:
+    """Yield the public functions and classes of the package's own, and the public methods of these classes."""
+    for path, names in PATHS.items():
+        if path.endswith("debug_toolbar") or path.endswith("plugin"):
+            continue
+        for name in names:
+            found = getattr(import_module(path), name)
+            if getattr(found, "__module__", "").startswith("django_redlock") and callable(found):
+                yield f"{path}.{name}", found
+            if inspect.isclass(found):
+                own = {
+                    n: m
+                    for base in found.__mro__
+                    if base.__module__.startswith("django_redlock")
+                    for n, m in vars(base).items()
+                }
+                yield from ((f"{path}.{name}.{each}", value) for each, value in own.items() if is_method(each, value))
+
+
+def is_method(name: str, value: Any) -> bool:
+    return not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property | classmethod))
+
+
+def test_everything_public_is_documented():
+    """
+    Every public function, class and method has a docstring.
+    """
+    assert [name for name, found in documented() if not inspect.getdoc(found)] == []
+
+
+@pytest.mark.parametrize("name", ["fenced", "lock", "lock_for_update", "locked_command", "locked_view"])
+def test_every_option_is_described(name: str):
+    """
+    An editor shows what each option of a public function is for, in which unit, and which errors it may raise.
+    """
+    function = getattr(django_redlock, name)
+    text = f"{inspect.getdoc(function)}\n{inspect.getdoc(getattr(function, '__init__', None)) or ''}"
+
+    options = [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
+    assert [each.name for each in options if not re.search(rf"^ *\**{each.name}:", text, re.MULTILINE)] == []
+    assert "Raises:" in text
+    assert not {"ttl", "wait", "margin"} & {each.name for each in options} or "seconds" in text.lower()

@@ -289,9 +289,11 @@ class DatabaseLink:
             raise
 
     def fileno(self) -> int:
+        """Return the descriptor to poll, -1 if there is none."""
         return self._reader.fileno()
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+        """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
         self._worker.submit(Job(request, self._deliver))
 
     def _deliver(self, reply: Reply | LinkError) -> None:
@@ -302,17 +304,20 @@ class DatabaseLink:
                     self._writer.send(b"!")
 
     def readable(self) -> bool:
+        """Return whether a reply, or the end of the connection, can be read without waiting."""
         with suppress(OSError):
             self._reader.recv(4096)
         return bool(self._replies) or not self._worker.usable
 
     def receive(self, request: Request) -> Reply | None:
+        """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
         reply = self._replies.popleft() if self._replies else LinkError(Failure.CLOSED)
         if isinstance(reply, LinkError):
             raise reply
         return reply
 
     def close(self) -> None:
+        """Close the connection."""
         with nullcontext() if self._worker.inherited else self._mutex:
             if self._closed:
                 return
@@ -345,6 +350,7 @@ class AsyncDatabaseLink:
         *,
         in_full: bool = False,
     ) -> None:
+        """Send a request; see :class:`~django_redlock.nodes.base.AsyncLink`."""
         if self.broken:
             raise LinkError(Failure.CLOSED)
         # Each request knows who waits for it: counted off, they would all get each other's after an interruption.
@@ -352,6 +358,7 @@ class AsyncDatabaseLink:
         self._worker.submit(Job(request, partial(self._deliver, on_reply)))
 
     def readable(self) -> bool:
+        """Return whether a reply, or the end of the connection, can be read without waiting."""
         return self._delivered > self._taken
 
     def _deliver(self, on_reply: Callable[[Reply | None], bool] | None, reply: Reply | LinkError) -> None:
@@ -371,6 +378,7 @@ class AsyncDatabaseLink:
             on_reply(reply)
 
     def close(self) -> None:
+        """Close the connection."""
         self._end(LinkError(Failure.CLOSED))
 
     def _end(self, error: LinkError) -> None:
