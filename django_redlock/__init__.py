@@ -3,15 +3,14 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .conf import InvalidRedlockError
-from .engine.lease import Lease
-from .engine.lock import Lock
-from .engine.manager import LockManager
-from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError, StaleTokenError
-from .handler import lock, locks
-
 if TYPE_CHECKING:
+    from .conf import InvalidRedlockError
+    from .engine.lease import Lease
+    from .engine.lock import Lock
+    from .engine.manager import LockManager
+    from .exceptions import LockLostError, LockTakenError, QuorumUnavailableError, RedlockError, StaleTokenError
     from .fencing import fenced
+    from .handler import lock, locks
     from .management.locked import locked_command
     from .querysets import LockableQuerySet, lock_for_update
     from .views import locked_view
@@ -37,14 +36,26 @@ __all__ = [
     "locks",
 ]
 
-_LATER = {
+# Nothing is imported before it is used. The plugin for pytest is in this package and is loaded in every project that
+# has it installed; it must not load the package before coverage measures, or in tests that have nothing to do with it.
+_HOMES = {
+    "InvalidRedlockError": ".conf",
+    "Lease": ".engine.lease",
+    "Lock": ".engine.lock",
+    "LockLostError": ".exceptions",
+    "LockManager": ".engine.manager",
+    "LockTakenError": ".exceptions",
     "LockableQuerySet": ".querysets",
+    "QuorumUnavailableError": ".exceptions",
+    "RedlockError": ".exceptions",
+    "StaleTokenError": ".exceptions",
     "fenced": ".fencing",
+    "lock": ".handler",
     "lock_for_update": ".querysets",
     "locked_command": ".management.locked",
     "locked_view": ".views",
+    "locks": ".handler",
 }
-"""What needs Django's models, which take longer to import than all the rest: imported when it is asked for."""
 
 
 def __dir__() -> list[str]:
@@ -52,6 +63,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name], __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import a public name from its module at its first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
+    return value

@@ -9,37 +9,32 @@ All that the two do is written once, as coroutines of :class:`BaseLock`. Those o
 they never suspend, and :func:`run` carries them out in one go.
 """
 
-import asyncio
 import logging
 import math
-import threading
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
-from hashlib import blake2b
-from typing import Any, Literal, NamedTuple, NoReturn, ParamSpec, Self, TypeVar
-from weakref import WeakKeyDictionary
+from collections.abc import Coroutine
+from typing import Any, Literal, NoReturn, Self
 
 from .conf import DEFAULT_ALIAS
 from .core.hold import release_outcome
 from .core.names import check_name, printable, slug
-from .core.owner import decode, nonce_of
+from .core.outcome import LOST, EndReason, Outcome
+from .core.owner import nonce_of
 from .core.replies import Kind, Row
 from .core.requests import SHARED, Release
 from .core.round import Round, count
-from .core.rules import MIN_TTL, Rules, number, seconds
+from .core.rules import MIN_TTL, number, seconds
 from .engine.lease import Lease
 from .engine.manager import LockManager
-from .engine.renewal import AsyncWatchdog, Watchdog, loop_watchdog, watchdog
 from .exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError, RedlockError
 from .handler import locks
 from .nodes.clock import steady
 from .nodes.redis.node import RedisLockError, RedisLockNotOwnedError
-
-SLACK = 0.001  # seconds; less is a rounding error, and nodes count in milliseconds
+from .redis_py.flavours import Awaiting, Blocking, Flavour, run
+from .redis_py.found import Found, find, reference
+from .redis_py.slots import Hold, Slot, TaskSlot, ThreadSlot, as_bytes
+from .redis_py.term import SLACK, Term, piece
 
 Name = str | bytes | memoryview
-P = ParamSpec("P")
-T = TypeVar("T")
 
 log = logging.getLogger("django_redlock")
 
@@ -65,247 +60,6 @@ class LockError(RedlockError, RedisLockError):
 
 class LockNotOwnedError(LockError, RedisLockNotOwnedError):
     """The lock was held and is no longer; also a ``redis.exceptions.LockNotOwnedError``."""
-
-
-# The two flavours: how to wait
-
-
-class Blocking:
-    """Wait by blocking."""
-
-    @staticmethod
-    async def call(method: Callable[P, T], amethod: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the blocking one of two twins."""
-        return method(*args, **kwargs)
-
-    @staticmethod
-    def watchdog() -> Watchdog:
-        """Return who tends the leases of this flavour."""
-        return watchdog
-
-
-class Awaiting:
-    """Wait in the event loop."""
-
-    @staticmethod
-    async def call(method: object, amethod: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the asyncio one of two twins."""
-        return await amethod(*args, **kwargs)
-
-    @staticmethod
-    def watchdog() -> AsyncWatchdog:
-        """Return who tends the leases of this flavour."""
-        return loop_watchdog()
-
-
-Flavour = type[Blocking] | type[Awaiting]
-
-
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Carry out a coroutine of the blocking flavour."""
-    try:
-        coroutine.send(None)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    raise AssertionError("a blocking lock was suspended")
-
-
-# What is held
-
-
-class Term:
-    """
-    How long a lock with a ``timeout`` is held.
-
-    No lease is longer than ``max_ttl``, for which a restarted node gives no vote. A longer term is covered by leases
-    of ``OPTIONS["ttl"]``, one after the other, of which the last ends with the term.
-
-    Args:
-        lease: The lease to extend; nobody else extends it.
-        length: How long it is to be held from its beginning, in seconds.
-        rules: The numbers of its alias.
-        flavour: How to wait.
-    """
-
-    def __init__(self, lease: Lease, length: float, rules: Rules, flavour: Flavour) -> None:
-        ttl = piece(length, rules)
-        self._lease, self._rules, self._flavour = lease, rules, flavour
-        self._covered = steady() + lease.remaining() + rules.drift(ttl)
-        self._next = self._covered - ttl * 2 / 3
-        self.since = self._covered - ttl
-        self.until = self.since + length
-        flavour.watchdog().watch(self)
-
-    async def end_at(self, until: float) -> bool:
-        """End the term then rather than before; returns whether a quorum agreed."""
-        # What is shorter counts before the nodes know of it: their answer may not come.
-        self.until = min(self.until, until)
-        agreed = await self._extend(until)
-        if agreed:
-            self.until = until
-        for changed in (self._lease, self):  # the next look at them may have come nearer
-            self._flavour.watchdog().watch(changed)
-        return agreed
-
-    async def _extend(self, until: float) -> bool:
-        now = steady()
-        ttl = piece(until - now, self._rules)
-        agreed = await self._flavour.call(self._lease.extend, self._lease.aextend, ttl)
-        self._next = now + ttl / (3 if agreed else 12)
-        if agreed:
-            self._covered = now + ttl
-        return agreed
-
-    @property
-    def lease(self) -> Lease:
-        """What is extended."""
-        return self._lease
-
-    # What the watchdog asks
-
-    renewed = True
-
-    @property
-    def keeper(self) -> Self:
-        """Who extends it."""
-        return self
-
-    slack = 0.0
-
-    def due(self) -> float:
-        """Return when to extend the lease next; infinity when it reaches the end of the term."""
-        return math.inf if self._lease.reason or self._covered >= self.until - SLACK else self._next
-
-    def valid(self) -> bool:
-        """Return whether the lock is still held."""
-        return self._lease.valid()
-
-    def extend(self, terms: object) -> int:
-        """Extend the lease towards the end of the term."""
-        return run(self.aextend(terms))
-
-    async def aextend(self, terms: object) -> int:
-        """Do what :meth:`extend` does without blocking."""
-        self._next = math.inf
-        with suppress(ValueError):  # too little is left for another lease: the present one is the last
-            await self._extend(self.until)
-        return 1
-
-
-def piece(length: float, rules: Rules) -> float:
-    """Return how long a lease to ask for when the lock is to be held for *length* seconds more."""
-    return length if length <= rules.max_ttl else rules.ttl
-
-
-class Hold(NamedTuple):
-    """
-    What one thread or task holds.
-
-    Args:
-        token: What redis-py would have written to the node.
-        lease: The proof; None for a token that came from elsewhere, until something is asked of the lock.
-        term: When it ends; None if it does not.
-    """
-
-    token: bytes
-    lease: Lease | None = None
-    term: Term | None = None
-
-
-class Slot:
-    """Where a hold is kept. ``token`` can be read, and set to one that another process handed over."""
-
-    hold: Hold | None = None
-
-    @property
-    def token(self) -> bytes | None:
-        """The token of the lock that is held, or None."""
-        return self.hold.token if self.hold else None
-
-    @token.setter
-    def token(self, token: str | bytes | None) -> None:
-        self.hold = None if token is None else Hold(as_bytes(token))
-
-    def mine(self) -> "Slot":
-        """Return the slot of whoever asks."""
-        return self
-
-
-class ThreadSlot(threading.local, Slot):
-    """A slot for each thread."""
-
-
-class TaskSlot(Slot):
-    """A slot for each asyncio task. A task that ends takes its hold with it, as a thread does."""
-
-    def __init__(self) -> None:
-        self._slots: WeakKeyDictionary[asyncio.Task[Any], Slot] = WeakKeyDictionary()
-        self._outside = Slot()
-
-    def mine(self) -> Slot:
-        """Return the slot of the task that runs now."""
-        try:
-            task = asyncio.current_task()
-        except RuntimeError:  # no event loop runs here
-            task = None
-        return self._outside if task is None else self._slots.setdefault(task, Slot())
-
-    @property
-    def hold(self) -> Hold | None:
-        """What the task holds that runs now."""
-        return self.mine().hold
-
-    @hold.setter
-    def hold(self, hold: Hold | None) -> None:
-        self.mine().hold = hold
-
-
-# What the nodes say
-
-
-class Found(NamedTuple):
-    """Who may hold the lock: the nonce, what the key says of a token, and the seconds that are left."""
-
-    nonce: str
-    ref: str
-    left: float
-
-    def stands_for(self, token: bytes) -> bool:
-        """Return whether it is held with this token: its nonce, or one that was chosen or handed over."""
-        return self.nonce.encode() == token or self.ref == reference(token)
-
-
-def find(rows: list[Row], needed: int) -> list[Found]:
-    """Return whom at least so many nodes have as holder."""
-    holders: dict[str, list[Row]] = {}
-    for row in rows:
-        if seconds_left(row) >= 0:
-            holders.setdefault(nonce_of(row.value), []).append(row)
-    return [
-        Found(nonce, owner.ref if (owner := decode(has[0].value)) else "", min(map(seconds_left, has)))
-        for nonce, has in holders.items()
-        if len(has) >= needed
-    ]
-
-
-def seconds_left(row: Row) -> float:
-    """Return how long a node keeps a key; infinity for one without expiry, negative for no key."""
-    return math.inf if row.left is None else row.left
-
-
-def reference(token: bytes) -> str:
-    """
-    Return what a key says of the token that its holder chose or was given.
-
-    The token is not used as nonce: two callers who chose the same one would both be the holder.
-    """
-    return f"token {blake2b(token, digest_size=8, person=b'redlock compat').hexdigest()}"
-
-
-def as_bytes(token: str | bytes) -> bytes:
-    """Return a token as redis-py keeps it."""
-    return token.encode() if isinstance(token, str) else bytes(token)
 
 
 def as_text(name: Name) -> str:
@@ -429,19 +183,19 @@ class BaseLock:
         outcome = await (self._flavour.call(lease.release, lease.arelease) if lease else self._disown(hold.token))
         slot.hold = None
         reason = lease.reason if lease else None
-        if outcome in ("expired", "taken") or reason == "forked":
+        if outcome in LOST or reason is EndReason.FORKED:
             self._not_owned("release", reason)
-        if outcome == "unknown":
+        if outcome is Outcome.UNKNOWN:
             log.warning(
                 "too few nodes answered to a release: %s",
                 printable(self._key),
                 extra={"event": "no_quorum", "lock": self._key},
             )
 
-    async def _disown(self, token: bytes) -> str:
+    async def _disown(self, token: bytes) -> Outcome:
         """Release what another process acquired."""
         found = await self._find(token)
-        return release_outcome(await self._remove(found.nonce), self._manager.rules) if found else "expired"
+        return release_outcome(await self._remove(found.nonce), self._manager.rules) if found else Outcome.EXPIRED
 
     async def _reset(self, slot: Slot) -> None:
         if slot.hold and slot.hold.lease:
@@ -489,7 +243,7 @@ class BaseLock:
             self._not_owned("extend")
         left = self._check_length(additional + (0.0 if from_now else found.left), 0.0)
         if not await self._take(slot, left, token, wait=0, adopt=found.nonce):
-            self._not_owned("extend", "superseded")
+            self._not_owned("extend", EndReason.SUPERSEDED)
         return True
 
     # What is asked of the engine
@@ -562,8 +316,8 @@ class BaseLock:
             raise LockError(f"cannot {to_do} a lock that is not held here", self._key)
         return slot.hold
 
-    def _not_owned(self, to_do: str, reason: str | None = None) -> NoReturn:
-        why = f": {EXPLANATIONS[reason]}" if reason in EXPLANATIONS and reason != "released" else ""
+    def _not_owned(self, to_do: str, reason: EndReason | None = None) -> NoReturn:
+        why = f": {EXPLANATIONS[reason]}" if reason and reason is not EndReason.RELEASED else ""
         raise LockNotOwnedError(f"cannot {to_do} a lock that is no longer owned{why}", self._key)
 
     def _check_length(self, left: float, held: float) -> float:
@@ -578,7 +332,7 @@ class BaseLock:
     def _tell_reset(self, round: Round) -> None:
         # As many nodes as a quorum no longer have the holder: the silent ones cannot be a quorum.
         gone = round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= self._manager.rules.needed
-        outcome = "released" if gone else "unknown"
+        outcome = Outcome.RELEASED if gone else Outcome.UNKNOWN
         about = {"event": "lock_forced", "lock": self._key, "outcome": outcome}
         log.warning("lock released by force: %s (%s)", printable(self._key), outcome, extra=about)
         self._manager.notify("lock_forced", name=self._key, outcome=outcome)

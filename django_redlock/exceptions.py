@@ -47,6 +47,7 @@ class LockTakenError(_AttemptError):
         retry_after: Seconds until the present hold ends unless its owner extends it; None when unknown.
         holder: Who holds it: ``kind``, ``label``, ``ref``, ``host``, ``pid``, ``since`` (seconds since the epoch)
             and ``ttl`` (seconds); empty when unknown.
+        queued: Whether nobody holds the lock, but earlier waiters are in its queue and are served first.
     """
 
     def __init__(
@@ -57,16 +58,17 @@ class LockTakenError(_AttemptError):
         nodes: Mapping[str, str] | None = None,
         retry_after: float | None = None,
         holder: Mapping[str, Any] | None = None,
+        queued: bool = False,
     ) -> None:
         super().__init__(name, waited, attempts, nodes)
         self.retry_after = retry_after
         self.holder = dict(holder or {})
-        self.args = (name, waited, attempts, self.nodes, retry_after, self.holder)
+        self.queued = queued
+        self.args = (name, waited, attempts, self.nodes, retry_after, self.holder, queued)
 
     def __str__(self) -> str:
-        said = set(self.nodes.values())
-        if "others wait" in said and "taken" not in said:
-            return f"Lock {self.name!r} is free, but others wait for it and come first ({self._effort()})."
+        if self.queued:
+            return f"Lock {self.name!r} is free, but others wait for it and are served first ({self._effort()})."
         parts = (str(self.holder.get(part, "")) for part in ("kind", "label", "ref"))
         who = " ".join(filter(None, parts)) or "another owner"
         where = f" on {self.holder['host']}:{self.holder['pid']}" if self.holder.get("host") else ""
@@ -121,6 +123,7 @@ class LockLostError(RedlockError):
     """
 
     def __init__(self, name: str, reason: str = "expired", held: float = 0.0) -> None:
+        reason = str(reason)  # of a member of an enum its text, which programs without this package can read, too
         super().__init__(name, reason, held)
         self.name = name
         self.reason = reason

@@ -193,7 +193,7 @@ class Fenced(Block[None]):
             raise
 
     def _abandon(self, error: BaseException) -> None:
-        if self._entered is not None:
+        if self.is_entered:
             self.__exit__(type(error), error, error.__traceback__)
 
     def _open(self, stack: ExitStack) -> None:

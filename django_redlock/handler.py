@@ -7,8 +7,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from django.core.signals import setting_changed
 from django.utils.asyncio import async_unsafe
@@ -18,10 +19,10 @@ from .conf import DEFAULT_ALIAS, aliases, read_alias
 from .core.names import check_names
 from .core.rules import UNSET, Rules, Wait, check_label, check_wait, seconds
 from .engine.holdings import caller_frame
-from .engine.lease import Lease
-from .engine.lock import Description, Lock, Surroundings
+from .engine.lock import Description, IfTaken, Lock
 from .engine.manager import LockManager, check_limit
 from .engine.mistakes import explained
+from .engine.surroundings import Released, Surroundings
 
 
 class RedlockHandler:
@@ -66,6 +67,19 @@ class RedlockHandler:
             manager.retired = True
             manager.close()
 
+    @contextmanager
+    def substituted(self, alias: str, manager: LockManager) -> Iterator[None]:
+        """Give out *manager* for an alias in the ``with`` block; for :mod:`django_redlock.testing`."""
+        managers = self._managers  # a reset has others made, which this block does not concern
+        before = managers.get(alias)
+        managers[alias] = manager
+        try:
+            yield
+        finally:
+            managers.pop(alias, None)
+            if before is not None:
+                managers[alias] = before
+
     def _create(self, alias: str) -> LockManager:
         config = read_alias(alias)
         manager = LockManager(config.nodes, config.rules, alias=alias)
@@ -101,7 +115,7 @@ class DjangoSurroundings(Surroundings):
         module = frame.f_globals.get("__name__", "")
         warnings.warn_explicit(message, RuntimeWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)
 
-    def keep(self, lease: Lease) -> bool:
+    def keep(self, lease: Released) -> bool:
         """Have *lease* released when the last of the open transactions was committed or rolled back."""
         open_ones = open_transactions()
         if open_ones:
@@ -119,8 +133,8 @@ class ReleaseAfterTransactions:
     Django calls it after a commit. After a rollback, or when the connection is closed, Django only drops it.
     """
 
-    def __init__(self, lease: Lease, transactions: int) -> None:
-        self._lease: Lease | None = lease
+    def __init__(self, lease: Released, transactions: int) -> None:
+        self._lease: Released | None = lease
         self._left = transactions
 
     def __call__(self) -> None:
@@ -172,7 +186,7 @@ def lock(
     max_hold: float | None = None,
     cancel_on_lost: bool = False,
     on_commit: bool = False,
-    if_taken: Literal["raise", "skip"] = "raise",
+    if_taken: IfTaken = "raise",
 ) -> Lock:
     """
     Describe a lock of an alias; reads no settings and makes no network call until it is acquired.

@@ -16,7 +16,7 @@ from .conf import DEFAULT_ALIAS
 from .core.rules import check_wait
 from .engine.lease import Lease
 from .exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
-from .views import Guard, Options, OwnTransactions, check_methods, guarded, guarded_async
+from .web.guard import Guard, Method, Options, OwnTransactions, check_methods, guarded, guarded_async
 from .web.keys import Key
 from .web.responses import OnBusy, check_on_busy, refusal
 
@@ -27,7 +27,7 @@ def locked_paths(
     *,
     ttl: float | None = None,
     wait: float | None = 0,
-    methods: Iterable[str] | None = None,
+    methods: Iterable[Method] | None = None,
     on_busy: OnBusy = 409,
     using: str = DEFAULT_ALIAS,
 ) -> Callable[[Any], Any]:

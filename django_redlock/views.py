@@ -6,36 +6,21 @@ decorated view, and release the lock before the commit; so the decorator tells D
 opens the same transactions itself, inside the lock.
 """
 
-import inspect
-import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial, wraps
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.db import connections, transaction
 from django.http import HttpRequest
 from django.utils.decorators import method_decorator
 
 from .conf import DEFAULT_ALIAS
 from .core.rules import check_wait
-from .engine.lease import Lease
-from .engine.lock import Lock
-from .exceptions import LockTakenError, QuorumUnavailableError
-from .handler import in_transaction, locks
-from .web.keys import Call, Key, ViewKey
-from .web.responses import OnBusy, check_on_busy, refuse
+from .web.guard import Guard, Method, Options, check_methods, guarded, guarded_async
+from .web.keys import Key
+from .web.responses import OnBusy, check_on_busy
 
 View = TypeVar("View", bound=Callable[..., Any])
 
-MARGIN = 1 / 20  # of the ttl that must be left for a commit, as in fenced()
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-
 MISSING_KEY = "@locked_view needs a key in parentheses; write, for example, @locked_view('order:{pk}') or 'user_or_ip'."
-
-log = logging.getLogger("django_redlock")
 
 
 def locked_view(
@@ -43,7 +28,7 @@ def locked_view(
     *,
     ttl: float | None = None,
     wait: float | None = 0,
-    methods: Iterable[str] | None = None,
+    methods: Iterable[Method] | None = None,
     on_busy: OnBusy = 409,
     using: str = DEFAULT_ALIAS,
 ) -> Callable[[View], View]:
@@ -96,6 +81,12 @@ class Decorator:
         self._options = options
 
     def __call__(self, view: Any) -> Any:
+        """
+        Return the view, which may be a class, under its lock.
+
+        Raises:
+            TypeError: It is no view, or there was no key.
+        """
         options = self._options
         if isinstance(view, HttpRequest):  # `key` is the view, and this is its first request
             raise TypeError(MISSING_KEY)
@@ -103,18 +94,6 @@ class Decorator:
             return _lock_class(view, self, options)
         guard = Guard.of_view(view, options)
         return guarded_async(guard, view) if guard.asynchronous else guarded(guard, view)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What :func:`locked_view` was given."""
-
-    key: Key
-    ttl: float | None
-    wait: float | None
-    methods: frozenset[str] | None
-    on_busy: OnBusy
-    using: str
 
 
 def _lock_class(view: type, decorator: Any, options: Options) -> type:
@@ -126,249 +105,3 @@ def _lock_class(view: type, decorator: Any, options: Options) -> type:
         raise TypeError(f"@locked_view decorates views; the class {view.__name__} has no dispatch().")
     locked: type = method_decorator(decorator, name="dispatch")(view)
     return locked
-
-
-def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
-    if methods is None:
-        return None
-    if isinstance(methods, str):
-        raise TypeError(f"methods must be a list such as [{methods.upper()!r}], not the str {methods!r}.")
-    chosen = frozenset(method.upper() for method in methods)
-    if not chosen:
-        raise ValueError("methods=[] locks no request; name at least one, or leave it out for all that change data.")
-    return chosen | {"HEAD"} if "GET" in chosen else chosen  # Django answers HEAD with the view for GET
-
-
-# The two flavours
-
-
-def guarded(guard: "Guard", view: Callable[..., Any]) -> Any:
-    """Return a blocking view under its lock."""
-
-    @wraps(view)
-    def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if not guard.applies(request):
-            with guard.transactions():
-                return view(request, *args, **kwargs)
-        lock = guard.lock(request, args, kwargs)
-        try:
-            lease = lock.acquire()
-        except (LockTakenError, QuorumUnavailableError) as error:
-            return guard.refuse(request, error)
-        try:
-            with guard.transactions():
-                response = guard.finished(view(request, *args, **kwargs))
-                guard.ensure(lease)
-        except BaseException:
-            lease.release()
-            raise
-        if keep_while_streaming(response, lease):
-            return response
-        guard.note(lease.release())
-        return response
-
-    locked._non_atomic_requests = guard.exempt  # type: ignore[attr-defined]
-    return locked
-
-
-def guarded_async(guard: "Guard", view: Callable[..., Any]) -> Any:
-    """Return a coroutine function under its lock."""
-
-    @wraps(view)
-    async def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        guard.refuse_atomic_requests()
-        if not guard.applies(request):
-            return await view(request, *args, **kwargs)
-        lock = await sync_to_async(guard.lock)(request, args, kwargs)  # may read the user or the session
-        try:
-            lease = await lock.aacquire()
-        except (LockTakenError, QuorumUnavailableError) as error:
-            return await sync_to_async(guard.refuse)(request, error)
-        try:
-            response = await view(request, *args, **kwargs)
-            guard.ensure(lease)
-        except BaseException:
-            await lease.arelease()
-            raise
-        if keep_while_streaming(response, lease):
-            return response
-        guard.note(await lease.arelease())
-        return response
-
-    locked._non_atomic_requests = guard.exempt  # type: ignore[attr-defined]
-    return locked
-
-
-def keep_while_streaming(response: Any, lease: Lease) -> bool:
-    """
-    Let a streaming response release the lock when it is closed; returns whether it is one.
-
-    Servers close every response, also when the client went away. One that is dropped instead, by a middleware that
-    answers with another, takes the lease with it, which then ends with its ttl.
-    """
-    if not getattr(response, "streaming", False):
-        return False
-    response._resource_closers.append(lease.release)  # closed in any thread, so not arelease()
-    return True
-
-
-class OwnTransactions(set[str]):
-    """
-    The databases for which a view wants no transaction; to Django, which asks with ``in``, all databases.
-
-    So Django opens none around the lock, whatever ``DATABASES`` will say, and ``@transaction.non_atomic_requests``
-    works below and above ``@locked_view``: it adds to this set.
-    """
-
-    def __contains__(self, alias: object) -> bool:
-        return True
-
-
-class Guard:
-    """
-    One view under a lock: its name, its key and its lock.
-
-    Args:
-        name: The view's dotted name.
-        signature: What its arguments are called.
-        options: What the decorator was told.
-        asynchronous: Whether it is a coroutine function.
-        below: For which databases it wants no transaction.
-    """
-
-    prefix = "view"
-
-    def __init__(
-        self,
-        name: str,
-        signature: inspect.Signature,
-        options: Options,
-        *,
-        asynchronous: bool = False,
-        below: set[str] | None = None,
-    ) -> None:
-        self.name = name
-        self.asynchronous = asynchronous
-        self.options = options
-        self._signature = signature
-        self._key = ViewKey(name, options.key, signature)
-        self._below = set() if below is None else below
-        self.exempt = self._exempt()
-
-    @classmethod
-    def of_view(cls, view: Callable[..., Any], options: Options) -> "Guard":
-        """Return the guard of a function, which may be a method."""
-        name, owner = _identify(view)
-        # A method bound by method_decorator is a partial that wraps the function with `self`.
-        return cls(
-            name,
-            inspect.signature(view, follow_wrapped=not isinstance(view, partial)),
-            options,
-            asynchronous=iscoroutinefunction(view) or getattr(owner, "view_is_async", False),
-            below=getattr(view, "_non_atomic_requests", set()),
-        )
-
-    def applies(self, request: HttpRequest) -> bool:
-        """Return whether a request of this method is locked."""
-        method = request.method or ""
-        return method not in SAFE_METHODS if self.options.methods is None else method in self.options.methods
-
-    def lock(self, request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
-        """
-        Return the lock of a request; asks no node.
-
-        Raises:
-            BadRequest: The client left out what the key needs.
-            ImproperlyConfigured: The key has no value for another reason.
-            RuntimeError: A transaction is open, so the lock would be released before the commit.
-        """
-        self._refuse_transactions()
-        options = self.options
-        call = Call(request, args, kwargs, self._arguments(request, args, kwargs))
-        name = f"{self.prefix}:{self._key.resolve(call)}"
-        label = f"{self.name} {request.method}"
-        return locks[options.using].lock(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
-
-    def refuse(self, request: HttpRequest, error: LockTakenError | QuorumUnavailableError) -> Any:
-        """Return the answer to a request that did not get the lock."""
-        return refuse(request, error, self.options.on_busy)
-
-    def ensure(self, lease: Lease) -> None:
-        """
-        Make sure, before the commit, that the lock is still held, and long enough for it.
-
-        Raises:
-            LockLostError: It is not.
-        """
-        lease.ensure(lease.ttl * MARGIN if self._atomic_aliases() else 0.0)
-
-    @contextmanager
-    def transactions(self) -> Iterator[None]:
-        """Open the transactions that Django would open around this view."""
-        with ExitStack() as stack:
-            for alias in self._atomic_aliases():
-                stack.enter_context(transaction.atomic(using=alias))
-            yield
-
-    def refuse_atomic_requests(self) -> None:
-        """Do what Django does to an async view; a decorated class may have hidden it from Django."""
-        if self._atomic_aliases():
-            raise RuntimeError(f"You cannot use ATOMIC_REQUESTS with async views, such as {self.name}.")
-
-    def finished(self, response: Any) -> Any:
-        """Return a response, and refuse the promise of one, which would be kept after the lock is released."""
-        if inspect.isawaitable(response):
-            if inspect.iscoroutine(response):
-                response.close()
-            raise TypeError(
-                f"@locked_view on {self.name}: the view is asynchronous, but looks like a function that is not. Put "
-                "@locked_view directly on the coroutine function."
-            )
-        return response
-
-    def note(self, outcome: str) -> None:
-        """Report a lock that was gone when the view, which has committed by now, released it."""
-        if outcome in ("expired", "taken"):
-            log.error(
-                "the lock of view %s ended before the view did (%s); another request may have run beside it",
-                self.name,
-                outcome,
-                extra={"event": "view_lock_lost", "view": self.name},
-            )
-
-    def _atomic_aliases(self) -> list[str]:
-        return [
-            alias
-            for alias, database in connections.settings.items()
-            if database["ATOMIC_REQUESTS"] and alias not in self._below and not set.__contains__(self.exempt, alias)
-        ]
-
-    def _exempt(self) -> set[str]:
-        if isinstance(self._below, OwnTransactions):  # a second @locked_view, which opens the transactions
-            return self._below
-        return set(self._below) if self.asynchronous else OwnTransactions(self._below)
-
-    def _refuse_transactions(self) -> None:
-        for connection in connections.all(initialized_only=True):
-            if in_transaction(connection):
-                raise RuntimeError(
-                    f"@locked_view on {self.name} is inside a transaction of database {connection.alias!r}, which "
-                    "would commit after the lock is released. Under ATOMIC_REQUESTS decorate the class itself, not "
-                    "a method; or put @transaction.non_atomic_requests on top, as above @api_view; and use "
-                    "functools.wraps() in your own decorators. Otherwise move the transaction into the view."
-                )
-
-    def _arguments(self, request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        bound = self._signature.bind_partial(request, *args, **kwargs)
-        bound.apply_defaults()
-        return bound.arguments | kwargs | {"request": request}
-
-
-def _identify(view: Callable[..., Any]) -> tuple[str, type | None]:
-    """Return a view's dotted name, and its class if it is a view class's function or method."""
-    instance = getattr(getattr(view, "func", None), "__self__", None)  # bound by method_decorator
-    owner = getattr(view, "view_class", None) if instance is None else type(instance)
-    named = owner or view
-    if named.__module__ == "django.utils.decorators":  # what method_decorator tries a decorator on
-        return "a class", None
-    return f"{named.__module__}.{getattr(named, '__qualname__', named)}", owner

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from django_redlock.engine import rounds, rounds_async
-from django_redlock.engine.lock import Surroundings
+from django_redlock.engine.surroundings import Surroundings
 from django_redlock.handler import DjangoSurroundings
 from django_redlock.testing import Server, ServerNotFoundError, Servers, ServerStartError, find_server, start_servers
 from tests.services import MariaDB, PostgreSQL, RabbitMQ, Service, ServiceMissingError, SQLite

@@ -7,8 +7,8 @@ Each works in a private temporary folder, on a port that is free, and does not o
 
 Tests take the fixtures ``postgresql``, ``mariadb``, ``rabbitmq`` and ``engine`` of ``tests/conftest.py``, and
 
-    with postgresql.database() as name, django_database("ledger", postgresql.settings(name)):
-        call_command("migrate", database="ledger", verbosity=0)
+    with postgresql.database() as name, django_database("counting", postgresql.settings(name)):
+        call_command("migrate", database="counting", verbosity=0)
 """
 
 import os

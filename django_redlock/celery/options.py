@@ -145,6 +145,7 @@ class SingletonOptions:
     lock_direct_calls: bool = False
 
     def __new__(cls, **options: Any) -> "SingletonOptions":
+        """Refuse an option that has another name now; the error says which."""
         for name in RETIRED_OPTIONS.keys() & options.keys():
             raise TypeError(retired(name))
         return object.__new__(cls)

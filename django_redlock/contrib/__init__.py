@@ -1,0 +1,1 @@
+"""Connections to other projects; each needs an extra of the same name."""

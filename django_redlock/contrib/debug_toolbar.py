@@ -13,6 +13,7 @@ from debug_toolbar.panels import Panel
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..core.outcome import EndReason
 from ..engine.lease import Lease
 from ..exceptions import LockTakenError
 from ..inventory import printable
@@ -75,7 +76,13 @@ def _row(tried: Any) -> dict[str, Any]:
 def _outcome(tried: Any) -> str:
     if isinstance(tried, Lease):
         reason = tried.reason
-        return _("held") if reason is None else _("released") if reason == "released" else f"{_('lost')} ({reason})"
+        return (
+            _("held")
+            if reason is None
+            else _("released")
+            if reason is EndReason.RELEASED
+            else f"{_('lost')} ({reason})"
+        )
     if isinstance(tried, LockTakenError):
         holder = " ".join(filter(None, (tried.holder.get("kind"), tried.holder.get("label"))))
         return f"{_('taken')} ({printable(holder)})" if holder else _("taken")

@@ -16,7 +16,7 @@ from rest_framework.views import exception_handler as handle_exception
 from rest_framework.views import set_rollback
 
 from ..exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
-from ..views import Guard, Options, guarded
+from ..web.guard import Guard, Options, guarded
 from ..web.responses import PROBLEM, problem_of
 
 

@@ -13,7 +13,7 @@ from . import owner as owners
 from .attempt import NEVER, Attempt, Granted
 from .backoff import Backoff, Pause
 from .cleanup import cleanup
-from .names import place, slug
+from .names import permit_slug, slug
 from .replies import ABSENT, Kind, Reply
 from .requests import Instant, Release, Survey
 from .round import Round, count
@@ -22,7 +22,7 @@ from .tokens import HighestToken
 from .waiter import Waiter
 from .wanted import Wanted
 
-FEW_PLACES = 3  # of a lock with several: so many are tried without asking first which are taken
+FEW_PERMITS = 3  # of a lock with several: so many are tried without asking first which are taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class GaveUp:
     """
     The lock was not to be had.
 
-    ``taken`` tells a held lock from nodes that could not tell, ``misconfigured`` that they never will.
+    ``taken`` tells a held lock from nodes that could not tell, ``misconfigured`` that they never will. ``queued`` is
+    whether nobody holds it, but others wait for it.
     """
 
     taken: bool
@@ -40,6 +41,7 @@ class GaveUp:
     replies: Mapping[int, Reply]
     retry_after: float | None
     holder: str
+    queued: bool
 
 
 Step = Round | Pause
@@ -55,7 +57,7 @@ class Acquisition:
     Args:
         wanted: The lock to take.
         rules: The numbers to work with.
-        floor: The highest tokens seen in this process.
+        highest: The highest tokens seen in this process.
         fresh_nonce: Draws 128 random bits as 32 hexadecimal digits.
         chance: Draws a number from 0 to 1, for jitter.
         waiter: Its name in the queues of the nodes; empty does not queue.
@@ -97,7 +99,7 @@ class Acquisition:
             if self.wanted.limit == 1:
                 granted = yield from self._try(self._slugs)
             else:
-                granted = yield from self._try_places()
+                granted = yield from self._try_permits()
             if granted is not None:
                 return granted
             verdict = self._attempt.verdict
@@ -131,29 +133,29 @@ class Acquisition:
         self._enrolled |= attempt.enrolled
         return granted
 
-    def _try_places(self) -> Generator[Step, Instant, Granted | None]:
-        """Make one attempt for each place of a lock with several, unless that is in vain or takes too long."""
-        places = self._places()
-        asked = len(places) <= FEW_PLACES
-        while places:
+    def _try_permits(self) -> Generator[Step, Instant, Granted | None]:
+        """Make one attempt for each permit of a lock with several, unless that is in vain or takes too long."""
+        permits = self._permits()
+        asked = len(permits) <= FEW_PERMITS
+        while permits:
             yield from self._withdraw(leaving=False)
-            granted = yield from self._try(places.pop(0))
+            granted = yield from self._try(permits.pop(0))
             if granted is not None:
                 return granted
             verdict = self._attempt.verdict
-            # All places share one queue: where others wait for it, the next place is refused for the same reason.
+            # All permits share one queue: where others wait for it, the next permit is refused for the same reason.
             if verdict.queued or verdict.cut_off or self._overdue():
                 return None
             if not asked:
                 asked = True
                 yield from self._withdraw(leaving=False)
-                places = yield from self._not_taken(places)
+                permits = yield from self._not_taken(permits)
         return None
 
-    def _not_taken(self, places: list[tuple[str, ...]]) -> Generator[Step, Instant, list[tuple[str, ...]]]:
-        """Return the places that a quorum may be free in, to try no others: a round for each would take its time."""
+    def _not_taken(self, permits: list[tuple[str, ...]]) -> Generator[Step, Instant, list[tuple[str, ...]]]:
+        """Return the permits that a quorum may be free in, to try no others: a round for each would take its time."""
         rules = self._rules
-        survey = Survey(tuple(slug for (slug,) in places))
+        survey = Survey(tuple(slug for (slug,) in permits))
         round = Round(
             requests=dict.fromkeys(range(rules.nodes), survey),
             decided=lambda replies: count(replies, Kind.LISTED) >= rules.needed,
@@ -164,13 +166,13 @@ class Acquisition:
         ours = {self.wanted.nonce, self.wanted.adopt} - {""}
         rows = [row for reply in round.replies.values() for row in reply.rows]
         taken = Counter(row.slug for row in rows if row.left != ABSENT and owners.nonce_of(row.value) not in ours)
-        return [(slug,) for (slug,) in places if taken[slug] <= rules.spare]
+        return [(slug,) for (slug,) in permits if taken[slug] <= rules.spare]
 
-    def _places(self) -> list[tuple[str, ...]]:
-        """Return the places of the lock, from a random one on, so that contenders do not all begin with the first."""
+    def _permits(self) -> list[tuple[str, ...]]:
+        """Return the permits of the lock, from a random one on, so that contenders do not all begin with the first."""
         limit = self.wanted.limit
         first = int(self._chance() * limit)
-        return [(place(self._queue, (first + number) % limit + 1),) for number in range(limit)]
+        return [(permit_slug(self._queue, (first + number) % limit + 1),) for number in range(limit)]
 
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
         """Give back what the attempt got, so that nobody finds it in the way."""
@@ -232,4 +234,5 @@ class Acquisition:
             replies=verdict.replies,
             retry_after=verdict.free_in,
             holder=verdict.holder,
+            queued=count(verdict.replies, Kind.QUEUED) > 0 and count(verdict.replies, Kind.BUSY) == 0,
         )

@@ -1,6 +1,7 @@
 """
-One attempt to take a lock: ask all nodes at once, agree on a fencing token, and see whether enough time is left
-(internal).
+One attempt to take a lock (internal).
+
+It asks all nodes at once, agrees with a quorum on a fencing token, and checks that enough time is left.
 
 The request proposes a fencing token. A node accepts it only if it is greater than any it accepted before; when a quorum
 accepted the same number, that is the token. When a quorum granted the lock but not the number, one more round raises
@@ -44,7 +45,7 @@ class Granted(NamedTuple):
         deadline: When the lease ends, on the same clock.
         rounds: The rounds of the attempt; some of their replies may still be on their way.
         leaving: The waiter that leaves the queue with the release; empty if none is in it.
-        queue: The slug whose queue counts, for a lock with several places.
+        queue: The slug whose queue counts, for a lock with several permits.
         untouched: The nodes that certainly have nothing of it, neither the lock nor the waiter.
         waited: How long it took from the first attempt on, in seconds.
     """
@@ -68,10 +69,10 @@ class Attempt:
 
     Args:
         wanted: The lock to take.
-        slugs: The names to take, as they stand in the keys; of a lock with several places, one place.
+        slugs: The names to take, as they stand in the keys; of a lock with several permits, one permit.
         nonce: What proves the hold if the attempt succeeds; empty for an attempt that is never made.
         rules: The numbers to work with.
-        floor: The highest tokens seen in this process.
+        highest: The highest tokens seen in this process.
         waiter: The waiter's name in the queues of the nodes; empty does not queue.
 
     ``enrolled`` are the nodes that have put the waiter in their queue, or may have. ``given_back`` is whether all that

@@ -62,10 +62,10 @@ class Backoff:
         if verdict.split:
             # The contenders gave back what they had, so one of them wins soon, unless all ask again in lock-step.
             seconds = told = self._rules.retry_delay * self._chance()
-        elif verdict.last_place >= 0 and not verdict.cut_off and not verdict.lacks_votes:
+        elif verdict.last_position >= 0 and not verdict.cut_off and not verdict.lacks_votes:
             # It is in a queue, so a node will notify it. Until enough nodes can, it asks the sooner, the nearer its
             # turn is.
-            seconds = min(told, UNTOLD_POLL * (verdict.last_place + self._chance()))
+            seconds = min(told, UNTOLD_POLL * (verdict.last_position + self._chance()))
         else:
             # No node will notify it: it is in no queue, or lacks nothing but votes, which no release brings.
             seconds = told = min(told, self._grow())

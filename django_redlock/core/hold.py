@@ -14,6 +14,7 @@ from typing import cast
 
 from .attempt import Granted
 from .cleanup import cleanup, unanswered
+from .outcome import EndReason, Outcome
 from .owner import counted
 from .replies import REFUSALS, Kind, Reply
 from .requests import Extend, Release, Term
@@ -35,7 +36,7 @@ class Hold:
         wanted: What was asked for.
         granted: The won acquisition.
         rules: The numbers to work with.
-        floor: The highest tokens seen in this process.
+        highest: The highest tokens seen in this process.
     """
 
     def __init__(self, wanted: Wanted, granted: Granted, rules: Rules, highest: HighestToken) -> None:
@@ -47,7 +48,7 @@ class Hold:
         self.waited = granted.waited
         self.deadline = granted.deadline
         self.extensions = 0
-        self.ended: str | None = None
+        self.ended: EndReason | None = None
         self.ended_at = 0.0
         self.shared = wanted.shared
         self._heartbeat = wanted.heartbeat
@@ -79,7 +80,7 @@ class Hold:
         """Return the seconds of validity left, 0 when it ended."""
         return 0.0 if self.ended else max(0.0, self.deadline - now)
 
-    def end(self, reason: str, now: float) -> bool:
+    def end(self, reason: EndReason, now: float) -> bool:
         """End it for good; the first reason stays. Returns whether this call ended it."""
         if self.ended:
             return False
@@ -102,8 +103,8 @@ class Hold:
         """Note a token that a database has seen: the next proposal goes above it."""
         self._highest.lift(self._slugs, token)
 
-    def place(self) -> str:
-        """Return the number of the place that is held, of a lock that several may hold; empty for any other."""
+    def permit(self) -> str:
+        """Return the number of the permit that is held, as text; empty unless the lock has a ``limit``."""
         return self._slugs[0].rpartition("#")[2] if self._queue else ""
 
     # Renewal
@@ -163,7 +164,7 @@ class Hold:
 
         Args:
             round: The round.
-            number: The place of this lease in it.
+            number: The index of this lease in it.
             start: When it began, in seconds on the client's steady clock.
             now: The time.
         """
@@ -233,7 +234,7 @@ class Hold:
         allowed = self._rules.max_extensions
         return allowed is not None and self.extensions >= allowed
 
-    def _reason_of_refusal(self, refused: Sequence[tuple[Kind, int]]) -> str:
+    def _reason_of_refusal(self, refused: Sequence[tuple[Kind, int]]) -> EndReason:
         """
         Return what the nodes' refusals tell for certain.
 
@@ -241,16 +242,16 @@ class Hold:
         Without one, they have lost or been given other data, or somebody removed the keys.
         """
         if any(kind is Kind.REVOKED for kind, _ in refused):
-            return "revoked"
+            return EndReason.REVOKED
         later = sum(fence > self.token for _, fence in refused)
-        return "superseded" if later > self._rules.spare else "forgotten"
+        return EndReason.SUPERSEDED if later > self._rules.spare else EndReason.FORGOTTEN
 
-    def _reason_of_lapse(self) -> str:
+    def _reason_of_lapse(self) -> EndReason:
         if self._used_up():
-            return "max_extensions"
+            return EndReason.MAX_EXTENSIONS
         if self._silent(self.deadline):
-            return "heartbeat"
-        return "max_hold" if self.deadline - self.since >= self._max_hold else "expired"
+            return EndReason.HEARTBEAT
+        return EndReason.MAX_HOLD if self.deadline - self.since >= self._max_hold else EndReason.EXPIRED
 
 
 def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) -> Round:
@@ -284,7 +285,7 @@ def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) ->
 
 
 def batches(terms: Sequence[Term]) -> list[list[int]]:
-    """Return which leases to extend together, by their places in *terms*."""
+    """Return which leases to extend together, by their indexes in *terms*."""
     found: list[list[int]] = []
     names = BATCH_NAMES
     for number, term in enumerate(terms):
@@ -296,10 +297,10 @@ def batches(terms: Sequence[Term]) -> list[list[int]]:
     return found
 
 
-def release_outcome(round: Round, rules: Rules) -> str:
-    """Return what a release found: ``released``, ``expired``, ``taken`` or ``unknown``."""
+def release_outcome(round: Round, rules: Rules) -> Outcome:
+    """Return what a release found on a quorum of the nodes; ``UNKNOWN`` without one."""
     if round.count(Kind.RELEASED) >= rules.needed:
-        return "released"
+        return Outcome.RELEASED
     if round.count(Kind.GONE, Kind.BUSY) > rules.spare:
-        return "taken" if round.count(Kind.BUSY) else "expired"
-    return "unknown"
+        return Outcome.TAKEN if round.count(Kind.BUSY) else Outcome.EXPIRED
+    return Outcome.UNKNOWN

@@ -4,7 +4,7 @@ Map lock names to keys, one to one.
 A name becomes a *slug*: ``{name}``, or for a long one its beginning and a digest, ``{beginning}~digest``. The
 keys of a lock are ``prefix + slug + ":h"`` (holder) and ``":f"`` (fence). The mapping is injective: the prefix
 has no brace, so the first brace ends it; the suffix is fixed; and a slug of a short name ends in a brace,
-a slug of a long one in a hexadecimal digit, and ``#number`` behind either stands for one of several places.
+a slug of a long one in a hexadecimal digit, and ``#number`` behind either stands for one of several permits.
 """
 
 from collections.abc import Iterable
@@ -92,13 +92,13 @@ def is_cut(name: str) -> bool:
     return len(name) == SHOWN + 1 and name.endswith("…")
 
 
-def place(slug: str, number: int) -> str:
-    """Return the slug of one place, counted from 1, of a lock that several may hold."""
+def permit_slug(slug: str, number: int) -> str:
+    """Return the slug of one permit, counted from 1, of a lock that several may hold."""
     return f"{slug}#{number}"
 
 
 def queue_of(slug: str) -> str:
-    """Return the slug whose queue counts for a place of a lock that several may hold; empty for any other slug."""
+    """Return the slug whose queue counts for a permit of a lock that several may hold; empty for any other slug."""
     base, _, number = slug.rpartition("#")
     return base if number.isdigit() else ""
 
@@ -114,7 +114,7 @@ def process_of(slug: str) -> str:
 
 
 def shown(slug: str) -> str:
-    """Return the name that a slug shows to people: a long name is cut short, a place has its number behind it."""
+    """Return the name that a slug shows to people: a long name is cut short, a permit has its number behind it."""
     name, _, behind = slug[1:].rpartition("}")
     if not name:
         raise ValueError(f"no lock's name: {slug!r}")

@@ -10,7 +10,10 @@ import re
 from functools import lru_cache
 from hashlib import blake2b
 from json.encoder import encode_basestring_ascii as quoted
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+HolderKind = Literal["manual", "task", "view", "model", "command"]
+"""What holds a lock, for people."""
 
 NONCE_SIZE = 32  # hexadecimal digits: 128 random bits
 MAX_LABEL = 120  # characters

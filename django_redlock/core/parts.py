@@ -52,6 +52,6 @@ def merge(replies: Sequence[Reply]) -> Reply:
         kind=Kind.UNKNOWN if worst.kind is Kind.FAILED else worst.kind,
         fence=fence,
         left=None if None in lefts else max(left for left in lefts if left is not None),
-        place=max(reply.place for reply in replies),
+        position=max(reply.position for reply in replies),
         terms=((worst.terms[0][0], fence),) if worst.terms else (),
     )

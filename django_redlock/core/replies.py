@@ -85,7 +85,7 @@ class Reply(NamedTuple):
         left: Seconds until the present hold ends there; None when it has no expiry.
         detail: Why there is no vote, who holds the lock, or why a node that lists its locks would take none; a text for
             people.
-        place: The waiter's place in the queue, 0 for the first; -1 for none.
+        position: The waiter's position in the queue, 0 for the first; -1 for none.
         terms: What became of each lease of an extension, and its fence.
         rows: The locks of a survey.
         total: How many names the node's index has.
@@ -98,7 +98,7 @@ class Reply(NamedTuple):
     time: int = 0
     left: float | None = 0.0
     detail: str = ""
-    place: int = -1
+    position: int = -1
     terms: tuple[tuple[Kind, int], ...] = ()
     rows: tuple[Row, ...] = ()
     total: int = 0

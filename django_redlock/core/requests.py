@@ -38,7 +38,7 @@ class Acquire(NamedTuple):
         stamp: The waiter's rank in the queue: when it began to wait, in microseconds.
         barge: Whether to ignore those that wait.
         shared: Whether other shared holders may have it too.
-        queue: The slug whose queue counts instead of each name's own: that of a lock with several places.
+        queue: The slug whose queue counts instead of each name's own: that of a lock with several permits.
     """
 
     slugs: tuple[str, ...]

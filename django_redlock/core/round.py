@@ -13,7 +13,7 @@ class Round:
     One round: the same question to some nodes, and their answers.
 
     Args:
-        requests: What to ask of which node, by the node's place in the settings.
+        requests: What to ask of which node, by the node's index in the settings.
         decided: Whether the replies so far settle the round.
         timeout: Seconds to wait for replies; 0 sends and does not wait.
         needed: How many nodes must be asked for the round to make sense, whatever their recent failures.
@@ -115,7 +115,7 @@ class Round:
         return {
             node
             for node in self.requests
-            if node not in known or known[node].place >= 0 or known[node].kind is Kind.UNKNOWN
+            if node not in known or known[node].position >= 0 or known[node].kind is Kind.UNKNOWN
         }
 
     def untouched(self) -> set[int]:

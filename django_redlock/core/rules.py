@@ -9,7 +9,7 @@ validity. All durations are seconds.
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from .requests import PART
 
@@ -23,6 +23,7 @@ class Unset(Enum):
 UNSET: Final = Unset.UNSET
 Wait = float | Unset | None
 Waits = TypeVar("Waits", bound=Wait)
+InTransaction = Literal["warn", "error", "allow"]
 
 MIN_TTL = 0.1
 # Nodes expire keys to the nearest millisecond; two leave room for rounding.
@@ -84,7 +85,7 @@ class Rules:
     clock_guard: bool | None = None
     durable: tuple[str, ...] = ()
     allow_evicting: tuple[str, ...] = ()
-    in_transaction: str = "warn"
+    in_transaction: InTransaction = "warn"
 
     def __post_init__(self) -> None:
         self._check_quorum()

@@ -83,9 +83,9 @@ class Verdict:
         return silent if len(silent) > self._rules.spare else {}
 
     @property
-    def last_place(self) -> int:
+    def last_position(self) -> int:
         """The waiter's worst position in the queue of any node, 0 for the first; -1 if it is in none."""
-        return max([reply.place for reply in self.replies.values()], default=-1)
+        return max([reply.position for reply in self.replies.values()], default=-1)
 
     @property
     def lacks_votes(self) -> bool:

@@ -20,7 +20,7 @@ class Wanted(NamedTuple):
         strict: Whether it must be taken over, from *adopt* or from an earlier hold with the same *nonce*; a free one is
             refused like a taken one, of whose holder nothing is known.
         detached: Whether it is left to itself: neither renewed nor watched.
-        limit: How many may hold it at once, each in a place of its own.
+        limit: How many may hold it at once, each with a permit of its own.
         shared: Whether other shared holders may have it too.
         barge: Whether to ignore those that wait.
         heartbeat: After how many seconds without a sign of life it is no longer extended; None needs none.

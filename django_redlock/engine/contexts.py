@@ -59,6 +59,11 @@ class Block(ABC, Generic[Result]):
         entered, self._aentered = self._aentered, None
         return await entered.__aexit__(kind, error, trace)
 
+    @property
+    def is_entered(self) -> bool:
+        """Whether a ``with`` block is inside it now."""
+        return self._entered is not None
+
     def _refuse_nesting(self) -> None:
         if self._entered is not None or self._aentered is not None:
             raise RuntimeError(f"{self!r} is already entered; {self.remedy}")

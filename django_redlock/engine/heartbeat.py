@@ -47,7 +47,7 @@ class Manager(Protocol):
         """Carry out one round."""
 
     async def aask(self, round: Round) -> None:
-        """The same without blocking."""
+        """Carry out one round in the running event loop."""
 
 
 class Dog(Protocol):

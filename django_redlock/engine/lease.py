@@ -6,29 +6,56 @@ import asyncio
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 from ..core.hold import Hold, release_outcome
 from ..core.names import named, printable
+from ..core.outcome import LOST, EndReason, Outcome
 from ..core.round import Round
+from ..core.rules import Rules
 from ..exceptions import LockLostError
+from ..nodes.base import Node
 from ..nodes.clock import steady
 from ..nodes.threads import exiting, new_event
 from .drops import Drop, unreleased, watch_drop
 from .process import process
 from .renewal import loop_watchdog, watchdog
-
-if TYPE_CHECKING:
-    from .manager import LockManager
+from .surroundings import Surroundings
 
 LASTING = 86_400.0  # seconds for which a node is told of the end of a hold that nobody renews and that may last long
 
 log = logging.getLogger("django_redlock")
+
+
+class Manager(Protocol):
+    """What extends and releases a lease: a :class:`~.manager.LockManager`."""
+
+    nodes: tuple[Node, ...]
+    rules: Rules
+    notify: Callable[..., None]
+    surroundings: Surroundings
+    dropped: deque[float]
+
+    def ask(self, round: Round) -> None:
+        """Carry out one round, blocking."""
+
+    async def aask(self, round: Round) -> None:
+        """Carry out one round in the running event loop."""
+
+    def bring(self, round: Round) -> None:
+        """Bring a release to the nodes that have not answered it, in the background."""
+
+    def extend(self, leases: "Sequence[Lease]", ttl: float | None = None) -> int:
+        """Extend leases, blocking; returns how many are longer now."""
+
+    async def aextend(self, leases: "Sequence[Lease]", ttl: float | None = None) -> int:
+        """Extend leases in the running event loop; returns how many are longer now."""
 
 
 class Lease:
@@ -46,9 +73,10 @@ class Lease:
 
     def __init__(
         self,
-        manager: "LockManager",
+        manager: Manager,
         hold: Hold,
         renew: bool,
+        takeover: Round | None = None,
     ) -> None:
         self._manager = manager
         self.hold = hold
@@ -63,7 +91,7 @@ class Lease:
         self._drop: Drop | None = watch_drop(self, hold, manager.dropped) if renew else None
         self._depth = 1  # how often its holder has entered it, for a reentrant lock
         self._owner = b""
-        self._taken_over: Round | None = None  # the round that took the lock over from somebody else
+        self._takeover = takeover  # the round that took the lock over from another holder
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r}: {self.hold.ended or f'{self.remaining():.1f} s left'}>"
@@ -97,7 +125,7 @@ class Lease:
         return self.hold.nonce
 
     @property
-    def reason(self) -> str | None:
+    def reason(self) -> EndReason | None:
         """
         Why it ended; None while it goes on.
 
@@ -105,7 +133,7 @@ class Lease:
         ``forgotten`` (the nodes no longer know this holder), ``fenced``, ``revoked`` (an operator asked for it),
         ``max_hold``, ``max_extensions``, ``heartbeat`` or ``forked``.
         """
-        return "forked" if self._forked() else self.hold.ended
+        return EndReason.FORKED if self._forked() else self.hold.ended
 
     @property
     def waited(self) -> float:
@@ -199,7 +227,7 @@ class Lease:
         """Do what :meth:`extend` does without blocking."""
         return await self._manager.aextend([self], self._checked(ttl)) == 1
 
-    def release(self, wait: bool = True) -> str:
+    def release(self, wait: bool = True) -> Outcome:
         """
         Give the lock up; returns what the nodes say of it.
 
@@ -213,35 +241,35 @@ class Lease:
             wait: Whether to wait for the nodes' answers; if not, the release is sent, and the outcome is ``unknown``.
         """
         if exiting():
-            return "unknown"  # the key ends with its ttl; to connect or to wait would have the interpreter hang
+            return Outcome.UNKNOWN  # the key ends with its ttl; to connect or to wait would have the interpreter hang
         if self._still_entered():
-            return "held" if self.valid() else "expired"
+            return Outcome.HELD if self.valid() else Outcome.EXPIRED
         try:
             round = self._end(wait)
             if round is None:
-                return "expired" if not self._forked() else "unknown"
+                return Outcome.UNKNOWN if self._forked() else Outcome.EXPIRED
             watchdog.forget(self)
             self._manager.ask(round)
-            if self._taken_over and (late := end_of_hold_before(self._taken_over)):
+            if self._takeover and (late := end_of_earlier_hold(self._takeover)):
                 self._manager.ask(late)
         except BaseException:
             self._release_later()
             raise
         return self._ended(round)
 
-    async def arelease(self, wait: bool = True) -> str:
+    async def arelease(self, wait: bool = True) -> Outcome:
         """Do what :meth:`release` does without blocking; a cancelled call has sent the release all the same."""
         if exiting():
-            return "unknown"
+            return Outcome.UNKNOWN
         if self._still_entered():
-            return "held" if self.valid() else "expired"
+            return Outcome.HELD if self.valid() else Outcome.EXPIRED
         try:
             round = self._end(wait)
             if round is None:
-                return "expired" if not self._forked() else "unknown"
+                return Outcome.UNKNOWN if self._forked() else Outcome.EXPIRED
             loop_watchdog().forget(self)
             await self._manager.aask(round)
-            if self._taken_over and (late := end_of_hold_before(self._taken_over)):
+            if self._takeover and (late := end_of_earlier_hold(self._takeover)):
                 await self._manager.aask(late)
         except BaseException:
             self._release_later()
@@ -256,7 +284,7 @@ class Lease:
         """
         if self._forked() or self.hold.ended or exiting() or self._still_entered():
             return
-        self.hold.end("released", steady())
+        self.hold.end(EndReason.RELEASED, steady())
         self._forget_drop()
         self._release_later()
 
@@ -279,8 +307,8 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        over = self.hold.ended == "released"  # the body gave it up, and was told the outcome
-        self._leave("released" if over else self.release(), body_failed=kind is not None)
+        over = self.hold.ended is EndReason.RELEASED  # the body gave it up, and was told the outcome
+        self._leave(Outcome.RELEASED if over else self.release(), body_failed=kind is not None)
 
     async def __aenter__(self) -> Self:
         self.ensure()
@@ -289,8 +317,8 @@ class Lease:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        over = self.hold.ended == "released"
-        self._leave("released" if over else await self.arelease(), body_failed=kind is not None)
+        over = self.hold.ended is EndReason.RELEASED
+        self._leave(Outcome.RELEASED if over else await self.arelease(), body_failed=kind is not None)
 
     # What the fence asks
 
@@ -301,7 +329,7 @@ class Lease:
 
     def slots(self) -> list[tuple[str, str]]:
         """Return what is held: each name, and the number of the place, which is empty unless several may hold it."""
-        return [(name, self.hold.place()) for name in self.names]
+        return [(name, self.hold.permit()) for name in self.names]
 
     def owner(self) -> str:
         """
@@ -316,7 +344,7 @@ class Lease:
     def fenced_out(self, token: int) -> None:
         """End it: a database has seen *token*, which a later holder has. The next acquisition goes above it."""
         self.hold.seen(token)
-        self.hold.end("fenced", steady())
+        self.hold.end(EndReason.FENCED, steady())
         self._tell_loss()
 
     # What a reentrant lock asks
@@ -342,7 +370,7 @@ class Lease:
     # What the watchdog asks
 
     @property
-    def keeper(self) -> "LockManager":
+    def keeper(self) -> Manager:
         """Who extends it."""
         return self._manager
 
@@ -359,7 +387,7 @@ class Lease:
     def due(self) -> float:
         """Return when the watchdog looks at it next; at once if it was lost and nobody has finished saying so."""
         ended = self.hold.ended
-        if ended and ended != "released" and self._teller is None and (self._callbacks or not self._told):
+        if ended and ended is not EndReason.RELEASED and self._teller is None and (self._callbacks or not self._told):
             return self.hold.ended_at
         return self.hold.due(self._renew)
 
@@ -385,21 +413,23 @@ class Lease:
 
     def _end(self, wait: bool) -> Round | None:
         """Mark it ended, before the first byte of the release is sent; returns the round to carry out."""
-        if self._forked() or self.hold.ended == "released":
+        if self._forked() or self.hold.ended is EndReason.RELEASED:
             return None
         if self.hold.check(steady()):
-            self.hold.end("released", steady())
+            self.hold.end(EndReason.RELEASED, steady())
             self._forget_drop()
         else:
             self._tell_loss()
         self._cleanup = self.hold.release(self.hold.timeout if wait else 0.0)
         return self._cleanup
 
-    def _ended(self, round: Round) -> str:
+    def _ended(self, round: Round) -> Outcome:
         outcome = release_outcome(round, self._manager.rules)
-        if self.hold.ended == "released":
+        if self.hold.ended is EndReason.RELEASED:
             self._manager.notify("lock_released", lease=self, outcome=outcome)
-        return outcome if self.hold.ended == "released" else "taken" if outcome == "taken" else "expired"
+        if self.hold.ended is EndReason.RELEASED or outcome is Outcome.TAKEN:
+            return outcome
+        return Outcome.EXPIRED
 
     def _tell_loss(self) -> None:
         """
@@ -407,7 +437,7 @@ class Lease:
 
         What an exception cuts short, the watchdog finishes, which finds the lease due for that.
         """
-        if self.hold.ended == "released" or (self._told and not self._callbacks):
+        if self.hold.ended is EndReason.RELEASED or (self._told and not self._callbacks):
             return
         self._set_lost()
         me, fatal = object(), None
@@ -468,51 +498,18 @@ class Lease:
             self._lost.set()
 
     def _loss(self) -> LockLostError:
-        return LockLostError(self.name, self.reason or "expired", self.hold.held(steady()))
+        return LockLostError(self.name, self.reason or EndReason.EXPIRED, self.hold.held(steady()))
 
-    def _leave(self, outcome: str, body_failed: bool) -> None:
+    def _leave(self, outcome: Outcome, body_failed: bool) -> None:
         """Raise the loss at the end of a ``with`` block, unless the body raised: then its exception counts."""
-        if outcome in ("expired", "taken") and not body_failed:
-            if self.hold.ended == "released":
-                self.hold.ended = "superseded" if outcome == "taken" else "forgotten"
+        if outcome in LOST and not body_failed:
+            if self.hold.ended is EndReason.RELEASED:
+                self.hold.ended = EndReason.SUPERSEDED if outcome is Outcome.TAKEN else EndReason.FORGOTTEN
             raise self._loss()
 
 
-class AsyncLease(Lease):
-    """A lease whose events belong to the event loop that acquired it."""
-
-    def __init__(self, manager: "LockManager", hold: Hold, renew: bool) -> None:
-        super().__init__(manager, hold, renew)
-        self._loop = asyncio.get_running_loop()
-
-    def __enter__(self) -> Self:
-        raise TypeError(
-            f"The lease of {self.name!r} belongs to an event loop; write 'async with lease:' instead of 'with lease:'."
-        )
-
-    def _new_event(self) -> asyncio.Event:
-        return asyncio.Event()
-
-    def _apart(self, function: Callable[[], object]) -> bool:
-        return False
-
-    def _call_back(self, teller: object) -> None:
-        super()._call_back(teller)  # an exit would end the event loop, whoever runs in it
-
-    def _tell_later(self) -> None:
-        with suppress(RuntimeError):  # the loop has been closed
-            self._loop.call_soon_threadsafe(lambda: loop_watchdog().watch(self))
-
-    def _set_lost(self) -> None:
-        with suppress(RuntimeError):  # the loop has been closed: nobody waits for the event any more
-            if asyncio._get_running_loop() is self._loop or not self._loop.is_running():
-                super()._set_lost()
-            else:  # noticed in another thread, which may not wake those that wait
-                self._loop.call_soon_threadsafe(super()._set_lost)
-
-
-def end_of_hold_before(takeover: Round) -> Round | None:
-    """Return what ends the hold before on nodes that have not answered the take-over, and may get both later."""
+def end_of_earlier_hold(takeover: Round) -> Round | None:
+    """Return the round that ends the earlier hold on nodes that have not answered the take-over and may yet get it."""
     if not takeover.remedy or not (nodes := takeover.unanswered()):
         return None
     requests = {node: takeover.remedy[node] for node in nodes}

@@ -10,10 +10,11 @@ from collections.abc import Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from weakref import WeakSet
 
 from ..core.names import named
+from ..core.outcome import EndReason, Outcome
 from ..core.rules import Rules
 from ..core.wanted import Wanted
 from ..exceptions import LockTakenError
@@ -23,20 +24,9 @@ from .holdings import Keys, remember, unsuspected, waiting
 from .lease import Lease
 from .mistakes import no_attribute
 from .reentrancy import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
+from .surroundings import Surroundings
 
-
-class Surroundings:
-    """The event loop and the transactions of the calling thread, as a framework knows them: here, none."""
-
-    def blocking(self) -> None:
-        """Raise if the calling thread must not block, because it runs an event loop."""
-
-    def entering(self, name: str, rules: Rules) -> None:
-        """Warn or raise if a transaction is open, which would end after the lock *name* is released."""
-
-    def keep(self, lease: Lease) -> bool:
-        """Have *lease* released when the open transactions have ended; returns whether any is open."""
-        return False
+IfTaken = Literal["raise", "skip"]
 
 
 class Manager(Protocol):
@@ -96,7 +86,7 @@ class Lock:
         reentrant: bool = False,
         cancel_on_lost: bool = False,
         on_commit: bool = False,
-        if_taken: str = "raise",
+        if_taken: IfTaken = "raise",
     ) -> None:
         check_if_taken(if_taken, on_commit, cancel_on_lost)
         self.names = names
@@ -224,9 +214,9 @@ class Lock:
         entry = (way_out and way_out.entry) or self._threads.leaving(this_thread())
         lease: Lease = entry.lease
         try:
-            over = lease.hold.ended == "released"  # the body gave it up, and was told the outcome
+            over = lease.hold.ended is EndReason.RELEASED  # the body gave it up, and was told the outcome
             kept = self._on_commit and lease.valid() and self.description().manager.surroundings.keep(lease)
-            outcome = "released" if over or kept else lease.release()
+            outcome = Outcome.RELEASED if over or kept else lease.release()
         except BaseException:
             lease.abandon()
             raise
@@ -267,8 +257,8 @@ class Lock:
         try:
             interruption: Interruption | None = entry.about
             interrupted = interruption is not None and interruption.end(kind)  # first: it may strike no longer
-            over = lease.hold.ended == "released"
-            outcome = "released" if over else await lease.arelease()
+            over = lease.hold.ended is EndReason.RELEASED
+            outcome = Outcome.RELEASED if over else await lease.arelease()
         except BaseException:
             lease.abandon()
             raise
@@ -358,7 +348,7 @@ decorators: WeakSet[Lock] = WeakSet()
 """The locks that decorate a function, for the system checks."""
 
 
-def check_if_taken(if_taken: str, on_commit: bool, cancel_on_lost: bool) -> None:
+def check_if_taken(if_taken: IfTaken, on_commit: bool, cancel_on_lost: bool) -> None:
     """
     Raise ValueError unless *if_taken* is ``raise`` or ``skip``, and fits the other options.
 

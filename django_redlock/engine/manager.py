@@ -7,15 +7,13 @@ A :class:`LockManager` owns the nodes and connections of one alias. It is intern
 import asyncio
 import atexit
 import logging
-import math
 import os
 import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Unpack
 from weakref import WeakSet, WeakValueDictionary
 
 from ..core.acquisition import Acquisition, GaveUp, Step
@@ -25,35 +23,35 @@ from ..core.backoff import Pause
 from ..core.cleanup import cleanup
 from ..core.hold import BATCH, Hold, batches, release_outcome, renewal
 from ..core.names import check_names, named, slug
-from ..core.owner import Owner, decode
+from ..core.outcome import Outcome
+from ..core.owner import HolderKind, Owner, decode
 from ..core.replies import ANSWERS, Reply
-from ..core.requests import Instant, Release, Survey
+from ..core.requests import Instant, Release
 from ..core.round import Round
 from ..core.rules import MIN_TTL, UNSET, Rules, Wait, check_label, check_wait, seconds
+from ..core.surveying import SurveyOptions, survey_round
 from ..core.tokens import HighestToken
 from ..core.wanted import Wanted
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes import Node
 from ..nodes.clock import steady
 from ..nodes.threads import exiting
+from .driver import Driver
 from .heartbeat import ProcessHeartbeat, this_process
-from .lease import LASTING, AsyncLease, Lease, extended
-from .lock import Description, Lock, Surroundings
+from .lease import LASTING, Lease, extended
+from .lease_async import AsyncLease
+from .lock import Description, IfTaken, Lock
 from .mistakes import explained
 from .notifications import AsyncNotifications, Notifications
-from .per_loop import PerLoop
 from .process import process
-from .redelivery import Redelivery
 from .renewal import loop_watchdog, watchdog
-from .rounds import Gather
-from .rounds_async import AsyncGather
+from .surroundings import Surroundings
 
 Notify = Callable[..., None]
 
 log = logging.getLogger("django_redlock")
 _HOST = socket.gethostname()
 
-NOTHING: Mapping[int, str] = MappingProxyType({})
 MAX_LIMIT = 1000
 
 
@@ -109,14 +107,8 @@ class LockManager:
         self.entered: WeakValueDictionary[tuple[Any, ...], Lease] = WeakValueDictionary()
         self._highest = HighestToken()
         self.admission = Admission(rules, tuple(node.name for node in self.nodes), steady, time.time)
-        self._gather = Gather(self.nodes, self.admission, steady)
-        self._notifications = Notifications(self.nodes, rules.needed)
-        self.redelivery = Redelivery(self.nodes)
         self.dropped: deque[float] = deque(maxlen=1000)  # when leases end that were dropped without a release
-        self._heartbeat = self._new_heartbeat(lambda: watchdog)
-        self._loops = PerLoop(self._new_loop_side)
-        self._pid = process.pid
-        self._hanging_up = False
+        self.driver = Driver(alias, self.nodes, rules, self.admission, self._report, self._new_heartbeat)
         _managers.add(self)
 
     def __repr__(self) -> str:
@@ -132,7 +124,7 @@ class LockManager:
         renew: bool | None = None,
         label: str = "",
         ref: str = "",
-        kind: str = "manual",
+        kind: HolderKind = "manual",
         token: str = "",
         adopt: str = "",
         detached: bool = False,
@@ -144,7 +136,7 @@ class LockManager:
         max_hold: float | None = None,
         cancel_on_lost: bool = False,
         on_commit: bool = False,
-        if_taken: str = "raise",
+        if_taken: IfTaken = "raise",
     ) -> Lock:
         """
         Describe a lock; asks no node.
@@ -199,7 +191,7 @@ class LockManager:
         name: str,
         *,
         ttl: float,
-        kind: str,
+        kind: HolderKind,
         label: str,
         ref: str,
         token: str,
@@ -222,7 +214,7 @@ class LockManager:
         owner = Owner(_HOST, process.pid, kind, label, ref, ttl=chosen)
         return Wanted(check_names(name), chosen, 0, owner, token, adopt, detached=True, strict=strict)
 
-    def release(self, name: str | Iterable[str], token: str) -> str:
+    def release(self, name: str | Iterable[str], token: str) -> Outcome:
         """
         Release a lock by its token, in any process; returns what :meth:`Lease.release` returns.
 
@@ -238,115 +230,47 @@ class LockManager:
         self.ask(round)
         return release_outcome(round, self.rules)
 
-    def survey(
-        self,
-        *,
-        slugs: tuple[str, ...] = (),
-        after: Mapping[int, str] = NOTHING,
-        count: int = 0,
-        waiters: int | None = None,
-        but: Iterable[int] = (),
-        patience: float = math.inf,
-    ) -> dict[int, Reply]:
+    def survey(self, **options: Unpack[SurveyOptions]) -> dict[int, Reply]:
         """
-        Ask every node, *but* some, for the locks named, or for one page of its index; returns what came in time.
+        Ask every node, *but* some, for the locks named or for one page of its index.
 
         Args:
-            slugs: The names, as they stand in the keys.
-            after: The cursors that the nodes gave with the page before; without one a node gives its first page.
-            count: How many names a page has; 0 asks for the locks named.
-            waiters: How many of those that wait for the locks named to name; 0 counts them, None does neither.
-            but: The nodes that are not asked.
-            patience: How many seconds to wait at most; never longer than the node timeout.
+            **options: What to ask for; see :class:`~django_redlock.core.surveying.SurveyOptions`.
+
+        Returns:
+            What came in time, by the node's index.
         """
-        round = self._survey(slugs, after, count, waiters, but, patience)
+        process.notice_fork()
+        round = survey_round(self.rules, options)
         self.ask(round)
         return round.replies
 
-    async def asurvey(
-        self,
-        *,
-        slugs: tuple[str, ...] = (),
-        after: Mapping[int, str] = NOTHING,
-        count: int = 0,
-        waiters: int | None = None,
-        but: Iterable[int] = (),
-        patience: float = math.inf,
-    ) -> dict[int, Reply]:
+    async def asurvey(self, **options: Unpack[SurveyOptions]) -> dict[int, Reply]:
         """Do what :meth:`survey` does without blocking."""
-        round = self._survey(slugs, after, count, waiters, but, patience)
+        process.notice_fork()
+        round = survey_round(self.rules, options)
         await self.aask(round)
         return round.replies
 
     def close(self) -> None:
         """Close all idle connections; the manager can be used again and then connects anew."""
-        process.notice_fork()
-        self._notice_fork()  # or it would wait for locks that threads of the parent had when it forked
-        self.redelivery.close()
-        self._heartbeat.leave()
-        self._notifications.close()
-        self._hang_up()
-        watchdog.rest()
-
-    def _hang_up(self) -> None:
-        """Close the idle links; what they owe is on its way, and nobody asks again whether it arrived."""
-        self._hanging_up = True
-        self._gather.close()
-        self._hanging_up = False
+        self.driver.close()
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""
-        side = self._loops.pop()
-        if side:
-            side.heartbeat.leave()
-            await side.notifications.aclose()
-            await side.gather.aclose()
-        loop_watchdog().rest()
-
-    # Drivers
+        await self.driver.aclose()
 
     def ask(self, round: Round) -> None:
         """Carry out one round, blocking; a release that does not reach a node goes on in the background."""
-        if exiting():  # nothing may connect or wait any more
-            round.close()
-            return
-        if self._pid != process.pid:
-            self._notice_fork()
-        try:
-            self._gather.ask(round)
-        except BaseException:
-            self._follow_up(round, round.unanswered())
-            raise
-        self._follow_up(round)
+        self.driver.ask(round)
 
     async def aask(self, round: Round) -> None:
         """Do what :meth:`ask` does in the running event loop."""
-        try:
-            await self._loop_side().gather.ask(round)
-        except BaseException:
-            self._follow_up(round, round.unanswered())
-            raise
-        self._follow_up(round)
-
-    def _follow_up(self, round: Round, unsure: Iterable[int] = ()) -> None:
-        """Bring a release to the nodes that missed it, and to those of which an interruption left that open."""
-        if self._gather.breakers.news:
-            self._tell_of_nodes()
-        if not round.lasting:
-            return
-        round.on_missed = self._bring  # from now on
-        if missed := round.missed().union(unsure):
-            self._bring(round, missed)
+        await self.driver.aask(round)
 
     def bring(self, round: Round) -> None:
         """Bring a release to the nodes that have not answered it, in the background; makes no network call."""
-        self._bring(round, round.unanswered() | round.missed())
-
-    def _bring(self, round: Round, nodes: set[int]) -> None:
-        """Have the redelivery bring nodes what they missed."""
-        if not self._hanging_up:
-            undelivered = {node: round.remedy.get(node, round.requests[node]) for node in nodes}
-            self.redelivery.take(undelivered, steady() + round.lasting)
+        self.driver.bring(round)
 
     def _outcome(self, wanted: Wanted, outcome: Granted | GaveUp) -> Granted | GaveUp:
         if isinstance(outcome, Granted) and wanted.adopt not in ("", outcome.nonce):
@@ -360,28 +284,10 @@ class LockManager:
         Nodes that missed the round would keep that hold for as long as it was to last, and nobody renews it. They are
         told of its end, and refuse it from then on, in case that it was still on its way to them itself.
         """
-        takeover = granted.rounds[0]
+        round = granted.rounds[0]
         end = Release(granted.slugs, wanted.adopt, self.rules.guard)
-        takeover.remedy, takeover.lasting = dict.fromkeys(takeover.requests, end), LASTING
-        self._follow_up(takeover)
-
-    def _tell_of_nodes(self) -> None:
-        """Tell which nodes went down or came back, once for each change, whoever noticed it."""
-        news = self._gather.breakers.news
-        while news:
-            try:
-                place, down, why = news.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            node = self.nodes[place].name
-            about = {"node": node, "alias": self.alias}
-            if down:
-                about |= {"event": "node_down", "reason": why}
-                log.warning("node down: %s (%s): %s", node, self.alias, why, extra=about)
-                self.notify("node_down", node=node, reason=why)
-            else:
-                log.info("node up: %s (%s)", node, self.alias, extra=about | {"event": "node_up"})
-                self.notify("node_up", node=node)
+        round.remedy, round.lasting = dict.fromkeys(round.requests, end), LASTING
+        self.driver.follow_up(round)
 
     def acquisition(self, wanted: Wanted, waiter: str = "") -> Acquisition:
         """Return the steps that take a lock; *waiter* is its name in the queues of the nodes."""
@@ -431,7 +337,7 @@ class LockManager:
             if lease is not None:
                 lease.abandon()
             elif isinstance(outcome, Granted):
-                self._send(Hold(wanted, outcome, self.rules, self._highest).release(0.0))
+                self.driver.send(Hold(wanted, outcome, self.rules, self._highest).release(0.0))
             raise
 
     def run(self, wanted: Wanted, waiting: Callable[[], object] = nothing) -> Granted | GaveUp:
@@ -439,8 +345,8 @@ class LockManager:
         if exiting():
             raise RuntimeError(f"Lock {named(wanted.names)!r} cannot be taken: the interpreter is about to end.")
         process.notice_fork()
-        self._notice_fork()
-        notifications = self._notifications
+        self.driver.notice_fork()
+        notifications = self.driver.notifications
         acquisition = self.acquisition(wanted, notifications.waiters.new_name() if wanted.wait != 0 else "")
         try:
             try:
@@ -477,7 +383,7 @@ class LockManager:
     async def arun(self, wanted: Wanted, waiting: Callable[[], object] = nothing) -> Granted | GaveUp:
         """Try to take a lock in the running event loop."""
         process.notice_fork()
-        side = self._loop_side()
+        side = self.driver.loop_side()
         acquisition = self.acquisition(wanted, side.notifications.waiters.new_name() if wanted.wait != 0 else "")
         try:
             try:
@@ -486,7 +392,7 @@ class LockManager:
                 side.notifications.waiters.leave(acquisition.waiter)
             return self._outcome(wanted, outcome)
         except BaseException:
-            self._send(acquisition.undo())
+            self.driver.send(acquisition.undo())
             raise
 
     async def _acarry_out(
@@ -509,11 +415,6 @@ class LockManager:
         except StopIteration as stop:
             outcome: Granted | GaveUp = stop.value
             return outcome
-
-    def _send(self, undo: Round) -> None:
-        """Send a round from the event loop without waiting, so that a second cancellation cannot stop it."""
-        self._loop_side().gather.send(undo)
-        self._follow_up(undo)
 
     def extend(self, leases: Sequence[Lease], ttl: float | None = None) -> int:
         """
@@ -558,13 +459,11 @@ class LockManager:
 
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the lease of a won acquisition, or raise why it was not won."""
-        lease = Lease(self, self.hold(wanted, outcome), renew)
+        lease = Lease(self, self.hold(wanted, outcome), renew, takeover(wanted, outcome))
         try:
-            if wanted.adopt and isinstance(outcome, Granted):
-                lease._taken_over = outcome.rounds[0]
             if not wanted.detached:
                 watchdog.watch(lease)
-                self._heartbeat.join()
+                self.driver.heartbeat.join()
             self.notify("lock_acquired", lease=lease)
             return lease
         except BaseException:  # it must not be renewed for as long as the traceback refers to it
@@ -573,13 +472,11 @@ class LockManager:
 
     def aheld(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the same for the running event loop."""
-        lease = AsyncLease(self, self.hold(wanted, outcome), renew)
+        lease = AsyncLease(self, self.hold(wanted, outcome), renew, takeover(wanted, outcome))
         try:
-            if wanted.adopt and isinstance(outcome, Granted):
-                lease._taken_over = outcome.rounds[0]
             if not wanted.detached:
                 loop_watchdog().watch(lease)
-                self._loop_side().heartbeat.join()
+                self.driver.loop_side().heartbeat.join()
             self.notify("lock_acquired", lease=lease)
             return lease
         except BaseException:
@@ -603,6 +500,13 @@ class LockManager:
         return max(MIN_TTL, seconds("ttl", ttl)) if detached else self.rules.check_ttl(ttl)
 
     def hold(self, wanted: Wanted, outcome: Granted | GaveUp) -> Hold:
+        """
+        Return the hold of a won acquisition.
+
+        Raises:
+            LockTakenError: Another owner kept the lock.
+            QuorumUnavailableError: Too few nodes answered.
+        """
         if isinstance(outcome, GaveUp):
             error = self._error(wanted, outcome)
             self.notify("lock_taken", name=error.name, error=error)
@@ -611,65 +515,20 @@ class LockManager:
 
     def _error(self, wanted: Wanted, outcome: GaveUp) -> LockTakenError | QuorumUnavailableError:
         name = named(wanted.names)
-        said = {node.name: str(outcome.replies.get(place, "not waited for")) for place, node in enumerate(self.nodes)}
+        said = {node.name: str(outcome.replies.get(number, "not waited for")) for number, node in enumerate(self.nodes)}
         if not outcome.taken:
             return QuorumUnavailableError(
                 name, outcome.waited, outcome.attempts, said, self.rules.needed, outcome.misconfigured
             )
         holder = decode(outcome.holder)
-        return LockTakenError(
-            name, outcome.waited, outcome.attempts, said, outcome.retry_after, holder._asdict() if holder else None
-        )
+        about, queued = holder._asdict() if holder else None, outcome.queued
+        return LockTakenError(name, outcome.waited, outcome.attempts, said, outcome.retry_after, about, queued)
 
-    def _survey(
-        self,
-        slugs: tuple[str, ...] = (),
-        after: Mapping[int, str] = NOTHING,
-        count: int = 0,
-        waiters: int | None = None,
-        but: Iterable[int] = (),
-        patience: float = math.inf,
-    ) -> Round:
-        process.notice_fork()
-        asked = set(range(len(self.nodes))).difference(but)
-        requests = {node: Survey(slugs, after.get(node, ""), count, waiters) for node in asked}
-        timeout = min(self.rules.timeout(self.rules.ttl), patience)
-        return Round(requests, lambda replies: False, timeout, self.rules.needed)
-
-    def _loop_side(self) -> "LoopSide":
-        self._notice_fork()
-        return self._loops.get()
-
-    def _new_loop_side(self) -> "LoopSide":
-        gather = AsyncGather(self.nodes, self.admission, self._gather.breakers, steady)
-        return LoopSide(gather, AsyncNotifications(self.nodes, self.rules.needed), self._new_heartbeat(loop_watchdog))
+    def _report(self, event: str, **about: Any) -> None:
+        self.notify(event, **about)  # which may be another function by now
 
     def _new_heartbeat(self, dog: Callable[[], Any]) -> ProcessHeartbeat:
         return ProcessHeartbeat(self, this_process(_HOST, process.name), dog, steady, self.dropped)
-
-    def _notice_fork(self) -> None:
-        """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""
-        if self._pid != process.pid:
-            with process.mutex:
-                if self._pid != process.pid:  # still: no other thread was quicker
-                    self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self.redelivery = Redelivery(self.nodes)
-        self._heartbeat = self._new_heartbeat(lambda: watchdog)
-        self._notifications.forked()
-        self._notifications = Notifications(self.nodes, self.rules.needed)
-        self._hang_up()
-        self._loops = PerLoop(self._new_loop_side)
-        self._pid = process.pid  # last: other threads would take links of the parent, and read each other's replies
-
-
-class LoopSide(NamedTuple):
-    """What a manager has in one event loop."""
-
-    gather: AsyncGather
-    notifications: AsyncNotifications
-    heartbeat: ProcessHeartbeat
 
 
 _managers: WeakSet[LockManager] = WeakSet()
@@ -680,6 +539,11 @@ def _close_all() -> None:
     """Close the idle connections of this process; locks still held are left to end by themselves."""
     for manager in list(_managers):
         manager.close()
+
+
+def takeover(wanted: Wanted, outcome: Granted | GaveUp) -> Round | None:
+    """Return the round that took the lock over from another holder; None if nothing was taken over."""
+    return outcome.rounds[0] if wanted.adopt and isinstance(outcome, Granted) else None
 
 
 def check_limit(limit: int, names: tuple[str, ...], shared: bool) -> None:

@@ -215,7 +215,7 @@ class Listener:
 
     def _take_arrivals(self) -> None:
         while self._arrived:
-            node, link = self._arrived[0]  # it stays until it is seated: this may be interrupted
+            node, link = self._arrived[0]  # it stays there until it is in use: this may be interrupted
             if isinstance(link, LinkError):
                 self._again[node] = self._clock() + RETRY
             else:

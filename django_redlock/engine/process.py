@@ -15,7 +15,7 @@ WIPE_ON_FORK = 18  # MADV_WIPEONFORK, since Linux 4.14
 
 
 class Process:
-    """This process, as its leases and the nodes know it; a forked child is another one."""
+    """The running process, as its leases and the nodes know it; a forked child is another one."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()

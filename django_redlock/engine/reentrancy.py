@@ -65,6 +65,7 @@ class WayOut:
         self._leave = leave
 
     def __call__(self, kind: Any, error: Any, trace: Any) -> Any:
+        """Leave the block."""
         return self._leave(self.lock, self, kind)  # which a coroutine keeps alive until it has left
 
 

@@ -48,7 +48,7 @@ class Keeper(Protocol):
         """Extend leases; may block for one node timeout for each hundred of them."""
 
     async def aextend(self, leases: Any) -> int:
-        """The same without blocking."""
+        """Do what :meth:`extend` does without blocking."""
 
 
 class Tended(Protocol):

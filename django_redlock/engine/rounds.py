@@ -19,7 +19,7 @@ from ..core.replies import Kind, failed
 from ..core.round import Round
 from ..nodes.base import Link, LinkError, Node
 from ..nodes.clock import Clock, steady
-from ..nodes.gevent import Here, here, is_green
+from ..nodes.gevent import Here, here, uses_gevent
 from ..nodes.threads import start
 from .breaker import Breakers
 from .connections import CONNECT_TIMEOUT, MAX_IN_FLIGHT, Connection, ConnectionSet
@@ -49,7 +49,7 @@ class Gather:
         self._clock = clock
         self._connection_sets: list[ConnectionSet] = []
         self._by_thread: WeakKeyDictionary[Here, list[ConnectionSet]] | None = (
-            WeakKeyDictionary() if is_green() else None
+            WeakKeyDictionary() if uses_gevent() else None
         )
         self.breakers = Breakers(len(nodes))
 
@@ -106,11 +106,11 @@ class Gather:
         """Return the idle connection sets that may be used here: under gevent, those of this thread of the system's."""
         if self._by_thread is None:
             return self._connection_sets
-        place = here()
-        stack = self._by_thread.get(place)
+        thread = here()
+        stack = self._by_thread.get(thread)
         if stack is None:
-            stack = self._by_thread[place] = []
-            place.links.append(stack)
+            stack = self._by_thread[thread] = []
+            thread.links.append(stack)
         return stack
 
     def _ask(self, connections: ConnectionSet, round: Round, now: float) -> None:

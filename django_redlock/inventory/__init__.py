@@ -12,7 +12,7 @@ release one the nodes are asked again for the value with that fingerprint.
 from collections.abc import Iterable
 
 from ..conf import DEFAULT_ALIAS
-from ..core.names import check_name, is_cut, place, printable
+from ..core.names import check_name, is_cut, permit_slug, printable
 from ..core.names import slug as slug_of
 from ..core.requests import SHOWN_WAITERS
 from ..engine.manager import MAX_LIMIT
@@ -130,8 +130,9 @@ async def afind_locks(slugs: Iterable[str], using: str = DEFAULT_ALIAS, *, waite
 
 def slugs_of(name: str) -> list[str]:
     """
-    Return the slugs of all that may be meant by a name: the lock, its places if it has a ``limit``, or one of them,
-    which is shown as ``name #1``.
+    Return the slugs of all locks that a name may mean.
+
+    These are the lock itself, its permits if it has a ``limit``, or the one permit that is shown as ``name #1``.
 
     Raises:
         ValueError: It is cut short, as listings show long names, or cannot name a lock.
@@ -140,11 +141,11 @@ def slugs_of(name: str) -> list[str]:
         raise ValueError(f"The name {name!r} is cut short, as listings show it; write the whole name.")
     lock = slug_of(name)
     before, _, number = name.rpartition(" #")
-    written = [place(slug_of(before), int(number))] if before and number in PLACES else []
-    return [lock, *written, *(place(lock, int(number)) for number in PLACES)]
+    written = [permit_slug(slug_of(before), int(number))] if before and number in PERMITS else []
+    return [lock, *written, *(permit_slug(lock, int(number)) for number in PERMITS)]
 
 
-PLACES = tuple(map(str, range(1, MAX_LIMIT + 1)))
+PERMITS = tuple(map(str, range(1, MAX_LIMIT + 1)))
 
 
 def find_lock(name: str, using: str = DEFAULT_ALIAS) -> HeldLock | None:

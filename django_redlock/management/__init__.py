@@ -1,0 +1,1 @@
+"""Commands for operators, and ``@locked_command`` for those of a project."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def is_green() -> bool:
+def uses_gevent() -> bool:
     """Return whether gevent has made greenlets of the threads of this process."""
     monkey: Any = sys.modules.get("gevent.monkey")
     return monkey is not None and bool(monkey.is_module_patched("threading"))
@@ -26,7 +26,7 @@ def _original(module: str, name: str) -> Any:
 
 def real_ident() -> int:
     """Return what identifies the system's thread that runs now."""
-    ident: int = _original("_thread", "get_ident")() if is_green() else threading.get_ident()
+    ident: int = _original("_thread", "get_ident")() if uses_gevent() else threading.get_ident()
     return ident
 
 
@@ -38,19 +38,19 @@ class Here:
         """What was opened here and belongs to the event loop of this thread; what has ``close()``."""
 
 
-_places: Any = None
+_here: Any = None
 
 
 def here() -> Here:
     """Return what stands for the system's thread that runs now."""
-    global _places
-    if _places is None:
-        _places = _original("_thread", "_local")()
+    global _here
+    if _here is None:
+        _here = _original("_thread", "_local")()
     try:
-        place: Here = _places.place
+        found: Here = _here.found
     except AttributeError:
-        place = _places.place = Here()
-    return place
+        found = _here.found = Here()
+    return found
 
 
 def leave() -> None:
@@ -97,9 +97,9 @@ class RealThread:
 
 def real_lock() -> Any:
     """Return a lock for threads of the system's."""
-    return _original("_thread", "allocate_lock")() if is_green() else threading.Lock()
+    return _original("_thread", "allocate_lock")() if uses_gevent() else threading.Lock()
 
 
 def thread(target: Callable[[], None], name: str) -> Any:
     """Return a daemon thread of the system's, not yet started."""
-    return RealThread(target, name) if is_green() else threading.Thread(target=target, name=name, daemon=True)
+    return RealThread(target, name) if uses_gevent() else threading.Thread(target=target, name=name, daemon=True)

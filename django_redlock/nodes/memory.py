@@ -84,6 +84,7 @@ class MemoryLink:
         self._replies: list[Reply | None] = []
 
     def fileno(self) -> int:
+        """Return the descriptor to poll, -1 if there is none."""
         return -1
 
     def ask(self, request: Request) -> Reply | None:
@@ -91,17 +92,21 @@ class MemoryLink:
         return self._node.execute(request)
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+        """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
         self._replies.append(self.ask(request))
 
     def readable(self) -> bool:
+        """Return whether a reply, or the end of the connection, can be read without waiting."""
         return self._node.down or bool(self._replies and self._replies[0])
 
     def receive(self, request: Request) -> Reply | None:
+        """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
         if self._node.down:
             raise LinkError(Failure.RESET)
         return self._replies.pop(0)
 
     def close(self) -> None:
+        """Close the connection."""
         self._replies.clear()
 
 
@@ -114,12 +119,15 @@ class MemoryNotificationLink:
         store.listeners[process] = on_notification
 
     def fileno(self) -> int:
+        """Return the descriptor to poll, -1 if there is none."""
         return -1
 
     def read(self) -> list[str]:
+        """Return the waiters that were notified, without blocking."""
         return []
 
     def close(self) -> None:
+        """Close the connection."""
         self._store.listeners.pop(self._process, None)
 
 
@@ -135,6 +143,7 @@ class AsyncMemoryNotificationLink:
         return []
 
     def close(self) -> None:
+        """Close the connection."""
         self._link.close()
 
 
@@ -154,15 +163,18 @@ class AsyncMemoryLink:
         *,
         in_full: bool = False,
     ) -> None:
+        """Send a request; see :class:`~django_redlock.nodes.base.AsyncLink`."""
         # Not kept with the link meanwhile: after an interruption, the next request would get the reply of this one.
         reply = self._link.ask(request)
         if reply is not None:
             on_reply(reply)
 
     def readable(self) -> bool:
+        """Return whether a reply, or the end of the connection, can be read without waiting."""
         return False
 
     def close(self) -> None:
+        """Close the connection."""
         self.broken = True
 
 

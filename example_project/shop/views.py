@@ -1,10 +1,12 @@
 """The shop's one page, and what its buttons do."""
 
 import time
+from typing import cast
 
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
@@ -30,7 +32,7 @@ def front(request: HttpRequest) -> HttpResponse:
 @locked_view("checkout:{request.user.pk}")
 def checkout(request: HttpRequest, sku: str) -> HttpResponse:
     """Sell one piece. A second click while the first is being paid for is answered 409 and sells nothing."""
-    order = sell(get_object_or_404(StockItem, sku=sku), request.user)
+    order = sell(get_object_or_404(StockItem, sku=sku), cast(User, request.user))
     if order is None:
         return answer(request, {"sold_out": sku}, f"Sorry, {sku} is sold out.", status=410)
     pay(order)
@@ -46,7 +48,7 @@ def start_import(request: HttpRequest) -> HttpResponse:
     return answer(request, {"task": result.id, "duplicate": result.duplicate}, f"You {said}.", status=202)
 
 
-def sell(item: StockItem, buyer: object) -> Order | None:
+def sell(item: StockItem, buyer: User) -> Order | None:
     """Take one piece off the shelf, or return None when there is none left."""
     with lock_for_update(item, wait=10) as item:
         if item.stock == 0:

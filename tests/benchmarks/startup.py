@@ -16,7 +16,7 @@ IMPORT = """
 import json, sys, time
 {before}
 start = time.perf_counter()
-import django_redlock
+from django_redlock import lock
 took = time.perf_counter() - start
 print(json.dumps([took, [name for name in ("celery", "kombu", "redis", "asyncio") if name in sys.modules]]))
 """

@@ -108,7 +108,7 @@ async def passed_on(manager: LockManager, flavour: Flavour, lease: Lease) -> Non
     lock = other.lock("a", wait=2)
     blocking = isinstance(flavour, Blocking)
     waiting = asyncio.ensure_future(asyncio.to_thread(lock.acquire) if blocking else lock.aacquire())
-    notifications = other._notifications if blocking else other._loop_side().notifications
+    notifications = other.driver.notifications if blocking else other.driver.loop_side().notifications
     try:
         await eventually(lambda: notifications.waiters.told or waiting.done())
         assert await flavour.release(lease) == "released"

@@ -83,7 +83,7 @@ def test_nothing_is_lost_and_nobody_is_passed(
 
 @contextmanager
 def killing_notifications(nodes: Servers) -> Iterator[None]:
-    """Close every connection that waits for hints, again and again."""
+    """Close every connection that waits for notifications, again and again."""
     over = threading.Event()
 
     def kill() -> None:
@@ -107,7 +107,7 @@ def killing_notifications(nodes: Servers) -> Iterator[None]:
 def test_line_drains_in_order_while_all_notification_connections_are_killed(
     nodes: Servers, tmp_path: Path, kind: str, processes: int, contenders: int, times: int
 ):
-    """P27, L45: hints only make it quicker."""
+    """P27, L45: notifications only make it quicker."""
     contenders = min(contenders, 40)
     with killing_notifications(nodes):
         turns = run(tmp_path, nodes, kind, processes, contenders, 2)

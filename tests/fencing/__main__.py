@@ -27,14 +27,14 @@ def main(names: list[str]) -> None:
 def tell(entry: dict, nodes: list[str], names: list[str]) -> None:
     """Tell stories in a process that Django is set up in."""
     from . import scenarios, sources
-    from .counting import Ledger, prepare
+    from .counting import CounterTable, prepare
 
     for alias in ("default", "other"):
         prepare(alias)
     stage = scenarios.Stage("default", "other", entry, nodes)
     for name in names or scenarios.STORIES:
         print(f"\n{name}")
-        Ledger("default").clear()
+        CounterTable("default").clear()
         scenarios.STORIES[name](stage)
     sources.forget()
 

@@ -7,10 +7,10 @@ from django.db import connections
 def prepare(alias: str) -> None:
     """Create the table of fences, and the counter."""
     call_command("migrate", "redlock", database=alias, verbosity=0)
-    Ledger(alias).create()
+    CounterTable(alias).create()
 
 
-class Ledger:
+class CounterTable:
     """
     A counter in a database, in plain SQL, and the order in which holders incremented it.
 

@@ -16,7 +16,7 @@ from django.db import DatabaseError, connections
 from django_redlock import Lease, StaleTokenError, fenced
 from django_redlock.fencing import is_conflict
 
-from .counting import Ledger
+from .counting import CounterTable
 from .sources import lease_of
 
 THREADS = 4
@@ -60,7 +60,7 @@ class Experiment:
         self.fence = fence
         self.retries = retries
         self.turn = threading.Lock() if locked else nullcontext()
-        self.counter = Ledger(alias)
+        self.counter = CounterTable(alias)
         self.source = BrokenSource(0 if locked else 0.2)
         self.seen: Counter[str] = Counter()
         self.surprises: list[BaseException] = []

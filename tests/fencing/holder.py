@@ -139,14 +139,14 @@ class Holder:
         return "inside"
 
     def read(self, database: str = "default") -> str:
-        from .counting import Ledger
+        from .counting import CounterTable
 
-        return str(Ledger(database).read())
+        return str(CounterTable(database).read())
 
     def write(self, value: int, database: str = "default") -> str:
-        from .counting import Ledger
+        from .counting import CounterTable
 
-        Ledger(database).write(value)
+        CounterTable(database).write(value)
         return "written"
 
     def commit(self) -> str:

@@ -17,7 +17,7 @@ from django.db import connections
 
 from django_redlock import Lease, LockLostError, StaleTokenError, fenced
 
-from .counting import Ledger
+from .counting import CounterTable
 from .experiment import Experiment
 from .holder import FAILED, Process
 from .sources import lease_of
@@ -102,7 +102,7 @@ def is_it_realistic(stage: Stage) -> int:
         pass  # creates the fence
     with connections[stage.database].execute_wrapper(note):
         with fenced(lease, using=stage.database):
-            Ledger(stage.database).read()
+            CounterTable(stage.database).read()
     added = [sql for sql in statements if "redlock_fence" in sql]
     stage.say(f"The resource is a database, and the change is a table and a with block: {len(added)} more statement,")
     stage.say(f"    {added[0].split(' SET ')[0]} SET token, owner WHERE they are smaller or the same")
@@ -127,22 +127,22 @@ def is_the_resource_distributed(stage: Stage) -> tuple[int, int]:
     early, late = lease_of("both", token=33), lease_of("both", token=34)
     with fenced(early, using=both):
         for alias in both:
-            Ledger(alias).write(1)
+            CounterTable(alias).write(1)
     stage.say("33 claims its fence in both databases, and writes 1 in both.")
     with fenced(late, using=stage.other):
         pass
     stage.say("34 claims its fence in one of them.")
     with suppress(StaleTokenError), fenced(early, using=both):
         for alias in both:
-            Ledger(alias).write(2)
-    counters = Ledger(stage.database).read(), Ledger(stage.other).read()
+            CounterTable(alias).write(2)
+    counters = CounterTable(stage.database).read(), CounterTable(stage.other).read()
     stage.say(f"33 would write 2 in both, and is refused before it does: {counters[0]} and {counters[1]}.")
     return counters
 
 
 def two_delayed_writers(stage: Stage) -> tuple[int, int]:
     """Return the counter after two increments whose tokens are compared when writing, and when claiming first."""
-    counter = Ledger(stage.database)
+    counter = CounterTable(stage.database)
     old, new = lease_of("writers", token=33), lease_of("writers", token=34)
     old_read, new_read = counter.read(), counter.read()
     for lease, value in ((old, old_read), (new, new_read)):
@@ -173,7 +173,7 @@ def _increment(alias: str, lease: Lease, claimed: threading.Event) -> None:
     try:
         with fenced(lease, using=alias):
             claimed.set()
-            Ledger(alias).write(Ledger(alias).read() + 1)
+            CounterTable(alias).write(CounterTable(alias).read() + 1)
     finally:
         connections.close_all()
 
@@ -191,7 +191,7 @@ def is_it_correct(stage: Stage) -> tuple[int, int]:
     naked = increments_lost(stage.database)
     stage.say(f"without a fence: {naked.lost} of {naked.seen['committed']} increments lost")
 
-    Ledger(stage.database).clear()
+    CounterTable(stage.database).clear()
     behind = Experiment(stage.database, "correct")
     behind.run()
     stage.say(f"with a fence: {behind.lost} of {behind.seen['committed']} increments lost")
@@ -200,7 +200,7 @@ def is_it_correct(stage: Stage) -> tuple[int, int]:
 
 def wrong_ttl(stage: Stage) -> tuple[int, int]:
     """Return how many sections were cut short because their leases were too short, and how many increments are lost."""
-    counter = Ledger(stage.database)
+    counter = CounterTable(stage.database)
     done = cut = 0
     ttls = itertools.cycle([0.25, 60.0])
     while done < STEPS:

@@ -191,7 +191,7 @@ def test_closed_connections_are_no_death(five, lively):
     lease.release()
     manager.close()
 
-    assert not manager._heartbeat.valid()
+    assert not manager.driver.heartbeat.valid()
 
 
 @pytest.mark.endurance
@@ -229,7 +229,7 @@ def test_all_that_speak_for_a_process_keep_one_key(five):
     """
 
     async def beat() -> int:
-        return await locks["default"]._loop_side().heartbeat.aextend(())
+        return await locks["default"].driver.loop_side().heartbeat.aextend(())
 
     heard = [locks["default"]._heartbeat.extend(()), asyncio.run(beat()), asyncio.run(beat())]
     locks.reset()

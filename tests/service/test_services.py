@@ -132,11 +132,11 @@ def test_engine_is_a_database_of_django(engine, django_db_blocker):
     Each kind of database can be used under an alias of its own, and is gone afterwards.
     """
     with django_db_blocker.unblock(), engine.database() as name:
-        with django_database("ledger", engine.settings(name)), connections["ledger"].cursor() as cursor:
+        with django_database("counting", engine.settings(name)), connections["counting"].cursor() as cursor:
             cursor.execute("SELECT 40 + 2")
             assert cursor.fetchone() == (42,)
 
-        assert "ledger" not in connections
+        assert "counting" not in connections
 
 
 def test_missing_program_says_what_to_type(monkeypatch):

@@ -317,7 +317,7 @@ class Search:
         )
         columns = []
         for node, cell in enumerate(state.cells):
-            late = frozenset(request for place, request in state.late if place == node)
+            late = frozenset(request for sent, request in state.late if sent == node)
             asked = [wires[node] for wires in state.wires]
             said = [phase.said.get(node) for phase in phases]
             # A key makes a difference only to its holder, and only if he may still come back to it.
@@ -344,9 +344,9 @@ def way(parents: dict[Hashable, tuple[Hashable, str] | None], key: Hashable) -> 
     return steps[::-1]
 
 
-def put(items: tuple[Any, ...], place: int, item: Any) -> tuple[Any, ...]:
+def put(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
     """Return *items* with one of them replaced."""
-    return (*items[:place], item, *items[place + 1 :])
+    return (*items[:index], item, *items[index + 1 :])
 
 
 # The designs that do not work

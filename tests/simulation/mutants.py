@@ -15,7 +15,7 @@ from django_redlock.core.acquisition import Acquisition
 from django_redlock.core.admission import Admission
 from django_redlock.core.attempt import Attempt
 from django_redlock.core.hold import Hold
-from django_redlock.core.names import place
+from django_redlock.core.names import permit_slug
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.node_state.decisions import Decisions
 from django_redlock.core.node_state.records import Records
@@ -232,13 +232,13 @@ def no_place_for_who_was_here_before() -> Iterator[None]:
 @mutant("calm")
 def one_place_too_many() -> Iterator[None]:
     """a lock for two has three places"""
-    places = Acquisition._places
+    permits = Acquisition._permits
 
     def more(self: Acquisition) -> list[tuple[str, ...]]:
-        found = places(self)
-        return found if len(found) == 1 else [*found, (place(self._queue, len(found) + 1),)]
+        found = permits(self)
+        return found if len(found) == 1 else [*found, (permit_slug(self._queue, len(found) + 1),)]
 
-    with patch.object(Acquisition, "_places", more):
+    with patch.object(Acquisition, "_permits", more):
         yield
 
 

@@ -48,7 +48,7 @@ class Machine:
         self.called: threading.Event | None = None
         self.process: Process = world.sim.rival(name)
         self.process.manager._sleep = world.sleep
-        self.process.manager._notifications = TurnHints(world, self.process.manager)  # type: ignore[assignment]
+        self.process.manager.driver.notifications = TurnNotifications(world, self.process.manager)  # type: ignore[assignment]
         self.greenlet = greenlet(partial(self._run, work), parent=world.hub)
 
     def _run(self, work: Callable[["Machine"], None]) -> None:
@@ -71,7 +71,7 @@ class Machine:
         self.greenlet.throw(Dead)
 
 
-class TurnHints(VirtualNotifications):
+class TurnNotifications(VirtualNotifications):
     """Has a machine that waits for a lock lose its turn until it is called."""
 
     def __init__(self, world: "World", manager: Any) -> None:

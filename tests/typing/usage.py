@@ -21,14 +21,15 @@ from django_redlock import (
     locked_view,
     locks,
 )
-from django_redlock.celery import SingletonTask, singleton_task
+from django_redlock.celery import Singleton, SingletonTask, singleton_task
 
 
 def blocks() -> None:
     with lock("a", ttl=10, wait=None) as lease:
         assert_type(lease, Lease)
         assert_type(lease.fencing_token, int)
-        assert_type(lease.release(), str)
+        assert_type(lease.release() == "released", bool)
+    lease.release().upper()
     with lock(["a", "b"], on_commit=True), lock("c", shared=True):
         pass
     with lock("a") as lease, fenced(lease, using=["default"]):
@@ -45,6 +46,8 @@ def blocks() -> None:
     lock("a", timeout=5)  # type: ignore[call-arg]
     lock("a", wait="5")  # type: ignore[arg-type]
     lock("a", if_taken="ignore")  # type: ignore[arg-type]
+    locks["default"].lock("a", if_taken="ignore")  # type: ignore[arg-type]
+    locks["default"].lock("a", kind="cron")  # type: ignore[arg-type]
     lock("a").locked()  # type: ignore[attr-defined]
     lock("a").release()  # type: ignore[attr-defined]
     found.release()  # type: ignore[union-attr]
@@ -54,7 +57,7 @@ def blocks() -> None:
 async def tasks() -> None:
     async with lock("a", cancel_on_lost=True) as lease:
         assert_type(lease, Lease)
-        assert_type(await lease.arelease(), str)
+        assert_type(await lease.arelease() == "released", bool)
     if (found := await lock("a").atry_acquire()) is not None:
         async with found as same:
             assert_type(same, Lease)
@@ -84,6 +87,9 @@ def rows(user: User, users: QuerySet[User]) -> None:
     with lock_for_update(users, skip_locked=True) as many:
         assert_type(many, list[User])
     lock_for_update(user, skip_locked=True)  # type: ignore[call-overload]
+    lock_for_update(users, no_wait=True)  # type: ignore[call-overload]
+    lock_for_update(users, of=["customer__region"])
+    lock_for_update(users, nowait="yes")  # type: ignore[call-overload]
     lock_for_update("user")  # type: ignore[type-var]
 
 
@@ -92,7 +98,7 @@ def pay(request: HttpRequest, pk: int) -> HttpResponse:
     return HttpResponse(str(pk))
 
 
-@locked_view("user")
+@locked_view("user", methods=["POST", "PUT"], on_busy=429)
 class Pay(View):
     def post(self, request: HttpRequest) -> HttpResponse:
         return pay(request, pk="7")  # type: ignore[arg-type]
@@ -101,6 +107,13 @@ class Pay(View):
 @locked_view  # type: ignore[arg-type]
 def unfinished(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
+
+
+def views() -> None:
+    locked_view("user", on_busy=404)  # type: ignore[arg-type]
+    locked_view("user", methods=["PSOT"])  # type: ignore[list-item]
+    locked_view("user", methods="POST")  # type: ignore[arg-type]
+    locked_view("user", waits=5)  # type: ignore[call-arg]
 
 
 @locked_command
@@ -126,6 +139,9 @@ def import_catalogue(supplier: int) -> str:
 
 @singleton_task(bind=True, lease=30)
 def bound(self: SingletonTask[..., Any], supplier: int) -> str:
+    assert_type(self.singleton, Singleton)
+    self.singleton.check()
+    self.singelton.check()  # type: ignore[attr-defined]
     return str(supplier)
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from ...core.outcome import EndReason, Outcome
 from .models import Hold
 
 PERIOD = timedelta(days=7)
@@ -16,7 +17,9 @@ ROWS = 50_000  # the latest
 FEW = 20  # holds, from which on there is something to say
 Row = tuple[str, float, float | None, float | None]
 
-LOST = frozenset({"expired", "superseded", "forgotten", "taken", "fenced", "max_hold", "max_extensions", "heartbeat"})
+LOST: frozenset[str] = (frozenset(EndReason) - {EndReason.RELEASED, EndReason.REVOKED, EndReason.FORKED}) | {
+    Outcome.TAKEN
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
+from ...core.outcome import Outcome
 from ..telemetry import Labels, Listener, listen, unlisten
 
 UID = "opentelemetry"
@@ -46,7 +47,7 @@ def install() -> None:
     def ended(alias: str, lease: Any, outcome: str) -> None:
         about = _about(alias, lease.name, outcome)
         holds.record(lease.held(), about)
-        lost = outcome if outcome not in ("released", "unknown") else ""
+        lost = outcome if outcome not in (Outcome.RELEASED, Outcome.UNKNOWN) else ""
         span("redlock hold", lease.held(), {**about, "redlock.extensions": lease.extensions}, lost)
 
     listen(

@@ -14,11 +14,12 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ...conf import InvalidRedlockError
+from ...core.outcome import EndReason, Outcome
 from ...handler import locks
 from ..telemetry import Labels, Listener, listen, unlisten
 
 UID = "prometheus"
-LOSSES = ("expired", "superseded", "forgotten", "taken", "fenced", "revoked", "max_hold", "max_extensions", "heartbeat")
+LOSSES: tuple[str, ...] = (*(set(EndReason) - {EndReason.RELEASED, EndReason.FORKED}), Outcome.TAKEN)
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 
 

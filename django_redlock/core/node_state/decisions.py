@@ -11,7 +11,7 @@ from ..owner import NONCE_SIZE
 from ..replies import Kind, Reply, is_absurd
 from ..requests import SHARED, Acquire, Extend, Raise, Release, Repair, Term
 from .queues import NOBODY, Queues
-from .records import Marker, Records
+from .records import Records, Tombstone
 
 
 class Decisions:
@@ -198,7 +198,7 @@ class Decisions:
 
     def _tombstone(self, request: Release, nonces: Set[str]) -> None:
         """Leave tombstones: a request that is still on its way must not bring back what is released here."""
-        self._records.tombstones |= dict.fromkeys(nonces, Marker(self._now + request.tombstone, request.revoke))
+        self._records.tombstones |= dict.fromkeys(nonces, Tombstone(self._now + request.tombstone, request.revoke))
 
     def repair(self, request: Repair) -> Reply:
         """Replace an absurd fencing token, and no other."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..requests import HIGHEST, SHARED
 from .queues import NOBODY, Queue
-from .records import Marker, Records
+from .records import Records, Tombstone
 
 
 def load(records: Records, slug: str, record: Mapping[str, Any]) -> None:
@@ -47,7 +47,7 @@ def dump(records: Records, slug: str, now: float) -> dict[str, Any]:
 def load_tombstone(records: Records, nonce: str, record: Mapping[str, Any]) -> None:
     """Take what :func:`dump_tombstone` gave."""
     if "until" in record:
-        records.tombstones[nonce] = Marker(moment(record["until"]) or 0.0, bool(record.get("revoked")))
+        records.tombstones[nonce] = Tombstone(moment(record["until"]) or 0.0, bool(record.get("revoked")))
 
 
 def dump_tombstone(records: Records, nonce: str, now: float) -> dict[str, Any]:

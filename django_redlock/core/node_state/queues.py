@@ -71,7 +71,7 @@ class Queues:
         return bool(self._by_slug)
 
     def of(self, request: Acquire | Release, slug: str) -> Queue:
-        """Return the queue that counts for a name: its own, or the one that all places of a lock share."""
+        """Return the queue that counts for a name: its own, or the one that all permits of a lock share."""
         return self._by_slug.get(request.queue or slug, NOBODY)
 
     def enrol(self, request: Acquire, in_the_way: Set[str], now: float) -> int:

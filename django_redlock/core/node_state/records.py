@@ -10,7 +10,7 @@ from .queues import Queue
 NO_FENCE: tuple[int, float | None] = (0, None)
 
 
-class Marker(NamedTuple):
+class Tombstone(NamedTuple):
     """What a release leaves against late requests with its nonce: until when, and whether an operator asked for it."""
 
     until: float
@@ -33,7 +33,7 @@ class Records:
         """The highest fencing token that was accepted for each name, and when it is forgotten; None is never."""
         self.queues: dict[str, Queue] = {}
         """Who waits for each name."""
-        self.tombstones: dict[str, Marker] = {}
+        self.tombstones: dict[str, Tombstone] = {}
         """The nonces of which every request is refused."""
         self.index: dict[str, float] = {}
         """The names that listings show, and about when each of them ends."""

@@ -1,0 +1,1 @@
+"""The commands: ``redlock_list``, ``redlock_inspect``, ``redlock_release`` and others."""

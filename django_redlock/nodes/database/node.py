@@ -36,7 +36,7 @@ from .vendors import CLOCKS, in_own_transaction
 
 AT_ONCE = 50  # requests that are decided and written together, at most
 UNUSED = 1.0  # seconds for which a connection waits for its first link
-FAREWELL = 1.0  # seconds that what was sent last has, before a connection is torn down
+LAST_REQUEST = 1.0  # seconds for which closing a connection waits for the request under way
 
 log = logging.getLogger("django_redlock")
 
@@ -142,9 +142,9 @@ class DatabaseWorker:
 
     def finish(self) -> None:
         """Wait until what was sent has been carried out; does not wait for a silent server."""
-        if threading.get_ident() != self._ident and not exiting() and not self._gone.wait(FAREWELL):
+        if threading.get_ident() != self._ident and not exiting() and not self._gone.wait(LAST_REQUEST):
             self._table.abort()
-            self._gone.wait(FAREWELL)
+            self._gone.wait(LAST_REQUEST)
 
     def submit(self, job: Job) -> None:
         """
@@ -257,9 +257,9 @@ class DatabaseWorker:
 
     def pause(self) -> None:
         """Close the connection and do nothing until :meth:`resume`; a silent server is not waited for."""
-        if not self._at_work.acquire(timeout=FAREWELL):
+        if not self._at_work.acquire(timeout=LAST_REQUEST):
             self._table.abort()
-            if not self._at_work.acquire(timeout=FAREWELL):
+            if not self._at_work.acquire(timeout=LAST_REQUEST):
                 return
         self._table.close()
 
@@ -289,9 +289,11 @@ class DatabaseLink:
             raise
 
     def fileno(self) -> int:
+        """Return the descriptor to poll, -1 if there is none."""
         return self._reader.fileno()
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+        """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
         self._worker.submit(Job(request, self._deliver))
 
     def _deliver(self, reply: Reply | LinkError) -> None:
@@ -302,17 +304,20 @@ class DatabaseLink:
                     self._writer.send(b"!")
 
     def readable(self) -> bool:
+        """Return whether a reply, or the end of the connection, can be read without waiting."""
         with suppress(OSError):
             self._reader.recv(4096)
         return bool(self._replies) or not self._worker.usable
 
     def receive(self, request: Request) -> Reply | None:
+        """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
         reply = self._replies.popleft() if self._replies else LinkError(Failure.CLOSED)
         if isinstance(reply, LinkError):
             raise reply
         return reply
 
     def close(self) -> None:
+        """Close the connection."""
         with nullcontext() if self._worker.inherited else self._mutex:
             if self._closed:
                 return
@@ -345,6 +350,7 @@ class AsyncDatabaseLink:
         *,
         in_full: bool = False,
     ) -> None:
+        """Send a request; see :class:`~django_redlock.nodes.base.AsyncLink`."""
         if self.broken:
             raise LinkError(Failure.CLOSED)
         # Each request knows who waits for it: counted off, they would all get each other's after an interruption.
@@ -352,6 +358,7 @@ class AsyncDatabaseLink:
         self._worker.submit(Job(request, partial(self._deliver, on_reply)))
 
     def readable(self) -> bool:
+        """Return whether a reply, or the end of the connection, can be read without waiting."""
         return self._delivered > self._taken
 
     def _deliver(self, on_reply: Callable[[Reply | None], bool] | None, reply: Reply | LinkError) -> None:
@@ -371,6 +378,7 @@ class AsyncDatabaseLink:
             on_reply(reply)
 
     def close(self) -> None:
+        """Close the connection."""
         self._end(LinkError(Failure.CLOSED))
 
     def _end(self, error: LinkError) -> None:

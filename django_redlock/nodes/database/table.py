@@ -112,7 +112,7 @@ def names_of(requests: Iterable[Request]) -> Names:
     return names
 
 
-def buried(requests: Iterable[Request]) -> set[str]:
+def tombstoned(requests: Iterable[Request]) -> set[str]:
     """Return the slugs whose rows change so that no request of before a release is granted after it."""
     return {slug for one in requests if isinstance(one, Release) and one.tombstone for slug in one.slugs}
 
@@ -276,7 +276,7 @@ class LockTable:
         known = self._load(names_of(requests))
         before = known.dump()
         replies = [merge([known.store.execute(part) for part in split(request)]) for request in requests]
-        touched = {self._digest("h", slug) for slug in buried(requests)}
+        touched = {self._digest("h", slug) for slug in tombstoned(requests)}
         after = known.dump()
         changes = [
             change(known, key, record)

@@ -86,7 +86,7 @@ def parse_reply(raw: Any) -> Reply:
     try:
         if isinstance(raw, list):
             return parse_survey([part.decode("utf-8", "replace") for part in raw])
-        word, fence, time, left, place, detail = raw.decode("utf-8", "replace").split(" ", 5)
+        word, fence, time, left, position, detail = raw.decode("utf-8", "replace").split(" ", 5)
         kind = KINDS[word]
         # As token() and whole() do, which cost as much as the rest: this is read for every lock.
         if len(fence) == len(time) == LONGEST_NUMBER and (both := fence + time).isdigit() and both.isascii():
@@ -97,7 +97,7 @@ def parse_reply(raw: Any) -> Reply:
             raise ValueError("no number")
         if kind in EXTENSIONS:
             return Reply(kind, number, now, terms=tuple(map(parse_term, detail.split())))
-        return Reply(kind, number, now, seconds_left(left), detail, -1 if place == "-1" else whole(place))
+        return Reply(kind, number, now, seconds_left(left), detail, -1 if position == "-1" else whole(position))
     except MALFORMED:
         return failed(Failure.MALFORMED, Kind.UNKNOWN)
 

@@ -50,9 +50,11 @@ class RedisLink:
             self._sock.setblocking(False)
 
     def fileno(self) -> int:
+        """Return the descriptor to poll, -1 if there is none."""
         return fileno(self._connection)
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
+        """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
         in_full = self._scripts.is_new(request) or in_full
         data = self.encoder.pack(request, packed, in_full)
         if self._sock is None:
@@ -76,6 +78,7 @@ class RedisLink:
             raise link_error(error) from None
 
     def receive(self, request: Request) -> Reply | None:
+        """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
         raw, self._ahead = self._ahead, NOTHING
         if isinstance(raw, LinkError):
             raise raw
@@ -108,6 +111,7 @@ class RedisLink:
         return raw
 
     def close(self) -> None:
+        """Close the connection."""
         self._sock = None
         self._connection.disconnect()
 
@@ -129,9 +133,11 @@ class RedisNotificationLink:
             self._sock.setblocking(False)
 
     def fileno(self) -> int:
+        """Return the descriptor to poll, -1 if there is none."""
         return fileno(self._connection)
 
     def read(self) -> list[str]:
+        """Return the waiters that were notified, without blocking."""
         told = []
         try:
             self._feed()
@@ -152,6 +158,7 @@ class RedisNotificationLink:
         raise LinkError(Failure.CLOSED)
 
     def close(self) -> None:
+        """Close the connection."""
         self._sock = None
         self._connection.disconnect()
 

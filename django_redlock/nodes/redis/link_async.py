@@ -73,6 +73,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         *,
         in_full: bool = False,
     ) -> None:
+        """Send a request; see :class:`~django_redlock.nodes.base.AsyncLink`."""
         if self._torn:
             self._end(LinkError(Failure.INTERRUPTED))
         if self.broken or self._transport.is_closing():
@@ -89,6 +90,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self._waiting.append((request, on_reply))
 
     def readable(self) -> bool:
+        """Return whether a reply, or the end of the connection, can be read without waiting."""
         sock = self._transport.get_extra_info("socket")
         if sock is None or sock.fileno() < 0:
             return False
@@ -114,9 +116,11 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self._torn = torn
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the event loop is to put what it reads."""
         return self._room
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Take what the event loop has read."""
         replies = self._replies
         if self._torn:
             self._end(LinkError(Failure.INTERRUPTED))
@@ -133,6 +137,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             self._end(LinkError(Failure.MALFORMED))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Note that the connection is gone."""
         self._end(link_error(exc) if exc else LinkError(Failure.CLOSED))
 
     def _take(self, raw: Any) -> None:
@@ -156,6 +161,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             on_reply(failed(Failure.NOSCRIPT))
 
     def close(self) -> None:
+        """Close the connection."""
         self._end(LinkError(Failure.CLOSED))
 
     def _end(self, error: LinkError) -> None:
@@ -179,6 +185,7 @@ class AsyncRedisNotificationLink:
         self._messages = messages
 
     async def read(self) -> list[str]:
+        """Wait for notifications; return the waiters that they name."""
         try:
             while (message := self._messages.next()) is PARTIAL:
                 if self._connection._reader is None:
@@ -189,6 +196,7 @@ class AsyncRedisNotificationLink:
         return [parse_notification(message)]
 
     def close(self) -> None:
+        """Close the connection."""
         drop(self._connection)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from django_redlock.models import Fence
 from tests.fencing import sources
-from tests.fencing.counting import Ledger, prepare
+from tests.fencing.counting import CounterTable, prepare
 from tests.services import django_database
 
 
@@ -27,12 +27,12 @@ def prepared() -> Iterator["Prepared"]:
 
 
 @pytest.fixture
-def ledger(engine, prepared, django_db_blocker) -> Iterator[str]:
+def counting(engine, prepared, django_db_blocker) -> Iterator[str]:
     """The alias of a migrated database of each kind in turn, without fences and with a counter of 0."""
-    alias = f"ledger_{engine.scheme}"  # other threads may still have a connection to another kind
+    alias = f"counting_{engine.scheme}"  # other threads may still have a connection to another kind
     with django_db_blocker.unblock():
         with django_database(alias, engine.settings(prepared.database(engine))):
-            Ledger(alias).clear()
+            CounterTable(alias).clear()
             Fence.objects.using(alias).all().delete()
             yield alias
 
@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
         """Return the name of the database of a kind; it is made when it is first asked for."""
         if engine.scheme not in self.names:
             name = self.stack.enter_context(engine.database())
-            with django_database("ledger", engine.settings(name)):
-                prepare("ledger")
+            with django_database("counting", engine.settings(name)):
+                prepare("counting")
             self.names[engine.scheme] = name
         return self.names[engine.scheme]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fencing.counting import Ledger
+from tests.fencing.counting import CounterTable
 from tests.fencing.experiment import Experiment
 from tests.fencing.scenarios import increments_lost
 from tests.services import django_database
@@ -40,9 +40,9 @@ def at_level(engine, level, prepared: Prepared, django_db_blocker) -> Iterator[s
     """The alias of a database whose connections have an isolation level."""
     with django_db_blocker.unblock():
         settings = engine.settings(prepared.database(engine), OPTIONS=options(engine.scheme, level))
-        with django_database("ledger", settings):
-            Ledger("ledger").clear()
-            yield "ledger"
+        with django_database("counting", settings):
+            CounterTable("counting").clear()
+            yield "counting"
 
 
 @pytest.mark.parametrize(("engine", "level"), LEVELS, indirect=["engine"])

@@ -8,7 +8,7 @@ from django.db import connections, transaction
 
 from django_redlock import LockLostError, StaleTokenError, fenced
 from django_redlock.models import Fence
-from tests.fencing.counting import Ledger, prepare
+from tests.fencing.counting import CounterTable, prepare
 from tests.fencing.sources import lease_of
 from tests.services import django_database
 
@@ -21,34 +21,34 @@ class Statements(list):
         return execute(sql, params, many, context)
 
 
-def test_holder_reads_writes_and_commits(ledger):
+def test_holder_reads_writes_and_commits(counting):
     """
     A holder's transaction commits, again and again, and leaves its pair in the fence.
     """
-    counter, lease = Ledger(ledger), lease_of("counter", token=33)
+    counter, lease = CounterTable(counting), lease_of("counter", token=33)
 
     for _ in range(3):
-        with fenced(lease, using=ledger):
+        with fenced(lease, using=counting):
             counter.write(counter.read() + 1)
 
-    fence = Fence.objects.using(ledger).get()
+    fence = Fence.objects.using(counting).get()
     assert counter.read() == 3
     assert (fence.token, fence.owner, fence.name) == (33, lease.owner(), "counter")
     assert lease.token not in (fence.key, fence.owner)
 
 
-def test_overtaken_holder_is_refused_and_told(ledger):
+def test_overtaken_holder_is_refused_and_told(counting):
     """
     P14: after a later holder committed, the earlier one is refused before it reads, and its lease is lost.
     """
-    counter, earlier, later = Ledger(ledger), lease_of("counter", token=33), lease_of("counter", token=34)
+    counter, earlier, later = CounterTable(counting), lease_of("counter", token=33), lease_of("counter", token=34)
     told = []
     earlier.on_lost(told.append)
-    with fenced(later, using=ledger):
+    with fenced(later, using=counting):
         counter.write(1)
 
     with pytest.raises(StaleTokenError, match="fencing token 33 has been overtaken") as caught:
-        with fenced(earlier, using=ledger):
+        with fenced(earlier, using=counting):
             pytest.fail("the body ran")
 
     assert (caught.value.name, caught.value.token) == ("counter", 33)
@@ -59,126 +59,126 @@ def test_overtaken_holder_is_refused_and_told(ledger):
     assert counter.read() == 1
 
 
-def test_equal_token_of_another_owner_is_refused(ledger):
+def test_equal_token_of_another_owner_is_refused(counting):
     """
     P11: of two holders with one token, the first to commit goes on and the other is refused.
     """
     one, other = lease_of("counter", token=33), lease_of("counter", token=33)
 
-    with fenced(one, using=ledger):
+    with fenced(one, using=counting):
         pass
 
-    with pytest.raises(StaleTokenError), fenced(other, using=ledger):
+    with pytest.raises(StaleTokenError), fenced(other, using=counting):
         pytest.fail("the body ran")
-    with fenced(one, using=ledger):
+    with fenced(one, using=counting):
         pass
 
 
-def test_claim_is_the_first_statement_of_the_transaction(ledger):
+def test_claim_is_the_first_statement_of_the_transaction(counting):
     """
     P12: nothing is asked of the database between BEGIN and the claim, and with an existing fence nothing else but it.
     """
     lease, seen = lease_of("counter"), Statements()
-    with fenced(lease, using=ledger):
+    with fenced(lease, using=counting):
         pass
 
-    with connections[ledger].execute_wrapper(seen), fenced(lease, using=ledger):
+    with connections[counting].execute_wrapper(seen), fenced(lease, using=counting):
         pass
 
     assert [sql.split()[0] for sql in seen if not sql.startswith("BEGIN")] == ["UPDATE"]
     assert "redlock_fence" in seen[-1]
 
 
-def test_open_transaction_is_refused(ledger):
+def test_open_transaction_is_refused(counting):
     """
     P12: inside another transaction, fenced() raises before it touches the database.
     """
     lease, seen = lease_of("counter"), Statements()
 
-    with transaction.atomic(using=ledger), connections[ledger].execute_wrapper(seen):
-        with pytest.raises(RuntimeError, match=r"inside a transaction of database 'ledger_.*nested=True"):
-            with fenced(lease, using=ledger):
+    with transaction.atomic(using=counting), connections[counting].execute_wrapper(seen):
+        with pytest.raises(RuntimeError, match=r"inside a transaction of database 'counting_.*nested=True"):
+            with fenced(lease, using=counting):
                 pytest.fail("the body ran")
 
     assert seen == []
 
 
-def test_connection_without_autocommit_is_refused(ledger):
+def test_connection_without_autocommit_is_refused(counting):
     """
     P12: with autocommit off a transaction may be open that Django does not know, so fenced() raises.
     """
-    connections[ledger].set_autocommit(False)
+    connections[counting].set_autocommit(False)
     try:
-        with pytest.raises(RuntimeError, match="autocommit is off for database 'ledger_"):
-            with fenced(lease_of("counter"), using=ledger):
+        with pytest.raises(RuntimeError, match="autocommit is off for database 'counting_"):
+            with fenced(lease_of("counter"), using=counting):
                 pytest.fail("the body ran")
     finally:
-        connections[ledger].set_autocommit(True)
+        connections[counting].set_autocommit(True)
 
 
-def test_body_that_raises_commits_nothing(ledger):
+def test_body_that_raises_commits_nothing(counting):
     """
     The body's exception comes out unchanged, and neither its writes nor its claim are kept.
     """
-    counter, lease = Ledger(ledger), lease_of("counter", token=33)
+    counter, lease = CounterTable(counting), lease_of("counter", token=33)
 
     def fail() -> None:
         counter.write(1)
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        fenced(lease, using=ledger).run(fail)
+        fenced(lease, using=counting).run(fail)
 
     assert counter.read() == 0
-    assert Fence.objects.using(ledger).get().token == 0
+    assert Fence.objects.using(counting).get().token == 0
 
 
-def test_lease_that_ends_in_the_body_rolls_back(ledger):
+def test_lease_that_ends_in_the_body_rolls_back(counting):
     """
     L53: a lease that ended by the time of the commit commits nothing.
     """
-    counter, lease = Ledger(ledger), lease_of("counter")
+    counter, lease = CounterTable(counting), lease_of("counter")
 
     def write_and_release() -> None:
         counter.write(1)
         lease.release()
 
     with pytest.raises(LockLostError, match="already released"):
-        fenced(lease, using=ledger).run(write_and_release)
+        fenced(lease, using=counting).run(write_and_release)
 
     assert counter.read() == 0
 
 
-def test_too_little_time_at_the_commit_rolls_back(ledger):
+def test_too_little_time_at_the_commit_rolls_back(counting):
     """
     L53: with less than the margin left at the commit, nothing is committed, though the lock is still held.
     """
-    counter, lease = Ledger(ledger), lease_of("counter", ttl=30)
+    counter, lease = CounterTable(counting), lease_of("counter", ttl=30)
 
     def write_for_fifteen_seconds() -> None:
         counter.write(1)
         lease.hold.deadline -= 15
 
     with pytest.raises(LockLostError, match="less of its time was left") as caught:
-        fenced(lease, using=ledger, margin=20).run(write_for_fifteen_seconds)
+        fenced(lease, using=counting, margin=20).run(write_for_fifteen_seconds)
 
     assert caught.value.reason == "margin"
     assert counter.read() == 0
     assert lease.valid()
 
 
-def test_too_little_time_at_the_start_begins_nothing(ledger):
+def test_too_little_time_at_the_start_begins_nothing(counting):
     """
     L53: with less than the margin left, no transaction is begun; it is a twentieth of the ttl unless one says more.
     """
     lease = lease_of("counter", ttl=30)
     lease.hold.deadline -= 28.7
 
-    with pytest.raises(LockLostError, match="less of its time was left"), fenced(lease, using=ledger):
+    with pytest.raises(LockLostError, match="less of its time was left"), fenced(lease, using=counting):
         pytest.fail("the body ran")
 
 
-def test_names_that_look_alike_have_different_fences(ledger):
+def test_names_that_look_alike_have_different_fences(counting):
     """
     P15: names that differ in case, a trailing space, an accent or normalisation only do not overtake each other.
     """
@@ -186,29 +186,29 @@ def test_names_that_look_alike_have_different_fences(ledger):
     leases = [lease_of(name, token=50 - number) for number, name in enumerate(names)]
 
     for lease in leases:
-        with fenced(lease, using=ledger):
+        with fenced(lease, using=counting):
             pass
 
-    assert Fence.objects.using(ledger).count() == len(names)
+    assert Fence.objects.using(counting).count() == len(names)
 
 
-def test_lock_over_several_names_claims_all(ledger):
+def test_lock_over_several_names_claims_all(counting):
     """
     A lease over a thousand names claims the fence of each in the one transaction; one that is overtaken refuses it.
     """
     many = lease_of([f"row:{number}" for number in range(1001)], token=33)
-    with fenced(many, using=ledger):
+    with fenced(many, using=counting):
         pass
-    with fenced(lease_of("row:7", token=34), using=ledger):
+    with fenced(lease_of("row:7", token=34), using=counting):
         pass
 
-    with pytest.raises(StaleTokenError), fenced(many, using=ledger):
+    with pytest.raises(StaleTokenError), fenced(many, using=counting):
         pytest.fail("the body ran")
 
-    assert Fence.objects.using(ledger).filter(token=33).count() == 1000
+    assert Fence.objects.using(counting).filter(token=33).count() == 1000
 
 
-def test_places_of_a_lock_have_fences_of_their_own(ledger):
+def test_places_of_a_lock_have_fences_of_their_own(counting):
     """
     With limit=3, three holders do not overtake each other, and none overtakes a lock that is named like a place.
     """
@@ -217,52 +217,52 @@ def test_places_of_a_lock_have_fences_of_their_own(ledger):
     leases.append(lease_of("pool #2", token=1))
 
     for lease in [*leases, *leases]:
-        with fenced(lease, using=ledger):
+        with fenced(lease, using=counting):
             pass
 
-    assert Fence.objects.using(ledger).count() == 3
+    assert Fence.objects.using(counting).count() == 3
 
 
-def test_several_leases_are_claimed_in_one_transaction(ledger):
+def test_several_leases_are_claimed_in_one_transaction(counting):
     """
     Several leases, such as those of rows that were locked one by one, guard one transaction together.
     """
     leases = [lease_of(f"row:{number}", token=33) for number in range(3)]
-    with fenced(lease_of("row:1", token=34), using=ledger):
+    with fenced(lease_of("row:1", token=34), using=counting):
         pass
 
-    with pytest.raises(StaleTokenError, match="row:1"), fenced(leases, using=ledger):
+    with pytest.raises(StaleTokenError, match="row:1"), fenced(leases, using=counting):
         pytest.fail("the body ran")
 
     assert [lease.reason for lease in leases] == [None, "fenced", None]
-    assert Fence.objects.using(ledger).filter(token=33).count() == 0
+    assert Fence.objects.using(counting).filter(token=33).count() == 0
 
 
-def test_next_acquisition_goes_above_what_the_database_has_seen(ledger):
+def test_next_acquisition_goes_above_what_the_database_has_seen(counting):
     """
     P7: a holder whose nodes lost their records is refused once; its process then asks for a greater token.
     """
     ahead = 4_000_000_000_000_000
-    with fenced(lease_of("counter", token=ahead), using=ledger):
+    with fenced(lease_of("counter", token=ahead), using=counting):
         pass
     behind = lease_of("counter")
 
-    with pytest.raises(StaleTokenError), fenced(behind, using=ledger):
+    with pytest.raises(StaleTokenError), fenced(behind, using=counting):
         pytest.fail("the body ran")
     behind.release()
     again = behind._manager.lock("counter", wait=0, renew=False).acquire()
 
     assert again.fencing_token > ahead
-    with fenced(again, using=ledger):
+    with fenced(again, using=counting):
         pass
 
 
-def test_shared_lease_is_refused(ledger):
+def test_shared_lease_is_refused(counting):
     """
     A shared lease says nothing about who may write.
     """
     with pytest.raises(ValueError, match="Take it exclusively to write"):
-        fenced(lease_of("counter", shared=True), using=ledger)
+        fenced(lease_of("counter", shared=True), using=counting)
 
 
 def test_something_else_than_a_lease_is_refused():
@@ -283,8 +283,8 @@ def test_several_databases_are_claimed_before_the_body(engine, django_db_blocker
             prepare("b")
             lease = lease_of("counter", token=33)
             with fenced(lease, using=["b", "a"]):
-                Ledger("a").write(1)
-                Ledger("b").write(1)
+                CounterTable("a").write(1)
+                CounterTable("b").write(1)
                 assert [Fence.objects.using(alias).get().token for alias in "ab"] == [33, 33]
             with fenced(lease_of("counter", token=34), using="b"):
                 pass
@@ -292,7 +292,7 @@ def test_several_databases_are_claimed_before_the_body(engine, django_db_blocker
             with pytest.raises(StaleTokenError), fenced(lease, using=["a", "b"]):
                 pytest.fail("the body ran")
 
-            assert [Ledger(alias).read() for alias in "ab"] == [1, 1]
+            assert [CounterTable(alias).read() for alias in "ab"] == [1, 1]
 
 
 def test_missing_table_says_what_to_type(engine, django_db_blocker):
@@ -305,26 +305,26 @@ def test_missing_table_says_what_to_type(engine, django_db_blocker):
                 pytest.fail("the body ran")
 
 
-def test_holder_inside_its_transaction_keeps_its_successor_waiting(ledger):
+def test_holder_inside_its_transaction_keeps_its_successor_waiting(counting):
     """
     P14: while a holder is inside its transaction, its successor waits at the claim, and then reads what it wrote.
     """
-    counter, earlier, later = Ledger(ledger), lease_of("counter", token=33), lease_of("counter", token=34)
+    counter, earlier, later = CounterTable(counting), lease_of("counter", token=33), lease_of("counter", token=34)
     inside, read = threading.Event(), []
 
     def succeed() -> None:
         inside.wait(30)
         try:
-            with fenced(later, using=ledger):
+            with fenced(later, using=counting):
                 read.append(counter.read())
         finally:
             connections.close_all()
 
-    with fenced(earlier, using=ledger):
+    with fenced(earlier, using=counting):
         pass  # so that the successor finds a fence
     successor = threading.Thread(target=succeed)
     successor.start()
-    with fenced(earlier, using=ledger):
+    with fenced(earlier, using=counting):
         inside.set()
         successor.join(0.3)
         assert read == []

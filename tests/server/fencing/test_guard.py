@@ -23,14 +23,14 @@ from tests.shop.models import Order, Pallet, Parcel, Voucher
 
 
 @pytest.fixture
-def shop(ledger) -> Iterator[str]:
+def shop(counting) -> Iterator[str]:
     """The alias of a database with tables of the shop."""
     models = [Order, Voucher, Parcel, Pallet]
-    with connections[ledger].schema_editor() as editor:
+    with connections[counting].schema_editor() as editor:
         for model in models:
             editor.create_model(model)
-    yield ledger
-    with connections[ledger].schema_editor() as editor:
+    yield counting
+    with connections[counting].schema_editor() as editor:
         for model in models:
             editor.delete_model(model)
 
@@ -226,26 +226,26 @@ async def test_rows_are_updated_from_a_coroutine(shop):
     await sync_to_async(connections.close_all)()
 
 
-def test_old_fences_are_pruned(ledger):
+def test_old_fences_are_pruned(counting):
     """
     redlock_prune_fences deletes what nobody claimed for so many days, and nothing else; a pruned lock works as before.
     """
     old, young = lease_of("old"), lease_of("young")
     for lease in (old, young):
-        with fenced(lease, using=ledger):
+        with fenced(lease, using=counting):
             pass
-    fences = Fence.objects.using(ledger)
+    fences = Fence.objects.using(counting)
     fences.filter(name="old").update(updated=timezone.now() - timedelta(days=91))
 
-    assert prune(ledger, "--dry-run") == "Dry run: 1 fence would be deleted."
-    assert prune(ledger, "--older-than", "92") == "Deleted 0 fences."
-    assert prune(ledger) == "Deleted 1 fence."
+    assert prune(counting, "--dry-run") == "Dry run: 1 fence would be deleted."
+    assert prune(counting, "--older-than", "92") == "Deleted 0 fences."
+    assert prune(counting) == "Deleted 1 fence."
 
     assert [fence.name for fence in fences.all()] == ["young"]
-    with fenced(old, using=ledger):
+    with fenced(old, using=counting):
         pass
     fences.all().delete()
-    assert prune(ledger) == "Deleted 0 fences."
+    assert prune(counting) == "Deleted 0 fences."
 
 
 @pytest.mark.parametrize("options", [("--older-than=1000000",), ("--database=nope",)])

@@ -7,19 +7,19 @@ import pytest
 from django.db import connections
 
 from tests.fencing import scenarios
-from tests.fencing.counting import Ledger, prepare
+from tests.fencing.counting import CounterTable, prepare
 from tests.fencing.holder import FAILED, Process
 from tests.fencing.scenarios import Stage
 from tests.services import django_database
 
 
 @pytest.fixture
-def stage(ledger, engine, prepared, nodes) -> Iterator[Stage]:
+def stage(counting, engine, prepared, nodes) -> Iterator[Stage]:
     """Two databases of each kind in turn, and three real nodes."""
     entry = engine.settings(prepared.database(engine))
     with engine.database() as name, django_database("archive", engine.settings(name)):
         prepare("archive")
-        yield Stage(ledger, "archive", entry, nodes.urls[:3], lambda line: None)
+        yield Stage(counting, "archive", entry, nodes.urls[:3], lambda line: None)
 
 
 def each(*usual: str) -> pytest.MarkDecorator:
@@ -164,4 +164,4 @@ def test_database_ends_a_transaction_that_stands_still(stage):
 
     assert seen == "0"
     assert refused.startswith(FAILED)
-    assert Ledger(stage.database).read() == 0
+    assert CounterTable(stage.database).read() == 0

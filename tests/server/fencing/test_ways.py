@@ -13,7 +13,7 @@ from django_redlock.core.rules import Rules
 from django_redlock.engine.manager import LockManager
 from django_redlock.models import Fence
 from django_redlock.nodes import NodeSpec, open_node
-from tests.fencing.counting import Ledger
+from tests.fencing.counting import CounterTable
 from tests.fencing.sources import lease_of
 from tests.services import django_database
 
@@ -21,19 +21,19 @@ from .test_experiment import options
 
 
 def increment(alias: str, by: int = 1) -> int:
-    counter = Ledger(alias)
+    counter = CounterTable(alias)
     counter.write(counter.read() + by)
     return counter.read()
 
 
-def test_function_runs_in_a_transaction(ledger):
+def test_function_runs_in_a_transaction(counting):
     """
     run() passes arguments on and returns what the function returns.
     """
-    assert fenced(lease_of("counter"), using=ledger).run(increment, ledger, by=3) == 3
+    assert fenced(lease_of("counter"), using=counting).run(increment, counting, by=3) == 3
 
 
-def test_function_is_not_repeated_unless_asked(ledger):
+def test_function_is_not_repeated_unless_asked(counting):
     """
     P13: without retries, what the database says of a conflict comes out.
     """
@@ -41,17 +41,17 @@ def test_function_is_not_repeated_unless_asked(ledger):
 
     def run_into_another() -> None:
         calls.append(1)
-        raise deadlock(ledger)
+        raise deadlock(counting)
 
     with pytest.raises(OperationalError):
-        fenced(lease_of("counter"), using=ledger).run(run_into_another)
+        fenced(lease_of("counter"), using=counting).run(run_into_another)
     with pytest.raises(OperationalError):
-        fenced(lease_of("counter"), using=ledger, retries=2).run(run_into_another)
+        fenced(lease_of("counter"), using=counting, retries=2).run(run_into_another)
 
     assert len(calls) == 1 + 3
 
 
-def test_only_conflicts_are_repeated(ledger):
+def test_only_conflicts_are_repeated(counting):
     """
     An error that would come again is raised at once.
     """
@@ -62,12 +62,12 @@ def test_only_conflicts_are_repeated(ledger):
         raise OperationalError("the disk is full")
 
     with pytest.raises(OperationalError, match="the disk is full"):
-        fenced(lease_of("counter"), using=ledger, retries=2).run(fail)
+        fenced(lease_of("counter"), using=counting, retries=2).run(fail)
 
     assert len(calls) == 1
 
 
-def test_lease_that_ended_stops_the_retries(ledger):
+def test_lease_that_ended_stops_the_retries(counting):
     """
     A function is not run again without a valid lease.
     """
@@ -75,10 +75,10 @@ def test_lease_that_ended_stops_the_retries(ledger):
 
     def run_into_another() -> None:
         lease.release()
-        raise deadlock(ledger)
+        raise deadlock(counting)
 
     with pytest.raises(LockLostError):
-        fenced(lease, using=ledger, retries=5).run(run_into_another)
+        fenced(lease, using=counting, retries=5).run(run_into_another)
 
 
 def deadlock(alias: str) -> OperationalError:
@@ -100,22 +100,22 @@ def deadlock(alias: str) -> OperationalError:
     return error
 
 
-def test_block_cannot_be_repeated(ledger):
+def test_block_cannot_be_repeated(counting):
     """
     A with block that asks for retries is told how to have them; so is one inside another transaction.
     """
     with pytest.raises(ValueError, match=r"fenced\(lease, retries=\.\.\.\)\.run\(function\)"):
-        with fenced(lease_of("counter"), using=ledger, retries=1):
+        with fenced(lease_of("counter"), using=counting, retries=1):
             pytest.fail("the body ran")
     with pytest.raises(ValueError, match="only the outermost transaction"):
-        fenced(lease_of("counter"), using=ledger, retries=1, nested=True)
+        fenced(lease_of("counter"), using=counting, retries=1, nested=True)
 
 
-def test_entering_twice_is_refused(ledger):
+def test_entering_twice_is_refused(counting):
     """
     One object is one block at a time; afterwards it can be used again.
     """
-    block = fenced(lease_of("counter"), using=ledger)
+    block = fenced(lease_of("counter"), using=counting)
 
     with block:
         with pytest.raises(RuntimeError, match="already entered"):
@@ -124,31 +124,31 @@ def test_entering_twice_is_refused(ledger):
         pass
 
 
-def test_nested_transaction_claims_and_commits_with_the_outer_one(ledger):
+def test_nested_transaction_claims_and_commits_with_the_outer_one(counting):
     """
     P12: with nested=True, the claim is a part of the transaction around it, and so is what the block writes.
     """
-    counter, lease = Ledger(ledger), lease_of("counter", token=33)
+    counter, lease = CounterTable(counting), lease_of("counter", token=33)
 
-    with transaction.atomic(using=ledger):
-        with fenced(lease, using=ledger, nested=True):
+    with transaction.atomic(using=counting):
+        with fenced(lease, using=counting, nested=True):
             counter.write(1)
-        transaction.set_rollback(True, using=ledger)
+        transaction.set_rollback(True, using=counting)
 
     assert counter.read() == 0
-    assert not Fence.objects.using(ledger).filter(token=33).exists()
+    assert not Fence.objects.using(counting).filter(token=33).exists()
 
 
-def test_nested_refusal_leaves_the_outer_transaction_usable(ledger):
+def test_nested_refusal_leaves_the_outer_transaction_usable(counting):
     """
     A holder who is overtaken inside another transaction loses the block, and the rest can commit.
     """
-    counter, early, late = Ledger(ledger), lease_of("counter", token=33), lease_of("counter", token=34)
-    with fenced(late, using=ledger):
+    counter, early, late = CounterTable(counting), lease_of("counter", token=33), lease_of("counter", token=34)
+    with fenced(late, using=counting):
         pass
 
-    with transaction.atomic(using=ledger):
-        with pytest.raises(StaleTokenError), fenced(early, using=ledger, nested=True):
+    with transaction.atomic(using=counting):
+        with pytest.raises(StaleTokenError), fenced(early, using=counting, nested=True):
             pytest.fail("the body ran")
         counter.write(7)
 
@@ -177,24 +177,24 @@ def test_nested_transaction_needs_read_committed(engine, level, prepared, django
                     pytest.fail("the body ran")
 
 
-async def test_block_of_a_coroutine_is_one_transaction(ledger):
+async def test_block_of_a_coroutine_is_one_transaction(counting):
     """
     ``async with`` commits what its body wrote, and nothing when the body raises.
     """
     lease = lease_of("counter")
 
-    async with fenced(lease, using=ledger):
-        await sync_to_async(increment)(ledger)
+    async with fenced(lease, using=counting):
+        await sync_to_async(increment)(counting)
     with suppress(ZeroDivisionError):
-        async with fenced(lease, using=ledger):
-            await sync_to_async(increment)(ledger)
+        async with fenced(lease, using=counting):
+            await sync_to_async(increment)(counting)
             raise ZeroDivisionError
 
-    assert await sync_to_async(Ledger(ledger).read)() == 1
+    assert await sync_to_async(CounterTable(counting).read)() == 1
     await sync_to_async(connections.close_all)()
 
 
-async def test_other_tasks_stay_out_of_the_transaction(ledger):
+async def test_other_tasks_stay_out_of_the_transaction(counting):
     """
     What another task writes meanwhile is no part of the block's transaction, and stays when that is rolled back.
     """
@@ -207,11 +207,11 @@ async def test_other_tasks_stay_out_of_the_transaction(ledger):
         written.set()
 
     async def block() -> None:
-        async with fenced(lease, using=ledger):
+        async with fenced(lease, using=counting):
             inside.set()
             await written.wait()
             threads.append(await sync_to_async(threading.get_ident)())
-            in_atomic = await sync_to_async(lambda: connections[ledger].in_atomic_block)()
+            in_atomic = await sync_to_async(lambda: connections[counting].in_atomic_block)()
             assert in_atomic
 
     await asyncio.gather(other(), block())
@@ -220,7 +220,7 @@ async def test_other_tasks_stay_out_of_the_transaction(ledger):
     await sync_to_async(connections.close_all)()
 
 
-async def test_cancelled_coroutine_leaves_no_transaction(ledger):
+async def test_cancelled_coroutine_leaves_no_transaction(counting):
     """
     A task that is cancelled while it waits with its claim has no transaction and no claim when it is over.
     """
@@ -228,14 +228,14 @@ async def test_cancelled_coroutine_leaves_no_transaction(ledger):
 
     def hold() -> None:
         try:
-            with fenced(lease_of("counter", token=33), using=ledger):
+            with fenced(lease_of("counter", token=33), using=counting):
                 claimed.set()
                 leave.wait(30)
         finally:
             connections.close_all()
 
     async def wait_with_the_claim() -> None:
-        async with fenced(lease_of("counter", token=34), using=ledger):
+        async with fenced(lease_of("counter", token=34), using=counting):
             pytest.fail("the body ran")
 
     holder = threading.Thread(target=hold)
@@ -249,28 +249,28 @@ async def test_cancelled_coroutine_leaves_no_transaction(ledger):
     with pytest.raises(asyncio.CancelledError):
         await task
     holder.join(30)
-    assert await Fence.objects.using(ledger).values_list("token", flat=True).aget() == 33
-    async with fenced(lease_of("counter", token=35), using=ledger):
+    assert await Fence.objects.using(counting).values_list("token", flat=True).aget() == 33
+    async with fenced(lease_of("counter", token=35), using=counting):
         pass
     await sync_to_async(connections.close_all)()
 
 
-async def test_overtaken_coroutine_is_refused(ledger):
+async def test_overtaken_coroutine_is_refused(counting):
     """
     P14: the asynchronous block is refused as the other is, and its lease is lost.
     """
     early, late = lease_of("counter", token=33), lease_of("counter", token=34)
-    async with fenced(late, using=ledger):
+    async with fenced(late, using=counting):
         pass
 
     with pytest.raises(StaleTokenError):
-        async with fenced(early, using=ledger):
+        async with fenced(early, using=counting):
             pytest.fail("the body ran")
 
     assert early.reason == "fenced"
 
 
-async def test_function_runs_from_a_coroutine(ledger):
+async def test_function_runs_from_a_coroutine(counting):
     """
     arun() runs a plain function in the transaction, and refuses a coroutine function with a hint.
     """
@@ -278,13 +278,13 @@ async def test_function_runs_from_a_coroutine(ledger):
     async def increment_later() -> None:
         pytest.fail("it ran")
 
-    assert await fenced(lease_of("counter"), using=ledger).arun(increment, ledger, by=2) == 2
+    assert await fenced(lease_of("counter"), using=counting).arun(increment, counting, by=2) == 2
     with pytest.raises(TypeError, match="use 'async with'"):
-        await fenced(lease_of("counter"), using=ledger).arun(increment_later)
+        await fenced(lease_of("counter"), using=counting).arun(increment_later)
     await sync_to_async(connections.close_all)()
 
 
-async def test_lease_of_a_coroutine_is_told_of_its_loss_in_its_loop(ledger):
+async def test_lease_of_a_coroutine_is_told_of_its_loss_in_its_loop(counting):
     """
     A task that waits for the loss of its lease wakes when the database refuses it, in another thread.
     """
@@ -292,11 +292,11 @@ async def test_lease_of_a_coroutine_is_told_of_its_loss_in_its_loop(ledger):
     lease = await manager.lock("counter", renew=False).aacquire()
     waiting = asyncio.ensure_future(lease.lost.wait())
     late = lease_of("counter", token=2**52)
-    async with fenced(late, using=ledger):
+    async with fenced(late, using=counting):
         pass
 
     with pytest.raises(StaleTokenError):
-        await fenced(lease, using=ledger).arun(increment, ledger)
+        await fenced(lease, using=counting).arun(increment, counting)
 
     assert await asyncio.wait_for(waiting, 30)
     await lease.arelease()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.replies import Kind, Reply, believable
 from django_redlock.core.requests import SHARED, Acquire, Extend, Raise, Release, Request, Survey, Term
+from django_redlock.core.surveying import survey_round
 from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Servers
 from tests.managers import real_manager
@@ -77,11 +78,11 @@ def comparable(reply: Reply) -> Any:
     rows = [row._replace(left=row.left is None or round(row.left)) for row in reply.rows]
     left = round(reply.left) if reply.left is not None else None
     # Which of several busy names is described is the first for both.
-    return reply.kind, reply.fence, left, reply.detail, reply.place, reply.terms, rows, reply.total
+    return reply.kind, reply.fence, left, reply.detail, reply.position, reply.terms, rows, reply.total
 
 
 def run(manager: LockManager, request: Request) -> Reply:
-    round = manager._survey(count=1)
+    round = survey_round(manager.rules, {"count": 1})
     round.requests = {0: request}
     manager.ask(round)
     return round.replies[0]

@@ -14,6 +14,7 @@ from django_redlock import LockTakenError, QuorumUnavailableError
 from django_redlock.core.attempt import Granted
 from django_redlock.core.failure import Failure
 from django_redlock.core.replies import Kind
+from django_redlock.core.surveying import survey_round
 from django_redlock.engine import redelivery, rounds, rounds_async
 from django_redlock.engine.connections import CONNECT_TIMEOUT
 from django_redlock.engine.lease import Lease
@@ -354,7 +355,7 @@ async def test_idle_connection_that_the_server_closed_costs_no_vote(nodes: Serve
     manager.lock("a").acquire().release()
     with nodes[0].client() as client:
         client.client_kill_filter(_type="normal", skipme=True)
-    manager._gather._connection_sets[-1].used -= 10
+    manager.driver.gather._connection_sets[-1].used -= 10
 
     lease = manager.lock("a", wait=0).acquire()
 
@@ -371,7 +372,7 @@ def test_interrupted_attempt_leaves_nothing(nodes: Servers, monkeypatch: pytest.
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(manager._notifications, "wait", interrupt)
+    monkeypatch.setattr(manager.driver.notifications, "wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
         manager.lock("a").acquire()
 
@@ -389,7 +390,7 @@ def test_interrupted_round_leaves_nothing(nodes: Servers, monkeypatch: pytest.Mo
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(manager._gather, "_wait", interrupted)
+    monkeypatch.setattr(manager.driver.gather, "_wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         manager.lock("a").acquire()
 
@@ -428,7 +429,7 @@ async def test_cancelled_release_is_sent_all_the_same(nodes: Servers):
     for node in nodes:
         with node.client() as client:
             client.client_kill_filter(_type="normal", skipme=True)
-    side = manager._loop_side()
+    side = manager.driver.loop_side()
     await eventually(lambda: all(line.link.broken for line in side.gather._lines.values()))
 
     task = asyncio.create_task(lease.arelease())
@@ -452,7 +453,7 @@ def test_interrupted_release_is_sent_all_the_same(nodes: Servers, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(manager._gather, "_send", interrupted)
+        patched.setattr(manager.driver.gather, "_send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             lease.release()
 
@@ -476,7 +477,7 @@ def test_release_overtakes_no_extension_on_its_way(nodes: Servers):
         started.wait()
         lease.release()
         thread.join()
-        manager.ask(manager._survey(count=1))
+        manager.ask(survey_round(manager.rules, {"count": 1}))
         assert held_by(manager, "{a}")
     manager.close()
 
@@ -542,7 +543,7 @@ async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour:
         proxy.heal()
 
         await eventually(lambda: not has_key(nodes[0], "t:{a}:h"))
-        await eventually(lambda: not manager.redelivery)
+        await eventually(lambda: not manager.driver.redelivery)
         await flavour.close(manager)
         manager.close()
 
@@ -603,7 +604,7 @@ async def test_node_that_dies_under_many_leases_gets_their_releases_later(nodes:
         assert threads.count("django_redlock connect") < 25
         proxy.start()
         await eventually(lambda: not has_key(nodes[2], *keys))
-        await eventually(lambda: not manager.redelivery)
+        await eventually(lambda: not manager.driver.redelivery)
         manager.close()
 
 
@@ -632,7 +633,7 @@ async def test_attempt_whose_connection_broke_is_taken_back_all_the_same(nodes: 
 
         for node in nodes[:2]:
             await eventually(lambda node=node: not has_key(node, "t:{a}:h"))
-        await eventually(lambda: not manager.redelivery)
+        await eventually(lambda: not manager.driver.redelivery)
         await flavour.close(manager)
         manager.close()
 
@@ -660,14 +661,14 @@ async def test_takeover_that_a_node_missed(
         if thawed == "before the release":
             nodes[2].thaw()
             await eventually(lambda: owner_on(nodes[2], "t:{a}:h") != left.token)
-            await eventually(lambda: not after.redelivery)
+            await eventually(lambda: not after.driver.redelivery)
             await flavour.extend(lease)  # gives it back to a node that lacks it
             await eventually(lambda: owner_on(nodes[2], "t:{a}:h") == lease.token)
         assert await flavour.release(lease) == "released"
         if thawed == "after the release":
             nodes[2].thaw()
 
-        await eventually(lambda: not after.redelivery)
+        await eventually(lambda: not after.driver.redelivery)
         for node in nodes[:3]:
             await eventually(lambda node=node: not has_key(node, "t:{a}:h"))
         for manager in (before, after):
@@ -711,7 +712,7 @@ async def test_release_by_token_reaches_a_node_later(nodes: Servers, flavour: Fl
         manager.lock("the next").acquire().release()
 
         await eventually(lambda: not has_key(nodes[2], "t:{a}:h"))
-        await eventually(lambda: not manager.redelivery)
+        await eventually(lambda: not manager.driver.redelivery)
         await flavour.close(manager)
         manager.close()
 
@@ -775,8 +776,8 @@ async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers
         manager = real_manager([nodes[0].url, first.url, second.url], ttl=60.0, node_timeout=0.5)
         lock = manager.lock("a", token="ab" * 16, renew=False)
         before = await flavour.acquire(lock)
-        visit, held_again = manager.redelivery._visit, threading.Event()
-        manager.redelivery._visit = lambda node: held_again.wait(30) and visit(node)
+        visit, held_again = manager.driver.redelivery._visit, threading.Event()
+        manager.driver.redelivery._visit = lambda node: held_again.wait(30) and visit(node)
         for proxy in (first, second):
             proxy.black_hole("requests")
         assert await flavour.release(before) == "unknown"
@@ -786,7 +787,7 @@ async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers
 
         again = await flavour.acquire(lock)
         held_again.set()
-        await eventually(lambda: not manager.redelivery)
+        await eventually(lambda: not manager.driver.redelivery)
 
         assert again.fencing_token > before.fencing_token
         assert sum(has_key(node, "t:{a}:h") for node in nodes[:3]) >= 2  # all that granted it again

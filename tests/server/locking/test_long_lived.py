@@ -129,15 +129,15 @@ def test_connections_of_a_burst_are_closed(nodes: Servers, monkeypatch: Any):
         thread.start()
     for thread in threads:
         thread.join()
-    idle = list(manager._gather._connection_sets)
+    idle = list(manager.driver.gather._connection_sets)
     manager.lock("a").acquire().release()
     monkeypatch.setattr(rounds, "MAX_IDLE", 0.0)
 
     for _ in range(len(idle)):
         manager.lock("a").acquire().release()
 
-    assert len(manager._gather._connection_sets) == 1
-    assert manager._gather._connection_sets[0] not in idle
+    assert len(manager.driver.gather._connection_sets) == 1
+    assert manager.driver.gather._connection_sets[0] not in idle
     assert all(connections.closed for connections in idle)
     manager.close()
 
@@ -146,7 +146,7 @@ async def test_connections_that_were_long_idle_are_not_used(nodes: Servers, monk
     """L5: a firewall may have forgotten them, and the first call after a quiet night must not fail."""
     manager = real_manager(nodes.urls)
     await (await manager.lock("a").aacquire()).arelease()
-    lines = manager._loop_side().gather._lines
+    lines = manager.driver.loop_side().gather._lines
     await eventually(lambda: len(lines) == 5 and not any(line.in_flight for line in lines.values()))
     before = {node: line.link for node, line in lines.items()}
     monkeypatch.setattr(rounds_async, "MAX_IDLE", 0.0)
@@ -162,7 +162,7 @@ async def test_round_in_a_hurry_does_not_close_the_link_of_another(nodes: Server
     """L4: how long a node may be silent is said by the request that waits for it, not by the next one."""
     manager = real_manager(nodes.urls[:1])
     await (await manager.lock("a").aacquire()).arelease()
-    asking = manager._loop_side().gather
+    asking = manager.driver.loop_side().gather
 
     def survey(timeout: float) -> Round:
         return Round({0: Survey(size=1)}, lambda replies: False, timeout, 1)
@@ -202,7 +202,7 @@ async def test_credential_provider_that_fails_is_a_node_that_fails(nodes: Server
 
     holder = await manager.lock("a", wait=0).aacquire()
     waiting = asyncio.create_task(manager.lock("a", wait=None).aacquire())
-    listening = manager._loop_side().notifications.waiters.listening
+    listening = manager.driver.loop_side().notifications.waiters.listening
     await eventually(lambda: "listening to" in caplog.text)
     provider.away = False
     with nodes[0].client() as client:
@@ -219,7 +219,7 @@ async def test_loop_that_had_no_time_takes_no_node_for_silent(nodes: Servers):
     """P39, L80: what has come while a task kept the loop is heard, though the next task asks before it is read."""
     manager = real_manager(nodes.urls[:3], node_timeout=0.5)
     await (await manager.lock("a").aacquire()).arelease()
-    lines = manager._loop_side().gather._lines
+    lines = manager.driver.loop_side().gather._lines
     await eventually(lambda: len(lines) == 3 and not any(line.in_flight for line in lines.values()))
 
     def compute() -> None:
@@ -277,7 +277,7 @@ async def test_process_that_cannot_start_threads_still_locks(nodes: Servers, mon
             other = manager.lock("b").acquire()
             proxy.black_hole("requests")
             assert lease.release() == "unknown"  # nobody can bring it now
-        assert len(manager.redelivery) == 1
+        assert len(manager.driver.redelivery) == 1
         assert other.release() == "unknown"  # but when there are threads again
         proxy.reset()
         proxy.heal()

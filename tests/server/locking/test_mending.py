@@ -49,7 +49,7 @@ async def test_first_extension_gives_an_empty_node_the_key_back(nodes: Servers, 
     for node in nodes[:dead]:
         node.restart()
     if isinstance(flavour, Asyncio):  # a loop hears of the end of a connection in its next turn
-        lines = manager._loop_side().gather._lines
+        lines = manager.driver.loop_side().gather._lines
         await eventually(lambda: all(lines[node].link.broken for node in range(dead)))
 
     assert await flavour.extend(lease)
@@ -67,7 +67,7 @@ async def test_node_that_failed_before_the_last_pause_is_asked(nodes: Servers, m
     assert lease.extend()
     nodes[0].kill()
     assert lease.extend()
-    breaker = manager._gather.breakers[0]
+    breaker = manager.driver.gather.breakers[0]
     await eventually(lambda: breaker.rest > 0)
     nodes[0].start()
     await eventually(lambda: steady() > breaker.until)
@@ -107,7 +107,7 @@ async def test_watchdog_gives_empty_nodes_the_key_back(nodes: Servers, real: Man
     connect(manager)
     others = [manager.lock(f"c{number}").acquire() for number in range(THREADS)]
     lease = manager.lock("a").acquire()
-    breakers = manager._gather.breakers
+    breakers = manager.driver.gather.breakers
     with busy(manager):
         for node in nodes[:dead]:
             node.kill()

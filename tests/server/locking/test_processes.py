@@ -188,10 +188,10 @@ def test_threads_of_a_forked_child_wait_until_the_parents_connections_are_put_aw
     manager.lock("warm up", detached=True).acquire().release()
     ports = {
         connection.link._sock.getsockname()[1]
-        for connections in manager._gather._connection_sets
+        for connections in manager.driver.gather._connection_sets
         for connection in connections.by_node.values()
     }
-    hang_up, send = manager._hang_up, RedisLink.send
+    hang_up, send = manager.driver._hang_up, RedisLink.send
     hanging_up, sent = threading.Event(), threading.Event()
     used = set()
 
@@ -206,7 +206,7 @@ def test_threads_of_a_forked_child_wait_until_the_parents_connections_are_put_aw
         send(link, *args, **options)
 
     def child() -> int:
-        manager._hang_up = hang_up_slowly
+        manager.driver._hang_up = hang_up_slowly
         RedisLink.send = note
         first, second = (threading.Thread(target=manager.survey, kwargs={"count": 1}) for _ in range(2))
         first.start()
@@ -249,7 +249,7 @@ def test_fork_that_python_is_not_told_of_is_noticed_by_the_next_acquisition(node
             assert inherited.closed
 
         take()
-        (inherited,) = manager._gather._connection_sets
+        (inherited,) = manager.driver.gather._connection_sets
         assert unannounced_fork(child) == 0
         take()
         assert not inherited.closed
@@ -273,7 +273,7 @@ def test_fork_that_python_is_not_told_of_leaves_the_parents_lease_alone(nodes: S
             manager.survey()
             assert inherited.closed
 
-        (inherited,) = manager._gather._connection_sets
+        (inherited,) = manager.driver.gather._connection_sets
         assert unannounced_fork(child) == 0
         assert unannounced_fork(asking_child) == 0
         assert lease.valid()
@@ -290,7 +290,7 @@ def test_forked_child_ends_though_the_parents_threads_were_busy(memory: Manager)
     busy, done = threading.Event(), threading.Event()
 
     def at_work() -> None:
-        with manager._notifications._mutex:
+        with manager.driver.notifications._mutex:
             busy.set()
             done.wait(60)
 

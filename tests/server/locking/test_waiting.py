@@ -148,7 +148,7 @@ async def test_free_lock_is_kept_for_the_first_in_line(make: Manager, flavour: F
     assert {reply.kind for reply in round.replies.values()} == {Kind.BUSY}
     await flavour.release(holder)
 
-    with pytest.raises(LockTakenError, match="is free, but others wait"):
+    with pytest.raises(LockTakenError, match="is free, but others wait for it"):
         await flavour.acquire(manager.lock("a", wait=0))
     pushy = await flavour.acquire(manager.lock("a", wait=0, barge=True))
 
@@ -209,7 +209,9 @@ async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
     holder = await flavour.acquire(manager.lock("a", ttl=30.0))
     line = Line(flavour, manager, manager.lock("a", wait=25))
     task = await line.join(0)
-    notifications = manager._notifications if isinstance(flavour, Blocking) else manager._loop_side().notifications
+    notifications = (
+        manager.driver.notifications if isinstance(flavour, Blocking) else manager.driver.loop_side().notifications
+    )
     await eventually(lambda: notifications.waiters.told)
     start = time.monotonic()
 
@@ -226,7 +228,9 @@ async def test_requests_per_turn_do_not_grow_with_those_who_wait(nodes: Servers,
     line = Line(flavour, manager)
     holder = await flavour.acquire(manager.lock("a"))
     tasks = [await line.join(number) for number in range(contenders)]
-    notifications = manager._notifications if isinstance(flavour, Blocking) else manager._loop_side().notifications
+    notifications = (
+        manager.driver.notifications if isinstance(flavour, Blocking) else manager.driver.loop_side().notifications
+    )
     await eventually(lambda: notifications.waiters.told)
     await asyncio.sleep(0)
     for node in nodes[:3]:
@@ -366,7 +370,9 @@ async def test_refusal_of_a_slow_node_is_heard_out(nodes: Servers, flavour: Flav
         client.config_resetstat()
         line = Line(flavour, manager)
         task = await line.join(0)
-        notifications = manager._notifications if isinstance(flavour, Blocking) else manager._loop_side().notifications
+        notifications = (
+            manager.driver.notifications if isinstance(flavour, Blocking) else manager.driver.loop_side().notifications
+        )
         await eventually(lambda: len(notifications.waiters) == 1)
 
         stats = client.info("commandstats")
@@ -388,7 +394,7 @@ async def test_waiters_of_a_process_take_turns_in_reading_the_notifications(node
     holder = manager.lock("a", ttl=60.0).acquire()
     line = Line(Blocking(), manager, manager.lock("a", wait=60))
     first = await asyncio.to_thread(Waiting, manager, 0.5)
-    await eventually(lambda: manager._notifications.waiters.told and waiting(manager) == 1)
+    await eventually(lambda: manager.driver.notifications.waiters.told and waiting(manager) == 1)
     loop = asyncio.get_running_loop()
     tasks = [loop.run_in_executor(line.threads, lambda: asyncio.run(line.serve(0))) for _ in range(3)]
 
@@ -447,7 +453,7 @@ async def test_call_that_comes_before_the_wait_is_heard(manager: Manager, monkey
     line = Line(Blocking(), one)
     holder = one.lock("a").acquire()
     first = await line.join(0)
-    await eventually(lambda: one._notifications.waiters.told)
+    await eventually(lambda: one.driver.notifications.waiters.told)
     holder.release()
     await first
     monkeypatch.setattr(backoff, "POLL", 60.0)

@@ -83,10 +83,10 @@ def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql:
     Each Redis is killed and comes back empty, PostgreSQL is stopped, killed and frozen; one after the other, while
     four processes increment.
     """
-    with postgresql.database() as name, django_database("ledger", postgresql.settings(name)):
-        call_command("migrate", "redlock", database="ledger", verbosity=0, skip_checks=True)
-        databases = {"default": {}, "ledger": postgresql.settings(name)}
-        urls = [*nodes.urls[:2], "database://ledger"]
+    with postgresql.database() as name, django_database("counting", postgresql.settings(name)):
+        call_command("migrate", "redlock", database="counting", verbosity=0, skip_checks=True)
+        databases = {"default": {}, "counting": postgresql.settings(name)}
+        urls = [*nodes.urls[:2], "database://counting"]
 
         with contending(tmp_path, urls, databases, **OPTIONS) as contenders:
             contenders.go_on(20)
@@ -115,10 +115,10 @@ def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql:
 )
 def test_contended_counter_on_one_database_loses_nothing(tables: Tables, tmp_path: Path):
     """P1, P2, P16: four processes increment it, guarded by the lock of a single database alone; tokens increase."""
-    databases = {"default": {}, "ledger": tables.entry()}
+    databases = {"default": {}, "counting": tables.entry()}
     options = {"ttl": 10.0, "node_timeout": 2.0, "retry_delay": 0.01, "restart_guard": False}
 
-    with contending(tmp_path, ["database://ledger"], databases, **options) as contenders:
+    with contending(tmp_path, ["database://counting"], databases, **options) as contenders:
         contenders.go_on(30)
 
     tokens = contenders.tokens
@@ -151,7 +151,9 @@ async def test_waiters_of_a_mixed_majority_are_told_by_the_others(nodes: Servers
     holder = await flavour.acquire(manager.lock("a"))
     line = Line(flavour, manager)
     tasks = [await line.join(number) for number in range(3)]
-    notifications = manager._notifications if isinstance(flavour, Blocking) else manager._loop_side().notifications
+    notifications = (
+        manager.driver.notifications if isinstance(flavour, Blocking) else manager.driver.loop_side().notifications
+    )
     await eventually(lambda: notifications.waiters.told)
 
     await flavour.release(holder)

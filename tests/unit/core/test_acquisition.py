@@ -232,7 +232,7 @@ def test_node_that_never_got_the_request_is_known():
     again = Attempt(wait=None, waiter="w|1")
     again.reply("h", F, "h", "h")
     for node in (0, 2, 3):
-        again.step.receive(node, Reply(Kind.BUSY, place=0))
+        again.step.receive(node, Reply(Kind.BUSY, position=0))
     again.proceed()
     again.go_on(1.0)
     again.reply(F, F, A, A, A)
@@ -315,7 +315,7 @@ def test_waiter_that_nobody_can_tell_asks_the_sooner_the_nearer_its_turn(place: 
     """P27: without notifications the first in line asks most often."""
     attempt = Attempt(wait=None)
     for node in range(3):
-        attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=place))
+        attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=place))
 
     assert attempt.proceed().seconds == pytest.approx(seconds)
 
@@ -324,7 +324,7 @@ def test_waiter_leaves_the_queue_when_it_gives_up():
     """L47: every node that may have put it in line is told."""
     attempt = Attempt(wait=1.0, waiter="p|1")
     for node in range(2):
-        attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=0))
+        attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=0))
     attempt.step.close()
 
     leaving = attempt.go_on(2.0)
@@ -337,7 +337,7 @@ def test_waiter_keeps_its_place_between_two_attempts():
     attempt = Attempt(wait=None, waiter="p|1")
     attempt.step.receive(0, Reply(A))
     for node in range(1, 4):
-        attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=0))
+        attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=0))
 
     back = attempt.go_on()
 
@@ -349,11 +349,11 @@ def test_who_waits_hears_out_the_nodes_that_have_not_refused_it_yet(waiter: str,
     """P28: there is nothing to take back from a node whose refusal came last; who does not wait is told at once."""
     attempt = Attempt(wait=None, waiter=waiter)
     for node in range(3):
-        attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=0))
+        attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=0))
     assert (attempt.step.closed, attempt.step.unheard) == (True, hears)
 
     for node in (3, 4):
-        attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=0))
+        attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=0))
 
     assert not attempt.step.unheard
     assert isinstance(attempt.go_on(), Pause)
@@ -362,7 +362,7 @@ def test_who_waits_hears_out_the_nodes_that_have_not_refused_it_yet(waiter: str,
 def test_waiter_that_is_cut_off_gives_up_its_place():
     """P27: who cannot reach a quorum must not be first in line on the nodes that it does reach."""
     attempt = Attempt(wait=None, waiter="p|1")
-    attempt.step.receive(0, Reply(B, left=30.0, detail="b", place=0))
+    attempt.step.receive(0, Reply(B, left=30.0, detail="b", position=0))
     for node in range(1, 5):
         attempt.step.receive(node, failed(Failure.REFUSED))
 
@@ -377,7 +377,7 @@ def test_what_is_interrupted_while_it_is_given_back_is_given_back_again(wait: fl
     attempt = Attempt(wait=wait, waiter="p|1")
     attempt.step.receive(0, Reply(A))
     for node in range(1, 4):
-        attempt.step.receive(node, Reply(B, left=30.0, detail="b", place=0))
+        attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=0))
     back = attempt.go_on(2.0)
     assert {0, 4} <= back.requests.keys()
 
@@ -415,7 +415,7 @@ def test_grants_without_votes_are_followed_by_the_pause_of_a_contender():
     """P24, P28: who is first in line and lacks only votes is told by nobody when there are some: it asks soon again."""
     attempt = Attempt(nodes=5, wait=None, waiter="p|1")
     attempt.reply(A, A, Kind.NO_VOTE, Kind.NO_VOTE)
-    attempt.step.receive(4, Reply(Kind.QUEUED, place=1))
+    attempt.step.receive(4, Reply(Kind.QUEUED, position=1))
 
     pause = attempt.proceed(0.001)
 

@@ -1,6 +1,8 @@
 """A held lock, told the time and the replies."""
 
 import itertools
+import json
+import pickle
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from django_redlock.core.attempt import Granted
 from django_redlock.core.hold import Hold, release_outcome, renewal
 from django_redlock.core.node_state import NodeState
+from django_redlock.core.outcome import EndReason, Outcome
 from django_redlock.core.owner import Owner
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import Acquire, Extend, Raise, Release, Term
@@ -17,6 +20,7 @@ from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules
 from django_redlock.core.tokens import HighestToken
 from django_redlock.core.wanted import Wanted
+from django_redlock.exceptions import EXPLANATIONS, LockLostError
 
 H, R, F, U = Kind.HELD, Kind.REFUSED, Kind.FAILED, Kind.UNKNOWN
 START, TTL = 100.0, 9.0
@@ -298,3 +302,15 @@ def test_heartbeat_is_looked_for_when_the_extension_is_due():
 
     hold.beat(START + 3.5)
     assert extension(hold, START + TTL / 3 + TTL / 12) is not None
+
+
+def test_reasons_and_outcomes_are_texts_for_users_and_members_for_the_package():
+    """
+    What a release returns and why a hold ended compare, show and pickle as texts; every reason has its explanation.
+    """
+    assert f"{Outcome.RELEASED}, {EndReason.MAX_HOLD}" == "released, max_hold"
+    assert json.dumps({"outcome": Outcome.TAKEN}) == '{"outcome": "taken"}'
+    error = pickle.loads(pickle.dumps(LockLostError("a", EndReason.FENCED, 2.0)))
+    assert type(error.reason) is str
+    assert error.args == ("a", "fenced", 2.0)
+    assert set(EndReason) | {"margin"} == EXPLANATIONS.keys()

@@ -230,7 +230,7 @@ class StackOfAThreadThatIsSlow(list):  # type: ignore[type-arg]
 def test_connection_set_may_be_taken_at_once_by_another_thread(memory: Manager):
     """L10, P39: a lock that has been taken is not lost to an error about connections that others use by now."""
     manager = memory(3)
-    manager._gather._connection_sets = StackOfAThreadThatIsSlow()
+    manager.driver.gather._connection_sets = StackOfAThreadThatIsSlow()
 
     assert manager.lock("a", wait=0).acquire().release() == "released"
 
@@ -243,16 +243,16 @@ async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(
     monkeypatch.setattr(redelivery, "LONGEST_PAUSE", 0.01)
     manager = memory(1, ttl=30.0)
     later = 0.0
-    manager.redelivery._clock = lambda: steady() + later
+    manager.driver.redelivery._clock = lambda: steady() + later
     lease = await flavour.acquire(manager.lock("a"))
     manager.nodes[0].down = True
 
     assert await flavour.release(lease) == "unknown"
-    await eventually(lambda: len(manager.redelivery) == 1)
+    await eventually(lambda: len(manager.driver.redelivery) == 1)
     later = 31.0
 
-    await eventually(lambda: not manager.redelivery)
-    await eventually(lambda: not manager.redelivery._thread.running)
+    await eventually(lambda: not manager.driver.redelivery)
+    await eventually(lambda: not manager.driver.redelivery._thread.running)
     await flavour.close(manager)
     manager.close()
 

@@ -1,4 +1,4 @@
--- Take a lock on this node, or say who has it and wait in line. All names or none.
+-- Take a lock on this node, or say who has it and wait in queue. All names or none.
 -- KEYS: index, cancel tombstone; of all names the holders, the fences, the queues, the enrolments; if shared, the holders
 --       of each name
 -- ARGV: nonce, value, ttl ms, proposed token, fence keep ms ('' is for ever), ahead µs, nonce to adopt, prefix,
@@ -30,7 +30,7 @@ if plain then
   end
   plain = call('EXISTS', unpack(KEYS, h + 1, s)) == found
 end
-local high, busy, queued, left, endless, seated, alone = '0', nil, false, 0, {}, {}, {}
+local high, busy, queued, left, endless, first_in_queue, alone = '0', nil, false, 0, {}, {}, {}
 local stop -- the first name that is in the way
 for i = 1, names do
   local current, fence
@@ -66,9 +66,9 @@ for i = 1, names do
     end
     if first and first == waiter then
       call('ZCARD', KEYS[s + i])
-      seated[i] = true
+      first_in_queue[i] = true
     elseif first and not barge then
-      -- Who makes room when granted has left the line where an attempt failed as a whole; its stamp says so.
+      -- Who makes room when granted has left the queue where an attempt failed as a whole; its stamp says so.
       local ahead_of_it = waiter ~= '' and tonumber(ARGV[10]) < tonumber(call('ZSCORE', KEYS[q + i], first))
       if not ahead_of_it then
         queued = true
@@ -84,31 +84,31 @@ for _, slug in ipairs(endless) do
   if call('PTTL', index) < ttl then call('PEXPIRE', index, ttl) end
 end
 if busy or queued then
-  local place, enrolment = -1, tonumber(ARGV[11])
+  local position, enrolment = -1, tonumber(ARGV[11])
   if waiter ~= '' then
     for i = 1, names do
-      local line, seats = KEYS[q + i], KEYS[s + i]
+      local queue, enrolments = KEYS[q + i], KEYS[s + i]
       -- As who takes one name after the other, in their order: it has no claim yet to what comes behind the name it
       -- waits for, and who has that name may want those.
       if i > stop then
-        local first = call('ZRANGE', line, 0, 0)[1]
-        if call('ZREM', line, waiter) == 1 then
-          call('ZREM', seats, waiter)
-          local heir = call('ZRANGE', line, 0, 0)[1]
+        local first = call('ZRANGE', queue, 0, 0)[1]
+        if call('ZREM', queue, waiter) == 1 then
+          call('ZREM', enrolments, waiter)
+          local heir = call('ZRANGE', queue, 0, 0)[1]
           if first == waiter and heir then
             call('PUBLISH', prefix .. 'w:' .. string.match(heir, '^[^|]*'), heir)
           end
         end
-      elseif call('ZCARD', line) < 1000 or call('ZSCORE', line, waiter) then
-        call('ZADD', seats, now_ms + enrolment, waiter) -- first, because it has not been read before
-        call('PEXPIRE', seats, 2 * enrolment)
-        call('ZADD', line, 'NX', ARGV[10], waiter)
-        call('PEXPIRE', line, 2 * enrolment)
-        place = math.max(place, call('ZRANK', line, waiter))
+      elseif call('ZCARD', queue) < 1000 or call('ZSCORE', queue, waiter) then
+        call('ZADD', enrolments, now_ms + enrolment, waiter) -- first, because it has not been read before
+        call('PEXPIRE', enrolments, 2 * enrolment)
+        call('ZADD', queue, 'NX', ARGV[10], waiter)
+        call('PEXPIRE', queue, 2 * enrolment)
+        position = math.max(position, call('ZRANK', queue, waiter))
       end
     end
   end
-  return (busy and 'BUSY ' or 'QUEUED ') .. high .. ' ' .. stamp .. ' ' .. left .. ' ' .. place .. ' ' .. (busy or '')
+  return (busy and 'BUSY ' or 'QUEUED ') .. high .. ' ' .. stamp .. ' ' .. left .. ' ' .. position .. ' ' .. (busy or '')
 end
 
 local listed, latest = {}, now_ms + ttl
@@ -130,9 +130,9 @@ for i = 1, names do
 end
 call('ZADD', index, unpack(listed))
 if call('PTTL', index) < latest - now_ms then call('PEXPIRE', index, latest - now_ms) end
--- A waiter keeps its place until it has held the lock: a grant here may be none elsewhere. Where several may hold
--- at once it makes room instead, for the next in line to be let in as well.
-for i in pairs(seated) do
+-- A waiter keeps its position until it has held the lock: a grant here may be none elsewhere. Where several may hold
+-- at once it makes room instead, for the next in queue to be let in as well.
+for i in pairs(first_in_queue) do
   if passing then
     call('ZREM', KEYS[q + i], waiter)
     call('ZREM', KEYS[s + i], waiter)

@@ -1,0 +1,37 @@
+"""
+How a hold can end, and what a release can find (internal).
+
+Members are texts, so that code of users, logs and metrics compare and show them as such. Code of this package compares
+members.
+"""
+
+from enum import StrEnum
+
+
+class EndReason(StrEnum):
+    """Why a hold ended; :data:`django_redlock.exceptions.EXPLANATIONS` describes each for people."""
+
+    RELEASED = "released"
+    EXPIRED = "expired"
+    SUPERSEDED = "superseded"  # another caller came since, and may have got the lock or failed
+    FORGOTTEN = "forgotten"  # the nodes no longer know this holder
+    FENCED = "fenced"  # a database has seen a later holder
+    REVOKED = "revoked"  # an operator asked for it
+    MAX_HOLD = "max_hold"
+    MAX_EXTENSIONS = "max_extensions"
+    HEARTBEAT = "heartbeat"
+    FORKED = "forked"  # this process is a fork of the holder
+
+
+class Outcome(StrEnum):
+    """What a release found."""
+
+    RELEASED = "released"  # the lock was held until now
+    EXPIRED = "expired"  # it had ended
+    TAKEN = "taken"  # another owner has it
+    UNKNOWN = "unknown"  # too few nodes answered in time; it ends with its ttl at the latest
+    HELD = "held"  # it was entered more than once, and is still held
+
+
+LOST = frozenset({Outcome.EXPIRED, Outcome.TAKEN})
+"""What a release finds of a lock that was lost before."""

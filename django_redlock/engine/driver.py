@@ -1,0 +1,191 @@
+"""
+Carry out the rounds of one alias, and follow up what they leave undone (internal).
+
+A round that is over may have missed a node. If it released something, the node would keep the key until its ttl ends,
+so the release goes to redelivery. A forked child has neither the threads nor the connections of its parent, so it
+begins anew.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ..core.admission import Admission
+from ..core.round import Round
+from ..core.rules import Rules
+from ..nodes import Node
+from ..nodes.clock import steady
+from ..nodes.threads import exiting
+from .heartbeat import ProcessHeartbeat
+from .notifications import AsyncNotifications, Notifications
+from .per_loop import PerLoop
+from .process import process
+from .redelivery import Redelivery
+from .renewal import loop_watchdog, watchdog
+from .rounds import Gather
+from .rounds_async import AsyncGather
+
+Report = Callable[..., None]
+
+log = logging.getLogger("django_redlock")
+
+
+class LoopSide(NamedTuple):
+    """What an alias has in one event loop."""
+
+    gather: AsyncGather
+    notifications: AsyncNotifications
+    heartbeat: ProcessHeartbeat
+
+
+class Driver:
+    """
+    The connections of one alias and what runs in the background, for threads and for each event loop.
+
+    Args:
+        alias: The alias, for the log.
+        nodes: The nodes, in the order of the settings.
+        rules: How many of them make a quorum.
+        admission: Which of them may vote.
+        report: Called with ``node_down`` or ``node_up`` and what the signal of that name carries.
+        new_heartbeat: Makes the heartbeat of this process, given what returns the watchdog that renews it.
+    """
+
+    def __init__(
+        self,
+        alias: str,
+        nodes: Sequence[Node],
+        rules: Rules,
+        admission: Admission,
+        report: Report,
+        new_heartbeat: Callable[[Callable[[], Any]], ProcessHeartbeat],
+    ) -> None:
+        self._alias = alias
+        self._nodes = nodes
+        self._needed = rules.needed
+        self._admission = admission
+        self._report = report
+        self._new_heartbeat = new_heartbeat
+        self.gather = Gather(nodes, admission, steady)
+        self.notifications = Notifications(nodes, self._needed)
+        self.redelivery = Redelivery(nodes)
+        self.heartbeat = new_heartbeat(lambda: watchdog)
+        self.loops = PerLoop(self.new_loop_side)
+        self._pid = process.pid
+        self._hanging_up = False
+
+    def ask(self, round: Round) -> None:
+        """Carry out one round, blocking the calling thread for at most the round's timeout."""
+        if exiting():  # nothing may connect or wait any more
+            round.close()
+            return
+        if self._pid != process.pid:
+            self.notice_fork()
+        try:
+            self.gather.ask(round)
+        except BaseException:
+            self.follow_up(round, round.unanswered())
+            raise
+        self.follow_up(round)
+
+    async def aask(self, round: Round) -> None:
+        """Carry out one round in the running event loop."""
+        try:
+            await self.loop_side().gather.ask(round)
+        except BaseException:
+            self.follow_up(round, round.unanswered())
+            raise
+        self.follow_up(round)
+
+    def send(self, round: Round) -> None:
+        """Send a round from the event loop without waiting, so that a second cancellation cannot stop it."""
+        self.loop_side().gather.send(round)
+        self.follow_up(round)
+
+    def follow_up(self, round: Round, unsure: Iterable[int] = ()) -> None:
+        """Have a release redelivered to the nodes that missed it, and to those that an interruption left *unsure*."""
+        if self.gather.breakers.news:
+            self._report_nodes()
+        if not round.lasting:
+            return
+        round.on_missed = self._redeliver  # from now on
+        if missed := round.missed().union(unsure):
+            self._redeliver(round, missed)
+
+    def bring(self, round: Round) -> None:
+        """Have a release redelivered to the nodes that have not answered it; makes no network call."""
+        self._redeliver(round, round.unanswered() | round.missed())
+
+    def loop_side(self) -> LoopSide:
+        """Return the connections and the background tasks of the running event loop."""
+        self.notice_fork()
+        return self.loops.get()
+
+    def new_loop_side(self) -> LoopSide:
+        """Make those of an event loop that has none yet."""
+        gather = AsyncGather(self._nodes, self._admission, self.gather.breakers, steady)
+        return LoopSide(gather, AsyncNotifications(self._nodes, self._needed), self._new_heartbeat(loop_watchdog))
+
+    def notice_fork(self) -> None:
+        """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""
+        if self._pid != process.pid:
+            with process.mutex:
+                if self._pid != process.pid:  # still: no other thread was quicker
+                    self._begin_anew()
+
+    def close(self) -> None:
+        """Close all idle connections of this process's threads, and end what runs in the background."""
+        process.notice_fork()
+        self.notice_fork()  # or it would wait for locks that threads of the parent had when it forked
+        self.redelivery.close()
+        self.heartbeat.leave()
+        self.notifications.close()
+        self._hang_up()
+        watchdog.rest()
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop."""
+        side = self.loops.pop()
+        if side:
+            side.heartbeat.leave()
+            await side.notifications.aclose()
+            await side.gather.aclose()
+        loop_watchdog().rest()
+
+    def _redeliver(self, round: Round, nodes: set[int]) -> None:
+        if not self._hanging_up:
+            undelivered = {node: round.remedy.get(node, round.requests[node]) for node in nodes}
+            self.redelivery.take(undelivered, steady() + round.lasting)
+
+    def _report_nodes(self) -> None:
+        """Report which nodes went down or came back, once for each change, whoever noticed it."""
+        news = self.gather.breakers.news
+        while news:
+            try:
+                number, down, why = news.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            node = self._nodes[number].name
+            about = {"node": node, "alias": self._alias}
+            if down:
+                about |= {"event": "node_down", "reason": why}
+                log.warning("node down: %s (%s): %s", node, self._alias, why, extra=about)
+                self._report("node_down", node=node, reason=why)
+            else:
+                log.info("node up: %s (%s)", node, self._alias, extra=about | {"event": "node_up"})
+                self._report("node_up", node=node)
+
+    def _hang_up(self) -> None:
+        """Close the idle connections; requests in flight are on their way, and nobody asks whether they arrived."""
+        self._hanging_up = True
+        self.gather.close()
+        self._hanging_up = False
+
+    def _begin_anew(self) -> None:
+        self.redelivery = Redelivery(self._nodes)
+        self.heartbeat = self._new_heartbeat(lambda: watchdog)
+        self.notifications.forked()
+        self.notifications = Notifications(self._nodes, self._needed)
+        self._hang_up()
+        self.loops = PerLoop(self.new_loop_side)
+        self._pid = process.pid  # last: other threads would take links of the parent, and read each other's replies

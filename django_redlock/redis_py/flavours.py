@@ -1,0 +1,54 @@
+"""
+Two ways to wait, for methods that are written once as coroutines (internal).
+
+A coroutine of the blocking flavour calls what blocks and is never suspended, so :func:`run` carries it out in one step.
+"""
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+from ..engine.renewal import AsyncWatchdog, Watchdog, loop_watchdog, watchdog
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Blocking:
+    """Wait by blocking."""
+
+    @staticmethod
+    async def call(method: Callable[P, T], amethod: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the blocking one of two twins."""
+        return method(*args, **kwargs)
+
+    @staticmethod
+    def watchdog() -> Watchdog:
+        """Return who tends the leases of this flavour."""
+        return watchdog
+
+
+class Awaiting:
+    """Wait in the event loop."""
+
+    @staticmethod
+    async def call(method: object, amethod: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the asyncio one of two twins."""
+        return await amethod(*args, **kwargs)
+
+    @staticmethod
+    def watchdog() -> AsyncWatchdog:
+        """Return who tends the leases of this flavour."""
+        return loop_watchdog()
+
+
+Flavour = type[Blocking] | type[Awaiting]
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Carry out a coroutine of the blocking flavour."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("a blocking lock was suspended")

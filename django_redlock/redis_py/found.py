@@ -1,0 +1,47 @@
+"""Who holds a lock, by the keys of the nodes (internal)."""
+
+import math
+from hashlib import blake2b
+from typing import NamedTuple
+
+from ..core.owner import decode, nonce_of
+from ..core.replies import Row
+
+
+class Found(NamedTuple):
+    """Who may hold the lock: the nonce, what the key says of a token, and the seconds that are left."""
+
+    nonce: str
+    ref: str
+    left: float
+
+    def stands_for(self, token: bytes) -> bool:
+        """Return whether it is held with this token: its nonce, or one that was chosen or handed over."""
+        return self.nonce.encode() == token or self.ref == reference(token)
+
+
+def find(rows: list[Row], needed: int) -> list[Found]:
+    """Return whom at least so many nodes have as holder."""
+    holders: dict[str, list[Row]] = {}
+    for row in rows:
+        if seconds_left(row) >= 0:
+            holders.setdefault(nonce_of(row.value), []).append(row)
+    return [
+        Found(nonce, owner.ref if (owner := decode(has[0].value)) else "", min(map(seconds_left, has)))
+        for nonce, has in holders.items()
+        if len(has) >= needed
+    ]
+
+
+def seconds_left(row: Row) -> float:
+    """Return how long a node keeps a key; infinity for one without expiry, negative for no key."""
+    return math.inf if row.left is None else row.left
+
+
+def reference(token: bytes) -> str:
+    """
+    Return what a key says of the token that its holder chose or was given.
+
+    The token is not used as nonce: two callers who chose the same one would both be the holder.
+    """
+    return f"token {blake2b(token, digest_size=8, person=b'redlock compat').hexdigest()}"

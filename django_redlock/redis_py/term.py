@@ -1,0 +1,96 @@
+"""How long a lock with a ``timeout`` is held (internal)."""
+
+import math
+from contextlib import suppress
+from typing import Self
+
+from ..core.rules import Rules
+from ..engine.lease import Lease
+from ..nodes.clock import steady
+from .flavours import Flavour, run
+
+SLACK = 0.001  # seconds; less is a rounding error, and nodes count in milliseconds
+
+
+class Term:
+    """
+    How long a lock with a ``timeout`` is held.
+
+    No lease is longer than ``max_ttl``, for which a restarted node gives no vote. A longer term is covered by leases
+    of ``OPTIONS["ttl"]``, one after the other, of which the last ends with the term.
+
+    Args:
+        lease: The lease to extend; nobody else extends it.
+        length: How long it is to be held from its beginning, in seconds.
+        rules: The numbers of its alias.
+        flavour: How to wait.
+    """
+
+    def __init__(self, lease: Lease, length: float, rules: Rules, flavour: Flavour) -> None:
+        ttl = piece(length, rules)
+        self._lease, self._rules, self._flavour = lease, rules, flavour
+        self._covered = steady() + lease.remaining() + rules.drift(ttl)
+        self._next = self._covered - ttl * 2 / 3
+        self.since = self._covered - ttl
+        self.until = self.since + length
+        flavour.watchdog().watch(self)
+
+    async def end_at(self, until: float) -> bool:
+        """End the term then rather than before; returns whether a quorum agreed."""
+        # What is shorter counts before the nodes know of it: their answer may not come.
+        self.until = min(self.until, until)
+        agreed = await self._extend(until)
+        if agreed:
+            self.until = until
+        for changed in (self._lease, self):  # the next look at them may have come nearer
+            self._flavour.watchdog().watch(changed)
+        return agreed
+
+    async def _extend(self, until: float) -> bool:
+        now = steady()
+        ttl = piece(until - now, self._rules)
+        agreed = await self._flavour.call(self._lease.extend, self._lease.aextend, ttl)
+        self._next = now + ttl / (3 if agreed else 12)
+        if agreed:
+            self._covered = now + ttl
+        return agreed
+
+    @property
+    def lease(self) -> Lease:
+        """What is extended."""
+        return self._lease
+
+    # What the watchdog asks
+
+    renewed = True
+
+    @property
+    def keeper(self) -> Self:
+        """Who extends it."""
+        return self
+
+    slack = 0.0
+
+    def due(self) -> float:
+        """Return when to extend the lease next; infinity when it reaches the end of the term."""
+        return math.inf if self._lease.reason or self._covered >= self.until - SLACK else self._next
+
+    def valid(self) -> bool:
+        """Return whether the lock is still held."""
+        return self._lease.valid()
+
+    def extend(self, terms: object) -> int:
+        """Extend the lease towards the end of the term."""
+        return run(self.aextend(terms))
+
+    async def aextend(self, terms: object) -> int:
+        """Do what :meth:`extend` does without blocking."""
+        self._next = math.inf
+        with suppress(ValueError):  # too little is left for another lease: the present one is the last
+            await self._extend(self.until)
+        return 1
+
+
+def piece(length: float, rules: Rules) -> float:
+    """Return how long a lease to ask for when the lock is to be held for *length* seconds more."""
+    return length if length <= rules.max_ttl else rules.ttl
