@@ -49,7 +49,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> list[Section]:
-    """Run the groups, and print each section when it is there; one that fails does not take the others with it."""
+    """Run the groups and print each section when it is ready; a group that fails does not stop the others."""
     sections = []
     seconds = options.seconds or (30.0 if options.quick else 120.0)
     for name in options.only.split(","):
@@ -76,7 +76,7 @@ def summary(sections: Sequence[Section], seconds: float) -> str:
 
 
 def publish(options: argparse.Namespace) -> None:
-    """Write the plots and the page, as far as asked, from the figures in the JSON."""
+    """Write the plots and the page, if requested, from the figures in the JSON."""
     sections, run = load(options.rendered or options.json)
     if options.plots:
         plots.draw_all(sections, pages.IMAGES)
@@ -85,7 +85,7 @@ def publish(options: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit status says whether all of it ran, and nothing of speed."""
+    """Run the benchmark; the exit status reports whether all of it ran, not how fast it was."""
     options, failed = arguments(argv), False
     if not options.rendered:
         set_up()

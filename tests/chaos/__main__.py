@@ -1,11 +1,11 @@
 """
-Let real servers, processes and clocks fail, and count what that does to a counter in a database.
+Let real servers, processes and clocks fail, and count the effect on a counter in a database.
 
     python -m tests.chaos --minutes 10 --profile network
     python -m tests.chaos --minutes 1 --profile all --nodes 5 --database postgresql
 
-Three or five servers behind proxies, worker processes that take one lock and increment two counters under it, one
-behind a fence and one without, and a nemesis. Every acquisition is written down and judged in the end.
+There are three or five servers behind proxies, and worker processes that take one lock and increment two counters under
+it, one behind a fence and one without. A nemesis injects faults. Every acquisition is recorded and checked at the end.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import django
 
 
 def main() -> int:
-    """Return 1 if something was lost that must not be, else 0."""
+    """Return 1 if something was lost that must not be lost, else 0."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     django.setup()
     from tests.services import PostgreSQL, SQLite
@@ -32,7 +32,7 @@ def main() -> int:
     from .nemesis import PROFILES
 
     options = parse(list(PROFILES))
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # the proxies are slow on a busy machine, and say so
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # the proxies are slow on a busy machine, and log it
     failed = []
     print(f"seed {options.seed}\n\n{HEADS}", flush=True)
     with ExitStack() as stack:

@@ -9,7 +9,8 @@ from tests.conftest import needs
 
 def test_nothing_goes_wrong():
     """
-    While processes and a node are killed, no two bodies of a key overlap, no call is lost and no slot is left. C61 C62
+    While processes and a node are killed, no two bodies of a key overlap, no call is lost and no slot is left (C61,
+    C62).
     """
     needs("packaging", find_spec("packaging"), "pip install packaging")
 
