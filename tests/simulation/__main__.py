@@ -26,7 +26,7 @@ from .schedule import Outcome, run
 
 
 def main() -> int:
-    """Return 1 if something is not as it should be, else 0."""
+    """Return 1 if a check fails, else 0."""
     options = parse()
     if options.mutants:
         kills = [hunt(mutant) for mutant in MUTANTS]
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def many(options: argparse.Namespace) -> int:
-    """Run schedules of the profiles that were asked for, and print a line for each."""
+    """Run schedules of the selected profiles, and print a line for each."""
     names = list(PROFILES) if options.profile == "all" else [options.profile]
     each = -(-options.schedules // len(names))
     print(f"seed {options.seed}: {each:,} schedules of each of {len(names)} profiles, {options.jobs} processes\n")

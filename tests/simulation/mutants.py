@@ -1,8 +1,8 @@
 """
 Deliberately wrong protocols. An oracle that never fails proves nothing, so each of these has to be caught.
 
-A mutant replaces one function of the production core, of the node in memory, or of the fenced transaction, for as
-long as its context lasts; the hunt runs schedules of the profiles named with it until an oracle objects.
+A mutant replaces one function of the production core, of the node in memory, or of the fenced transaction, for as long
+as its context lasts. The hunt runs schedules of the mutant's profiles until an oracle objects.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -40,9 +40,9 @@ class Mutant:
     One wrong protocol.
 
     Args:
-        name: What is wrong with it.
-        change: Makes it wrong for as long as its context lasts.
-        haunts: Profiles and scenarios in which it must show.
+        name: Its fault.
+        change: Makes the protocol wrong for as long as its context lasts.
+        haunts: Profiles and scenarios in which the fault must show.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """How a mutant was caught: by which oracle, after how many schedules; None is not at all."""
+    """How a mutant was caught: by which oracle, after how many schedules; None if it was not."""
 
     mutant: Mutant
     oracle: str | None
@@ -73,7 +73,7 @@ def mutant(*haunts: str) -> Callable[[Callable[[], Iterator[None]]], Callable[[]
 
 
 def hunt(prey: Mutant) -> Kill:
-    """Run schedules until an oracle objects to a mutant, or until there have been enough."""
+    """Run schedules until an oracle objects to a mutant, or the limit is reached."""
     with prey.change():
         for seed in range(ENOUGH):
             for haunt in prey.haunts:
@@ -88,7 +88,7 @@ def hunt(prey: Mutant) -> Kill:
 
 
 def score(kills: list[Kill]) -> str:
-    """Return what to print of a hunt."""
+    """Return the text to print about a hunt."""
     lines = [f"{kill.schedules:4}  {kill.mutant.name}  <- {kill.oracle or 'ALIVE'}" for kill in kills]
     killed = sum(kill.oracle is not None for kill in kills)
     return "\n".join([*lines, f"killed {killed} of {len(kills)} mutants"])
@@ -440,7 +440,7 @@ def clock_put_back_is_forgiven() -> Iterator[None]:
 
 
 def forgiving(look: Any) -> Any:
-    """Return what looks at clocks and minds no step back."""
+    """Return a check of clocks that ignores steps back."""
 
     def look_at_clock(self: Any, node: int, *args: Any) -> None:
         before = self._quarantined.get(node)

@@ -1,4 +1,4 @@
-"""Replies are read from a stream of bytes, however it was cut; what is no reply is found out."""
+"""Replies are read from a stream of bytes, however it was cut; malformed replies are detected."""
 
 from contextlib import suppress
 from itertools import pairwise
@@ -22,7 +22,7 @@ wanted = st.recursive(plain, lambda inner: st.lists(inner, max_size=4), max_leav
 
 
 def said(reply: Any) -> bytes:
-    """Say a reply as a server does."""
+    """Encode a reply as a server does."""
     match reply:
         case None:
             return b"$-1\r\n"
@@ -37,7 +37,7 @@ def said(reply: Any) -> bytes:
 
 
 def shown(reply: Any) -> Any:
-    """Return a reply as something that can be compared: two exceptions are never equal."""
+    """Return a comparable form of a reply, because two exceptions are never equal."""
     if isinstance(reply, list):
         return [shown(part) for part in reply]
     return f"-{reply}" if isinstance(reply, Exception) else reply
@@ -100,7 +100,7 @@ def test_noise_is_read_or_refused_and_nothing_else(noise: bytes):
     ],
 )
 def test_what_is_no_reply_is_refused(malformed: bytes):
-    """Whatever follows it would be read wrongly as well, and given to the wrong round."""
+    """Everything after it would be misread as well, and given to the wrong round."""
     replies = Replies(ValueError)
     assert read_all(replies, b"$2\r\nok\r\n") == [b"ok"]
 

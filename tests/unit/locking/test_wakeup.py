@@ -1,5 +1,5 @@
 """
-What wakes a thread that polls.
+The wake-up of a thread that polls.
 """
 
 import select
@@ -9,7 +9,7 @@ from django_redlock.engine.wakeup import WakeUp
 
 
 def test_who_polls_is_woken():
-    """A call ends the poll of another thread, also one that came before it; taken back, it wakes nobody."""
+    """A call ends the poll of another thread, also one that came before it; a cancelled call wakes nobody."""
     wakeup, poll = WakeUp(), select.poll()
     poll.register(wakeup, select.POLLIN)
     thread = threading.Thread(target=wakeup.ring)
@@ -22,7 +22,7 @@ def test_who_polls_is_woken():
 
 
 def test_nobody_is_left_to_be_woken():
-    """Closed, it takes calls and does nothing; forgotten, it closes itself, and no warning tells of open sockets."""
+    """Closed, it accepts calls and does nothing; forgotten, it closes itself, and no warning reports open sockets."""
     wakeup = WakeUp()
     wakeup.close()
 
