@@ -413,10 +413,10 @@ def main() -> None:
     """Sweep everything; exit with 1 at the first failure."""
     parser = argparse.ArgumentParser(prog="python -m tests.interrupts", description=main.__doc__)
     parser.add_argument("--lines", action="store_true", help="interrupt before every line, too")
-    parser.add_argument("--step", type=int, default=1, help="interrupt at every so manieth point only")
+    parser.add_argument("--step", type=int, default=1, help="interrupt only at every STEP-th point")
     parser.add_argument("--nodes", choices=["memory", "servers"], action="append", help="both if not given")
-    parser.add_argument("--signals", type=int, metavar="COUNT", help="instead, so many signals at random moments")
-    parser.add_argument("--scenario", help="only those whose names contain this")
+    parser.add_argument("--signals", type=int, metavar="COUNT", help="send COUNT signals at random, instead")
+    parser.add_argument("--scenario", help="run only scenarios whose names contain this")
     chosen = parser.parse_args()
     from django.conf import settings
 

@@ -1,7 +1,7 @@
 """
-Real PostgreSQL, MariaDB and RabbitMQ for the tests, which stop, kill and freeze them at will.
+Real PostgreSQL, MariaDB and RabbitMQ for the tests, which stop, kill and freeze them.
 
-Each works in a private temporary folder, on a port that is free, and does not outlive the process that started it.
+Each uses a private temporary folder and a free port, and does not outlive the process that started it.
 ``REDLOCK_POSTGRESQL``, ``REDLOCK_MARIADB`` and ``REDLOCK_RABBITMQ`` may name running servers by URL instead
 (``postgresql://user:password@host:port/database``); those are used, and never stopped.
 

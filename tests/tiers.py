@@ -1,5 +1,5 @@
 """
-What a test needs decides its tier: a pytest plugin.
+Assign each test to a tier by what it needs: a pytest plugin.
 
 ======== =========================================================================== ===========================
 tier     needs                                                                       run by
@@ -12,8 +12,8 @@ endurance minutes: long simulations, chaos, soak, contention, every right of an 
 ======== =========================================================================== ===========================
 
 A test belongs to the tier of its folder under ``tests/``, or to a later one if it uses a fixture or a parameter from
-there, or has that tier's marker. The unit tier is kept honest: a test that sleeps, connects or starts a process fails.
-The end of a run says how many tests of which tier did not run.
+there, or has that tier's marker. A test of the unit tier that sleeps, connects or starts a process fails.
+The end of a run lists how many tests of which tier did not run.
 """
 
 import os

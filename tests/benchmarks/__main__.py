@@ -36,9 +36,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few repetitions: less than five minutes")
     parser.add_argument("--only", default=",".join(GROUPS), help=f"groups of rows, from {', '.join(GROUPS)}")
-    parser.add_argument("--seconds", type=float, help="how long renewal is watched; 120 by default, 30 with --quick")
-    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the figures go")
-    parser.add_argument("--rendered", type=Path, metavar="JSON", help="measure nothing: plots and docs from this run")
+    parser.add_argument("--seconds", type=float, help="how long to observe renewal; 120 by default, 30 with --quick")
+    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="file for the figures")
+    parser.add_argument(
+        "--rendered", type=Path, metavar="JSON", help="measure nothing; make plots and docs from this run"
+    )
     parser.add_argument("--plots", action="store_true", help="draw docs/images/bench-*.svg")
     parser.add_argument("--write-docs", action="store_true", help="put the figures into docs/benchmarks.md")
     options = parser.parse_args(argv)

@@ -41,7 +41,7 @@ def connect(url: str) -> socket.socket:
 
 
 Pair = tuple[Callable[[], bytes], bytes]
-"""What acquires, made anew each time because it holds a rising number, and what releases."""
+"""The request that acquires, made anew each time because it has a rising number, and the one that releases."""
 
 
 def plain(key: str) -> Pair:

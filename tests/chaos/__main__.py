@@ -66,12 +66,12 @@ def one(engine, profile, seconds: float, nodes: int = 3, workers: int = 4):  # t
 def parse(profiles: list[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long each profile goes on")
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long each profile runs")
     parser.add_argument(
-        "--profile", default="all", choices=["all", "today", *profiles], help="'today' is one a day in turn"
+        "--profile", default="all", choices=["all", "today", *profiles], help="'today' runs one per day, in turn"
     )
     parser.add_argument("--nodes", type=int, default=3, help="how many servers")
-    parser.add_argument("--workers", type=int, default=4, help="how many processes want the lock")
+    parser.add_argument("--workers", type=int, default=4, help="how many processes take the lock")
     parser.add_argument("--database", default="sqlite", choices=["sqlite", "postgresql"])
     parser.add_argument("--seed", type=int, help="repeats the choice of faults, though not their timing")
     options = parser.parse_args()

@@ -241,7 +241,7 @@ def main() -> int:
     from .project import CONTENDERS
 
     parser = argparse.ArgumentParser(prog="python -m tests.comparison", description=__doc__)
-    parser.add_argument("--scenario", default="", help="only those whose name has this in it")
+    parser.add_argument("--scenario", default="", help="run only scenarios whose name contains this")
     parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"of {', '.join(CONTENDERS)}; default: all")
     options = parser.parse_args()
     if "COMPARE" in os.environ:

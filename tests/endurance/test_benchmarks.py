@@ -83,7 +83,7 @@ def test_overtaking_is_counted():
     assert jain([turns, []]) == 0.5
 
 
-def test_targets_tell_what_fell_short(section):
+def test_targets_show_what_was_missed(section):
     """
     The table shows the target, the result, and what could not be measured.
     """

@@ -72,7 +72,7 @@ NAMES = ["20 threads", "20 processes", "20 greenlets", "200 tasks"]
 
 
 @pytest.mark.parametrize(("kind", "processes", "contenders", "times"), KINDS, ids=NAMES)
-def test_nothing_is_lost_and_nobody_is_passed(
+def test_nothing_is_lost_and_no_waiter_is_passed(
     nodes: Servers, tmp_path: Path, kind: str, processes: int, contenders: int, times: int
 ):
     """P1, P2, P16, P27, L16, L33, L48: a counter guarded by the lock alone, and the order of the queued contenders."""
@@ -104,7 +104,7 @@ def killing_notifications(nodes: Servers) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("kind", "processes", "contenders", "times"), KINDS, ids=NAMES)
-def test_line_drains_in_order_while_all_notification_connections_are_killed(
+def test_queue_drains_in_order_while_all_notification_connections_are_killed(
     nodes: Servers, tmp_path: Path, kind: str, processes: int, contenders: int, times: int
 ):
     """P27, L45: notifications only make waiting shorter."""

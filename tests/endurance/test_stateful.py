@@ -235,7 +235,7 @@ class Locks(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_locks_do_what_the_model_foretells(nodes: Servers, count: int):
+def test_locks_behave_as_the_model_predicts(nodes: Servers, count: int):
     """P1, P2, P3, P4, P18, P19, P39, L35: acquire, extend, release, expire, flush and restart, in any order."""
     run_state_machine_as_test(
         lambda: Locks(nodes[:count]),

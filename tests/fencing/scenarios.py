@@ -84,7 +84,7 @@ def paused_before_its_claim(stage: Stage) -> tuple[str, str, int]:
         one.wake()
         refusal, reason, counter = one.answer(), one.ask("reason"), int(two.ask("read"))
         stage.say(f"1 wakes and claims, and is refused: {refusal.removeprefix(FAILED).partition(':')[0]}.")
-        stage.say(f"Its lease has ended ({reason}). The counter is {counter}, and one holder was told so.")
+        stage.say(f"Its lease has ended ({reason}). The counter is {counter}, and one holder learned of it.")
         return refusal, reason, counter
 
 

@@ -529,7 +529,7 @@ def test_a_sentinel_that_is_down(tmp_path):
     assert {"unreachable", "no-quorum"} <= ids(neither).keys()
 
 
-def test_the_doctor_is_as_patient_as_it_is_told(three):
+def test_the_doctor_waits_for_the_timeout_that_it_is_given(three):
     """
     A long timeout is not a mistake in the settings: the doctor's lock lasts as long as the timeout needs.
     """
@@ -764,7 +764,7 @@ def test_command_with_nodes_that_are_no_servers():
     assert code == 0
 
 
-def test_rights_are_given_to_the_user_who_lacks_them(three):
+def test_remedy_names_the_user_that_lacks_a_right(three):
     """
     P35: the remedy names the node's user on the server, and can be typed as it stands; afterwards no right is missing.
     """
@@ -779,7 +779,7 @@ def test_rights_are_given_to_the_user_who_lacks_them(three):
         assert ids(found([node, *three[1:]])) == {}
 
 
-def test_what_is_silenced_is_not_said(three):
+def test_silenced_findings_are_not_reported(three):
     """
     A project silences a finding, or a check, once for both.
     """

@@ -146,7 +146,7 @@ def test_orphaned_is_known_and_not_guessed(five):
 
 
 @pytest.mark.endurance
-def test_a_process_that_died_after_it_said_that_it_lives_is_known_to_be_dead(five):
+def test_a_process_that_died_after_its_heartbeat_is_known_to_be_dead(five):
     """
     L77: a process sends a heartbeat once it has held a lock for a moment, and is dead when it no longer does.
     """
@@ -222,7 +222,7 @@ def test_a_lock_is_released_for_longer_than_its_holder_might_renew_it(five):
     assert lease.reason == "revoked"
 
 
-def test_all_that_speak_for_a_process_keep_one_key(five):
+def test_all_heartbeats_of_a_process_keep_one_key(five):
     """
     L76, L77: blocking code, two consecutive event loops and a recreated manager each send the process's heartbeat, even
     if another of them sent it a moment ago, so their locks are never treated as orphaned.
@@ -240,7 +240,7 @@ def test_all_that_speak_for_a_process_keep_one_key(five):
     assert heard == [3] * 5  # nobody waits for more than a quorum
 
 
-def test_an_event_loop_says_that_its_process_lives(five, lively):
+def test_an_event_loop_sends_the_heartbeat_of_its_process(five, lively):
     """
     L77: a process that holds locks only in an event loop sends heartbeats as well.
     """
@@ -356,7 +356,7 @@ def test_no_lock_is_missed_while_others_are_extended(five, monkeypatch):
     assert {held.name for held in snapshot.locks} == {f"n{number}" for number in range(3 * PAGE)}
 
 
-def test_what_others_wrote_is_neither_sent_nor_in_the_way(five):
+def test_foreign_values_are_neither_sent_nor_block_a_listing(five):
     """
     L78: a node sends only the beginning of a value of megabytes, and omits an index entry of that size. A page full of
     those ends a listing, which reports that there may be more.
@@ -514,7 +514,7 @@ def test_keys_of_another_library_are_stale(five):
     assert stale() == [Staleness.FOREIGN] * 2  # each with a value of its own
 
 
-def test_what_is_left_of_a_lock_is_stale(five):
+def test_remains_of_a_lock_are_stale(five):
     """
     L77: the rest on two nodes of a lock that the others forgot is stale when it is older than its lease, but not while
     its holder may still restore it.
@@ -571,7 +571,7 @@ def test_only_the_holder_that_was_seen_is_asked(five):
         assert ask_to_stop("shared", found("shared").fingerprint) == "shared"
 
 
-def test_those_who_share_a_lock_and_were_seen(five):
+def test_shared_holders_that_were_listed_are_released_together(five):
     """
     L74: shared holders have one key, and are still distinguished. A holder that joined after the listing keeps the
     lock, whether or not the others are gone. A holder that was listed and is still there loses it, with the reason.
@@ -617,7 +617,7 @@ def test_more_time_for_a_holder(five):
     assert other.valid()
 
 
-def test_no_hold_comes_of_more_time(five, monkeypatch):
+def test_more_time_creates_no_hold(five, monkeypatch):
     """
     L74, P19: more time is given only where the hold is. The remains of a failed attempt on one node do not spread, and
     a lock that its holder releases between the listing and the request stays free.

@@ -101,7 +101,7 @@ def test_inspect_shows_each_node(five):
     assert lease.token[:8] not in out
 
 
-def test_inspect_shows_who_waits(five):
+def test_inspect_shows_the_waiters(five):
     """
     L71: waiters are shown in order.
     """
@@ -121,7 +121,7 @@ def test_inspect_shows_who_waits(five):
     assert len(data["lock"]["views"]) == 5
 
 
-def test_inspect_says_what_is_stale(five):
+def test_inspect_reports_stale_keys(five):
     """
     L77: the output says that a key is stale, and why.
     """
@@ -234,7 +234,7 @@ def test_release_several_by_a_glob(five):
 
 
 @pytest.mark.parametrize("args", [[], ["a", "--match=*"]])
-def test_release_of_what(args):
+def test_release_needs_names_or_a_glob(args):
     """
     The command takes either names or a glob.
     """
@@ -282,7 +282,7 @@ def test_polite_release(five, lively):
     assert code == 0
 
 
-def test_polite_release_of_who_does_not_listen(five):
+def test_polite_release_of_a_holder_that_never_checks(five):
     """
     L74: a holder that never checks loses the lock when its time has run out; a lock without a task has no task to
     revoke.
@@ -328,7 +328,7 @@ def test_nothing_held_is_no_failure(five):
 # Names
 
 
-def test_a_lock_with_places_goes_by_its_name(five):
+def test_a_lock_with_a_limit_is_found_by_its_name(five):
     """
     L71, L74: the name of a lock with ``limit=`` stands for all its permits; the shown name of a permit stands for that
     one.
@@ -377,7 +377,7 @@ def test_a_name_that_is_shown_cut_short_is_no_free_lock(five):
 
 
 @pytest.mark.parametrize("args", [("--using=typo", "orders:7"), ("",), ()])
-def test_inspect_tells_wrong_from_free(five, args):
+def test_inspect_distinguishes_errors_from_free(five, args):
     """
     Exit code 1 means only free, because a script may start something on it.
     """
@@ -426,7 +426,7 @@ def test_what_an_output_cannot_encode_is_escaped(five):
     assert errors == b""  # which also reports if one of them failed
 
 
-def test_who_interrupts_a_command_or_stops_reading_ends_it_quietly(five):
+def test_command_ends_quietly_when_it_is_interrupted_or_its_reader_stops(five):
     """
     ``redlock_top`` refreshes until Ctrl-C; ``redlock_top | head -1`` and ``redlock_list | true`` end; all without a
     traceback.
@@ -542,7 +542,7 @@ def test_top_and_list_do_not_take_too_few_nodes_for_no_locks(five):
         assert "nothing held" not in out
 
 
-def test_release_goes_on_without_the_broker(five, monkeypatch):
+def test_release_works_without_the_broker(five, monkeypatch):
     """
     L75: a task that cannot be revoked is reported in one line; the lock is released, and the command exits with 5.
     """

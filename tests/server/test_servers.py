@@ -193,7 +193,7 @@ def test_reset_brings_back_what_a_test_broke(nodes, harm):
             assert client.dbsize() == 0
 
 
-def test_failed_start_says_what_the_server_said():
+def test_failed_start_shows_the_servers_output():
     """
     A server that does not start leaves its own words in the error, and no process.
     """
@@ -218,7 +218,7 @@ def test_servers_start_all_or_none():
     assert not any(server.running for server in servers)
 
 
-def test_no_server_at_all_says_what_to_type(monkeypatch):
+def test_missing_server_says_what_to_type(monkeypatch):
     """
     Without the wheel and without REDLOCK_SERVER, the error names both remedies.
     """

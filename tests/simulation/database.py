@@ -24,7 +24,7 @@ Answer = Callable[[Any], None]
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """One transaction: its client, and whether it was told to end."""
+    """One transaction: its client, and whether it has to end."""
 
     client: Computer
     over: bool = False

@@ -1,5 +1,5 @@
 """
-The oracles: what must hold in every schedule, judged by what the nodes really executed and by true time.
+The oracles check what must hold in every schedule, by the requests that the nodes really executed and true time.
 
 None of them asks the code under test whether it was right. The numbers are those of ``docs/properties.md``.
 """
@@ -269,7 +269,7 @@ class Oracles:
     # At the end
 
     def finish(self, machines: list["Machine"], database: "Database") -> None:
-        """Check what is left when the schedule has ended."""
+        """Check the state when the schedule has ended."""
         if any(lease.believed() for lease in self._ended):
             self.violated("validity", "P18: a lease that had ended became valid again")
         for machine in machines:

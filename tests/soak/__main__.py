@@ -80,22 +80,18 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: floa
     )
     dead = ", ".join(f"{n} {what}" for what, n in sorted(nemesis.killed.items())) or "nothing"
     print(f"killed                            {dead}")
-    print(f"calls                             {figures.calls}, of which {figures.accepted} were accepted")
+    print(f"calls                             {figures.calls}; {figures.accepted} were accepted")
     print(
         f"bodies                            {figures.begun} begun, {figures.finished} finished, of {figures.keys} keys"
     )
     print(f"accepted, and skipped by a worker {len(revoked)}")
     known = len(repeated) - len(in_vain)
-    print(
-        f"accepted, and finished twice      {len(repeated)}, of which {known} because the first was killed at its end"
-    )
+    print(f"accepted, and finished twice      {len(repeated)}; {known} because the first was killed at its end")
     print(f"accepted, and lost                {len(unexplained)}")
     print(f"bodies of one key that overlapped {len(overlaps)}")
     print(f"keys left on a node one lease after {len(remaining)}")
     if loss.possible:
-        print(
-            f"sent, and lost by kombu           {len(lost)}, of which {len(lost.keys() & set(open_calls))} by callers"
-        )
+        print(f"sent, and lost by kombu           {len(lost)}; {len(lost.keys() & set(open_calls))} sent by callers")
         print("".join(f"  {task}: {proof}\n" for task, proof in lost.items()), end="")
     told = [f"lost: {task} ({project.work.AsyncResult(task).state})" for task in unexplained]
     told += [f"done again, though nobody was killed: {task} in {repeated[task]}" for task in in_vain]
@@ -104,7 +100,7 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: floa
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long calls are made and processes killed")
+    parser.add_argument("--minutes", type=float, default=30.0, help="how long to make calls and kill processes")
     parser.add_argument("--broker", choices=("redis", "rabbitmq"), default="redis")
     chosen = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="redlock-soak-"))

@@ -170,7 +170,7 @@ def test_arguments_are_those_of_redis_py(ours, theirs, method):
     assert arguments(ours)[: len(wanted)] == wanted
 
 
-def test_a_client_makes_our_locks_when_told_to():
+def test_a_client_makes_our_locks_with_lock_class():
     """
     ``client.lock(..., lock_class=Lock)`` works, and no request goes to the client's own server.
     """
@@ -379,7 +379,7 @@ async def test_acquiring_again_keeps_the_first_hold(make, options):
 
 
 @pytest.mark.parametrize("made", [{}, {"sleep": 60}, {"sleep": 0}])
-async def test_blocking_timeout_is_used_whole_whatever_sleep_is(make, sim, made):
+async def test_blocking_timeout_does_not_depend_on_sleep(make, sim, made):
     """
     L49: a waiter waits to the end of its time, although in redis-py a longer ``sleep`` reduces that to nothing.
     """
@@ -633,7 +633,7 @@ async def test_reset_of_the_own_lock_ends_it_here_too(make, options):
         await done(lock.release())
 
 
-async def test_reset_frees_what_a_stranger_wrote(make):
+async def test_reset_frees_a_foreign_key(make):
     """
     L77: a foreign key without expiry does not block the name for ever.
     """
@@ -660,7 +660,7 @@ async def test_reset_of_a_free_lock_does_nothing(make, options, forced):
     assert await done(make().acquire(blocking=False)) is True
 
 
-async def test_reset_says_when_too_few_nodes_answer(make):
+async def test_reset_reports_too_few_nodes(make):
     """
     A lock that may still be held is not reported as free.
     """
@@ -708,7 +708,7 @@ async def test_leaving_a_block_after_a_release_raises(make):
             await done(lock.release())
 
 
-async def test_leaving_a_block_only_warns_when_told_so(make, caplog):
+async def test_leaving_a_block_only_warns_with_that_option(make, caplog):
     """
     ``raise_on_release_error=False`` turns the error into a line in the log.
     """
@@ -1001,7 +1001,7 @@ async def test_later_hold_of_another_task_is_not_released_by_the_first():
     await asyncio.wait_for(holding, PATIENCE)
 
 
-def test_other_threads_share_the_lock_when_told_so():
+def test_other_threads_share_the_lock_with_that_option():
     """
     ``thread_local=False`` lets another thread release it.
     """
@@ -1030,7 +1030,7 @@ async def test_other_tasks_hold_nothing():
     assert await lock.owned()
 
 
-async def test_other_tasks_share_the_lock_when_told_so():
+async def test_other_tasks_share_the_lock_with_that_option():
     """
     ``thread_local=False`` lets another task release it.
     """

@@ -63,7 +63,7 @@ def test_locks_of_a_request_are_shown(client):
     assert "<td>taken (manual the other &lt;b&gt;)</td>" in content
 
 
-def test_request_without_locks_says_so(client):
+def test_request_without_locks_has_an_empty_panel(client):
     """
     A request without locks has an empty panel, whatever other requests do.
     """
@@ -73,7 +73,7 @@ def test_request_without_locks_says_so(client):
     assert content == "<p>No lock was tried in this request.</p>"
 
 
-def test_lost_lock_and_missing_quorum_are_told_apart(client):
+def test_lost_lock_and_missing_quorum_have_different_texts(client):
     """
     The outcome of a lock is shown in words.
     """

@@ -44,7 +44,7 @@ def held(name: str, count: int, seconds: float, *, ttl: float = 30.0, outcome: s
     Hold.objects.bulk_create(Hold(**row) for _ in range(count))
 
 
-def test_what_ends_is_written_down(recorder):
+def test_ended_locks_are_recorded(recorder):
     """
     A release, a loss and an attempt that was given up each are a row with name, kind, times and token.
     """

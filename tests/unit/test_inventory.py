@@ -163,7 +163,7 @@ def test_a_node_that_is_down_degrades_the_lock(five):
     assert snapshot.trouble.startswith("n2 (")
 
 
-def test_without_a_quorum_nothing_is_said(five):
+def test_without_a_quorum_nothing_is_listed(five):
     """
     L73: with three of five nodes down the list is empty and has the reason, and no error is raised.
     """
@@ -501,7 +501,7 @@ def test_release_by_force_is_announced(five):
     assert heard == [{"name": "orders:7", "outcome": "released"}]
 
 
-def test_a_place_that_nobody_renews_can_be_taken_again_with_its_token(five):
+def test_a_slot_that_nothing_renews_can_be_taken_again_with_its_token(five):
     """
     After a slot beyond max_ttl was released by force, a caller with its token is not refused.
     """

@@ -3,8 +3,8 @@ The directions of imports: from the edges down to the exceptions, never up; and 
 
     edges -> inventory -> handler, signals, conf, checks -> engine -> nodes -> core -> exceptions
 
-Each figure has a list of what does not keep to it yet. The lists can only shrink: a test fails when something else
-goes beyond its figure, when one of those listed grows, and when one of them needs no exception any more.
+Each figure has a list of exceptions. The lists can only shrink: a test fails when anything else exceeds its figure,
+when a listed exception grows, and when an exception is no longer needed.
 """
 
 import ast

@@ -113,7 +113,7 @@ def test_missing_quorum_has_an_exit_code_of_its_own():
     assert error.value.returncode == 69
 
 
-def test_lost_lock_is_told_at_the_end():
+def test_lost_lock_is_reported_at_the_end():
     """
     A run that lost its lock without noticing exits with 76; one that checks gets LockLostError.
     """
@@ -196,7 +196,7 @@ def test_key_that_can_never_be_resolved_is_refused_at_once(key):
 
 
 @pytest.mark.parametrize("target", [Import(), object, "nightly"])
-def test_what_is_no_command_is_refused(target):
+def test_only_commands_can_be_decorated(target):
     """
     Anything but a command or a function is an error that says so.
     """

@@ -950,7 +950,7 @@ def test_lock_that_is_about_to_end_rolls_back(order, leases):
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-def test_lock_lost_during_the_commit_says_so(order, leases):
+def test_lock_lost_during_the_commit_is_reported(order, leases):
     """
     When the lease ends between its last check and the release, the error says that the changes are kept.
     """
@@ -963,7 +963,7 @@ def test_lock_lost_during_the_commit_says_so(order, leases):
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 @pytest.mark.parametrize("kind", ["instance", "list", "queryset"])
-def test_holder_who_was_overtaken_is_refused_by_the_database(order, leases, kind):
+def test_overtaken_holder_of_a_row_is_refused_by_the_database(order, leases, kind):
     """
     When the database has seen a later holder of a row, the block does not begin, and the lease is lost (L53, P9).
     """
@@ -981,7 +981,7 @@ def test_holder_who_was_overtaken_is_refused_by_the_database(order, leases, kind
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-def test_exception_of_the_block_goes_before_the_loss(order, leases):
+def test_exception_of_the_block_hides_the_loss(order, leases):
     """
     A block that fails after its lock was lost raises its own exception.
     """

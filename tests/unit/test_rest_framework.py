@@ -216,7 +216,7 @@ def test_error_of_a_lock_inside_is_answered_by_the_handler(api, settings):
     assert (unknown.status_code, unknown["Retry-After"]) == (503, "5")
 
 
-def test_holder_that_was_overtaken_is_told_of_a_conflict():
+def test_overtaken_holder_gets_a_conflict():
     """
     A refusal by the database because of a later holder is 409, and other errors are the framework's.
     """

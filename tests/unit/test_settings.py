@@ -192,7 +192,7 @@ def test_missing_setting_is_reported():
     ids=str,
 )
 def test_every_form_of_nodes_is_read(nodes: Any, names: list[str]):
-    """URLs in a list or in one string with commas, dicts, and cache aliases, of which only the primary votes."""
+    """URLs in a list or in one string with commas, dicts, and cache aliases; only the primary of a cache votes."""
     nodes = nodes[:1] if nodes == ["cache:sessions", "cache:replicated"] else nodes
     with override_settings(REDLOCK={"default": {"NODES": nodes}}, CACHES=CACHES):
         assert [node.name for node in locks["default"].nodes] == names
@@ -350,7 +350,7 @@ def test_good_setting_has_no_message():
         assert check_settings() == []
 
 
-def test_signals_tell_of_every_lock(caplog: pytest.LogCaptureFixture):
+def test_signals_report_every_lock(caplog: pytest.LogCaptureFixture):
     """Receivers learn who took, released or did not get a lock; a failing receiver affects nobody."""
     heard: list[str] = []
 
@@ -488,7 +488,7 @@ def test_deployment(nodes: list[str], codes: list[str]):
         assert not {message.id for message in check_settings()} & {"redlock.W101", "redlock.W102", "redlock.W103"}
 
 
-def test_deployment_of_nothing():
+def test_deployment_without_settings():
     """Without the setting this check has no message; another check reports that it is missing."""
     with override_settings(REDLOCK=None):
         assert check_deployment() == []
@@ -528,7 +528,7 @@ def test_lock_that_was_described_before_the_settings_changed_follows_them(settin
 
 
 @pytest.mark.parametrize("name", [5, None, b"x", ["a", 5]])
-def test_what_is_no_name_is_refused_in_words(name):
+def test_invalid_name_is_refused_with_advice(name):
     """The message says what was wrong and what to write, instead of showing a Python error."""
     with pytest.raises(TypeError, match=r"A lock's name must be a str"):
         lock(name)

@@ -58,7 +58,7 @@ def test_line_must_be_clear(text: str, lines: int):
             pass
 
 
-def test_time_passes_only_when_it_is_told_to():
+def test_time_passes_only_on_command():
     """A lease is renewed for as long as virtual time passes, in small steps or large; no real time passes."""
     began = time.monotonic()
 
@@ -226,7 +226,7 @@ async def test_event_loop_runs_in_virtual_time():
     assert rival.ttl == 20
 
 
-async def test_event_loop_without_timers_goes_to_what_is_planned():
+async def test_event_loop_without_timers_advances_to_planned_events():
     """A task that waits for an event that the test planned gets it at once."""
     with Simulation() as sim:
         sim.adopt(asyncio.get_running_loop())
@@ -288,7 +288,7 @@ def test_event_loop_that_is_not_written_in_python_keeps_its_time():
         assert not hasattr(loop, "time")
 
 
-def test_what_was_there_before_is_there_again(settings: Any):
+def test_simulation_restores_nodes_and_time(settings: Any):
     """After the block the alias has its own nodes, and time is real."""
     before = lock("a").acquire()
     with Simulation() as sim:

@@ -76,7 +76,7 @@ def test_names_are_labelled_by_their_template(name, label):
     assert template(name) == label
 
 
-def test_nodes_that_go_and_come_are_told_once(three, caplog):
+def test_nodes_that_go_and_come_are_reported_once(three, caplog):
     """
     L73: a node that stops answering causes one signal and one warning, however many locks notice; so does its return.
     """
@@ -197,7 +197,7 @@ def test_one_alias_with_wrong_settings_does_not_hide_the_others(three, registry)
     assert 'redlock_node_up{alias="default",node="lock-1"} 1.0' in text
 
 
-def test_what_too_few_nodes_say_is_not_nothing(three, registry):
+def test_too_few_nodes_are_not_zero_locks(three, registry):
     """
     L73: without a quorum nobody knows how many locks are held, so there is no number.
     """

@@ -61,7 +61,7 @@ def name_of(key, request=None, view=None, **kwargs):
 # One at a time
 
 
-def test_second_request_is_told_to_come_back(client):
+def test_second_request_gets_a_retry_after(client):
     """
     While one request runs, another for the same order gets 409, and one for another order goes through.
     """
@@ -124,7 +124,7 @@ def test_methods_choose_what_is_locked(methods, locked):
     assert refused == locked
 
 
-def test_waiting_request_goes_on_when_the_lock_is_free():
+def test_waiting_request_continues_when_the_lock_is_free():
     """
     With ``wait`` a request waits for the given time before it gives up.
     """
@@ -833,7 +833,7 @@ def test_missing_value_is_an_error_and_never_a_shared_lock(leases, key, error, m
     assert leases == []
 
 
-def test_request_without_users_is_told_what_is_missing():
+def test_request_without_users_names_the_missing_middleware():
     """
     Without AuthenticationMiddleware the error names it.
     """

@@ -55,6 +55,6 @@ def test_calm_acquisitions_take_one_round():
 
 
 @pytest.mark.parametrize("name", ["pause", "slow database"])
-def test_hazards_are_worth_the_name(name: str):
+def test_hazards_lose_increments_without_the_fence(name: str):
     """Increments without the fence are lost, so the absence of losses behind the fence means something."""
     assert any(run(PROFILES[name], seed).figures.lost["no fence"] for seed in range(400))

@@ -128,7 +128,7 @@ def test_program_runs_under_the_lock(runs, manager):
     assert is_free(manager, "nightly")
 
 
-def test_one_of_many_servers_does_the_work(runs):
+def test_one_of_several_runs_does_the_work(runs):
     """
     One of three concurrent runs runs the program, and the others are skipped with exit code 75.
     """
@@ -206,7 +206,7 @@ def test_program_that_cannot_be_started_frees_the_lock(runs, manager, program, m
 
 
 @pytest.mark.endurance
-def test_everything_behind_the_dashes_is_the_programs(runs):
+def test_arguments_after_the_dashes_belong_to_the_program(runs):
     """
     Options and further dashes belong to the program.
     """
@@ -286,7 +286,7 @@ def test_signal_that_comes_while_the_program_starts_is_passed_on(monkeypatch, ma
 
 
 @pytest.mark.endurance
-def test_end_by_a_signal_is_told_as_shells_do(runs):
+def test_end_by_a_signal_has_the_exit_code_of_shells(runs):
     """
     A program that SIGTERM ended gives 143.
     """

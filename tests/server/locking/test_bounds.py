@@ -94,7 +94,7 @@ async def test_absurd_token_on_too_many_nodes_is_named(nodes: Servers, flavour: 
     manager.close()
 
 
-async def test_holder_goes_on_when_a_token_becomes_absurd(nodes: Servers, flavour: Flavour):
+async def test_holder_keeps_the_lock_when_a_token_becomes_absurd(nodes: Servers, flavour: Flavour):
     """P19: the nodes that extend the lease do so; a node that lost the lock as well neither votes nor refuses."""
     manager = real_manager(nodes.urls[:3])
     lease = await flavour.acquire(manager.lock(NAME, wait=0))
@@ -201,13 +201,13 @@ NUMBERS = ["-5", "x", "", "1e3", "9" * 17, str(2**53), "9" * 5000, "٣", "0x10",
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("line", ["BUSY 5 {} 0 -1 x", "BUSY 5 5 0 {} x"], ids=["time", "place"])
-def test_number_that_is_none_makes_a_reply_malformed(line: str, number: str):
+def test_value_that_is_no_number_makes_a_reply_malformed(line: str, number: str):
     """P23: the bounds apply to the time and to the queue position."""
     assert parse_reply(line.format(number).encode()).detail == "malformed reply"
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_fence_that_is_none_is_absurd(number: str):
+def test_fence_that_is_no_number_is_absurd(number: str):
     """P5: the reply is understood whatever the fence is, and the number just above all others stands for it."""
     assert parse_reply(f"GRANTED {number} 5 0 -1 ".encode()).fence == HIGHEST + 1
     assert parse_reply(f"HELD 5 5 0 -1 H{number}".encode()).terms == ((Kind.HELD, HIGHEST + 1),)
@@ -240,7 +240,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("raw", MALFORMED, ids=range(len(MALFORMED)))
-def test_survey_that_makes_no_sense_is_malformed(raw: list[bytes]):
+def test_nonsensical_survey_is_malformed(raw: list[bytes]):
     """P23: a nonsensical survey does not raise an exception."""
     assert parse_reply(raw).detail == "malformed reply"
 
@@ -444,7 +444,7 @@ def test_absurd_token_is_no_token_of_a_listing(nodes: Servers):
 def test_node_in_memory_repairs_as_the_script_does(
     real: Callable[..., LockManager], nodes: Servers, present: int | None, number: int, keep: float | None
 ):
-    """The node in memory and the script agree on which tokens are absurd, and on what is left."""
+    """The node in memory and the script agree on which tokens are absurd, and on the result."""
     manager, store = real(1), NodeState(time.time)
     if present is not None:
         poison(nodes, str(present), 0)

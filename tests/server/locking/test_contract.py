@@ -31,7 +31,7 @@ async def test_free_lock_is_granted_for_its_ttl_less_the_drift(make: Manager, fl
     assert await flavour.release(lease) == "released"
 
 
-async def test_held_lock_is_refused_with_who_holds_it(make: Manager, flavour: Flavour):
+async def test_held_lock_is_refused_with_its_holder(make: Manager, flavour: Flavour):
     """L3, L81: a held lock is *taken*, and the error has the lock, attempts, time, nodes, holder and time left."""
     manager = make()
     lease = await flavour.acquire(manager.lock("order:1", label="invoice run"))
@@ -77,7 +77,7 @@ async def test_fencing_tokens_increase_from_hold_to_hold(make: Manager, flavour:
     assert tokens == sorted(set(tokens))
 
 
-async def test_clock_that_went_back_still_gives_a_greater_token(make: Manager, flavour: Flavour, monkeypatch: Any):
+async def test_clock_that_was_set_back_still_gives_a_greater_token(make: Manager, flavour: Flavour, monkeypatch: Any):
     """
     P2, L6: the wall clock only makes the first proposal likely to succeed; a client an hour behind needs a second
     round.
@@ -94,7 +94,7 @@ async def test_clock_that_went_back_still_gives_a_greater_token(make: Manager, f
     await flavour.release(late)
 
 
-async def test_release_says_what_it_found(make: Manager, flavour: Flavour):
+async def test_release_returns_its_outcome(make: Manager, flavour: Flavour):
     """L35, L37: the first call returns released, the second expired, and does no harm to a later holder."""
     manager = make()
     lease = await flavour.acquire(manager.lock("a"))
@@ -108,7 +108,7 @@ async def test_release_says_what_it_found(make: Manager, flavour: Flavour):
     assert await flavour.release(later) == "released"
 
 
-async def test_lock_that_was_freed_by_hand_is_reported_when_the_block_ends(make: Manager, flavour: Flavour):
+async def test_lock_that_an_operator_freed_is_reported_when_the_block_ends(make: Manager, flavour: Flavour):
     """L36: leaving the block raises the loss, because the work may not have been exclusive."""
     manager = make()
 
@@ -157,7 +157,7 @@ async def test_lapsed_lease_is_never_revived(make: Manager, flavour: Flavour):
     assert await flavour.release(lease) == "expired"
 
 
-async def test_superseded_holder_is_told_by_its_next_extension(make: Manager, flavour: Flavour):
+async def test_superseded_holder_learns_of_it_at_its_next_extension(make: Manager, flavour: Flavour):
     """P19, L24: a majority that knows a newer holder ends the lease at once."""
     manager = make()
     lease = await flavour.acquire(manager.lock("a", renew=False))
@@ -195,7 +195,7 @@ async def test_renewal_runs_beside_the_work(real: Manager, flavour: Flavour):
 
 
 @pytest.mark.parametrize("renew", [True, False])
-async def test_holder_is_told_when_its_lock_is_gone(virtual: Virtual, flavour: Flavour, renew: bool):
+async def test_holder_is_notified_when_its_lock_is_gone(virtual: Virtual, flavour: Flavour, renew: bool):
     """L23, L24: event and callback report the loss, at the latest when the lease ends by the local clock."""
     manager = virtual(ttl=30.0)
     told: list[Lease] = []
@@ -247,7 +247,7 @@ async def test_one_lock_may_have_a_bound_of_its_own(virtual: Virtual, flavour: F
         manager.lock("a", max_hold=0)
 
 
-async def test_loss_is_told_whoever_notices_it(make: Manager, flavour: Flavour, monkeypatch: Any):
+async def test_loss_is_reported_whatever_notices_it(make: Manager, flavour: Flavour, monkeypatch: Any):
     """
     L23, L26: a lease that ends between two readings of the clock, in the middle of an extension, is reported like any
     other.

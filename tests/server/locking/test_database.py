@@ -179,7 +179,7 @@ def test_many_names_are_written_all_or_none(table: LockTable, overtaken: Any, kn
     assert [bool(row.value) for row in rows] == [False, False, True]
 
 
-def test_request_of_before_its_release_is_not_granted_after_it(table: LockTable, other: LockTable, overtaken: Any):
+def test_request_is_not_granted_after_its_own_release(table: LockTable, other: LockTable, overtaken: Any):
     """L9, P24: this holds even if the request was decided before the release and is written after it."""
     overtaken(Release(("{x}",), NONCE, 30.0))
 

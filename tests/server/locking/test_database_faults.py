@@ -98,7 +98,7 @@ def test_lock_of_a_killed_process_ends_with_its_lease(tables: Tables):
 
 
 @EACH_TABLE_ONCE
-async def test_lock_is_waited_for_in_line(one: LockManager, flavour: Flavour):
+async def test_waiters_of_a_database_are_served_in_order(one: LockManager, flavour: Flavour):
     """P27, L45: a caller that finds the lock taken gets it in its turn, without a notification."""
     holder = await flavour.acquire(one.lock("a"))
     line = Line(flavour, one)
@@ -164,7 +164,7 @@ def test_database_whose_clock_ran_forward_gives_no_vote(sqlite_tables: Tables, m
             manager.lock("a", wait=0).acquire()
 
 
-def test_nothing_that_is_asked_is_logged(tables: Tables, caplog: pytest.LogCaptureFixture):
+def test_requests_to_a_database_are_not_logged(tables: Tables, caplog: pytest.LogCaptureFixture):
     """P36: Django logs statements with their values while DEBUG is on; none contains a lock's secret."""
     caplog.set_level(logging.DEBUG, logger="django.db.backends")
     with override_settings(DEBUG=True), closing(real_manager(tables.urls[:1])) as manager:
@@ -177,7 +177,7 @@ def test_nothing_that_is_asked_is_logged(tables: Tables, caplog: pytest.LogCaptu
 # Rows
 
 
-def test_rows_of_no_use_are_deleted_after_a_while(tables: Tables, monkeypatch: pytest.MonkeyPatch):
+def test_expired_rows_are_deleted_after_a_while(tables: Tables, monkeypatch: pytest.MonkeyPatch):
     """P29: expired rows no longer count and are deleted in time; rows without an end stay."""
     with closing(LockTable(tables.aliases[0], "t:", 5.0)) as table:
         table.execute([acquire("short", ttl=0.01, keep=0.01), acquire("long"), acquire("ever", ttl=0.01, keep=None)])
@@ -205,7 +205,7 @@ def test_locks_of_another_prefix_are_other_locks(tables: Tables):
 # Requests that are not executed, and unknown outcomes
 
 
-def test_row_that_somebody_keeps_locked_is_no_answer(one: LockManager, tables: Tables):
+def test_locked_row_counts_as_no_reply(one: LockManager, tables: Tables):
     """P23: the statement is given up in time and certainly not executed, and the next one is."""
     with closing(LockTable(tables.aliases[0], "t:", 0.5)) as table:
         table.execute([acquire()])
@@ -225,7 +225,7 @@ def server(request: pytest.FixtureRequest) -> Database:
     return found
 
 
-def test_unclear_commit_is_no_answer(server: Database, monkeypatch: pytest.MonkeyPatch):
+def test_commit_with_an_unknown_outcome_is_no_reply(server: Database, monkeypatch: pytest.MonkeyPatch):
     """P24, L4: a server that dies while it writes may have written; one that dies while it reads has not."""
     with migrated(server) as alias, closing(LockTable(alias, "t:", 2.0)) as table:
         table.execute([acquire()])
@@ -480,7 +480,7 @@ def test_standby_does_not_vote_and_is_another_server_when_promoted():
     assert before.run_id != after.run_id
 
 
-def test_wrong_password_is_said_without_showing_it(postgresql: PostgreSQL):
+def test_wrong_password_is_reported_without_showing_it(postgresql: PostgreSQL):
     """P36, L68: the error has the code, and neither user, host nor password."""
     entry = postgresql.settings("nowhere_at_all", PASSWORD="sesame")
     with django_database("shut", entry), closing(real_manager(["database://shut"])) as manager:

@@ -144,7 +144,7 @@ def take(names: str, nonce: str = "a", waiter: str = "", stamp: int = BASE, **op
     return request._replace(waiter=waiter, stamp=stamp, **options)
 
 
-def test_who_shared_means_nothing_without_the_key(real_node: Any):
+def test_list_of_shared_holders_means_nothing_without_the_key(real_node: Any):
     """P39: a node that lost the key accepts it again, for the time requested now and not for the earlier one."""
     term = Term(("{y}",), "c" * 32, "c" * 32, 90.0, BASE, shared=True)
     by_force = Release(("{y}",), SHARED)
@@ -153,7 +153,7 @@ def test_who_shared_means_nothing_without_the_key(real_node: Any):
 
 
 @pytest.mark.parametrize("revoke", [False, True])
-def test_all_who_share_are_asked_to_stop(real_node: Any, revoke: bool):
+def test_all_shared_holders_are_asked_to_stop(real_node: Any, revoke: bool):
     """P39: ending all holds at once gives each holder the same reply as ending one."""
     by_force = Release(("{x}",), SHARED, 60.0, shared=True, revoke=revoke)
     term = Term(("{x}",), "a" * 32, "a" * 32, 60.0, BASE, shared=True)
@@ -162,7 +162,7 @@ def test_all_who_share_are_asked_to_stop(real_node: Any, revoke: bool):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_waiter_stands_in_line_up_to_the_first_name_in_the_way(real_node: Any, shared: bool):
+def test_waiter_is_queued_up_to_the_first_name_that_is_taken(real_node: Any, shared: bool):
     """
     P27, P39, L56: a claim to a later name would keep it from a caller that holds the first name and wants the later
     one, too.
@@ -175,7 +175,7 @@ def test_waiter_stands_in_line_up_to_the_first_name_in_the_way(real_node: Any, s
     assert agree(real_node, [*held, take("z", "c")])[1] == []
 
 
-def test_waiter_leaves_the_lines_behind_what_is_in_its_way_again(real_node: Any):
+def test_waiter_leaves_the_queues_behind_a_name_that_is_taken_again(real_node: Any):
     """P27, P28, P39: the next waiter there is notified, if this one was first."""
     behind = [
         take("z"),
@@ -210,7 +210,7 @@ def test_index_forgets_locks_that_expired(real_node: Any):
         assert client.zscore("t:index", "{forever}") == float("inf")
 
 
-def test_key_without_expiry_is_listed_when_it_is_in_the_way(real_node: Any):
+def test_key_without_expiry_is_listed_when_it_blocks_a_caller(real_node: Any):
     """L77: something else wrote the key, and it would block the name for ever, so a refusal adds it to the index."""
     manager, server = real_node
     store = NodeState(time.time)

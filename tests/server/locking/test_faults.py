@@ -242,7 +242,7 @@ async def test_foreign_key_under_the_name_is_an_error_not_a_holder(
     await flavour.close(manager)
 
 
-async def test_foreign_key_of_the_line_leaves_nothing_without_expiry(nodes: Servers, flavour: Flavour):
+async def test_foreign_key_of_the_queue_leaves_nothing_without_expiry(nodes: Servers, flavour: Flavour):
     """P29, L68: a waiter that cannot join the queue because of this leaves no half of a queue behind."""
     manager = real_manager(nodes.urls[:1])
     holder = await flavour.acquire(manager.lock("a"))
@@ -258,7 +258,7 @@ async def test_foreign_key_of_the_line_leaves_nothing_without_expiry(nodes: Serv
     manager.close()
 
 
-async def test_node_that_was_a_replica_meanwhile_says_so():
+async def test_node_that_was_a_replica_meanwhile_is_reported():
     """P20, L63: its run id is unchanged, but its data is not, and each change makes it another server."""
     with start_servers(2) as servers, servers[0].client() as client:
         node = open_node(NodeSpec(servers.urls[0]), "t:")
@@ -308,7 +308,7 @@ async def test_one_server_under_two_addresses_has_one_vote(nodes: Servers, flavo
         await flavour.close(manager)
 
 
-async def test_node_that_wants_a_password_says_so_without_showing_any(flavour: Flavour):
+async def test_node_that_requires_a_password_is_reported_without_showing_any(flavour: Flavour):
     """L65, L68, P36: wrong and missing credentials are named; no password is in the error."""
     with start_servers(1, password="sesame-right") as guarded:
         port = guarded[0].port
@@ -683,7 +683,7 @@ async def test_takeover_that_a_node_missed(
             manager.close()
 
 
-async def test_takeover_overtakes_the_request_of_the_hold_before(nodes: Servers, flavour: Flavour):
+async def test_takeover_overtakes_the_request_of_the_earlier_hold(nodes: Servers, flavour: Flavour):
     """
     L9: a node that is frozen since before the first hold does not get that hold after its end, in any order of
     requests.

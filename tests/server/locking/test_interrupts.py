@@ -73,7 +73,7 @@ def test_lock_works_after_an_interruption_anywhere(scenario: Scenario, elsewhere
         sweep.close()
 
 
-def test_block_that_was_entered_is_released_at_once_nearly_wherever_it_is_interrupted():
+def test_entered_block_is_released_at_once_at_nearly_every_interruption():
     """L10: ``with`` leaves no key behind; the sweep counts a few points more than the interpreter has."""
     sweep = swept(Scenario("enter", enter), False)
     try:
@@ -267,7 +267,7 @@ async def test_callback_that_blocks_delays_no_renewal(memory: Manager):
     manager.close()
 
 
-async def test_callbacks_are_called_whatever_the_ones_before_them_raise(memory: Manager, caplog: Any):
+async def test_callbacks_run_whatever_earlier_ones_raise(memory: Manager, caplog: Any):
     """L22: sys.exit() in one callback does not prevent the next one, and they run in order, once each."""
     manager = memory(3, node_timeout=0.2)
     told: list[int] = []
@@ -322,7 +322,7 @@ async def test_loss_whose_report_was_interrupted_is_reported_by_the_watchdog(mem
 # Waking threads
 
 
-def test_ring_is_not_lost_on_one_who_is_awake():
+def test_wake_up_of_a_busy_thread_is_not_lost():
     """P33: a thread that is notified while it is busy does not sleep afterwards."""
     bell = Bell(threading.Lock())
     bell.ring()

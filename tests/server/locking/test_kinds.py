@@ -23,7 +23,7 @@ async def take(flavour: Flavour, manager: LockManager, name: Any, **options: Any
 # limit
 
 
-async def test_lock_with_places_has_so_many_holders_and_no_more(make: Manager, flavour: Flavour):
+async def test_lock_with_a_limit_has_no_more_holders_than_that(make: Manager, flavour: Flavour):
     """P16: a counting semaphore over a majority is unsound, so each permit is an exclusive lock."""
     manager = make()
 
@@ -39,7 +39,7 @@ async def test_lock_with_places_has_so_many_holders_and_no_more(make: Manager, f
         assert await flavour.release(lease) == "released"
 
 
-async def test_place_is_waited_for_in_order(make: Manager, flavour: Flavour):
+async def test_waiters_for_a_permit_are_served_in_order(make: Manager, flavour: Flavour):
     """P27: all permits share one queue; whichever becomes free goes to the first waiter."""
     manager = make()
     leases = [await take(flavour, manager, "a", limit=2) for _ in range(2)]
@@ -155,7 +155,7 @@ async def test_operator_ends_all_shared_holds(make: Manager, flavour: Flavour):
 # reentrant
 
 
-async def test_reentrant_lock_is_entered_again_without_asking_anybody(make: Manager, flavour: Flavour):
+async def test_reentrant_lock_is_entered_again_without_a_network_call(make: Manager, flavour: Flavour):
     """L43: it can be entered again by the same thread or task; it is free when it has been left as often."""
     manager = make()
     acquired = []
@@ -202,7 +202,7 @@ async def test_reentrant_lock_that_was_lost_is_not_entered_again(make: Manager, 
         await take(flavour, manager, "a", reentrant=True)
 
 
-async def test_reentrant_lock_is_not_had_both_ways(make: Manager, flavour: Flavour):
+async def test_reentrant_lock_is_not_shared_and_exclusive_at_once(make: Manager, flavour: Flavour):
     """L43: a holder that wants it exclusively beside its own shared hold would wait for itself."""
     manager = make()
 
@@ -214,7 +214,7 @@ async def test_reentrant_lock_is_not_had_both_ways(make: Manager, flavour: Flavo
 # heartbeat, loss
 
 
-async def test_lease_whose_work_gives_no_sign_of_life_is_not_extended(virtual: Virtual, flavour: Flavour):
+async def test_lease_without_heartbeats_is_not_extended(virtual: Virtual, flavour: Flavour):
     """P34: a hung worker in a living process loses the lock, and the loss has the reason."""
     manager = virtual(ttl=30.0)
     lease = await take(flavour, manager, "a", heartbeat=5.0)

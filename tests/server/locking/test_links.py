@@ -94,7 +94,7 @@ async def test_link_that_is_dropped_has_sent_what_was_given_to_it(nodes: Servers
         await eventually(lambda: len(client.keys("t:*:h")) == CALLS)
 
 
-async def test_connection_that_breaks_tells_all_who_wait(nodes: Servers):
+async def test_connection_that_breaks_fails_all_its_requests(nodes: Servers):
     """Nobody knows whether the requests were executed."""
     link = await link_to(nodes)
     nodes[0].freeze()

@@ -238,7 +238,7 @@ def unannounced_fork(child: Callable[[], Any]) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def test_fork_that_python_is_not_told_of_is_noticed_by_the_next_acquisition(nodes: Servers):
+def test_fork_without_pythons_hooks_is_noticed_by_the_next_acquisition(nodes: Servers):
     """P30, C87: uWSGI forks in C and calls none of Python's hooks; parent and child must not share connections."""
 
     def parent() -> None:
@@ -261,7 +261,7 @@ def test_fork_that_python_is_not_told_of_is_noticed_by_the_next_acquisition(node
     assert fork(parent) == 0  # has no threads, unlike this process
 
 
-def test_fork_that_python_is_not_told_of_leaves_the_parents_lease_alone(nodes: Servers):
+def test_fork_without_pythons_hooks_does_not_affect_the_parents_lease(nodes: Servers):
     """P30, L41: before it has taken a lock of its own, such a child neither has, sends nor releases anything."""
 
     def parent() -> None:

@@ -53,7 +53,7 @@ async def removed_by_token(nodes: Servers, flavour: Flavour, manager: LockManage
         (removed_by_token, "forgotten"),
     ],
 )
-async def test_refused_extension_says_what_the_nodes_told(
+async def test_refused_extension_has_the_reason_that_the_nodes_gave(
     nodes: Servers, flavour: Flavour, happen: Callable[..., object], reason: str
 ):
     """L24, P19: a later token means that another caller came; without one, the nodes only do not know the holder."""

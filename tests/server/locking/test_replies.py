@@ -247,7 +247,7 @@ WITH_OLD_CONNECTION = [(case, True) for case in CASES if case.warm]
 
 
 @pytest.mark.parametrize(("case", "warm"), WITH_NEW_CONNECTION + WITH_OLD_CONNECTION, ids=str)
-async def test_error_is_no_vote_and_keeps_its_word(
+async def test_error_is_no_vote_and_is_reported_by_its_code(
     nodes: Servers, patient: Patient, flavour: Flavour, case: Case, warm: bool
 ):
     """
@@ -294,7 +294,7 @@ async def test_half_a_grant_is_taken_back(patient: Patient, flavour: Flavour):
         await flavour.close(manager)
 
 
-async def test_full_node_still_lets_go(patient: Patient, flavour: Flavour):
+async def test_full_node_still_executes_releases(patient: Patient, flavour: Flavour):
     """L65: a holder can release its lock although the node has become full."""
     manager = real_manager([patient.url])
     lease = await flavour.acquire(manager.lock("a"))
@@ -462,9 +462,7 @@ async def test_something_else_than_a_node_is_named(flavour: Flavour, greeting: b
         await flavour.close(manager)
 
 
-async def test_node_that_says_nothing_of_itself_has_no_vote_while_restarts_are_guarded(
-    patient: Patient, flavour: Flavour
-):
+async def test_node_that_refuses_info_has_no_vote_while_restarts_are_guarded(patient: Patient, flavour: Flavour):
     """P20, P22, P23: without INFO nobody knows when it started; this needs a right, and waiting does not help."""
     with no_right(patient, "-info"):
         guarded, careless = (real_manager([patient.url], restart_guard=guard) for guard in (True, False))

@@ -265,7 +265,7 @@ def test_key_of_another_type_is_replaced(server: Server, client: redis.Redis):
     assert client.type("t:served") == "string"
 
 
-def test_clock_that_went_back_begins_anew(server: Server, client: redis.Redis):
+def test_clock_that_was_set_back_starts_the_age_anew(server: Server, client: redis.Redis):
     """L6: a time in the future would keep the node from voting until then."""
     seconds, _ = client.time()
     served(client, since=(seconds + 86_400) * 10**6)
@@ -292,7 +292,7 @@ def test_node_in_memory_agrees_with_the_script(server: Server, client: redis.Red
             assert theirs == pytest.approx(store.serve(run, replication), abs=4.0), (about, since)
 
 
-def test_node_that_cannot_write_says_no_age_but_one_that_need_not_write_does(server: Server, client: redis.Redis):
+def test_node_that_cannot_write_reports_no_age_unless_it_need_not_write(server: Server, client: redis.Redis):
     """L65: a full node has kept its data."""
     client.config_set("maxmemory", "1")
     assert greeting(server).age is None
@@ -304,7 +304,7 @@ def test_node_that_cannot_write_says_no_age_but_one_that_need_not_write_does(ser
     assert greeting(server).age > WEEK - 1
 
 
-def test_server_that_cannot_say_its_age_votes_when_it_has_been_known_for_the_guard_time():
+def test_server_without_an_age_votes_when_it_has_been_known_for_the_guard_time():
     """P20: each connection finds the same server; if the time began anew with each, the server would never vote."""
     now = [1000.0]
     watch = Admission(Rules(3), ("a", "b", "c"), lambda: now[0], lambda: 1e9)

@@ -91,7 +91,7 @@ class Line:
 
 
 async def test_waiters_are_served_in_the_order_of_their_arrival(make: Manager, flavour: Flavour):
-    """P27, L48: first come, first served, on every kind of node; see also ``test_lock_is_waited_for_in_line``."""
+    """P27, L48: first come, first served; ``test_waiters_of_a_database_are_served_in_order`` shows it for databases."""
     manager = make()
     line = Line(flavour, manager)
     holder = await flavour.acquire(manager.lock("a"))
@@ -140,7 +140,7 @@ async def test_order_is_kept_when_notification_connections_are_killed(nodes: Ser
     manager.close()
 
 
-async def test_free_lock_is_kept_for_the_first_in_line(make: Manager, flavour: Flavour):
+async def test_free_lock_is_reserved_for_the_first_waiter(make: Manager, flavour: Flavour):
     """P27, L3: a caller that does not wait is refused with "others wait", and may barge in with ``barge=True``."""
     manager = make()
     holder = await flavour.acquire(manager.lock("a"))
@@ -158,7 +158,7 @@ async def test_free_lock_is_kept_for_the_first_in_line(make: Manager, flavour: F
     await flavour.release(pushy)
 
 
-async def test_waiter_that_gives_up_leaves_the_line_at_once(make: Manager, flavour: Flavour):
+async def test_waiter_that_gives_up_leaves_the_queue_at_once(make: Manager, flavour: Flavour):
     """L47, L49: nobody queues behind a waiter that left; a test in virtual time shows that waiting lasts its time."""
     manager = make()
     holder = await flavour.acquire(manager.lock("a"))
@@ -170,7 +170,7 @@ async def test_waiter_that_gives_up_leaves_the_line_at_once(make: Manager, flavo
     await flavour.release(holder)
 
 
-async def test_cancelled_waiter_leaves_the_line(make: Manager):
+async def test_cancelled_waiter_leaves_the_queue(make: Manager):
     """L11, L47, P33: a cancelled waiter also leaves the queue."""
     manager = make()
     holder = await manager.lock("a").aacquire()
@@ -185,7 +185,7 @@ async def test_cancelled_waiter_leaves_the_line(make: Manager):
     assert await holder.arelease() == "released"
 
 
-async def test_waiter_that_is_gone_is_passed_when_its_place_has_lapsed(nodes: Servers):
+async def test_dead_waiter_is_skipped_when_its_queue_entry_has_lapsed(nodes: Servers):
     """P27, L47: a dead first waiter delays the next by no more than its enrolment."""
     manager = real_manager(nodes.urls)
     holder = manager.lock("a").acquire()
@@ -222,7 +222,7 @@ async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
 
 
 @pytest.mark.parametrize("contenders", [20])
-async def test_requests_per_turn_do_not_grow_with_those_who_wait(nodes: Servers, flavour: Flavour, contenders: int):
+async def test_requests_per_turn_do_not_grow_with_the_waiters(nodes: Servers, flavour: Flavour, contenders: int):
     """P28, L48: each turn costs its holder a few requests and wakes one other waiter, not all."""
     manager = real_manager(nodes.urls[:3], ttl=30.0)
     line = Line(flavour, manager)
@@ -285,7 +285,7 @@ async def test_several_names_are_waited_for_together(make: Manager, flavour: Fla
 
 
 @pytest.mark.parametrize("shared", [False, True])
-async def test_who_waits_for_the_first_name_leaves_the_others_alone(make: Manager, flavour: Flavour, shared: bool):
+async def test_waiter_for_the_first_name_does_not_claim_the_others(make: Manager, flavour: Flavour, shared: bool):
     """
     P27, L56: all callers take names in one order, so a caller with the first name gets the second, whoever waits for
     both.
@@ -304,7 +304,7 @@ async def test_who_waits_for_the_first_name_leaves_the_others_alone(make: Manage
     assert line.served == [0]
 
 
-async def test_who_has_the_first_name_waits_for_the_second_in_line(make: Manager, flavour: Flavour):
+async def test_holder_of_the_first_name_gets_the_second_in_order(make: Manager, flavour: Flavour):
     """
     P27, L56: names are reserved for the first waiter up to the one that it waits for; others who want that one come
     later.
@@ -323,7 +323,7 @@ async def test_who_has_the_first_name_waits_for_the_second_in_line(make: Manager
     assert line.served == [0]
 
 
-async def test_who_waits_for_several_names_does_not_starve(make: Manager, flavour: Flavour):
+async def test_waiter_for_several_names_does_not_starve(make: Manager, flavour: Flavour):
     """P27: a waiter for several names gets them although others take one of the names again and again."""
     manager = make()
     served = asyncio.Event()
@@ -350,7 +350,7 @@ async def test_who_waits_for_several_names_does_not_starve(make: Manager, flavou
     await asyncio.gather(*tasks)
 
 
-async def test_slow_node_does_not_hold_up_the_line(nodes: Servers, flavour: Flavour):
+async def test_slow_node_does_not_delay_the_queue(nodes: Servers, flavour: Flavour):
     """P25, P27: notifications of the quick nodes are a quorum."""
     with FaultProxy(nodes[0].url) as proxy:
         proxy.delay(0.1)
@@ -451,7 +451,7 @@ async def test_notifications_end_with_the_manager(nodes: Servers):
 
 
 @pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
-async def test_call_that_comes_before_the_wait_is_heard(manager: Manager, monkeypatch: Any):
+async def test_notification_that_comes_before_the_wait_is_not_lost(manager: Manager, monkeypatch: Any):
     """L46, P27: the lock is released between a waiter's first refusal and its wait; it asks again at once."""
     one = manager()
     line = Line(Blocking(), one)

@@ -147,7 +147,9 @@ async def test_redis_and_database_are_asked_at_the_same_time(nodes: Servers, tab
 
 
 @EACH_TABLE_ONCE
-async def test_waiters_of_a_mixed_majority_are_told_by_the_others(nodes: Servers, tables: Tables, flavour: Flavour):
+async def test_waiters_of_a_mixed_majority_are_notified_by_the_redis_servers(
+    nodes: Servers, tables: Tables, flavour: Flavour
+):
     """P27, L45: two Redis servers are enough to notify the next waiter; the database sends no notifications."""
     manager = real_manager([*nodes.urls[:2], tables.urls[0]])
     connect(manager)

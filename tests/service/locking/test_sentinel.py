@@ -139,7 +139,7 @@ async def test_demoted_master_is_left_for_the_new_one(tmp_path: Path, flavour: F
         await flavour.close(manager)
 
 
-async def test_sentinel_that_cannot_help_is_told_from_a_node_that_cannot(tmp_path: Path, flavour: Flavour):
+async def test_useless_sentinel_and_useless_node_have_different_errors(tmp_path: Path, flavour: Flavour):
     """
     L65: a missing sentinel, an unknown service and a server that is not a sentinel are reported; only settings end a
     wait.

@@ -178,7 +178,7 @@ def test_votes_of_two_rounds_are_not_mixed():
         (3, [B, B], True),
     ],
 )
-def test_taken_and_cannot_tell_are_told_apart(nodes: int, replies: list[Kind], taken: bool):
+def test_taken_and_cannot_tell_are_different_errors(nodes: int, replies: list[Kind], taken: bool):
     """L3, L12, P23: taken needs a quorum of answers, or too many busy nodes; silence is never a holder."""
     attempt = Attempt(nodes)
 
@@ -284,7 +284,7 @@ def test_every_attempt_has_a_nonce_of_its_own():
     assert attempt.step.requests[0].nonce != first
 
 
-def test_number_goes_above_everything_seen():
+def test_number_is_above_everything_seen():
     """P2: numbers in refusals count too, so a waiter needs no second round when its turn comes."""
     attempt = Attempt(wait=None)
     attempt.reply(B, B, B, fence=NOW * 2)
@@ -320,7 +320,7 @@ def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, told: float
 
 
 @pytest.mark.parametrize(("place", "seconds"), [(0, 0.025), (1, 0.075), (9, 0.475), (400, 1.01)])
-def test_waiter_that_nobody_can_tell_asks_the_sooner_the_nearer_its_turn(place: int, seconds: float):
+def test_waiter_without_notifications_asks_the_sooner_the_nearer_its_turn(place: int, seconds: float):
     """P27: without notifications the first waiter asks most often."""
     attempt = Attempt(wait=None)
     for node in range(3):
@@ -341,7 +341,7 @@ def test_waiter_leaves_the_queue_when_it_gives_up():
     assert {node: request.leaving for node, request in leaving.requests.items()} == dict.fromkeys(range(5), "p|1")
 
 
-def test_waiter_keeps_its_place_between_two_attempts():
+def test_waiter_stays_queued_between_two_attempts():
     """P27: it releases grants of a minority, and stays queued there and everywhere."""
     attempt = Attempt(wait=None, waiter="p|1")
     attempt.step.receive(0, Reply(A))
@@ -354,7 +354,7 @@ def test_waiter_keeps_its_place_between_two_attempts():
 
 
 @pytest.mark.parametrize(("waiter", "hears"), [("p|1", True), ("", False)])
-def test_who_waits_hears_out_the_nodes_that_have_not_refused_it_yet(waiter: str, hears: bool):
+def test_waiter_waits_briefly_for_nodes_that_have_not_refused_it_yet(waiter: str, hears: bool):
     """
     P28: a node whose refusal came last has nothing to release; a caller that does not wait gets its result at once.
     """
@@ -370,7 +370,7 @@ def test_who_waits_hears_out_the_nodes_that_have_not_refused_it_yet(waiter: str,
     assert isinstance(attempt.go_on(), Pause)
 
 
-def test_waiter_that_is_cut_off_gives_up_its_place():
+def test_waiter_that_is_cut_off_leaves_the_queue():
     """P27: a waiter that cannot reach a quorum must not be first in the queue on the nodes that it does reach."""
     attempt = Attempt(wait=None, waiter="p|1")
     attempt.step.receive(0, Reply(B, left=30.0, detail="b", place=0))
@@ -383,7 +383,7 @@ def test_waiter_that_is_cut_off_gives_up_its_place():
 
 
 @pytest.mark.parametrize("wait", [1.0, 3.0])
-def test_what_is_interrupted_while_it_is_given_back_is_given_back_again(wait: float):
+def test_interrupted_release_of_an_attempt_is_repeated(wait: float):
     """L10, P33: nobody knows how far the round came, so undoing it goes to all of its nodes, and leaves the queues."""
     attempt = Attempt(wait=wait, waiter="p|1")
     attempt.step.receive(0, Reply(A))
@@ -410,7 +410,7 @@ def test_waiter_acts_on_notifications_from_a_quorum_of_nodes():
     assert not waiter.called
 
 
-def test_waiter_is_not_called_by_what_it_gave_back():
+def test_waiter_is_not_notified_by_its_own_returned_grants():
     """
     P28: nodes that granted in vain would grant again, and notify it for that; it asks when one more node notifies.
     """
@@ -447,7 +447,7 @@ def test_waiter_that_may_have_missed_notifications_asks_once_more():
     assert not waiter.called
 
 
-def test_lock_with_places_tries_them_all():
+def test_lock_with_permits_tries_them_all():
     """P16: each permit is an exclusive lock of its own; refused one, the caller tries the next without a pause."""
     attempt = Attempt(limit=3)
     asked = []
@@ -471,7 +471,7 @@ def survey(attempt: Attempt, taken: Callable[[int, int], bool]) -> None:
         attempt.step.receive(node, Reply(Kind.LISTED, rows=tuple(rows)))
 
 
-def test_lock_with_many_places_asks_which_are_taken():
+def test_lock_with_many_permits_asks_which_are_taken():
     """L49, P16: a round for each of them would take longer than any caller was to wait."""
     attempt = Attempt(limit=60)
     attempt.reply("b", "b", "b")
@@ -483,7 +483,7 @@ def test_lock_with_many_places_asks_which_are_taken():
     assert (outcome.taken, outcome.attempts) == (True, 1)
 
 
-def test_lock_with_many_places_tries_those_that_a_quorum_may_have():
+def test_lock_with_many_permits_tries_those_that_a_quorum_may_have():
     """P16: a permit that is taken on only a few nodes is worth a request."""
     attempt = Attempt(limit=60)
     attempt.reply("b", "b", "b")
@@ -501,7 +501,7 @@ def test_lock_with_many_places_tries_those_that_a_quorum_may_have():
     assert attempt.proceed(0.05).attempts == 3
 
 
-def test_lock_with_places_waits_no_longer_than_it_was_to():
+def test_lock_with_permits_waits_no_longer_than_its_time():
     """L49, P25: neither silent nor slow nodes are asked for one permit after the other."""
     silent, slow = Attempt(limit=60, node_timeout=0.2), Attempt(limit=3, node_timeout=0.2)
     silent.reply(F, F, F)
@@ -513,7 +513,7 @@ def test_lock_with_places_waits_no_longer_than_it_was_to():
     assert slow.proceed(0.19).attempts == 2
 
 
-def test_lock_with_places_stays_behind_those_that_wait():
+def test_lock_with_permits_queues_behind_earlier_waiters():
     """P27: others are first in the queue, whichever permit is free."""
     attempt = Attempt(limit=3)
     attempt.reply(Kind.QUEUED, Kind.QUEUED, Kind.QUEUED)

@@ -130,7 +130,7 @@ def test_first_reason_of_an_end_stays():
 
 
 def test_renewal_is_due_every_third_of_the_ttl():
-    """L22: renewal is never due later than the deadline, of which the holder must be notified."""
+    """L22: renewal is never due later than the deadline, because the holder must be notified then."""
     hold = held()
 
     assert hold.due(renewing=True) == START + 3.0
@@ -202,7 +202,7 @@ def test_release_leaves_out_what_never_got_a_request():
         ([F, F, F, U, U], "unknown"),
     ],
 )
-def test_release_says_what_it_found(kinds: list[Kind], outcome: str):
+def test_release_returns_its_outcome(kinds: list[Kind], outcome: str):
     """L35: the outcome is released, expired, taken, or unknown."""
     assert release_outcome(answer(held().release(0.2), *kinds), Rules(5)) == outcome
 
@@ -252,7 +252,7 @@ def test_shorter_time_counts_as_soon_as_it_is_asked_for():
     assert hold.deadline == pytest.approx(101.0 + 3.0 - 0.032)
 
 
-def test_node_that_owes_a_shortening_is_not_counted_for_a_longer_time():
+def test_node_that_may_execute_a_shortening_is_not_counted_for_a_longer_time():
     """P17, P18: it may execute the older request last."""
     hold = held(3)
     shorter = extension(hold, 101.0, ttl=3.0)

@@ -355,7 +355,7 @@ def test_small_step_costs_the_vote_as_well():
 
 
 @pytest.mark.parametrize(("ahead", "took"), [(0.0025, 0.001), (-30.0, 0.001), (2.0, 5.0)])
-def test_step_that_harms_nobody_or_cannot_be_told_costs_no_vote(ahead: float, took: float):
+def test_step_that_is_harmless_or_undetectable_costs_no_vote(ahead: float, took: float):
     """P21: within the rounding of expiry, backwards, or no larger than the reply took to arrive."""
     watch, clock = clocked()
     tell(watch, clock, 0)
@@ -400,7 +400,7 @@ def test_clock_that_was_far_ahead_is_put_back_while_a_client_looks():
     assert tell(watch, clock, 0).kind is Kind.ACCEPTED
 
 
-def test_own_clock_has_a_say_while_few_nodes_are_known():
+def test_own_clock_counts_while_few_nodes_are_known():
     """P21: of two nodes that disagree, the one that agrees with the client votes; a wrong client agrees with none."""
     watch, clock = clocked()
     tell(watch, clock, 0, ahead=60.0)

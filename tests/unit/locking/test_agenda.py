@@ -46,7 +46,7 @@ def test_lease_that_ends_is_not_looked_at_early():
     assert todo.take(10.0) == [due]
 
 
-def test_what_ended_or_was_dropped_does_not_pile_up():
+def test_ended_and_dropped_leases_do_not_accumulate():
     """L28: the agenda keeps no lease alive, and no memory of many that were soon released."""
     todo = Agenda()
     kept = Lease(50.0)
@@ -111,7 +111,7 @@ def test_lease_that_is_due_earlier_than_it_was_is_taken_once():
     assert todo.take(30.0) == [lease]
 
 
-def test_process_that_takes_a_lock_while_it_stops_saying_that_it_lives_goes_on():
+def test_heartbeat_continues_when_a_lock_is_taken_while_it_stops():
     """L77: otherwise its locks would count as those of a dead process."""
     watched: list[object] = []
 

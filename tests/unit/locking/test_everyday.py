@@ -437,7 +437,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("mistake", "kind", "message"), MISTAKES, ids=[message[:30] for _, _, message in MISTAKES])
-def test_mistake_with_a_lock_is_told_what_to_write(mistake: Any, kind: type[Exception], message: str):
+def test_mistake_with_a_lock_says_what_to_write(mistake: Any, kind: type[Exception], message: str):
     """L68: the error shows users of redis-py's locks how to use this one."""
     with pytest.raises(kind, match=message):
         mistake()

@@ -104,7 +104,7 @@ async def test_reentrant_lock_that_was_lost_and_left_can_be_taken_again(make: Ma
     assert again is not lost
 
 
-async def test_reentrant_lock_that_was_given_back_can_be_had_the_other_way(make: Manager, flavour: Flavour):
+async def test_released_reentrant_lock_can_be_taken_in_the_other_mode(make: Manager, flavour: Flavour):
     """L43: an ended lease blocks nobody, even if its holder keeps the object."""
     manager = make()
     over = await flavour.acquire(manager.lock("a", reentrant=True, shared=True))
@@ -116,7 +116,7 @@ async def test_reentrant_lock_that_was_given_back_can_be_had_the_other_way(make:
     assert await flavour.release(exclusive) == "released"
 
 
-async def test_place_of_a_reentrant_lock_is_not_the_lock_itself(make: Manager, flavour: Flavour):
+async def test_permit_of_a_reentrant_lock_is_not_the_lock_itself(make: Manager, flavour: Flavour):
     """L43, P16: a lock with permits and one without are two locks, also for reentrancy."""
     manager = make()
     place = await flavour.acquire(manager.lock("a", limit=2, reentrant=True))
@@ -152,7 +152,7 @@ async def test_body_that_notices_the_loss_itself_is_not_cancelled_after_it(make:
     assert lease.lost.is_set()
 
 
-async def test_body_that_goes_on_after_the_loss_is_cancelled_where_it_waits(make: Manager):
+async def test_body_that_continues_after_the_loss_is_cancelled_where_it_waits(make: Manager):
     """L23: a loss that the body has seen and ignored still cancels it, at its next await."""
     manager = make()
     went_on = []
@@ -182,7 +182,7 @@ async def test_lock_that_was_entered_twice_cancels_once(make: Manager):
     assert asyncio.current_task().cancelling() == 0
 
 
-async def test_loss_that_another_thread_notices_is_told_in_the_loop(make: Manager):
+async def test_loss_that_another_thread_notices_is_reported_in_the_loop(make: Manager):
     """L23: an event that wakes tasks is set by their loop, so that asyncio's debug mode finds nothing wrong."""
     manager = make()
     asyncio.get_running_loop().set_debug(True)

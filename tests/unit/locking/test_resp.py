@@ -63,7 +63,7 @@ def test_replies_are_the_same_however_the_stream_was_cut(sent: list[Any], cuts: 
 
 
 @given(wanted)
-def test_reply_of_which_a_byte_is_missing_is_not_told(sent: Any):
+def test_incomplete_reply_is_not_returned(sent: Any):
     replies, stream = Replies(ValueError), said(sent)
 
     for byte in stream[:-1]:
@@ -99,7 +99,7 @@ def test_noise_is_read_or_refused_and_nothing_else(noise: bytes):
         b"+" * (LONGEST_LINE + 2),
     ],
 )
-def test_what_is_no_reply_is_refused(malformed: bytes):
+def test_malformed_reply_is_refused(malformed: bytes):
     """Everything after it would be misread as well, and given to the wrong round."""
     replies = Replies(ValueError)
     assert read_all(replies, b"$2\r\nok\r\n") == [b"ok"]

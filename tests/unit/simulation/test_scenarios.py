@@ -208,7 +208,7 @@ def test_commands_do_not_grow_with_the_waiters(hazards: dict[str, float]):
     assert many < few + 12
 
 
-def test_grants_that_are_given_back_call_nobody():
+def test_returned_grants_notify_nobody():
     """
     P28: the first waiter, if it lacks only votes, is not notified by its own returned grants.
 
