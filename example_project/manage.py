@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    # Python does this by itself, unless PYTHONSAFEPATH tells it not to.
+    # Python does this by itself, unless PYTHONSAFEPATH prevents it.
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop_site.settings")
 

@@ -1,4 +1,4 @@
-"""A certificate authority, what it signed, and servers that show it."""
+"""A certificate authority, certificates that it signed, and servers that use them."""
 
 import os
 import shutil
@@ -14,12 +14,12 @@ from django_redlock.testing import Server, ServerStartError
 from tests.conftest import needs
 
 NAMES = "DNS:localhost,IP:127.0.0.1,IP:::1"
-USAGE = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")  # Python 3.13 wants to know what a key is for
+USAGE = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")  # Python 3.13 requires the usage of a key
 
 
 @dataclass
 class Certificates:
-    """A certificate authority and what it signed, made by the openssl command."""
+    """A certificate authority and the certificates that it signed, made by the openssl command."""
 
     folder: Path
 
@@ -77,7 +77,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="session")
 def tls_program(certificates: Certificates) -> str:
-    """A server that knows TLS: the one under test, or one of the system."""
+    """A server that supports TLS: the one under test, or one of the system."""
     named = os.environ.get("REDLOCK_SERVER")
     folders = os.environ["PATH"].split(os.pathsep)
     others = [str(Path(folder, name)) for folder in folders for name in ("redis-server", "valkey-server")]
@@ -92,14 +92,14 @@ def tls_program(certificates: Certificates) -> str:
 
 @pytest.fixture
 def tls(certificates: Certificates, tls_program: str, monkeypatch: pytest.MonkeyPatch) -> Certificates:
-    """Certificates, and a server to start that knows TLS."""
+    """Certificates, and a server with TLS that a test can start."""
     monkeypatch.setenv("REDLOCK_SERVER", tls_program)
     return certificates
 
 
 @pytest.fixture(scope="session")
 def secure(certificates: Certificates, tls_program: str) -> Iterator[Server]:
-    """A server with TLS that runs, the same for all tests of this process."""
+    """A running server with TLS, shared by all tests of this process."""
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("REDLOCK_SERVER", tls_program)

@@ -1,8 +1,8 @@
 """
-Servers for the tests, and an honest account of the tests that did not run.
+Servers for the tests, and a list of the tests that did not run.
 
-A test that lacks something (a server, a browser) is left out, and the end of
-the run lists it. With ``REDLOCK_REQUIRE=all``, as in CI, it fails instead.
+A test that lacks something (a server, a browser) is left out, and the end of the run lists it. With
+``REDLOCK_REQUIRE=all``, as in CI, it fails instead.
 """
 
 import inspect
@@ -31,14 +31,14 @@ NAMED_IN_HEADER = ["Django", "redis", "celery", "kombu", "django-redis", "psycop
 
 
 def needs(thing: str, found: object, remedy: str) -> None:
-    """Leave the running test out unless *thing* was *found*; *remedy* says what to type."""
+    """Skip the running test unless *thing* was *found*; *remedy* says what to type."""
     if not found:
         pytest.skip(f"needs {thing}: {remedy}")
 
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
-    """Five real servers, the same for all tests of this process; as a rule ``nodes`` is what a test wants."""
+    """Five real servers, shared by all tests of this process; tests normally use ``nodes`` instead."""
     try:
         find_server()
     except ServerNotFoundError as error:
@@ -57,10 +57,10 @@ def nodes(servers: Servers) -> Servers:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Have the first round of all connections wait for those to all nodes, within its timeout.
+    Make the first round of all connections wait for the connections to all nodes, within its timeout.
 
-    Usually it waits for no more than 20 ms after its decision, so on a busy machine a first lock may be held by a bare
-    quorum. A test that then looks at every node is not about that; one that is sets the usual time itself.
+    Normally it waits for at most 20 ms after its decision, so on a busy machine a bare quorum may hold a first lock.
+    Most tests that look at every node do not test this; a test that does sets the usual time itself.
     """
     monkeypatch.setattr(rounds, "GRACE", 1.0)
     monkeypatch.setattr(rounds_async, "GRACE", 1.0)
@@ -68,13 +68,13 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def blocking_in_coroutine_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a test that is a coroutine play another client with blocking code: nothing else needs its event loop."""
+    """Let a test that is a coroutine act as another client with blocking code; nothing else needs its event loop."""
     if inspect.iscoroutinefunction(getattr(request, "function", None)):
         monkeypatch.setattr(DjangoSurroundings, "blocking", Surroundings.blocking)
 
 
 def serving(service: type[Service]) -> Iterator[Service]:
-    """Run a service for as long as a session lasts; what is not installed leaves the test out."""
+    """Run a service for the length of a session; if it is not installed, skip the test."""
     try:
         private = service()
     except ServiceMissingError as error:
@@ -85,48 +85,48 @@ def serving(service: type[Service]) -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[Service]:
-    """A PostgreSQL for all tests of this process; as a rule ``postgresql`` is what a test wants."""
+    """A PostgreSQL for all tests of this process; tests normally use ``postgresql`` instead."""
     yield from serving(PostgreSQL)
 
 
 @pytest.fixture(scope="session")
 def mariadb_server() -> Iterator[Service]:
-    """A MariaDB for all tests of this process; as a rule ``mariadb`` is what a test wants."""
+    """A MariaDB for all tests of this process; tests normally use ``mariadb`` instead."""
     yield from serving(MariaDB)
 
 
 @pytest.fixture(scope="session")
 def rabbitmq_server() -> Iterator[Service]:
-    """A RabbitMQ for all tests of this process; as a rule ``rabbitmq`` is what a test wants."""
+    """A RabbitMQ for all tests of this process; tests normally use ``rabbitmq`` instead."""
     yield from serving(RabbitMQ)
 
 
 @pytest.fixture
 def postgresql(postgresql_server: PostgreSQL) -> PostgreSQL:
-    """A PostgreSQL that runs, whatever the last test did to it."""
+    """A running PostgreSQL, whatever the last test did to it."""
     return postgresql_server.start()
 
 
 @pytest.fixture
 def mariadb(mariadb_server: MariaDB) -> MariaDB:
-    """A MariaDB that runs, whatever the last test did to it."""
+    """A running MariaDB, whatever the last test did to it."""
     return mariadb_server.start()
 
 
 @pytest.fixture
 def rabbitmq(rabbitmq_server: RabbitMQ) -> RabbitMQ:
-    """A RabbitMQ that runs, whatever the last test did to it."""
+    """A running RabbitMQ, whatever the last test did to it."""
     return rabbitmq_server.start()
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> SQLite | PostgreSQL | MariaDB:
-    """Every kind of database in turn: a file, and two servers that run."""
+    """Every kind of database in turn: a file, and two running servers."""
     return SQLite(tmp_path) if request.param == "sqlite" else request.getfixturevalue(request.param)
 
 
 def pytest_configure() -> None:
-    """Have signals do what they usually do, which may be ignored in the background, and examples take their time."""
+    """Restore the usual signal handling, which may be off in the background, and give examples enough time."""
     settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("unhurried")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -153,7 +153,7 @@ def pytest_make_collect_report() -> Generator[None, Report, Report]:
 
 
 def fail_if_left_out(report: Report) -> Report:
-    """Turn the report of a test, or of a whole file, that was left out into a failure if all are required."""
+    """If everything is required, turn the report of a skipped test or file into a failure."""
     left_out = report.skipped and not hasattr(report, "wasxfail")
     if left_out and os.environ.get("REDLOCK_REQUIRE") == "all":
         report.longrepr = f"Left out, but REDLOCK_REQUIRE=all. {reason(report)}"
@@ -170,7 +170,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def reason(report: Report) -> str:
-    """Return why a test was left out: pytest reports a triple of file, line and reason."""
+    """Return why a test was skipped: pytest reports a triple of file, line and reason."""
     return report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
 
 
@@ -179,7 +179,7 @@ HIGHEST_CLUSTER_PORT = 55_535
 
 @contextmanager
 def cluster_nodes(count: int) -> Iterator[list[Server]]:
-    """Start servers in cluster mode. Each listens 10,000 ports higher, too, where nobody has reserved a port for it."""
+    """Start servers in cluster mode. Each also listens on a port 10,000 higher, which nobody has reserved for it."""
     with ExitStack() as stack:
         servers: list[Server] = []
         while len(servers) < count:

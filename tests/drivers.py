@@ -2,7 +2,7 @@
 
 
 def install_mysql() -> None:
-    """Let Django take PyMySQL for mysqlclient, whose version it asks for."""
+    """Make Django accept PyMySQL as mysqlclient, whose version it checks."""
     import pymysql
 
     pymysql.version_info = (2, 2, 8, "final", 0)  # type: ignore[assignment]

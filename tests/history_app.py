@@ -1,4 +1,4 @@
-"""The history of locks, which listens only when a test says so."""
+"""The history app, which listens only when a test enables it."""
 
 from django_redlock.contrib.history.apps import HistoryConfig
 

@@ -1,7 +1,7 @@
 """
 A process that holds locks, or waits for one; run by :func:`holding`.
 
-It says what happens to it, a line of JSON for each event, and ends when its standard input does.
+It reports each event as a line of JSON, and ends when its standard input does.
 """
 
 import json
@@ -35,18 +35,18 @@ class Holder:
         self._said.put({"event": "end"})
 
     def hear(self, event: str) -> dict[str, Any]:
-        """Wait for the process to say something; fails if it says something else."""
+        """Wait for an event of the process; fail if it is a different one."""
         said = self._said.get(timeout=30)
         assert said["event"] == event, said
         return said
 
     def kill(self) -> None:
-        """End it with SIGKILL, as the kernel does when memory is short."""
+        """End the process with SIGKILL, as the kernel does when memory is short."""
         self.process.kill()
         self.process.wait(30)
 
     def end(self) -> None:
-        """Let it leave its block and end."""
+        """Let the process leave its block and end."""
         assert self.process.stdin
         if self.process.poll() is None:
             self.process.stdin.close()
@@ -57,7 +57,7 @@ class Holder:
 def holding(
     urls: Sequence[str], name: str | list[str], options: dict[str, Any] | None = None, **how: Any
 ) -> Iterator[Holder]:
-    """Have another process hold *name*; *options* are those of the settings, *how* the arguments of ``lock()``."""
+    """Let another process hold *name*; *options* are those of the settings, *how* the arguments of ``lock()``."""
     order = {"urls": list(urls), "options": {"restart_guard": False, **(options or {})}, "name": name, "how": how}
     command = [sys.executable, "-m", "tests.holder", json.dumps(order)]
     process = subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -76,7 +76,7 @@ def say(event: str, **about: Any) -> None:
 
 
 def main() -> None:
-    """Hold what the order says until standard input ends, or until the lock is lost."""
+    """Hold the ordered locks until standard input ends, or until the lock is lost."""
     order = json.loads(sys.argv[1])
     from django.conf import settings
 

@@ -1,14 +1,14 @@
 """
-Interrupt the lock wherever the interpreter could, and look whether it still works: ``python -m tests.interrupts``.
+Interrupt the lock wherever the interpreter could, and check that it still works: ``python -m tests.interrupts``.
 
 A signal handler that raises, a soft time limit or ``PyThreadState_SetAsyncExc`` ends Python code between two bytecodes.
-The interpreter looks for such things at the start of a function, after a call, and when a loop begins again. The sweep
-raises an exception at the first of these points, then at the second, and so on, until the code comes to its end without
-meeting the point. With ``--lines`` it raises before every line, too, except where no signal handler can run: before
+The interpreter checks for such events at the start of a function, after a call, and when a loop begins again. The sweep
+raises an exception at the first of these points, then at the second, and so on, until the code finishes without
+reaching the point. With ``--lines`` it also raises before every line, except where no signal handler can run: before
 ``__exit__`` is called at the end of a ``with`` block.
 
-After every interruption, the lock must be free for others or end with its lease, the thread that was interrupted must
-be able to enter it again, and a lease that another thread takes must be renewed and released.
+After every interruption, three things must hold. The lock is free for others or ends with its lease. The interrupted
+thread can enter it again. A lease that another thread takes is renewed and released.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 PACKAGE = "/django_redlock/"
 TTL = 2.0  # seconds
-LATEST = 20.0  # seconds after which something hangs
+LATEST = 20.0  # seconds after which something counts as hanging
 
 CHECKED = {code for name, code in dis.opmap.items() if name.startswith(("CALL", "JUMP_BACKWARD", "RESUME"))} - {
     dis.opmap.get("CALL_INTRINSIC_1"),
@@ -43,15 +43,15 @@ NONES = [dis.opmap["LOAD_CONST"]] * 3
 
 
 class Interrupted(BaseException):
-    """What the signal handler raises."""
+    """Raised by the signal handler."""
 
 
 class Trap:
     """
-    Raises :class:`Interrupted` at one point of what runs in this thread; counts the points.
+    Raises :class:`Interrupted` at one point of the code that runs in this thread; counts the points.
 
     Args:
-        at: At which.
+        at: The point at which to raise.
         lines: Whether lines are points, too.
     """
 
@@ -68,7 +68,7 @@ class Trap:
 
     @contextmanager
     def set(self) -> Iterator[None]:
-        """Raise in what this thread calls in the block, and swallow it at the end."""
+        """Raise in a call of this thread in the block, and swallow the exception at the end."""
         before = sys.gettrace()
         sys.settrace(self._on_call)
         try:
@@ -79,8 +79,8 @@ class Trap:
 
     def _on_call(self, frame: FrameType, event: str, arg: Any) -> Any:
         inside = PACKAGE in frame.f_code.co_filename or (frame.f_back is not None and frame.f_back.f_trace is not None)
-        # Interrupted in its own code, Python's logging leaves the lock of a handler held, and asyncio a task that waits
-        # for ever for a future that is done.
+        # Interrupted in its own code, Python's logging leaves the lock of a handler held, and asyncio leaves a task
+        # that waits for ever for a finished future.
         file = frame.f_code.co_filename
         spared = file.endswith(("tests/interrupts.py", "logging/__init__.py")) or "/asyncio/" in file
         if not inside or spared or self.sprung:
@@ -93,7 +93,7 @@ class Trap:
         if event == "opcode":
             operation = frame.f_code.co_code[frame.f_lasti]
             last, self._last[id(frame)] = self._last.get(id(frame)), operation
-            # The interpreter looks at the end of the call itself, which is still inside a block that is left next.
+            # The interpreter checks at the end of the call itself, which is still inside a block that is left next.
             if (last is None or last in CHECKED) and not leaves_block(frame.f_code, frame.f_lasti):
                 self._pass(frame)
         elif event == "line" and self._lines and not leaves_block(frame.f_code, frame.f_lasti):
@@ -111,7 +111,7 @@ class Trap:
 
 
 def leaves_block(code: CodeType, at: int) -> bool:
-    """Return whether the instruction is where a ``with`` block begins to be left: its ``__exit__`` is called next."""
+    """Return whether at this instruction a ``with`` block begins to be left: its ``__exit__`` is called next."""
     operations = [code.co_code[place] for place in range(at, min(at + 24, len(code.co_code)), 2)]
     operations = [operation for operation in operations if dis.opname[operation] not in ("NOP", "CACHE", "SWAP")]
     return operations[:3] == NONES and dis.opname[[*operations, 0][3]] in ("CALL", "PRECALL")
@@ -119,12 +119,12 @@ def leaves_block(code: CodeType, at: int) -> bool:
 
 class Scenario(NamedTuple):
     """
-    What is interrupted.
+    The code to interrupt.
 
     Args:
-        name: What to call it.
-        run: Does it; gets the manager and the lock.
-        prepare: Does what comes before, and is not interrupted.
+        name: Its name.
+        run: Runs it; gets the manager and the lock.
+        prepare: Runs before it, and is not interrupted.
     """
 
     name: str
@@ -157,7 +157,7 @@ def wait(manager: Any, lock: Any, prepared: Any) -> None:
 
 
 def taken(manager: Any, lock: Any) -> Any:
-    """Have somebody else hold the lock for a moment, so that it is waited for."""
+    """Let another owner hold the lock for a moment, so that the scenario waits for it."""
     lease = manager.lock(lock.name, wait=10 * TTL, ttl=TTL, renew=False).acquire()
     threading.Timer(0.1, lease.release).start()
     return lease
@@ -195,10 +195,10 @@ class Sweep:
     Interrupts one scenario everywhere.
 
     Args:
-        manager: Whose locks; its ``notify`` is taken.
-        scenario: What is interrupted.
-        elsewhere: Whether in another thread than the main one.
-        lines: Whether before every line, too.
+        manager: The manager of the locks; its ``notify`` is replaced.
+        scenario: The code to interrupt.
+        elsewhere: Whether to use a thread other than the main one.
+        lines: Whether to interrupt before every line, too.
     """
 
     def __init__(self, manager: Any, scenario: Scenario, *, elsewhere: bool = False, lines: bool = False) -> None:
@@ -206,7 +206,7 @@ class Sweep:
         self.scenario = scenario
         self.lines = lines
         self.points = 0
-        self.slow: list[str] = []  # where the key was left until its lease ended
+        self.slow: list[str] = []  # the points at which the key was left until its lease ended
         self._lock = manager.lock("swept", wait=10 * TTL, ttl=TTL)
         self._others = ThreadPoolExecutor(1, "others")
         self._own = ThreadPoolExecutor(1, "own") if elsewhere else None
@@ -218,13 +218,13 @@ class Sweep:
             self._extended.set()
 
     def run(self, first: int = 0, step: int = 1, most: int | None = None) -> int:
-        """Interrupt at every point, or some; returns how many there were."""
+        """Interrupt at every point, or at some; return how many there were."""
         gc.collect()
-        gc.freeze()  # so that to collect what the sweep leaves takes no time
+        gc.freeze()  # so that collecting the garbage of the sweep takes no time
         for at in count(first, step):
             if most is not None and self.points >= most:
                 return self.points
-            faulthandler.dump_traceback_later(2 * LATEST, exit=True)  # what hangs is shown
+            faulthandler.dump_traceback_later(2 * LATEST, exit=True)  # shows the code that hangs
             trap = self._here(self._interrupt, at)
             faulthandler.cancel_dump_traceback_later()
             if not trap.sprung:
@@ -234,7 +234,7 @@ class Sweep:
         raise AssertionError
 
     def count(self, trap: Trap) -> None:
-        """Have *trap*, which is far away, count the points."""
+        """Let *trap*, which never triggers, count the points."""
 
         def run(trap: Trap) -> None:
             prepared = self.scenario.prepare(self.manager, self._lock)
@@ -261,12 +261,12 @@ class Sweep:
         prepared = self.scenario.prepare(self.manager, self._lock)
         with trap.set():
             self._run(prepared)
-        if prepared:  # as the caller does who has a lease
+        if prepared:  # as a caller with a lease does
             prepared.release()
         return trap
 
     def _check(self, trap: Trap) -> None:
-        gc.collect()  # what traces frames makes circles of them, which would keep their leases alive
+        gc.collect()  # tracing makes reference cycles of frames, which would keep their leases alive
         began = time.monotonic()
         try:
             self._others.submit(self._take_and_renew).result(LATEST)
@@ -355,11 +355,11 @@ def sweeps(kind: str, urls: list[str], lines: bool) -> Iterator[Sweep]:
 
 class Storm:
     """
-    Signals at random moments, while another thread takes locks and a third lease is to be renewed.
+    Signals at random moments, while another thread takes locks and a third lease must be renewed.
 
     Args:
-        manager: Whose locks.
-        seed: Of the moments.
+        manager: The manager of the locks.
+        seed: The seed of the moments.
     """
 
     def __init__(self, manager: Any, seed: int = 1) -> None:
@@ -369,7 +369,9 @@ class Storm:
         self._random = random.Random(seed)
 
     def run(self, hits: int) -> None:
-        """Have so many signals interrupt; fail if anything hangs, or is not renewed or released, afterwards."""
+        """
+        Interrupt with the given number of signals; fail if anything hangs, or is not renewed or released, afterwards.
+        """
         faulthandler.dump_traceback_later(4 * LATEST, exit=True)
         kept = self._manager.lock("kept", ttl=10.0).acquire()
         threading.Thread(target=self._take_others, daemon=True).start()
@@ -408,13 +410,13 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 def main() -> None:
-    """Sweep everything; ends with 1 at the first failure."""
+    """Sweep everything; exit with 1 at the first failure."""
     parser = argparse.ArgumentParser(prog="python -m tests.interrupts", description=main.__doc__)
     parser.add_argument("--lines", action="store_true", help="interrupt before every line, too")
-    parser.add_argument("--step", type=int, default=1, help="interrupt at every so manieth point only")
+    parser.add_argument("--step", type=int, default=1, help="interrupt only at every STEP-th point")
     parser.add_argument("--nodes", choices=["memory", "servers"], action="append", help="both if not given")
-    parser.add_argument("--signals", type=int, metavar="COUNT", help="instead, so many signals at random moments")
-    parser.add_argument("--scenario", help="only those whose names contain this")
+    parser.add_argument("--signals", type=int, metavar="COUNT", help="send COUNT signals at random, instead")
+    parser.add_argument("--scenario", help="run only scenarios whose names contain this")
     chosen = parser.parse_args()
     from django.conf import settings
 

@@ -30,7 +30,7 @@ Manager = Callable[..., LockManager]
 
 
 def rules(nodes: int = 5, **options: Any) -> Rules:
-    """Rules for tests: short leases, and servers that may vote though they have just started."""
+    """Rules for tests: short leases, and servers that may vote although they have just started."""
     return Rules(nodes, **{"ttl": 10.0, "restart_guard": False, "node_timeout": 2.0, **options})
 
 
@@ -43,7 +43,7 @@ def real_manager(urls: list[str], prefix: str = "t:", **options: Any) -> LockMan
 
 
 def patient_manager(urls: list[str], **options: Any) -> LockManager:
-    """Return a manager whose leases and rounds outlast a machine that stands still; faults ask for short ones."""
+    """Return a manager whose leases and rounds outlast pauses of the machine; tests of faults ask for short ones."""
     return real_manager(urls, **{"ttl": 60.0, "node_timeout": 10.0, **options})
 
 
@@ -63,7 +63,7 @@ def real(nodes: Servers) -> Iterator[Manager]:
 
 @pytest.fixture
 def memory() -> Manager:
-    """Make managers over five nodes in memory; those of one test share the nodes."""
+    """Make managers over five nodes in memory; the managers of one test share the nodes."""
     nodes = [MemoryNode(f"m{place}") for place in range(5)]
 
     def make(count: int = 5, **options: Any) -> LockManager:
@@ -76,7 +76,7 @@ def memory() -> Manager:
     return make
 
 
-CARELESS = "PRAGMA synchronous = OFF"  # as the servers of the tests: no power is cut here
+CARELESS = "PRAGMA synchronous = OFF"  # like the servers of the tests: no power is cut here
 
 
 class Tables:
@@ -106,12 +106,12 @@ class Tables:
             self._open.close()
 
     def entry(self) -> dict[str, Any]:
-        """Return what ``DATABASES`` of another process is to say of the first of them."""
+        """Return the entry in ``DATABASES`` of the first of them, for another process."""
         entry = connections.settings[self.aliases[0]]
         return {key: entry[key] for key in ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")}
 
     def query(self, statement: str, place: int = 0) -> list[Any]:
-        """Carry out a statement in one of the databases."""
+        """Execute a statement in one of the databases."""
         with self._blocker.unblock(), connections[self.aliases[place]].cursor() as cursor:
             cursor.execute(statement)
             return list(cursor.fetchall()) if cursor.description else []
@@ -143,12 +143,12 @@ def mariadb_tables(mariadb_server: Database, django_db_blocker: Any) -> Iterator
 
 
 DATABASES = ["sqlite", "postgresql", "mariadb"]
-# What a manager does with a database is the same for all three. Where they differ is in tests that use `tables`.
+# A manager does the same with all three databases. Tests that use `tables` cover the differences.
 SLOW_DATABASES = [pytest.param(kind, marks=pytest.mark.endurance) for kind in DATABASES[1:]]
 
 
 def connect(manager: LockManager) -> None:
-    """Connect to all nodes: a database takes its time for that, more than short leases have."""
+    """Connect to all nodes: for a database that takes longer than short leases last."""
     until = time.monotonic() + 60
     while len({node for node, reply in manager.survey(count=1).items() if reply.time}) < len(manager.nodes):
         assert time.monotonic() < until
@@ -156,7 +156,7 @@ def connect(manager: LockManager) -> None:
 
 @pytest.fixture
 def unblocked(django_db_blocker: Any) -> Iterator[None]:
-    """Let threads of ours use databases: pytest-django forbids it."""
+    """Let our threads use databases, which pytest-django forbids."""
     with django_db_blocker.unblock():
         yield
 
@@ -277,7 +277,7 @@ def flavour(request: pytest.FixtureRequest) -> Flavour:
     return request.param()
 
 
-# What is asked of a database, and by whom, are two things: threads and tasks both ask it by a thread of its own.
+# Database access and the caller's flavour are independent: threads and tasks both use the database's own thread.
 EACH_TABLE_ONCE = pytest.mark.parametrize(
     ("tables", "flavour"),
     [("sqlite", Blocking), ("sqlite", Asyncio), ("postgresql", Asyncio), ("mariadb", Blocking)],
@@ -297,7 +297,7 @@ async def make(manager: Manager, flavour: Flavour) -> AsyncIterator[Manager]:
     yield made
     for one in managers:
         await flavour.close(one)
-        one.close()  # what the test looked up itself, blocking
+        one.close()  # the managers that the test looked up itself, blocking
 
 
 class Virtual:
@@ -322,7 +322,7 @@ class Virtual:
         return manager
 
     async def wait(self, seconds: float) -> None:
-        """Let time pass: a task sleeps, and blocking code has its threads played by the simulation."""
+        """Let time pass: a task sleeps, and the simulation replaces the threads of blocking code."""
         if isinstance(self._flavour, Asyncio):
             await asyncio.sleep(seconds)
         else:
@@ -334,8 +334,8 @@ async def virtual(flavour: Flavour) -> AsyncIterator[Virtual]:
     """
     Make managers in virtual time.
 
-    In asyncio everything is that of production, in an event loop whose clock is the simulated one. Of blocking code,
-    the threads of the watchdog and of those who wait are replaced; these run in real time in other tests.
+    With asyncio, everything is production code, in an event loop with the simulated clock. For blocking code, the
+    threads of the watchdog and of waiters are replaced; other tests run these threads in real time.
     """
     with ExitStack() as stack:
         sim = stack.enter_context(Simulation(nodes=5, ttl=10.0, restart_guard=False, node_timeout=2.0, check=False))
@@ -357,10 +357,10 @@ def holders(manager: LockManager, slug: str) -> list[str]:
 
 def held_by(manager: LockManager, slug: str, *tokens: str) -> bool:
     """
-    Tell whether exactly *tokens* come to hold *slug*.
+    Wait until exactly *tokens* hold *slug*; return whether that happened.
 
-    A release is over when its outcome is certain, or at once after an attempt that failed; the last nodes may execute
-    it a moment later than they answer another connection.
+    A release ends when its outcome is certain, or at once after a failed attempt. The last nodes may execute it a
+    moment later than they answer another connection.
     """
     until = time.monotonic() + 60
     while set(holders(manager, slug)) != set(tokens):
@@ -371,7 +371,7 @@ def held_by(manager: LockManager, slug: str, *tokens: str) -> bool:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until what another process or thread does has happened."""
+    """Wait for an action of another process or thread."""
     until, pause = time.monotonic() + 60, 0.002
     while not condition():
         assert time.monotonic() < until
@@ -380,6 +380,6 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 def renew_now(lease: Lease) -> None:
-    """Have the watchdog find that a lease is due to be extended."""
+    """Make the watchdog find a lease due for extension."""
     lease.hold._renew_at = 0.0
     (loop_watchdog() if isinstance(lease, AsyncLease) else watchdog).watch(lease)

@@ -1,7 +1,7 @@
 """
-Real PostgreSQL, MariaDB and RabbitMQ for the tests, which stop, kill and freeze them at will.
+Real PostgreSQL, MariaDB and RabbitMQ for the tests, which stop, kill and freeze them.
 
-Each works in a private temporary folder, on a port that is free, and does not outlive the process that started it.
+Each uses a private temporary folder and a free port, and does not outlive the process that started it.
 ``REDLOCK_POSTGRESQL``, ``REDLOCK_MARIADB`` and ``REDLOCK_RABBITMQ`` may name running servers by URL instead
 (``postgresql://user:password@host:port/database``); those are used, and never stopped.
 
@@ -50,16 +50,16 @@ class _Port:
 
 class Service:
     """
-    One server; in a ``with`` block it is started, and on leaving it is stopped and its files go.
+    One server; a ``with`` block starts it, and at the end stops it and removes its files.
 
-    ``url`` says where it listens. What is found by an environment variable has no process to play with: see ``ours``.
+    ``url`` is its address. A server that an environment variable names has no process to control: see ``ours``.
     """
 
     variable: ClassVar[str]
     scheme: ClassVar[str]
     program: ClassVar[str]
     remedy: ClassVar[str]
-    user: ClassVar[str]  # who runs it when the tests are run by root
+    user: ClassVar[str]  # the user that runs it when root runs the tests
 
     def __init__(self) -> None:
         named = os.environ.get(self.variable, "")
@@ -86,7 +86,7 @@ class Service:
 
     def __exit__(self, *exc_info: object) -> None:
         if self.ours:
-            self.kill()  # in good order takes RabbitMQ five seconds, and there is nothing to keep
+            self.kill()  # a proper shutdown takes RabbitMQ five seconds, and there is no data to keep
             self._end()
             self._discard()
 
@@ -105,12 +105,12 @@ class Service:
 
     @property
     def pid(self) -> int:
-        """The process id of the server that runs."""
+        """The process id of the running server."""
         assert self._process is not None, f"{self.scheme} is not running"
         return self._process.pid
 
     def start(self) -> Self:
-        """Start it unless it runs, and return when it answers."""
+        """Start it unless it is running, and return when it answers."""
         if not self.ours:
             self.ping()
             return self
@@ -124,7 +124,7 @@ class Service:
         return self
 
     def stop(self) -> None:
-        """End it in good order, frozen or not; its data stay."""
+        """Shut it down properly, frozen or not; its data stay."""
         if self.running:
             self.thaw()
             os.kill(self.pid, self.polite_signal)
@@ -142,20 +142,20 @@ class Service:
             self._process.wait()
 
     def freeze(self) -> None:
-        """Stop it and its children in their tracks (SIGSTOP): it takes connections and bytes, and answers nothing."""
+        """Stop it and its children (SIGSTOP): it accepts connections and bytes, and sends no reply."""
         assert self.ours, f"{self.variable} names a server that is not ours to freeze"
         for pid in self.family():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on (SIGCONT)."""
+        """Let it continue (SIGCONT)."""
         for pid in self.family():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
     def family(self) -> list[int]:
-        """Return the process ids of the server and of all that descend from it, the server first."""
+        """Return the process ids of the server and of all its descendants, the server first."""
         found = [self.pid] if self.running else []
         for parent in found:
             for path in glob(f"/proc/{parent}/task/*/children"):
@@ -164,7 +164,7 @@ class Service:
         return found
 
     def run(self, *command: str) -> None:
-        """Carry out a command of its preparation, as the user that it runs as."""
+        """Run a command of its preparation, as the server's user."""
         done = subprocess.run(
             command,
             user=self.account or None,
@@ -179,7 +179,7 @@ class Service:
             raise RuntimeError(f"{command[0]} failed:\n{done.stdout}{done.stderr}")
 
     def spawn(self, *command: str, **environment: str) -> Popen[bytes]:
-        """Start a program that ends with this process; what it writes goes to the file ``log``."""
+        """Start a program that ends with this process; its output goes to the file ``log``."""
         with (self.folder / "log").open("ab") as log:
             return spawn(
                 command,
@@ -206,14 +206,14 @@ class Service:
             sleep(0.05)
 
     def _end(self) -> None:
-        """End what helps the server."""
+        """End the server's helpers."""
 
-    # What each kind says of itself
+    # The parts that differ between kinds
 
     polite_signal: ClassVar[signal.Signals] = signal.SIGTERM
 
     def private_url(self) -> str:
-        """Return where the server listens."""
+        """Return the address at which the server listens."""
         raise NotImplementedError
 
     def prepare(self) -> None:
@@ -224,7 +224,7 @@ class Service:
         raise NotImplementedError
 
     def ping(self) -> None:
-        """Raise unless the server takes connections."""
+        """Raise unless the server accepts connections."""
         raise NotImplementedError
 
 
@@ -248,7 +248,7 @@ class Database(Service):
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """Create an empty database, give its name, and drop it in the end if the server still runs."""
+        """Create an empty database, yield its name, and drop it at the end if the server is still running."""
         name = f"redlock_{uuid.uuid4().hex[:12]}"
         self.execute(f"CREATE DATABASE {name}")
         try:
@@ -260,7 +260,7 @@ class Database(Service):
     drop: ClassVar[str] = "DROP DATABASE {}"
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        """Carry out a statement as the server's administrator, outside any transaction; return its rows."""
+        """Execute a statement as the server's administrator, outside any transaction; return its rows."""
         raise NotImplementedError
 
     def ping(self) -> None:
@@ -268,7 +268,7 @@ class Database(Service):
 
 
 class SQLite:
-    """What a database server can do for tests, with files in a folder."""
+    """The database of a server for tests, with files in a folder instead."""
 
     ours = False
     scheme = "sqlite"
@@ -278,7 +278,7 @@ class SQLite:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """Give the path of a file that does not exist yet."""
+        """Return the path of a file that does not exist yet."""
         yield str(self.folder / f"{uuid.uuid4().hex[:12]}.sqlite3")
 
     def settings(self, name: str, **entry: Any) -> dict[str, Any]:
@@ -289,7 +289,8 @@ class SQLite:
 @contextmanager
 def django_database(alias: str, entry: dict[str, Any]) -> Iterator[str]:
     """
-    Have Django know *entry* as the database *alias*, in every thread; tests need ``django_db_blocker.unblock()``.
+    Make *entry* available to Django as the database *alias*, in every thread; tests need
+    ``django_db_blocker.unblock()``.
 
     Other threads close their own connections (``connections.close_all()``); those of this thread are closed here.
     """
@@ -323,7 +324,7 @@ class PostgreSQL(Database):
         self.run(initdb, "-D", data, "-U", "redlock", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync")
 
     def launch(self) -> Popen[bytes]:
-        (self.folder / "data/postmaster.pid").unlink(missing_ok=True)  # of a killed one; its id may be another's now
+        (self.folder / "data/postmaster.pid").unlink(missing_ok=True)  # of a killed server; its id may be reused
         options = {
             "port": self.port,
             "listen_addresses": "127.0.0.1",
@@ -358,7 +359,7 @@ class MariaDB(Database):
         return f"mysql://root@127.0.0.1:{self.port}/mysql"
 
     def options(self) -> list[str]:
-        """Return what is said to the server and to the program that makes its folder."""
+        """Return the options for the server and for the program that makes its folder."""
         return [
             "--no-defaults",
             f"--datadir={self.folder / 'data'}",
@@ -429,7 +430,7 @@ class RabbitMQ(Service):
         (self.folder / "rabbitmq.conf").write_text("disk_free_limit.absolute = 1MB\n")
 
     def launch(self) -> Popen[bytes]:
-        # Or the server starts one, in the background, which stays behind.
+        # Otherwise the server starts one in the background, which stays behind.
         if self._epmd is None or self._epmd.poll() is not None:
             self._epmd = self.spawn("epmd", "-port", str(self._epmd_port.number), "-address", "127.0.0.1")
         return self.spawn(self.find(), **self._environment())

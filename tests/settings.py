@@ -46,7 +46,7 @@ TEMPLATES = [
 
 DATABASES = {
     "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
-    # In a file, so that a second connection sees what is committed and nothing else.
+    # In a file, so that a second connection sees only committed data.
     "warehouse": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": ":memory:",

@@ -1,5 +1,5 @@
 """
-What a test needs decides its tier: a pytest plugin.
+Assign each test to a tier by what it needs: a pytest plugin.
 
 ======== =========================================================================== ===========================
 tier     needs                                                                       run by
@@ -12,8 +12,8 @@ endurance minutes: long simulations, chaos, soak, contention, every right of an 
 ======== =========================================================================== ===========================
 
 A test belongs to the tier of its folder under ``tests/``, or to a later one if it uses a fixture or a parameter from
-there, or has that tier's marker. The unit tier is kept honest: a test that sleeps, connects or starts a process fails.
-The end of a run says how many tests of which tier did not run.
+there, or has that tier's marker. A test of the unit tier that sleeps, connects or starts a process fails.
+The end of a run lists how many tests of which tier did not run.
 """
 
 import os
@@ -51,14 +51,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Run two tests at a time for each processor: most of them wait more than they compute."""
+    """Run two tests at a time for each processor, because most of them wait more than they compute."""
     named = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")
     return int(named) if named else 2 * len(os.sched_getaffinity(0))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test with its tier, and have one process of pytest-xdist run all tests of one service."""
+    """Mark every test with its tier, and let one process of pytest-xdist run all tests of one service."""
     for item in items:
         needed = needs_of(item)
         item.add_marker(tier_of(item, needed))
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Have groups of pytest-xdist take effect: 3.8 writes them into an attribute that pytest 9.2 no longer reads."""
+    """Make groups of pytest-xdist take effect: 3.8 writes them into an attribute that pytest 9.2 no longer reads."""
     for item in session.items:
         if (grouped := getattr(item, "_nodeid", item.nodeid)) != item.nodeid:
             item._id = type(item._id).parse(grouped)  # type: ignore[attr-defined]
@@ -90,14 +90,14 @@ def tier_of(item: pytest.Item, needed: set[str]) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_but_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a test of the unit tier fail if it needs more than Python."""
+    """Make a test of the unit tier fail if it needs more than Python."""
     if request.node.get_closest_marker("unit") and tier_of(request.node, needs_of(request.node)) == "unit":
         for owner, name in ((time, "sleep"), (socket.socket, "connect"), (subprocess.Popen, "__init__"), (os, "fork")):
             monkeypatch.setattr(owner, name, refused_to_tests(getattr(owner, name)))
 
 
 def refused_to_tests(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that fails in the thread of the test; what threads of the background do is their business."""
+    """Return a function that fails in the thread of the test; background threads are not affected."""
 
     def refused(*args: Any, **options: Any) -> Any:
         if threading.current_thread() is threading.main_thread():
@@ -107,7 +107,7 @@ def refused_to_tests(original: Callable[..., Any]) -> Callable[..., Any]:
     return refused
 
 
-# What did not run
+# Tests that did not run
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
@@ -115,7 +115,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell the process that writes the report, if it is another one."""
+    """Send the report to the process that writes it, if it is another one."""
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         output["left_out"] = dict(left_out)
 

@@ -19,8 +19,8 @@ from ..exceptions import LockTakenError
 from ..inventory import printable
 from ..signals import lock_acquired, lock_taken
 
-# What the request tried: leases, and the errors of those that it did not get. A context goes along with a request from
-# the event loop into threads and back, and to no other request.
+# The locks that the request tried to take: leases, and errors of failed attempts. A context goes along with a request
+# from the event loop into threads and back, and to no other request.
 _tried: ContextVar[list[Any] | None] = ContextVar("django_redlock_tried", default=None)
 
 
@@ -35,7 +35,7 @@ def _note_error(error: Exception, **about: Any) -> None:
 
 
 class LocksPanel(Panel):
-    """Shows each lock that was tried, how long it was waited for, and what came of it."""
+    """Shows each lock that was tried, how long the request waited for it, and the outcome."""
 
     title = gettext_lazy("Locks")
     template = "django_redlock/debug_toolbar.html"
@@ -49,7 +49,7 @@ class LocksPanel(Panel):
 
     @property
     def nav_subtitle(self) -> str:
-        """Say how many there were, and how long they were waited for."""
+        """Return the number of locks and the time spent waiting for them."""
         locks = self.get_stats().get("locks", [])
         waited = sum(lock["waited"] for lock in locks)
         text = ngettext("%(count)d lock, %(waited).1f ms", "%(count)d locks, %(waited).1f ms", len(locks))
@@ -65,7 +65,7 @@ class LocksPanel(Panel):
         _tried.set(None)
 
     def generate_stats(self, request: Any, response: Any) -> None:
-        """Keep what can be shown."""
+        """Keep a copy of what the panel can show."""
         self.record_stats({"locks": [_row(each) for each in self._locks]})
 
 

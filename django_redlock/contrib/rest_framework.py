@@ -22,10 +22,11 @@ from ..web.responses import PROBLEM, problem_of
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Any:
     """
-    Answer an error about a lock with problem details (RFC 9457), and every other as the framework does.
+    Turn an error about a lock into problem details (RFC 9457); leave every other error to the framework.
 
-    409 when somebody else has the lock or overtook this holder, 503 when too few nodes answer, with ``Retry-After``. A
-    lock that was lost is no answer of its own: whether its work was committed is for the view to say.
+    The status is 409 if another owner holds the lock or has overtaken this holder, and 503 if too few nodes answer,
+    both with ``Retry-After``. A lost lock has no response of its own, because only the view knows whether its work was
+    committed.
     """
     if not isinstance(error, LockTakenError | QuorumUnavailableError | StaleTokenError):
         return handle_exception(error, context)
@@ -39,7 +40,7 @@ def lock_api_view(view: type, options: Options) -> type:
     """
     Lock an APIView or a ViewSet, after authentication, permissions and throttles, and around the transaction.
 
-    The framework looks its handler up when ``initial()`` has let the request in; that is where the lock comes in.
+    The framework looks its handler up after ``initial()`` has accepted the request; the lock is taken at that point.
     """
     name = f"{view.__module__}.{view.__qualname__}"
     dispatch, initial = view.dispatch, view.initial  # type: ignore[attr-defined]

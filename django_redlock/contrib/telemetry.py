@@ -1,8 +1,8 @@
 """
-What every kind of telemetry says of a lock: by what it is labelled, and how long one waited for it and held it.
+The parts shared by all telemetry: labels of locks, and their waiting and holding times.
 
-Names of locks hold what they are about, such as an order's number: a label of each would cost a time series each,
-and may be personal. So names are labelled by their *template*.
+Names of locks contain their subject, such as an order's number. A label for each name would cost a time series each,
+and may be personal data. So the label of a name is its *template*.
 """
 
 import re
@@ -17,7 +17,7 @@ from ..exceptions import LockTakenError
 LONGEST = 100  # characters
 MAX_LABELS = 500  # templates in one process
 KINDS = frozenset({"task", "view", "model", "command", "row", "beat"})
-WORDS = re.compile(r"[\w.-]+(?=([:/=\s]|$))")  # what stands before what the name is about
+WORDS = re.compile(r"[\w.-]+(?=([:/=\s]|$))")  # the part before the subject of the name
 PART = re.compile(r"[^\W_]+")
 CAMEL = re.compile(r"([A-Z]?[a-z]{2,})+N*")
 UNIQUE = re.compile(r"[0-9a-f]{8}-?[0-9a-f-]{8,}|[0-9a-f]{16,}|\d+", re.IGNORECASE)
@@ -26,10 +26,10 @@ UNIQUE = re.compile(r"[0-9a-f]{8}-?[0-9a-f-]{8,}|[0-9a-f]{16,}|\d+", re.IGNORECA
 @lru_cache(maxsize=4096)
 def template(name: str) -> str:
     """
-    Return what stands for a lock's name in labels: ``orders:7`` and ``orders:8`` are both ``orders:*``.
+    Return the label for a lock's name: ``orders:7`` and ``orders:8`` are both ``orders:*``.
 
     The words before the first ``:``, ``/``, ``=`` or blank stay, and the second part if the first is a kind such as
-    ``task``. Numbers and identifiers in them become ``N``. A name that begins otherwise, as an address does, is ``*``.
+    ``task``. Numbers and identifiers in them become ``N``. A name with another beginning, such as an address, is ``*``.
     """
     name = name.split(", ")[0]
     first, *rest = name.split(":")
@@ -43,7 +43,7 @@ def template(name: str) -> str:
 
 
 def _ordinary(part: re.Match[str]) -> str:
-    """Return a part of a name if it looks like a word, or what stands for one that does not."""
+    """Return a part of a name if it looks like a word, or else its placeholder."""
     text = part[0]
     return text if text.islower() or text.isupper() or CAMEL.fullmatch(text) else "N"
 
@@ -53,7 +53,7 @@ class Labels:
     The templates that one process uses as values of a label: the first :data:`MAX_LABELS`, and ``*`` for every other.
 
     Attributes:
-        rest: How often a name got ``*`` because there were too many.
+        rest: How often a name got ``*`` because the limit was reached.
     """
 
     def __init__(self) -> None:
@@ -74,12 +74,12 @@ class Labels:
 @dataclass(frozen=True, slots=True)
 class Listener:
     """
-    What is told of locks; see :func:`listen`.
+    The callbacks for events of locks; see :func:`listen`.
 
     Args:
         acquired: Called with alias, lease.
         gave_up: Called with alias, name, outcome (``taken`` or ``no_quorum``) and the seconds waited.
-        ended: Called with alias, lease and outcome (what the release said, or why the lease was lost).
+        ended: Called with alias, lease and outcome (the result of the release, or the reason of the loss).
         forced: Called with alias and outcome.
         node: Called with alias, name and whether it is up.
     """
@@ -92,7 +92,9 @@ class Listener:
 
 
 def listen(listener: Listener, uid: str) -> None:
-    """Tell *listener* of every lock of this process from now on; of the same *uid* there is one."""
+    """
+    Call *listener* for every lock of this process from now on; a second one with the same *uid* replaces the first.
+    """
 
     def acquired(sender: Any, lease: Any, **about: Any) -> None:
         listener.acquired(sender.alias, lease)
@@ -123,6 +125,6 @@ def listen(listener: Listener, uid: str) -> None:
 
 
 def unlisten(uid: str) -> None:
-    """Tell the listener of this *uid* no more."""
+    """Stop calling the listener with this *uid*."""
     for name, signal in signals.SIGNALS.items():
         signal.disconnect(dispatch_uid=f"django_redlock.{uid}.{name}")

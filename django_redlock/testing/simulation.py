@@ -6,10 +6,10 @@ Lose a lock in your own tests: nodes in memory that fail on command, in virtual 
             with pytest.raises(LockLostError):
                 send_report()
 
-In the ``with`` block the alias has new nodes, and time passes only when it is told to: by :meth:`Simulation.advance`,
-by :meth:`Simulation.pause`, and while somebody waits for a lock. Renewals happen on the way. The code that runs is
-that of production; only the nodes, the clocks and the threads in the background are replaced. At the end it is checked
-that no two holders ever believed to hold the same lock, by their own clocks.
+In the ``with`` block the alias has new nodes, and time passes only in :meth:`Simulation.advance`, in
+:meth:`Simulation.pause`, and while a caller waits for a lock. Leases are renewed meanwhile. Production code runs; only
+the nodes, the clocks and the background threads are replaced. At the end the simulation checks that no two holders
+ever held the same lock at the same time by their own clocks.
 
 An event loop runs in virtual time, too, from its first lock on: ``await asyncio.sleep(60)`` and waiting for a lock
 let time pass at once.
@@ -52,13 +52,13 @@ from .lines import before_line
 from .simulated_node import EPOCH, SimulatedNode
 from .virtual_loop import virtual_time
 
-RETRY = 0.5  # seconds after which a release is brought again to a node that missed it
+RETRY = 0.5  # seconds after which a release is redelivered to a node that missed it
 
 Action = Callable[[], object]
 
 
 class OverlapError(AssertionError):
-    """Two holders believed to hold one lock at the same time."""
+    """Two holders considered one lock theirs at the same time."""
 
 
 class Simulation:
@@ -66,14 +66,14 @@ class Simulation:
     An alias over nodes in memory, in virtual time; to be used in a ``with`` block, by one thread.
 
     Args:
-        nodes: How many nodes.
-        using: The alias in ``REDLOCK``; its ``OPTIONS`` count, if it is there.
+        nodes: The number of nodes.
+        using: The alias in ``REDLOCK``; its ``OPTIONS`` apply, if it exists.
         check: Whether to raise :class:`OverlapError` at the end of the block if there was an overlap.
         options: More ``OPTIONS``, such as ``ttl=10``.
 
     Attributes:
-        nodes: The nodes, to be crashed, restarted, silenced, with clocks to step.
-        overlaps: What the check found until now, in words.
+        nodes: The nodes, which can crash, restart, be silenced, and have their clocks stepped.
+        overlaps: The overlaps found until now, in words.
     """
 
     def __init__(self, *, nodes: int = 3, using: str = DEFAULT_ALIAS, check: bool = True, **options: Any) -> None:
@@ -93,7 +93,7 @@ class Simulation:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            real = steady  # this module's own is replaced on the way
+            real = steady  # this module's own is replaced meanwhile
             for name, module in list(sys.modules.items()):
                 if name.startswith("django_redlock.") and getattr(module, "steady", None) is real:
                     stack.enter_context(patch.object(module, "steady", self.clock))
@@ -125,23 +125,23 @@ class Simulation:
             raise OverlapError("\n".join(self.overlaps))
 
     def clock(self) -> float:
-        """Return the time of the simulation, in seconds since some moment."""
+        """Return the time of the simulation, in seconds since an arbitrary moment."""
         return self._now
 
     # Time
 
     def advance(self, seconds: float) -> None:
-        """Let time pass: leases are renewed, rivals act, what was planned with :meth:`after` happens."""
+        """Let time pass: leases are renewed, rivals act, and actions planned with :meth:`after` run."""
         until = self._now + seconds
         while self._step(until):
             pass
 
     def pause(self, seconds: float) -> None:
         """
-        Have this process stand still, as in a long collection of garbage or in a suspended machine.
+        Pause this process, as in a long garbage collection or on a suspended machine.
 
-        Time passes for nodes and rivals, and nothing is renewed here. Afterwards the code goes on as if nothing had
-        been, until it asks its lease.
+        Time passes for nodes and rivals, and nothing is renewed here. Afterwards the code continues as if nothing had
+        happened, until it checks its lease.
         """
         self._main.stopped = True
         try:
@@ -150,7 +150,7 @@ class Simulation:
             self._main.stopped = False
 
     def after(self, seconds: float, action: Action) -> None:
-        """Have *action* called when so much time has passed."""
+        """Call *action* after the given time in seconds."""
         heapq.heappush(self._events, (self._now + seconds, next(self._count), action))
 
     def idle(self, seconds: float | None) -> bool:
@@ -169,7 +169,7 @@ class Simulation:
         return True
 
     def adopt(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have an event loop run in this time until the block ends; done by its first lock, at the latest."""
+        """Make an event loop run in virtual time until the block ends; its first lock does this at the latest."""
         if loop not in self._loops:
             self._loops.add(loop)
             self._stack.enter_context(virtual_time(loop, self))
@@ -177,14 +177,15 @@ class Simulation:
     @contextmanager
     def at(self, function: Callable[..., Any], line: str, action: Action) -> Iterator[None]:
         """
-        In the ``with`` block, call *action* the first time that *function* comes to a line.
+        In the ``with`` block, call *action* the first time that *function* reaches a line.
 
-        What *action* raises is raised there. Python 3.11 measures no coverage meanwhile, and no debugger stops.
+        An exception of *action* is raised there. Python 3.11 measures no coverage meanwhile, and no debugger stops.
 
         Args:
-            function: The function or method, decorated or not; the line is its own, not of something that it calls.
-            line: A part of the line that is nowhere else in the function; *action* comes before it is carried out.
-            action: What to do, such as ``lambda: sim.pause(60)``.
+            function: The function or method, decorated or not; the line must be its own, not that of a function that it
+                calls.
+            line: A part of the line that occurs nowhere else in the function; *action* runs before the line.
+            action: The action, such as ``lambda: sim.pause(60)``.
 
         Raises:
             ValueError: The function has no such line, or several.
@@ -201,19 +202,19 @@ class Simulation:
 
     def lose(self, name: str) -> Lease:
         """
-        Have this process stand still until its lease is over, and a rival take the lock; returns the rival's lease.
+        Pause this process until its lease has ended, and let a rival take the lock; return the rival's lease.
 
         Raises:
-            LockTakenError: A rival had the lock already, and keeps it.
+            LockTakenError: A rival already had the lock, and keeps it.
         """
         rows = [row for node in self.nodes for row in node.store.execute(Survey((slug(name),))).rows]
         self.pause(max(0.0, *(row.left or 0.0 for row in rows)) + 0.001)
         return self.rival().lock(name, wait=0.0).acquire()
 
-    # What happens
+    # Events
 
     def _step(self, until: float) -> bool:
-        """Go to the next event, no further than *until*; returns whether there was one."""
+        """Advance to the next event, no further than *until*; return whether there was one."""
         agendas = [process.agenda.next() for process in self._processes if not process.stopped]
         when = min([*agendas, *(event[0] for event in self._events[:1])], default=until)
         if when > until:
@@ -234,7 +235,7 @@ class Simulation:
         return next(process for process in self._processes if process.manager is manager)
 
     def _granted(self, who: "Process", lease: Lease) -> None:
-        """Note a new holder, and whoever else believes to be one."""
+        """Record a new holder, and every other holder that considers the lock its own."""
         for other in self._leases:
             same = set(lease.slots()) & set(other.slots()) and not (lease.shared and other.shared)
             if same and other.hold.remaining(self._now) > 0:
@@ -248,8 +249,8 @@ class Process:
     One process: its locks, its memory, its renewals.
 
     Args:
-        simulation: Where it runs.
-        name: What to call it.
+        simulation: The simulation that it belongs to.
+        name: Its name.
         rules: Its numbers; None takes those of the simulation.
     """
 
@@ -275,13 +276,13 @@ class Process:
         return self.manager.lock(name, **options)
 
     def kill(self) -> None:
-        """End it: nothing is renewed or released any more."""
+        """End the process: nothing is renewed or released any more."""
         self.agenda = Agenda()
         for lease in [lease for lease in self._simulation._leases if lease.keeper is self.manager]:
             lease.hold.end(EndReason.EXPIRED, self._simulation.clock())  # nobody is left to ask why
 
     def tend(self, now: float) -> None:
-        """Renew what is due, unless the process stands still."""
+        """Renew the due leases, unless the process is paused."""
         due = [] if self.stopped else self.agenda.take(now)
         for keeper, some in by_keeper(due).items():
             keeper.extend(some)
@@ -289,7 +290,7 @@ class Process:
             self.agenda.put_back(lease)
 
     def _new_loop_side(self) -> LoopSide:
-        """Return what the manager has in the running event loop, whose time is virtual from now on."""
+        """Return the manager's parts for the running event loop, whose time is virtual from now on."""
         self._simulation.adopt(asyncio.get_running_loop())
         return self.manager.driver.new_loop_side()
 
@@ -300,7 +301,7 @@ class Process:
 
 
 class VirtualWatchdog:
-    """Stands in for the thread that renews. Signs of life of the process, which are for operators, it does not send."""
+    """Replaces the thread that renews. It sends no heartbeats of the process, which are for operators."""
 
     def __init__(self, process_of: Callable[[object], Process]) -> None:
         self._process_of = process_of
@@ -320,11 +321,11 @@ class VirtualWatchdog:
         return self._process_of(getattr(tended, "lease", tended).keeper).agenda
 
     def tends(self, keeper: object) -> bool:
-        """Return False: that is asked for signs of life only."""
+        """Return False; only heartbeats use this."""
         return False
 
     def apart(self, function: Callable[[], object]) -> bool:
-        """Return False: callbacks of a lost lock are called here and now, so that a test runs the same each time."""
+        """Return False: callbacks of a lost lock are called at once, so that a test runs the same each time."""
         return False
 
     def rest(self) -> None:
@@ -332,7 +333,7 @@ class VirtualWatchdog:
 
 
 class VirtualNotifications:
-    """Stands in for the thread that listens: nodes in memory call at once, and waiting is letting time pass."""
+    """Replaces the thread that listens: nodes in memory call at once, and waiting lets time pass."""
 
     def __init__(self, simulation: Simulation, manager: LockManager) -> None:
         self.waiters: Waiters[threading.Event] = Waiters(simulation.rules.needed, threading.Event)
@@ -351,7 +352,7 @@ class VirtualNotifications:
 
 
 class VirtualRedelivery:
-    """Stands in for the thread that brings a release to nodes that missed it."""
+    """Replaces the thread that redelivers a release to nodes that missed it."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -371,11 +372,11 @@ class VirtualRedelivery:
             self._simulation.after(RETRY, lambda: self._bring(node, request, until))
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no thread to end."""
 
 
 class WallClock:
-    """Stands in for the module ``time`` where the locks read the time of day."""
+    """Replaces the module ``time`` where the locks read the time of day."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

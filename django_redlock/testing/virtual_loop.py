@@ -1,4 +1,4 @@
-"""Have an event loop run in virtual time."""
+"""Run an event loop in virtual time."""
 
 import asyncio
 import time
@@ -7,29 +7,29 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 from unittest.mock import patch
 
-# Seconds that one turn of the loop takes. Were it nothing, a timer that is early by a rounding error would be set and
-# come again for ever.
+# Seconds that one turn of the loop takes. With zero, a timer that is early by a rounding error would be set and fire
+# again for ever.
 TURN = 1e-6
 
 
 class Time(Protocol):
-    """What is needed of a :class:`~django_redlock.testing.Simulation`."""
+    """The part of a :class:`~django_redlock.testing.Simulation` that is needed here."""
 
     def clock(self) -> float:
-        """Return the time, in seconds since some moment."""
+        """Return the time, in seconds since an arbitrary moment."""
 
     def idle(self, seconds: float | None) -> bool:
-        """Go to the next event, at most so many seconds ahead; returns False if there is none and no limit."""
+        """Advance to the next event, by at most the given seconds; return False if there is none and no limit."""
 
 
 @contextmanager
 def virtual_time(loop: asyncio.AbstractEventLoop, simulated: Time) -> Iterator[None]:
     """
-    In the ``with`` block, have the timers of *loop* go by a simulated clock.
+    In the ``with`` block, let the timers of *loop* follow a simulated clock.
 
-    A loop that has nothing to do then goes to its next timer at once. While a thread that the loop started is at
-    work, time passes as it really does, because nobody knows how long that thread needs. A loop that is not written
-    in Python keeps the real time.
+    If the loop has nothing to do, it then jumps to its next timer. While a thread that the loop started is at work,
+    time passes as it really does, because nobody knows how long that thread needs. A loop that is not written in Python
+    keeps the real time.
     """
     selector = getattr(loop, "_selector", None)
     if selector is None:
@@ -46,12 +46,12 @@ def virtual_time(loop: asyncio.AbstractEventLoop, simulated: Time) -> Iterator[N
 
 class VirtualLoop:
     """
-    Stands in for the clock of an event loop, and for the selector with which it waits.
+    Replaces the clock of an event loop, and the selector with which it waits.
 
     Args:
-        loop: The loop. Its clock goes on from what it shows, so the timers that it has stay where they are.
+        loop: The loop. Its clock continues from its present time, so the existing timers stay as they are.
         select: The method of its selector.
-        simulated: The time to go by.
+        simulated: The simulated time.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, select: Callable[[float | None], Any], simulated: Time) -> None:
@@ -62,7 +62,7 @@ class VirtualLoop:
         self._threads = 0  # that are at work for the loop
 
     def time(self) -> float:
-        """Return what the loop takes for the time."""
+        """Return the time of the loop."""
         return self._simulated.clock() + self._ahead
 
     def select(self, timeout: float | None = None) -> Any:
@@ -80,7 +80,7 @@ class VirtualLoop:
         return ready
 
     def at_work(self, start: Callable[..., Any]) -> Callable[..., Any]:
-        """Return *start*, a method of the loop that starts a thread, so that time is real until the thread is done."""
+        """Wrap *start*, a method of the loop that starts a thread, so that time is real until the thread is done."""
 
         def started(*args: Any, **options: Any) -> asyncio.Future[Any]:
             future: asyncio.Future[Any] = asyncio.ensure_future(start(*args, **options), loop=self._loop)

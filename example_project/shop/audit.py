@@ -1,4 +1,4 @@
-"""Look for what must never happen, in what the database recorded."""
+"""Look in the database for what must never happen."""
 
 from collections import Counter
 
@@ -7,9 +7,9 @@ from .models import ImportRun, Order, StockItem
 
 
 def overlapping_imports() -> list[tuple[ImportRun, ImportRun]]:
-    """Return pairs of imports of which the second began before the first had ended."""
+    """Return pairs of imports whose second one began before the first had ended."""
     overlaps = []
-    latest: ImportRun | None = None  # of those so far, the one that ended last
+    latest: ImportRun | None = None  # the import so far that ended last
     for run in ImportRun.objects.order_by("started", "pk"):
         if latest and run.started < latest.ended:
             overlaps.append((latest, run))
@@ -19,7 +19,7 @@ def overlapping_imports() -> list[tuple[ImportRun, ImportRun]]:
 
 
 def wrong_stock() -> dict[str, tuple[int, int]]:
-    """Return, by SKU, the stock that there is and the stock that deliveries and sales add up to, where they differ."""
+    """Return, by SKU, the stock and the sum of deliveries minus sales, where they differ."""
     expected = Counter[str]()
     catalogue = read_catalogue()
     for booked in ImportRun.objects.values_list("rows", flat=True):

@@ -1,4 +1,4 @@
-"""The supplier's catalogue: what there is, what it costs, and how many pieces come with every delivery."""
+"""The supplier's catalogue: the articles, their prices, and how many pieces come with every delivery."""
 
 import csv
 import time

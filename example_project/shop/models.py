@@ -1,4 +1,4 @@
-"""What the shop sells, what it sold, and when it imported its catalogue."""
+"""The shop's articles, its sales, and the imports of its catalogue."""
 
 from datetime import datetime
 
@@ -7,7 +7,7 @@ from django.db import models
 
 
 class StockItem(models.Model):
-    """A thing on the shelf. Its stock is changed under ``lock_for_update`` only."""
+    """An article on the shelf. Its stock is changed only under ``lock_for_update``."""
 
     sku = models.CharField(max_length=20, unique=True)
     name = models.CharField(max_length=100)
@@ -54,5 +54,5 @@ class ImportRun(models.Model):
 
     @property
     def ended(self) -> datetime:
-        """When it finished, or gave its last sign of life."""
+        """Return when it finished, or was last active."""
         return self.finished or self.updated

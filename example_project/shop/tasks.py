@@ -1,8 +1,8 @@
 """
 The import of the catalogue: work that must not run twice at once.
 
-Every import books one delivery. Two at the same time would book it twice, so the task is a singleton: whoever asks
-for an import while there is one waiting or running joins that one.
+Every import books one delivery. Two at the same time would book it twice, so the task is a singleton: a call while an
+import is waiting or running joins that import.
 """
 
 import os
@@ -21,10 +21,11 @@ from .models import ImportRun, StockItem
 # start five seconds later.
 @singleton_task(bind=True, lease=5, on_duplicate="join")
 def import_catalogue(self: SingletonTask[[], int]) -> int:
-    """Book one delivery of everything in the catalogue; returns the number of rows."""
+    """Book one delivery of everything in the catalogue; return the number of rows."""
     run = ImportRun.objects.create(task_id=self.request.id or "", worker_pid=os.getpid())
     for row in fetch_catalogue(settings.SHOP_IMPORT_SECONDS):
-        # Somebody may have released the lock by hand. Then another import may run by now, and this one must end.
+        # Somebody may have released the lock in the admin. Then another import may be running by now, and this one must
+        # end.
         self.singleton.check()
         book(run, row)
     run.finished = timezone.now()
@@ -35,7 +36,7 @@ def import_catalogue(self: SingletonTask[[], int]) -> int:
 def book(run: ImportRun, row: Row) -> None:
     """Put one row's delivery on the shelf, while customers take things from it."""
     item, _ = StockItem.objects.get_or_create(sku=row.sku, defaults={"name": row.name, "price": row.price})
-    # The block is a transaction, and `item` is read anew under the lock: `+=` counts no sale out.
+    # The block is a transaction, and `item` is read again under the lock, so `+=` overwrites no sale.
     with lock_for_update(item, wait=10) as item:
         item.name, item.price = row.name, row.price
         item.stock += row.delivered

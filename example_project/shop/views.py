@@ -31,7 +31,7 @@ def front(request: HttpRequest) -> HttpResponse:
 @login_required
 @locked_view("checkout:{request.user.pk}")
 def checkout(request: HttpRequest, sku: str) -> HttpResponse:
-    """Sell one piece. A second click while the first is being paid for is answered 409 and sells nothing."""
+    """Sell one piece. A second click while the first payment is in progress gets a 409 and sells nothing."""
     order = sell(get_object_or_404(StockItem, sku=sku), cast(User, request.user))
     if order is None:
         return answer(request, {"sold_out": sku}, f"Sorry, {sku} is sold out.", status=410)
@@ -42,7 +42,7 @@ def checkout(request: HttpRequest, sku: str) -> HttpResponse:
 @require_POST
 @login_required
 def start_import(request: HttpRequest) -> HttpResponse:
-    """Ask for an import. While one is waiting or running, this joins it."""
+    """Submit an import. While one is waiting or running, the call joins it."""
     result = import_catalogue.delay()
     said = "joined the import that is waiting or running" if result.duplicate else "asked for an import"
     return answer(request, {"task": result.id, "duplicate": result.duplicate}, f"You {said}.", status=202)
@@ -59,12 +59,12 @@ def sell(item: StockItem, buyer: User) -> Order | None:
 
 
 def pay(order: Order) -> None:
-    """Take the money. This takes a while, and the shelf is not locked meanwhile."""
+    """Charge the customer. This takes a while, and the shelf is not locked meanwhile."""
     time.sleep(settings.SHOP_PAYMENT_SECONDS)
 
 
 def answer(request: HttpRequest, data: dict[str, object], text: str, status: int) -> HttpResponse:
-    """Answer programs with JSON, and people with a message on the front page."""
+    """Respond to programs with JSON, and to people with a message on the front page."""
     if wants_json(request):
         return JsonResponse(data, status=status)
     messages.info(request, text)
@@ -72,5 +72,5 @@ def answer(request: HttpRequest, data: dict[str, object], text: str, status: int
 
 
 def wants_json(request: HttpRequest) -> bool:
-    """Return whether a program is asking."""
+    """Return whether the client is a program."""
     return request.get_preferred_type(["text/html", "application/json"]) == "application/json"

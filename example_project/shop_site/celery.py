@@ -1,4 +1,4 @@
-"""The Celery application, as Celery's own guide for Django has it."""
+"""The Celery application, as in Celery's own guide for Django."""
 
 import os
 

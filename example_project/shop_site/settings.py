@@ -1,8 +1,8 @@
 """
 Settings of the example shop.
 
-``manage.py demo`` starts everything that is needed and passes the addresses in the environment. To start the shop by
-hand, have a Redis or Valkey on its usual port, or name yours:
+``manage.py demo`` starts everything that is needed and passes the addresses in the environment. To start the shop
+yourself, run a Redis or Valkey on its usual port, or name your own servers:
 
     REDLOCK_NODES=redis://lock-1:6379,redis://lock-2:6379,redis://lock-3:6379 \\
     CELERY_BROKER_URL=redis://localhost:6379/1 python manage.py runserver
@@ -13,15 +13,15 @@ from pathlib import Path
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
-# Locks. A list of URLs, or one string of them with commas, is enough; the names are for the admin and the logs.
+# Locks. A list of URLs, or one string with commas between them, is enough; the names are for the admin and the logs.
 LOCK_URLS = environ.get("REDLOCK_NODES", "redis://localhost:6379/0").split(",")
 REDLOCK = {
     "default": {
         "NODES": [{"URL": url, "NAME": f"lock-{number}"} for number, url in enumerate(LOCK_URLS, 1)],
         "KEY_PREFIX": "shop",
         # A lease is renewed while it is held: ttl is how long others wait when a holder dies, not how long work may
-        # take. A node that restarted votes again after max_ttl. Both are short here because the demo kills nodes
-        # and is watched by people; leave OPTIONS out for 30 and 60 seconds.
+        # take. A node that restarted votes again after max_ttl. Both are short here because the demo kills nodes and
+        # people watch it; leave OPTIONS out for 30 and 60 seconds.
         "OPTIONS": {"ttl": 6, "max_ttl": 6},
     },
 }
@@ -31,7 +31,7 @@ CELERY_BROKER_URL = environ.get("CELERY_BROKER_URL", "redis://localhost:6379/1")
 CELERY_RESULT_BACKEND = environ.get("CELERY_RESULT_BACKEND", CELERY_BROKER_URL)
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 
-# The supplier's server is slow, and beat is impatient: it asks for the next import long before one has ended.
+# The supplier's server is slow, and beat is impatient: it submits the next import long before the last one has ended.
 SHOP_IMPORT_SECONDS = float(environ.get("SHOP_IMPORT_SECONDS", "30"))
 SHOP_IMPORT_EVERY = float(environ.get("SHOP_IMPORT_EVERY", "8"))
 SHOP_PAYMENT_SECONDS = float(environ.get("SHOP_PAYMENT_SECONDS", "1.5"))
@@ -40,7 +40,7 @@ CELERY_BEAT_SCHEDULE = {
 }
 
 # Web and worker write at the same time, so a writer waits for its turn instead of failing. SQLite offers that to
-# transactions that say at the start that they will write.
+# transactions that announce at the start that they will write.
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",

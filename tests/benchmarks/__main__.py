@@ -36,9 +36,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few repetitions: less than five minutes")
     parser.add_argument("--only", default=",".join(GROUPS), help=f"groups of rows, from {', '.join(GROUPS)}")
-    parser.add_argument("--seconds", type=float, help="how long renewal is watched; 120 by default, 30 with --quick")
-    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the figures go")
-    parser.add_argument("--rendered", type=Path, metavar="JSON", help="measure nothing: plots and docs from this run")
+    parser.add_argument("--seconds", type=float, help="how long to observe renewal; 120 by default, 30 with --quick")
+    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="file for the figures")
+    parser.add_argument(
+        "--rendered", type=Path, metavar="JSON", help="measure nothing; make plots and docs from this run"
+    )
     parser.add_argument("--plots", action="store_true", help="draw docs/images/bench-*.svg")
     parser.add_argument("--write-docs", action="store_true", help="put the figures into docs/benchmarks.md")
     options = parser.parse_args(argv)
@@ -49,7 +51,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> list[Section]:
-    """Run the groups, and print each section when it is there; one that fails does not take the others with it."""
+    """Run the groups and print each section when it is ready; a group that fails does not stop the others."""
     sections = []
     seconds = options.seconds or (30.0 if options.quick else 120.0)
     for name in options.only.split(","):
@@ -76,7 +78,7 @@ def summary(sections: Sequence[Section], seconds: float) -> str:
 
 
 def publish(options: argparse.Namespace) -> None:
-    """Write the plots and the page, as far as asked, from the figures in the JSON."""
+    """Write the plots and the page, if requested, from the figures in the JSON."""
     sections, run = load(options.rendered or options.json)
     if options.plots:
         plots.draw_all(sections, pages.IMAGES)
@@ -85,7 +87,7 @@ def publish(options: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit status says whether all of it ran, and nothing of speed."""
+    """Run the benchmark; the exit status reports whether all of it ran, not how fast it was."""
     options, failed = arguments(argv), False
     if not options.rendered:
         set_up()

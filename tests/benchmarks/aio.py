@@ -91,6 +91,6 @@ async def _tasks(bench: Bench, nodes: int) -> Section:
 
 
 async def _leave(bench: Bench) -> None:
-    """Close our connections of this event loop; those of the others end with the process."""
+    """Close our connections of this event loop; those of the other libraries end with the process."""
     for nodes in (1, 5):
         await manager_of(bench.urls(nodes)).aclose()

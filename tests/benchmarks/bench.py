@@ -1,5 +1,5 @@
 """
-What every group of rows works with: servers of its own, the locks over them, and how long to go on.
+Give every group of rows its servers, the locks over them, and the measuring time.
 """
 
 import multiprocessing
@@ -34,8 +34,8 @@ class Bench:
 
     Args:
         servers: Five servers that nobody else uses.
-        quick: Whether to be content with few repetitions.
-        seconds: How long to watch what takes long, such as renewal.
+        quick: Whether a few repetitions are enough.
+        seconds: How long to observe slow work, such as renewal.
     """
 
     servers: Servers
@@ -43,13 +43,15 @@ class Bench:
     seconds: float
 
     def rounds(self, full: int, quick: int | None = None) -> int:
-        """Return how often to repeat something: *full*, or for a quick run a tenth of it or *quick*."""
+        """
+        Return how often to repeat a measurement: *full* times, or for a quick run a tenth of that or *quick* times.
+        """
         if not self.quick:
             return full
         return max(3, full // 10) if quick is None else quick
 
     def urls(self, nodes: int) -> list[str]:
-        """Return the addresses of so many servers."""
+        """Return the addresses of the first *count* servers."""
         return self.servers.urls[:nodes]
 
 
@@ -57,7 +59,7 @@ def ours(alias: str, urls: list[str], *, prefix: str = "", **options: Any) -> Lo
     """
     Return the locks of an alias of ``REDLOCK`` made of these servers, as a project would have them.
 
-    Servers that have just been started vote at once, because nothing was locked before.
+    Servers that have just started vote at once, because nothing was locked before.
     """
     if alias not in settings.REDLOCK:
         settings.REDLOCK[alias] = {
@@ -69,7 +71,7 @@ def ours(alias: str, urls: list[str], *, prefix: str = "", **options: Any) -> Lo
 
 
 def manager_of(urls: list[str], **options: Any) -> LockManager:
-    """Return our locks over these servers: always the same ones, so that they are told apart by the servers alone."""
+    """Return our locks over these servers; the same object every time, so that only the servers make a difference."""
     return ours(f"on-{len(urls)}-{urls[0].rpartition(':')[2]}", urls, **options)
 
 
@@ -97,9 +99,9 @@ def set_up() -> None:
 
 def children() -> BaseContext:
     """
-    Return what starts processes that share nothing with this one.
+    Return a context that starts processes that share nothing with this one.
 
-    They are forked from a process that has imported everything and opened nothing, so fifty start in no time.
+    They are forked from a process that has imported everything and opened nothing, so fifty of them start quickly.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.benchmarks.preload"])
@@ -107,6 +109,6 @@ def children() -> BaseContext:
 
 
 def in_child(function: Callable[..., Result], *args: Any) -> Result:
-    """Return what *function* returns in a process of its own; it must be found by its name."""
+    """Run *function* in a process of its own and return its result; the function must be importable by name."""
     with children().Pool(1) as pool:
         return pool.apply(function, args)

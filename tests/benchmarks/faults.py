@@ -21,7 +21,7 @@ NODE_TIMEOUT = 0.25  # seconds: the default
 
 
 def run(bench: Bench) -> Iterator[Section]:
-    """Measure each fault beside health, then too many faults, then a long way."""
+    """Measure each fault beside healthy nodes, then too many faults, then a long distance."""
     yield from _two_of_five(bench)
     yield _no_quorum(bench)
     yield _far_away(bench)
@@ -50,7 +50,7 @@ def _two_of_five(bench: Bench) -> Iterator[Section]:
 def _fault(
     bench: Bench, name: str, manager: LockManager, begin: Switch, end: Switch, again: Switch | None = None
 ) -> Section:
-    """Time locks with and without a fault; *again* repeats it before every turn, untimed."""
+    """Time locks with and without a fault; *again* repeats the fault before every turn, untimed."""
     section = Section(f"fault-{name}", f"acquire + release, N = 5, two nodes {name}")
     healthy, faulty = Times(), Times()
     threads = threading.active_count()
@@ -59,7 +59,7 @@ def _fault(
         begin()
         _time(manager, faulty, bench.rounds(25), again)
         end()
-        time.sleep(0.3)  # nodes that failed are left alone for a while
+        time.sleep(0.3)  # nodes that failed are not contacted for a while
     left = threading.active_count() - threads
     section.figures = [_figure("healthy", healthy), _figure(f"two {name}", faulty)]
     ratio = faulty.median / healthy.median
@@ -76,7 +76,7 @@ def _time(manager: LockManager, times: Times, turns: int, before: Switch | None)
     for _ in range(turns):
         if before:
             before()
-        took = interleave([Contender("", once)], 1, warm_up=0)[""]  # the first calls after a fault count most
+        took = interleave([Contender("", once)], 1, warm_up=0)[""]  # the first calls after a fault matter most
         times.walls += took.walls
         times.cpus += took.cpus
 

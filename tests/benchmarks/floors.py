@@ -1,8 +1,8 @@
 """
-The floor: what the same exchange costs with raw sockets and bytes that are packed in advance.
+The floor: the cost of the same exchange with raw sockets and bytes that are packed in advance.
 
-There are two. One does what a textbook lock does, SET NX PX and a script that compares and deletes. The other
-sends the very bytes that this library sends: they are recorded from it, so both stay in step.
+There are two floors. One does what a textbook lock does: SET NX PX, and a script that compares and deletes. The other
+sends exactly the bytes that this library sends. They are recorded from the library, so both stay in step.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ def address(url: str) -> tuple[str, int]:
 
 
 def connect(url: str) -> socket.socket:
-    """Return a connection as plain as can be."""
+    """Return a plain connection."""
     sock = socket.create_connection(address(url))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
 
 Pair = tuple[Callable[[], bytes], bytes]
-"""What acquires, made anew each time because it holds a rising number, and what releases."""
+"""The request that acquires, made anew each time because it has a rising number, and the one that releases."""
 
 
 def plain(key: str) -> Pair:
@@ -54,7 +54,7 @@ def plain(key: str) -> Pair:
 
 def same(urls: list[str]) -> Pair:
     """Return the requests that this library sends, with a fencing token of its own each time."""
-    manager_of(urls).lock("floor", wait=0).acquire().release()  # now all of them know the scripts
+    manager_of(urls).lock("floor", wait=0).acquire().release()  # now all servers know the scripts
     with Tap(urls[0]) as tap:
         manager = ours(f"floor-{address(tap.url)[1]}", [tap.url])
         manager.lock("floor", wait=0).acquire().release()
@@ -85,12 +85,12 @@ class Tap:
 
     def __exit__(self, *exc_info: object) -> None:
         for each in self._sockets:
-            with suppress(OSError):  # one that its other end closed
+            with suppress(OSError):  # a connection that its other end closed
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
 
     def taken(self) -> bytes:
-        """Return the scripts called since the last time, as they were sent."""
+        """Return the scripts called since the last call of this method, as they were sent."""
         said, self._said = bytes(self._said), bytearray()
         calls = [each for each in commands(said) if b"EVAL" in each[:20]]
         return b"".join(calls)
@@ -157,19 +157,19 @@ def blocking(name: str, urls: list[str], pair: Pair) -> Iterator[Contender]:
 
 
 def _teach(sock: socket.socket) -> None:
-    """Have a server learn the script of the textbook; it has learned ours from us."""
+    """Let a server learn the textbook's script; it has learned our scripts from the library."""
     sock.send(pack("SCRIPT", "LOAD", COMPARE_AND_DELETE))
     check(sock.recv(4096))
 
 
 def check(reply: bytes) -> None:
-    """Stop if a server refused: the times would mean nothing."""
+    """Stop if a server refused a request, because the times would then mean nothing."""
     if reply[:1] in (b"-", b"_", b"") or reply[:2] == b"$-" or b"BUSY" in reply:
         raise RuntimeError(f"the server replied {reply!r}")
 
 
 class _Counter(asyncio.Protocol):
-    """Counts the replies of one node by their lines; no reply of ours has one in its text."""
+    """Counts the replies of one node by their lines; no reply to our requests contains a line break in its text."""
 
     transport: asyncio.Transport
 

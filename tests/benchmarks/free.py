@@ -1,5 +1,5 @@
 """
-A free lock: acquire and release, blocking, beside the floor and the field.
+A free lock: acquire and release, blocking, beside the floor and comparable libraries.
 """
 
 import threading

@@ -1,5 +1,5 @@
 """
-Ten thousand held locks among a million other keys: what it takes to list them, and to show them on the admin's page.
+Ten thousand held locks among a million other keys: the cost of listing them and of showing them in the admin.
 """
 
 import logging
@@ -28,13 +28,13 @@ from .report import Figure, Section, Target
 HELD, OTHERS = 10_000, 1_000_000
 PAGE = 50
 TRIES = 5
-SLOW = 1000  # microseconds: from here on a server's SLOWLOG has a command
+SLOW = 1000  # microseconds: a server's SLOWLOG records commands that take longer
 LIST = "/admin/redlock/heldlock/"
 LOADED = ("--enable-debug-command", "local")
 
 
 def run(bench: Bench) -> Iterator[Section]:
-    """Fill servers, then list what they hold in several ways."""
+    """Fill servers, then list their held locks in several ways."""
     yield _inventory(bench)
     yield _page(bench)
 
@@ -75,7 +75,7 @@ def _page(bench: Bench) -> Section:
     section = Section("page", f"the admin's list of {HELD:,} held locks among {OTHERS:,} other keys, N = 5")
     logging.getLogger("django.request").setLevel(logging.CRITICAL)
     with start_servers(5, args=LOADED) as servers:
-        # Taken with patience, so that a busy machine does not fail it, and shown with the usual settings.
+        # Taken with long timeouts, so that a busy machine does not fail it, and shown with the usual settings.
         taking = ours("page-taking", servers.urls, prefix="page", max_ttl=3600.0, ttl=1800.0, node_timeout=2.0)
         _fill(taking, servers)
         ours("page", servers.urls)
@@ -109,9 +109,9 @@ def _page(bench: Bench) -> Section:
 
 def _fill(manager: LockManager, servers: Iterable[Server]) -> None:
     """
-    Take the locks, add the other keys to every server, and have it note slow commands from here on.
+    Take the locks, add the other keys to every server, and make the server record slow commands.
 
-    The leases are not kept: who looks at the locks of others has no ten thousand of them in memory.
+    The leases are not kept: a client that looks at the locks of others does not have ten thousand of them in memory.
     """
     for number in range(HELD):
         manager.lock(f"held:{number}", wait=0, renew=False).acquire()
@@ -129,10 +129,10 @@ def _figures(times: Mapping[str, Times]) -> list[Figure]:
 
 def _dearest(servers: list[Server], once: Callable[[], object], times: int) -> list[float]:
     """
-    Return what each request of *once* costs a server's processor at the least, in microseconds, the dearest first.
+    Return the least cost of each request of *once* to a server's processor, in microseconds, the most expensive first.
 
-    That is the command with reading the request and writing the answer, without waiting for a processor, which SLOWLOG
-    counts as well. The least of several times is without what the server does beside it, like looking for expired keys.
+    It includes reading the request and writing the reply, but not waiting for a processor, which SLOWLOG counts as
+    well. The least of several times leaves out the server's other work, such as looking for expired keys.
     """
     costs: dict[int, float] = {}
     survey = LockManager.survey
@@ -153,7 +153,7 @@ def _dearest(servers: list[Server], once: Callable[[], object], times: int) -> l
 
 
 def _processor(server: Server) -> float:
-    """Return for how many microseconds a server that has nothing to do has had a processor, by Linux' books."""
+    """Return for how many microseconds an idle server has had a processor, according to Linux."""
     process = Path(f"/proc/{server.pid}")
     until = time.monotonic() + 10
     while (process / "stat").read_text().rpartition(")")[2].split()[0] != "S" and time.monotonic() < until:
@@ -173,7 +173,9 @@ def _over(costs: list[float]) -> int:
 
 
 def _slow(servers: Iterable[Server]) -> int:
-    """Return how many commands took the servers too long. On a busy machine that also counts who had no processor."""
+    """
+    Return how many commands took the servers too long; on a busy machine this includes commands without a processor.
+    """
     total = 0
     for server in servers:
         with server.client() as client:
@@ -189,7 +191,7 @@ def _per_call(server: Server) -> float:
 
 
 def _administrator() -> Client:
-    """Return a browser, as it were, in which the administrator is logged in."""
+    """Return a test client in which the administrator is logged in."""
     call_command("migrate", verbosity=0)
     user, _ = get_user_model().objects.get_or_create(username="admin", is_staff=True, is_superuser=True)
     client = Client()
@@ -198,7 +200,9 @@ def _administrator() -> Client:
 
 
 def _get(client: Client, url: str) -> None:
-    """Get a page with locks; on a busy machine most nodes may be late, and then nobody can say which are held."""
+    """
+    Get a page with locks; on a busy machine most nodes may be late, and then nobody can tell which locks are held.
+    """
     for _ in range(TRIES):
         response = client.get(url)
         if response.status_code == 200 and b"redlock-name" in response.content:

@@ -1,5 +1,5 @@
 """
-Take times: contenders in turn, many times over, so that whatever else the machine does hits all of them alike.
+Take times: contenders take turns, many times, so that other load on the machine affects all of them alike.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-BATCH = 10  # calls in a row, so that caches are as warm as in a loop of one's own
+BATCH = 10  # calls in a row, so that caches are as warm as in a loop
 WARM_UP = 5
 
 
@@ -19,9 +19,9 @@ class Contender:
     Something to be timed.
 
     Args:
-        name: What to call it.
+        name: Its name in the tables.
         once: Does the work once.
-        share: Which share of the rounds it takes part in, for contenders that are very slow.
+        share: Share of the rounds in which it takes part, for contenders that are very slow.
     """
 
     name: str
@@ -40,7 +40,7 @@ class AsyncContender:
 
 @dataclass(slots=True)
 class Times:
-    """What the calls of one contender took, in seconds: wall time of each, CPU time of this process per batch."""
+    """The times of one contender in seconds: wall time of each call, CPU time of this process per batch."""
 
     walls: list[float] = field(default_factory=list)
     cpus: list[float] = field(default_factory=list)
@@ -61,12 +61,12 @@ class Times:
         return max(self.walls)
 
     def percentile(self, percent: int) -> float:
-        """Return the wall time, in seconds, that so many percent of the calls did not pass."""
+        """Return the wall time, in seconds, that the given percentage of the calls did not exceed."""
         return percentile(self.walls, percent)
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the value that so many percent of *values* do not pass."""
+    """Return the value that the given percentage of *values* does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
@@ -79,9 +79,9 @@ def interleave(
 
     Args:
         contenders: What to time.
-        rounds: How often each gets its turn.
+        rounds: How many turns each contender gets.
         batch: Calls per turn.
-        warm_up: Calls of each before the first that counts.
+        warm_up: Calls of each contender before the first one that counts.
     """
     times = {contender.name: Times() for contender in contenders}
     for contender in contenders:
@@ -135,7 +135,9 @@ def takes_part(share: float, turn: int) -> bool:
 
 
 async def per_second(once: Sequence[Callable[[], Awaitable[object]]], times: int) -> float:
-    """Return how many calls per second so many tasks make together, each its own function *times* times."""
+    """
+    Return how many calls per second the given number of tasks make together; each calls its own function *times* times.
+    """
 
     async def repeat(function: Callable[[], Awaitable[object]]) -> None:
         for _ in range(times):

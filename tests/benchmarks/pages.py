@@ -1,9 +1,9 @@
 """
 Put the figures of one run into ``docs/benchmarks.md``.
 
-The page is written by hand but for what is between ``<!-- figures: KEY -->`` and ``<!-- end -->``: the tables of the
-section with that key. ``summary`` and ``environment`` are keys as well. The figures come from ``docs/benchmarks.json``,
-which is committed with the page; a test holds them together.
+The text of the page is fixed, except between ``<!-- figures: KEY -->`` and ``<!-- end -->``: the tables of the section
+with that key. ``summary`` and ``environment`` are keys as well. The figures come from ``docs/benchmarks.json``, which
+is committed with the page. A test compares the two.
 """
 
 import re

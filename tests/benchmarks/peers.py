@@ -1,9 +1,9 @@
 """
-The libraries of the field, each used as its own documentation says, and ours in the same shape.
+Comparable libraries, each used as its own documentation says, and ours in the same shape.
 
-A *taker* waits for a lock and returns what gives it up. Clients and their connections are made once; the objects
-that stand for a lock are made for each use, as in a request or a task. A library that is not installed, or does not
-work with this Python or redis-py, is left out by name.
+A *taker* waits for a lock and returns a function that releases it. Clients and their connections are made once; lock
+objects are made for each use, as in a request or a task. A library that is not installed, or does not work with this
+Python or redis-py, is left out by name.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ from .bench import TTL, manager_of
 Taker = Callable[[str], Callable[[], object]]
 AsyncTaker = Callable[[str], Awaitable[Callable[[], Awaitable[object]]]]
 
-LONG = 600.0  # seconds that a waiter waits at most
+LONG = 600.0  # seconds: the longest wait of a waiter
 
 
 def django_redlock(urls: list[str]) -> Taker:
@@ -67,7 +67,7 @@ def redlock_py(urls: list[str]) -> Taker:
 
     def take(name: str) -> Callable[[], object]:
         while not (lock := library.lock(name, round(TTL * 1000))):
-            pass  # it has waited between its attempts, and gives up after three
+            pass  # pottery has waited between its attempts, and gives up after three
         return partial(library.unlock, lock)
 
     return take
@@ -148,7 +148,7 @@ ASYNCIO: dict[str, Callable[[list[str]], AsyncTaker]] = {
 
 
 def try_blocking(name: str, urls: list[str]) -> Taker | str:
-    """Return a taker that has taken a lock once, or why it cannot."""
+    """Return a taker that has taken a lock once, or the reason why it cannot."""
     try:
         take = BLOCKING[name](urls)
         take(f"first:{name}")()

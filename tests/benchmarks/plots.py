@@ -16,7 +16,7 @@ rect { fill: #9aa4b2 } .ours { fill: #0c7a53 }
 
 
 def draw(section: Section) -> str:
-    """Return the chart of the figures that have the unit of the first one; shorter bars are better, unless ``/s``."""
+    """Return the chart of the figures that have the first figure's unit; shorter bars are better, except for ``/s``."""
     figures = [figure for figure in section.figures if figure.unit == section.figures[0].unit]
     height = TOP + LINE * len(figures) + 8
     body = "\n".join(_bars(figures))
@@ -48,7 +48,7 @@ def _is_ours(figure: Figure) -> bool:
 
 
 def draw_all(sections: list[Section], folder: Path) -> list[Path]:
-    """Write one chart per section that has something to compare; returns the files."""
+    """Write one chart for each section that compares something; return the files."""
     written = []
     for section in sections:
         if len([figure for figure in section.figures if figure.unit == section.figures[0].unit]) > 1:

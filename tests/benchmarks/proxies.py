@@ -1,5 +1,5 @@
 """
-Bad networks in a process of their own, so that carrying bytes takes nothing from what is timed.
+Bad networks in a process of their own, so that forwarding bytes takes no time from the measurement.
 """
 
 import logging
@@ -21,7 +21,7 @@ class Proxies:
         self.urls: list[str] = pipe.recv()
 
     def tell(self, method: str, *args: object) -> None:
-        """Call a method of every :class:`~django_redlock.testing.FaultProxy`, and wait for its end."""
+        """Call a method of every :class:`~django_redlock.testing.FaultProxy`, and wait until it returns."""
         self._pipe.send((method, args))
         self._pipe.recv()
 

@@ -1,5 +1,5 @@
 """
-Publishing a task of which one runs at a time, and answering a duplicate, beside the packages that do the same.
+Publishing a task with at most one run at a time, and answering a duplicate, beside comparable packages.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,15 +25,15 @@ OURS_ONE, OURS_FIVE = "@singleton_task, N = 1", "@singleton_task, N = 5"
 FLOORS = {nodes: f"plain publish after raw sockets, N = {nodes}" for nodes in (1, 5)}
 REFUSED = {nodes: f"raw sockets, the same request, N = {nodes}" for nodes in (1, 5)}
 
-DUPLICATE = -1  # the argument of which every call but the first is a duplicate
-FIRST = 700_000_000  # an argument of as many digits as those that follow it
+DUPLICATE = -1  # every call with this argument but the first is a duplicate
+FIRST = 700_000_000  # an argument with as many digits as those that follow it
 
 Send = Callable[[int], object]
 """Publishes a task with this argument."""
 
 
 def run(bench: Bench) -> Iterator[Section]:
-    """Measure first messages, whose lock is free, then duplicates."""
+    """Measure first messages, with a free lock, then duplicates."""
     with Server() as broker:
         first = Section("publishing", "publishing a task whose lock is free, to a Redis broker")
         senders = _senders(first, bench, broker.url)
@@ -67,7 +67,7 @@ def _duplicate(name: str, send: Send) -> Contender:
 
 
 def _senders(section: Section, bench: Bench, broker: str) -> dict[str, Send]:
-    """Return what publishes, one per contender, each with a task of its own in one app."""
+    """Return the functions that publish, one per contender, each with a task of its own in one app."""
     for nodes in (1, 5):
         ours(f"publish-{nodes}", bench.urls(nodes))
     app = Celery("benchmark", broker=broker, set_as_current=True)
@@ -91,7 +91,7 @@ def _senders(section: Section, bench: Bench, broker: str) -> dict[str, Send]:
 
 
 def _body(number: int) -> None:
-    """Do nothing; nobody runs it."""
+    """Do nothing; no worker runs it."""
 
 
 def _after_a_set(plain: Any, url: str) -> Send:
@@ -105,7 +105,9 @@ def _after_a_set(plain: Any, url: str) -> Send:
 
 
 def _requests(url: str) -> tuple[bytes, bytes]:
-    """Return what ``@singleton_task`` sends to a node for the argument ``FIRST``, and then for a duplicate of that."""
+    """
+    Return the request that ``@singleton_task`` sends to a node for the argument ``FIRST``, and then for a duplicate.
+    """
     with Tap(url) as tap:
         manager = ours("tapped", [tap.url])
         task = singleton_task(name="tapped", using="tapped", ignore_result=True)(_body)
@@ -119,7 +121,7 @@ def _requests(url: str) -> tuple[bytes, bytes]:
 
 
 def _ask(request: bytes, urls: list[str], wanted: bytes) -> Send:
-    """Return the floor of what asks nodes with this request: written to all, read from all, packed in advance."""
+    """Return the floor for this request to all nodes: written to all, read from all, packed in advance."""
     sockets = [connect(url) for url in urls]
 
     def send(number: int) -> None:

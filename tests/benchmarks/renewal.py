@@ -14,7 +14,7 @@ LEASES = 10_000
 
 
 def run(bench: Bench) -> Iterator[Section]:
-    """Take the leases, then watch for as long as asked."""
+    """Take the leases, then observe them for the given time."""
     section = Section(
         "renewal", f"{LEASES:,} leases of {TTL:.0f} s renewed by one process, N = 5, {bench.seconds:.0f} s"
     )
@@ -37,7 +37,7 @@ def run(bench: Bench) -> Iterator[Section]:
 
 
 def hold(urls: list[str], count: int, seconds: float) -> dict[str, float]:
-    """Hold so many leases for so long; returns what it took."""
+    """Hold the given number of leases for the given time; return the cost."""
     manager = manager_of(urls)
     start = time.monotonic()
     leases = [manager.lock(f"renewed:{number}", wait=5).acquire() for number in range(count)]

@@ -1,5 +1,5 @@
 """
-What was measured, what it should have been, and both as a table and as JSON.
+What was measured and what the target is, as a table and as JSON.
 """
 
 import json
@@ -25,9 +25,9 @@ class Figure:
 
     Args:
         name: The contender, or the case.
-        value: The number: a median, if it is a time.
-        unit: ``µs``, ``ms``, ``s``, ``/s``, ``%`` or what is counted.
-        more: What else is known of it, such as ``{"p95": 1.2, "cpu": 0.3}``; in the same unit.
+        value: The number; the median, if it is a time.
+        unit: ``µs``, ``ms``, ``s``, ``/s``, ``%`` or the things counted.
+        more: Further figures in the same unit, such as ``{"p95": 1.2, "cpu": 0.3}``.
     """
 
     name: str
@@ -39,14 +39,14 @@ class Figure:
 @dataclass(frozen=True, slots=True)
 class Target:
     """
-    What a row of the table of targets asks, and what came out.
+    One row of the table of targets, and its result.
 
     Args:
         case: What is compared, in words.
-        measured: The number that came out.
-        limit: The number it must keep.
-        unit: Of both; ``×`` for a ratio.
-        least: Whether the limit is a lower one.
+        measured: The result.
+        limit: The target.
+        unit: The unit of both; ``×`` for a ratio.
+        least: Whether the limit is a lower limit.
     """
 
     case: str
@@ -77,10 +77,10 @@ class Section:
     One question and its answer.
 
     Args:
-        key: Names it on the command line, in the JSON and in the name of its plot.
+        key: Its name on the command line, in the JSON and in the name of its plot.
         question: What is measured.
-        figures: What came out; the first unit is that of the plot.
-        targets: What the table of targets asks of it.
+        figures: The results; the first unit is that of the plot.
+        targets: Its rows in the table of targets.
         left_out: What could not be measured, and why.
     """
 
@@ -96,14 +96,14 @@ class Section:
 
     def compare(self, case: str, other: str, limit: float, *, ours: str = OURS, faster: bool = False) -> None:
         """
-        Note a target that is a ratio of two figures; nothing if one of them is missing.
+        Add a target that is a ratio of two figures, unless one of them is missing.
 
         Args:
             case: What is compared, in words.
             other: The figure to compare with.
-            limit: The ratio that is asked.
+            limit: The target ratio.
             ours: Our figure.
-            faster: Whether *limit* says how many times faster ours must be, rather than how much it may take.
+            faster: Whether *limit* is how many times faster ours must be, rather than how much it may take.
         """
         mine, theirs = self.value(ours), self.value(other)
         if mine and theirs:
@@ -112,7 +112,7 @@ class Section:
 
 
 def environment() -> dict[str, str]:
-    """Return what the figures were measured with."""
+    """Return the versions with which the figures were measured."""
     found = {"Python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
     for name in PACKAGES:
         try:
@@ -123,7 +123,7 @@ def environment() -> dict[str, str]:
 
 
 def number(value: float) -> str:
-    """Return a number with three digits that count."""
+    """Return a number with three significant digits."""
     if abs(value) >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
@@ -152,7 +152,7 @@ def dump(sections: Sequence[Section], command: str, path: Path) -> None:
 
 
 def load(path: Path) -> tuple[list[Section], dict[str, Any]]:
-    """Return the sections of a run, and the rest of what is known of it."""
+    """Return the sections of a run, and its other data."""
     run = json.loads(path.read_text(encoding="utf-8"))
     return [_section(each) for each in run.pop("sections")], run
 

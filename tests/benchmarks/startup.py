@@ -1,5 +1,5 @@
 """
-What importing the package costs, and the first lock of a process.
+The cost of importing the package, and the first lock of a process.
 """
 
 import json
@@ -45,7 +45,7 @@ def run(bench: Bench) -> Iterator[Section]:
     after, _ = _median(IMPORT.format(before=BASE), times)
     alone, loaded = _median(IMPORT.format(before=""), times)
     first, _ = _median(FIRST, times, *bench.urls(5))
-    _, by_django = _child(SETTINGS)  # what every project has that can read its settings
+    _, by_django = _child(SETTINGS)  # every project that can read its settings has these
     section.figures = [
         Figure("import, after Django and redis-py", after * 1e3, "ms"),
         Figure("import, with all that it imports", alone * 1e3, "ms"),

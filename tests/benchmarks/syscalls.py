@@ -13,7 +13,7 @@ from . import floors, peers
 from .bench import Bench, set_up
 from .report import OURS, Figure, Section, Target
 
-FEW, MANY = 50, 550  # calls: the difference of two runs is free of all that happens once
+FEW, MANY = 50, 550  # calls: the difference between two runs excludes everything that happens once
 CONTENDERS = (floors.SAME, OURS, "redis-py Lock", "redlock-py")
 LIMITS = {1: 8.0, 5: 25.0}
 
@@ -62,7 +62,7 @@ def _total(summary: str) -> int:
 
 
 def repeat(name: str, times: int, urls: list[str]) -> None:
-    """Acquire and release so many times; this is what strace watches."""
+    """Acquire and release the given number of times; strace observes this."""
     if name == floors.SAME:
         with floors.blocking(name, urls, floors.same(urls)) as contender:
             for _ in range(times):

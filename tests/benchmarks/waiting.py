@@ -1,7 +1,7 @@
 """
-Many processes want one lock: how quickly it passes on, who is served when, and what that asks of the nodes.
+Many processes want one lock: how quickly it passes on, in which order, and at what cost for the nodes.
 
-Times are taken on the machine's monotonic clock, which all processes share.
+Times come from the machine's monotonic clock, which all processes share.
 """
 
 import statistics
@@ -24,18 +24,18 @@ from .measure import percentile
 from .report import OURS, Figure, Section, Target
 
 NAME = "wanted"
-HOLD = 0.005  # seconds for which each holds the lock
+HOLD = 0.005  # seconds for which each process holds the lock
 STAGGER = 0.01  # seconds between the arrival of two waiters
-GRACE = 0.01  # seconds after which a process that asked is said to be in line, if nobody can tell when it was
-PATIENCE = 120.0  # seconds after which something is broken
+GRACE = 0.01  # seconds after its first request at which a process counts as queued, if the library does not report it
+PATIENCE = 120.0  # seconds after which the run counts as broken
 
 
 class Turn(NamedTuple):
     """
-    One process had the lock: when it asked for it, was in line for it, got it and gave it up.
+    The turn of one process: when it asked for the lock, was queued, got the lock and released it.
 
-    It is in line for ours when the nodes have answered it for the first time. With fifty processes on a few
-    processors, one that has looked at the clock may not come to ask before tens of milliseconds have passed.
+    With our locks it is queued once the nodes have answered it for the first time. With fifty processes on a few
+    processors, tens of milliseconds may pass between its look at the clock and its first request.
     """
 
     asked: float
@@ -45,7 +45,7 @@ class Turn(NamedTuple):
 
 
 def run(bench: Bench) -> Iterator[Section]:
-    """Measure one waiter, then many that want it once, then many that want it again and again."""
+    """Measure one waiter, then many that want the lock once, then many that want it again and again."""
     for nodes in (1, 5):
         yield _hand_over(bench, nodes)
     yield _convoy(bench)
@@ -73,7 +73,9 @@ def _hand_over(bench: Bench, nodes: int) -> Section:
 
 
 def _pass_on(name: str, take: peers.Taker, urls: list[str], times: int) -> list[float]:
-    """Give the lock up so many times while another process waits for it; returns after how long that one had it."""
+    """
+    Release the lock the given number of times while another process waits for it; return how long each hand-over took.
+    """
     context = children()
     here, there = context.Pipe()
     process = context.Process(target=_waiter, args=(there, name, urls), daemon=True)
@@ -83,7 +85,7 @@ def _pass_on(name: str, take: peers.Taker, urls: list[str], times: int) -> list[
     for turn in range(times):
         release = take(NAME)
         here.send("wait for it")
-        time.sleep(0.03 + 0.0137 * (turn % 10))  # at another point of whatever pauses it makes
+        time.sleep(0.03 + 0.0137 * (turn % 10))  # at a different point of its pauses each time
         start = time.monotonic()
         release()
         passed.append(here.recv() - start)
@@ -125,7 +127,7 @@ def _convoy(bench: Bench) -> Section:
 
 
 def _serve_all(name: str, take: peers.Taker, urls: list[str], waiters: int) -> tuple[list[Turn], float]:
-    """Let processes queue up while the lock is held; returns their turns, and when it was given up."""
+    """Let processes queue up while the lock is held; return their turns, and the time of the release."""
     context = children()
     pipes = []
     for _ in range(waiters):
@@ -221,7 +223,7 @@ def _figures(waiters: int, turns: list[list[Turn]], calls: float) -> list[Figure
 
 
 def _take_turns(name: str, urls: list[str], waiters: int, seconds: float) -> list[list[Turn]]:
-    """Have so many processes take the lock again and again; returns the turns of each."""
+    """Let the given number of processes take the lock again and again; return the turns of each."""
     context = children()
     stop = context.Event()
     pipes = []
@@ -251,7 +253,7 @@ def _again(pipe: Connection, stop: Event, name: str, urls: list[str]) -> None:
 
 
 def scripts_called(urls: list[str]) -> int:
-    """Return how many scripts all these servers have run; what those do inside does not count."""
+    """Return how many scripts all these servers have run; commands inside a script do not count."""
     calls = 0
     for url in urls:
         with redis.Redis.from_url(url) as client:
@@ -261,7 +263,7 @@ def scripts_called(urls: list[str]) -> int:
 
 
 def jain(turns: list[list[Turn]]) -> float:
-    """Return Jain's index of the number of turns: 1 if all had as many, 1/n if one had all."""
+    """Return Jain's index of the number of turns: 1 if all had the same number, 1/n if one process had all."""
     counts = [len(own) for own in turns]
     return sum(counts) ** 2 / (len(counts) * sum(count**2 for count in counts)) if any(counts) else 0.0
 
@@ -270,7 +272,7 @@ def overtaking(turns: list[Turn]) -> tuple[float, int]:
     """
     Return the share of turns that went past an older waiter, and past how many at most.
 
-    Older is who was in line before the other one asked.
+    A waiter is older if it was queued before the other process made its first request.
     """
     past = [
         sum(other.in_line < turn.asked and other.got > turn.got for other in turns if other is not turn)

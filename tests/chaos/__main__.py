@@ -1,11 +1,11 @@
 """
-Let real servers, processes and clocks fail, and count what that does to a counter in a database.
+Let real servers, processes and clocks fail, and count the effect on a counter in a database.
 
     python -m tests.chaos --minutes 10 --profile network
     python -m tests.chaos --minutes 1 --profile all --nodes 5 --database postgresql
 
-Three or five servers behind proxies, worker processes that take one lock and increment two counters under it, one
-behind a fence and one without, and a nemesis. Every acquisition is written down and judged in the end.
+There are three or five servers behind proxies, and worker processes that take one lock and increment two counters under
+it, one behind a fence and one without. A nemesis injects faults. Every acquisition is recorded and checked at the end.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import django
 
 
 def main() -> int:
-    """Return 1 if something was lost that must not be, else 0."""
+    """Return 1 if something was lost that must not be lost, else 0."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     django.setup()
     from tests.services import PostgreSQL, SQLite
@@ -32,7 +32,7 @@ def main() -> int:
     from .nemesis import PROFILES
 
     options = parse(list(PROFILES))
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # the proxies are slow on a busy machine, and say so
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # the proxies are slow on a busy machine, and log it
     failed = []
     print(f"seed {options.seed}\n\n{HEADS}", flush=True)
     with ExitStack() as stack:
@@ -66,12 +66,12 @@ def one(engine, profile, seconds: float, nodes: int = 3, workers: int = 4):  # t
 def parse(profiles: list[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long each profile goes on")
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long each profile runs")
     parser.add_argument(
-        "--profile", default="all", choices=["all", "today", *profiles], help="'today' is one a day in turn"
+        "--profile", default="all", choices=["all", "today", *profiles], help="'today' runs one per day, in turn"
     )
     parser.add_argument("--nodes", type=int, default=3, help="how many servers")
-    parser.add_argument("--workers", type=int, default=4, help="how many processes want the lock")
+    parser.add_argument("--workers", type=int, default=4, help="how many processes take the lock")
     parser.add_argument("--database", default="sqlite", choices=["sqlite", "postgresql"])
     parser.add_argument("--seed", type=int, help="repeats the choice of faults, though not their timing")
     options = parser.parse_args()

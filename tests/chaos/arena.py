@@ -1,4 +1,4 @@
-"""Where it happens: servers behind proxies, workers, and the database that they share."""
+"""The arena: servers behind proxies, workers, and the database that they share."""
 
 import json
 import os
@@ -23,12 +23,12 @@ from .nemesis import TTL, Nemesis, Profile
 
 KEEPING = ("--appendonly", "yes", "--appendfsync", "always")
 WARM_UP = TTL + 3.0  # seconds until nodes that have just started may vote; their uptime has whole seconds
-GRACE = 60.0  # seconds in which a worker ends that has been told to: it may wait for a lock and for a row
+GRACE = 60.0  # seconds that a worker may take to end: it may be waiting for a lock and for a row
 
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """One worker, from here."""
+    """One worker, as the arena sees it."""
 
     number: int
     process: Popen[bytes]
@@ -42,7 +42,7 @@ class WorkerProcess:
         os.kill(self.process.pid, SIGCONT)
 
     def kill(self) -> None:
-        """End it; what it believed ends now at the latest."""
+        """End the worker; its holds end now at the latest."""
         os.kill(self.process.pid, SIGKILL)
         self.process.wait()
         self.killed = steady()
@@ -50,7 +50,7 @@ class WorkerProcess:
 
 @dataclass
 class Result:
-    """What came out of a run."""
+    """The result of a run."""
 
     profile: Profile
     nodes: int
@@ -61,14 +61,14 @@ class Result:
 
     @property
     def lost(self) -> dict[str, int]:
-        """Increments that were committed and are not in the counter, or that were acknowledged and never committed."""
+        """Increments that were committed and are missing from the counter, or acknowledged and never committed."""
         return {
             kind: done - value + max(0, self.history.done[kind] - done) for kind, (value, done) in self.counted.items()
         }
 
     @property
     def failures(self) -> list[str]:
-        """What must not be."""
+        """The violations of the run."""
         found = [f"{self.lost['fenced']} increments behind the fence were lost"] if self.lost["fenced"] else []
         if not self.profile.tolerated:
             found += [f"overlap: {before} and {after}" for before, after in self.history.overlaps()]
@@ -94,11 +94,11 @@ class Arena:
     Servers, proxies and workers; in a ``with`` block.
 
     Args:
-        folder: For diaries, clocks and whatever else; empty.
+        folder: An empty folder for diaries, clocks and other files.
         profile: What may go wrong.
         database: The entry for ``DATABASES``.
-        nodes: How many servers.
-        workers: How many processes.
+        nodes: The number of servers.
+        workers: The number of processes.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Arena:
             library = build(folder)
             self.clocks = [Clock(library, folder / f"clock {number}") for number in range(nodes)]
         environments = [clock.environment for clock in self.clocks] or [{}] * nodes
-        # Nodes that keep their data are meant to be called durable: every write is on disk before it is answered.
+        # Nodes that keep their data are called durable: every write is on disk before the reply.
         args = KEEPING if profile.durable else ()
         self.servers = [Server(args=args, environment=environment) for environment in environments]
         self.proxies: list[FaultProxy] = []
@@ -137,7 +137,7 @@ class Arena:
         self._stack.close()
 
     def run(self, seconds: float) -> Result:
-        """Have the workers work and the nemesis rage for so long, and judge what came out."""
+        """Let the workers work and the nemesis inject faults for the given time, and judge the result."""
         from .counter import KINDS, counted
 
         time.sleep(WARM_UP)
@@ -158,7 +158,7 @@ class Arena:
             self.profile, len(self.servers), seconds, history, faults, {kind: counted(kind) for kind in KINDS}
         )
 
-    # What the nemesis plays with
+    # What the nemesis acts on
 
     def any_proxy(self) -> FaultProxy:
         return random.choice(self.proxies)

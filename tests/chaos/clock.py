@@ -1,4 +1,4 @@
-"""Clocks of servers that can be set while they run, by a library that is loaded before their own."""
+"""Server clocks that can be set during a run, by a library that is loaded before the server's own."""
 
 import mmap
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def compiler() -> str | None:
-    """Return the C compiler that there is, if there is one."""
+    """Return the C compiler of this machine, if there is one."""
     return shutil.which("cc") or shutil.which("gcc")
 
 
@@ -25,7 +25,7 @@ class Clock:
     The wall clock of one server.
 
     Args:
-        library: What :func:`build` made.
+        library: The file made by :func:`build`.
         path: A file that tells the server by how much its clock is wrong.
     """
 
@@ -36,5 +36,5 @@ class Clock:
             self._shift = mmap.mmap(file.fileno(), 8)
 
     def set(self, seconds: float) -> None:
-        """Let it be wrong by so many seconds."""
+        """Make the clock wrong by the given number of seconds."""
         self._shift[:] = struct.pack("q", int(seconds * 1e6))

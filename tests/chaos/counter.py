@@ -23,7 +23,7 @@ def create() -> None:
 
 
 def increment(kind: str, lease: Lease, pause: float) -> None:
-    """Read, think, write; *done* counts the commits whatever was read, so that an increment that was lost shows."""
+    """Read, pause, write; *done* counts the commits whatever was read, so that a lost increment shows."""
     if kind == "plain":
         value = read(kind)
         think(pause)

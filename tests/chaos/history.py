@@ -1,8 +1,8 @@
 """
-What the workers wrote down, and what must hold of it.
+The workers' records, and what must hold for them.
 
-Everything happened on one machine, whose steady clock is the same for all processes: who believed when to hold the
-lock is a set of intervals, and two of them that overlap are an overlap of beliefs.
+Everything happened on one machine, whose steady clock is the same for all processes. The times during which workers
+considered the lock theirs are intervals, and two intervals that overlap are a violation.
 """
 
 import json
@@ -19,12 +19,12 @@ class Hold:
     One acquisition; times in seconds on the machine's steady clock.
 
     Args:
-        worker: Whose it is.
+        worker: The worker that made it.
         token: Its fencing token.
-        began: When it was asked for.
-        since: From when on the worker believed to hold the lock.
-        deadline: When that belief ended at the latest, by its own clock.
-        until: When it ended, if that was earlier: by a release, or with the process.
+        began: When the worker requested the lock.
+        since: From when on the worker considered the lock its own.
+        deadline: When that ended at the latest, by the worker's own clock.
+        until: When it ended, if earlier: by a release, or with the process.
     """
 
     worker: int
@@ -50,7 +50,7 @@ class History:
     done: Counter[str] = field(default_factory=Counter)
 
     def read(self, worker: int, path: Path, killed: float) -> None:
-        """Add what one worker wrote down; *killed* is when it was killed, infinity if it was not."""
+        """Add the records of one worker; *killed* is when it was killed, infinity if it was not."""
         hold: Hold | None = None
         for line in path.read_text().splitlines():
             event, *values = json.loads(line)
@@ -72,7 +72,7 @@ class History:
                     self.done[values[0]] += 1
 
     def overlaps(self) -> list[tuple[Hold, Hold]]:
-        """Return the pairs of holders that both believed to hold the lock, one after the other in time."""
+        """Return the pairs of holders that both considered the lock theirs at the same time, in order of time."""
         believed = sorted((hold for hold in self.holds if hold.since < hold.end), key=lambda hold: hold.since)
         longest = running_longest(believed)
         return [
@@ -80,7 +80,9 @@ class History:
         ]
 
     def wrong_tokens(self) -> list[int]:
-        """Return the tokens that are not unique, or not above all that had been given before they were asked for."""
+        """
+        Return the tokens that are not unique, or not above all tokens that had been granted before their requests.
+        """
         found = [token for token, times in Counter(hold.token for hold in self.holds).items() if times > 1]
         given = sorted(self.holds, key=lambda hold: hold.since)
         times, highest = [hold.since for hold in given], running_highest(hold.token for hold in given)
@@ -92,7 +94,7 @@ class History:
 
 
 def running_longest(holds: list[Hold]) -> list[Hold]:
-    """Return for every place the hold up to it that lasts longest."""
+    """Return, for every position, the hold up to it that lasts longest."""
     found: list[Hold] = []
     for hold in holds:
         found.append(hold if not found or hold.end > found[-1].end else found[-1])

@@ -1,4 +1,4 @@
-"""What goes wrong, and for how long: one nemesis per run, which every now and then begins a fault and later ends it."""
+"""Faults and their lengths: one nemesis per run begins a fault from time to time and later ends it."""
 
 import random
 import time
@@ -28,7 +28,7 @@ def delay(arena: "Arena") -> Iterator[None]:
 
 
 def black_hole(arena: "Arena") -> Iterator[None]:
-    """Nothing comes through in one direction, or in both; in the end all of it arrives, or never does."""
+    """Nothing passes in one direction, or in both; at the end all of it arrives, or none of it ever does."""
     proxy = arena.any_proxy()
     proxy.black_hole(random.choice(("requests", "replies", "both")))
     yield
@@ -44,13 +44,13 @@ def reset(arena: "Arena") -> Iterator[None]:
 
 
 def lost_reply(arena: "Arena") -> Iterator[None]:
-    """One node executes a request, and nobody is told."""
+    """One node executes a request, and its reply is lost."""
     arena.any_proxy().drop_next_reply(reset=random.random() < 0.5)
     yield
 
 
 def frozen_node(arena: "Arena") -> Iterator[None]:
-    """One node stops (SIGSTOP) and goes on."""
+    """One node is stopped (SIGSTOP) and continues."""
     server = arena.any_server()
     server.freeze()
     yield
@@ -61,7 +61,7 @@ def frozen_node(arena: "Arena") -> Iterator[None]:
 
 
 def crash_with_data(arena: "Arena") -> Iterator[None]:
-    """SIGKILL, and back with all that it had acknowledged."""
+    """The node is killed (SIGKILL) and returns with everything that it had acknowledged."""
     server = arena.any_server()
     server.kill()
     yield
@@ -69,7 +69,7 @@ def crash_with_data(arena: "Arena") -> Iterator[None]:
 
 
 def crash_without_data(arena: "Arena") -> Iterator[None]:
-    """SIGKILL, and back empty."""
+    """The node is killed (SIGKILL) and returns empty."""
     server = arena.any_server()
     server.kill()
     yield
@@ -80,7 +80,7 @@ def crash_without_data(arena: "Arena") -> Iterator[None]:
 
 
 def frozen_worker(arena: "Arena") -> Iterator[None]:
-    """A worker stops (SIGSTOP), as in a long collection of garbage, and goes on where it was."""
+    """A worker is stopped (SIGSTOP), as in a long garbage collection, and continues where it was."""
     worker = arena.any_worker()
     worker.freeze()
     yield
@@ -88,7 +88,7 @@ def frozen_worker(arena: "Arena") -> Iterator[None]:
 
 
 def killed_worker(arena: "Arena") -> Iterator[None]:
-    """A worker ends (SIGKILL) wherever it is, and another begins."""
+    """A worker is killed (SIGKILL) wherever it is, and another begins."""
     arena.replace(arena.any_worker())
     yield
 
@@ -97,28 +97,28 @@ def killed_worker(arena: "Arena") -> Iterator[None]:
 
 
 def stepped_clock(arena: "Arena") -> Iterator[None]:
-    """The wall clock of one node is wrong for a while, and right again."""
+    """The wall clock of one node is wrong for a while, and then right again."""
     clock = random.choice(arena.clocks)
     clock.set(random.choice((0.3, TTL, 3600.0, -1.0, -60.0)))
     yield
     clock.set(0.0)
-    time.sleep(3 * TTL)  # one at a time: what the jump took from a node has ended when the next one jumps
+    time.sleep(3 * TTL)  # one at a time: what the jump took from a node has ended when the next node jumps
 
 
 @dataclass(frozen=True)
 class Profile:
     """
-    What may go wrong in a run.
+    The faults that may occur in a run.
 
     Args:
-        name: What to call it.
-        faults: What to draw from.
-        lasting: Seconds that a fault lasts, from and to.
-        pause: Seconds between two faults, at most.
-        durable: Whether nodes keep what they acknowledged, and are declared to.
-        slow: Chance that a worker thinks for up to two leases between reading and writing.
+        name: Its name.
+        faults: The faults to draw from.
+        lasting: Minimum and maximum seconds that a fault lasts.
+        pause: Maximum seconds between two faults.
+        durable: Whether nodes keep what they acknowledged, and are declared durable.
+        slow: Chance that a worker pauses for up to two leases between reading and writing.
         clocks: Whether the nodes' clocks can be set; needs a C compiler.
-        tolerated: Whether overlaps of beliefs are counted only, because an assumption does not hold.
+        tolerated: Whether overlaps are only counted, because an assumption does not hold.
     """
 
     name: str
@@ -158,11 +158,11 @@ PROFILES = {
 @dataclass
 class Nemesis:
     """
-    Begins and ends faults until its time is over.
+    Begins and ends faults until its time has run out.
 
     Args:
-        arena: What it plays with.
-        profile: What it may do.
+        arena: The arena in which it acts.
+        profile: The faults that it may begin.
     """
 
     arena: "Arena"
@@ -170,7 +170,7 @@ class Nemesis:
     faults: Counter[str] = field(default_factory=Counter)
 
     def rage(self, seconds: float) -> None:
-        """Go on for so long; in the end everything works again."""
+        """Inject faults for the given time; at the end everything works again."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, random.uniform(0, self.profile.pause)))

@@ -1,4 +1,4 @@
-"""One worker process: takes the lock, increments under it, and writes down what it believes."""
+"""One worker process: takes the lock, increments under it, and records when it considers the lock its own."""
 
 import json
 import logging
@@ -26,17 +26,17 @@ THINK = 0.05  # seconds between reading and writing, at most
 
 class Worker:
     """
-    Works until it is killed, or told to stop by the end of its standard input.
+    Works until it is killed, or asked to stop by the end of its standard input.
 
     Args:
-        order: What ``__main__.py`` tells it.
+        order: The settings from ``__main__.py``.
     """
 
     def __init__(self, order: dict[str, Any]) -> None:
         nodes = [open_node(NodeSpec(url, f"node {place}"), "t:") for place, url in enumerate(order["urls"])]
         self.manager = LockManager(nodes, Rules(len(nodes), **order["rules"]), notify=self.notify)
         self.slow = order["slow"]
-        # Written at once, without any buffer: what it says must survive its death.
+        # Written at once, without any buffer, because the records must survive the worker's death.
         self.diary = os.open(order["diary"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(self, *event: Any) -> None:
@@ -78,13 +78,13 @@ class Worker:
                     self.note("lost")
                     return
                 except DatabaseError:
-                    pass  # another transaction was in the way for too long
+                    pass  # another transaction blocked it for too long
             if not lease.valid():
                 return
 
 
 def tell_of_surprises_only() -> None:
-    """Print no loss of locks and nodes, which is what this is about; an error nobody expected ends the worker."""
+    """Do not print losses of locks and nodes, which are expected here; an unexpected error ends the worker."""
 
     def surprised(caught: threading.ExceptHookArgs) -> None:
         sys.excepthook(caught.exc_type, caught.exc_value or caught.exc_type(), caught.exc_traceback)

@@ -1,8 +1,8 @@
 """
 Run every scenario with every package and print the table.
 
-Each package has a server, a worker and a process of its own. All are used as their own documentation says, with the
-options that they have by default; a lock that its package keeps for an hour is not waited for.
+Each package has a server, a worker and a process of its own. All are used as their own documentation says, with their
+default options. If a package keeps a lock for an hour, the run does not wait for it.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from django_redlock.testing.processes import spawn
 
 OURS = "django-redlock"
 PATIENCE = 45.0  # seconds within which a slot must be free again
-HANGS = 20.0  # seconds after which somebody who waits for a result waits for ever
+HANGS = 20.0  # seconds after which a wait for a result counts as endless
 
 
 class Stage:
-    """What a scenario works with: the tasks of one package, and what their bodies tell."""
+    """The tools of a scenario: the tasks of one package, and the reports of their bodies."""
 
     def __init__(self, project: Any, visibility: str = "3600") -> None:
         self.project = project
@@ -52,7 +52,7 @@ class Stage:
             worker.wait()
 
     def heard(self, what: str) -> list[tuple[str, int, float]]:
-        """Return what the bodies of one key have told."""
+        """Return the reports of the bodies with one key."""
         lines = self.project.told.lrange(f"told:{what}", 0, -1)
         return [(event, int(pid), float(when)) for event, pid, when in (line.split() for line in lines)]
 
@@ -60,7 +60,7 @@ class Stage:
         return sum(name == event for name, _, _ in self.heard(what))
 
     def wait(self, what: str, event: str, seconds: float = 20) -> int:
-        """Wait until a body tells something; returns its process."""
+        """Wait for the next report of a body; return its process."""
         self.until(lambda: self.count(what, event), seconds)
         return next(pid for name, pid, _ in self.heard(what) if name == event)
 
@@ -81,7 +81,7 @@ class Stage:
             raise
 
     def runs_again(self, task: Any, what: str, seconds: float = 0.0) -> str:
-        """Call a task, with equal arguments, until its body runs once more; returns after how long."""
+        """Call a task with the same arguments until its body runs once more; return how long that took."""
         before, start = self.count(what, "began"), time.monotonic()
         while time.monotonic() < start + PATIENCE:
             self.call(task, what, seconds)
@@ -218,7 +218,7 @@ SCENARIOS: dict[str, Callable[[Stage], str]] = {
 
 
 def compete(only: str) -> None:
-    """Run the scenarios with the package of this process; writes a line of JSON for each."""
+    """Run the scenarios with the package of this process; write a line of JSON for each."""
     from . import project
 
     stage = Stage(project)
@@ -241,7 +241,7 @@ def main() -> int:
     from .project import CONTENDERS
 
     parser = argparse.ArgumentParser(prog="python -m tests.comparison", description=__doc__)
-    parser.add_argument("--scenario", default="", help="only those whose name has this in it")
+    parser.add_argument("--scenario", default="", help="run only scenarios whose name contains this")
     parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"of {', '.join(CONTENDERS)}; default: all")
     options = parser.parse_args()
     if "COMPARE" in os.environ:
@@ -281,7 +281,7 @@ def compare(package: str, only: str) -> dict[str, tuple[bool, str]]:
 
 
 def markdown(table: dict[str, dict[str, tuple[bool, str]]]) -> str:
-    """Return the table as it stands in the docs; what fails is bold."""
+    """Return the table as it stands in the docs; failures are bold."""
     lines = ["| | " + " | ".join(table) + " |", "| --- |" + " --- |" * len(table)]
     for name in SCENARIOS:
         cells = [column.get(name) for column in table.values()]

@@ -1,4 +1,4 @@
-"""The project whose worker one contender's scenarios run on; ``COMPARE`` says whose."""
+"""The project whose worker runs the scenarios of one contender; ``COMPARE`` names the contender."""
 
 import os
 import time
@@ -32,7 +32,7 @@ def plain(**options: Any) -> Callable[..., Any]:
 
 
 def django_redlock(**options: Any) -> Callable[..., Any]:
-    """This package, as it is without options."""
+    """This package, with its default options."""
     import django
 
     django.setup()

@@ -1,4 +1,4 @@
-"""Settings for this package's part in the comparison: the lock nodes are those of the script."""
+"""Settings for this package's part in the comparison; the lock nodes are those of the script."""
 
 import os
 

@@ -1,8 +1,8 @@
 """
 Contenders for one lock in one process: threads, greenlets or tasks; run as ``python -m tests.endurance.contenders``.
 
-Each increments a counter, protected by nothing but the lock, and notes when it began, when it first stood in line and
-when it was served. Several such processes may share the counter's file.
+Each increments a counter that only the lock protects, and records when it began, when it was first queued and when it
+was served. Several such processes may share the counter's file.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Note:
 
 
 def note_the_line() -> None:
-    """Have every waiter note when it has been refused for the first time, and so stands in line."""
+    """Make every waiter record its first refusal, from which on it is queued."""
     join = Waiters.join
 
     def noted(self: Any, waiter: Any) -> Any:

@@ -1,4 +1,6 @@
-"""The rights that docs/security.md lists are enough, and each of them is needed. The page is the only list of them."""
+"""
+The rights that docs/security.md lists are sufficient, and each of them is needed. The page is the only list of them.
+"""
 
 import asyncio
 import re
@@ -32,7 +34,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have waiters rely on being told of their turn."""
+    """Make waiters rely on the notification of their turn."""
     monkeypatch.setattr(backoff, "POLL", 30.0)
 
 
@@ -49,7 +51,7 @@ def admin(server: Server) -> Iterator[redis.Redis]:
 async def manager_with(
     server: Server, admin: redis.Redis, flavour: Flavour, without: str = "", prefix: str = "t:"
 ) -> AsyncIterator[LockManager]:
-    """Let a user with the documented rights, less one, connect to a database that is not the first."""
+    """Let a user with the documented rights, minus one, connect to a database other than the first."""
     admin.execute_command("ACL", "DELUSER", "locks")
     admin.execute_command(*(rule for rule in RULES if rule != without))
     node = open_node(NodeSpec(f"redis://locks:secret@127.0.0.1:{server.port}/1"), prefix)
@@ -60,9 +62,9 @@ async def manager_with(
 
 
 async def everything(manager: LockManager, admin: redis.Redis, flavour: Flavour) -> None:
-    """Use every operation of the engine once, and every branch of its scripts; raises if something does not work."""
+    """Use every operation of the engine once, and every branch of its scripts; raise if something does not work."""
     lease = await flavour.acquire(manager.lock("a", wait=0))
-    admin.pexpire("t:index", 1000)  # as when the longest lease of before has nearly ended
+    admin.pexpire("t:index", 1000)  # as when the longest earlier lease has nearly ended
     assert await flavour.extend(lease)
     assert admin.pttl("t:index") > 1000
     with pytest.raises(LockTakenError):
@@ -103,8 +105,8 @@ async def everything(manager: LockManager, admin: redis.Redis, flavour: Flavour)
 
 
 async def passed_on(manager: LockManager, flavour: Flavour, lease: Lease) -> None:
-    """Release a lock for which somebody waits who listens and hardly asks, and who releases it in turn."""
-    other = LockManager(manager.nodes, manager.rules)  # as of another process, which only the server can tell
+    """Release a lock while a waiter waits for it that listens and rarely asks, and that releases it in turn."""
+    other = LockManager(manager.nodes, manager.rules)  # as another process, which only the server can tell apart
     lock = other.lock("a", wait=2)
     blocking = isinstance(flavour, Blocking)
     waiting = asyncio.ensure_future(asyncio.to_thread(lock.acquire) if blocking else lock.aacquire())
@@ -122,7 +124,9 @@ async def passed_on(manager: LockManager, flavour: Flavour, lease: Lease) -> Non
 
 
 async def test_documented_rights_are_enough(server: Server, admin: redis.Redis, flavour: Flavour):
-    """P35: all that the engine and its connections do is allowed; the server has noted no attempt at anything else."""
+    """
+    P35: all commands of the engine and its connections are allowed; the server has recorded no attempt at another.
+    """
     async with manager_with(server, admin, flavour) as manager:
         await everything(manager, admin, flavour)
 
@@ -131,7 +135,7 @@ async def test_documented_rights_are_enough(server: Server, admin: redis.Redis, 
 
 @pytest.mark.parametrize("right", RIGHTS)
 async def test_each_documented_right_is_needed(server: Server, admin: redis.Redis, right: str):
-    """P35: without any one of them something fails, with an error of ours that is no grant."""
+    """P35: without any one of the rights something fails, with one of our errors and never with a grant."""
     for flavour in (Blocking(), Asyncio()):
         admin.flushall()
         async with manager_with(server, admin, flavour, without=right) as manager:
@@ -140,7 +144,7 @@ async def test_each_documented_right_is_needed(server: Server, admin: redis.Redi
 
 
 async def test_keys_of_another_prefix_are_out_of_reach(server: Server, admin: redis.Redis, flavour: Flavour):
-    """P35: a user may touch the locks of its own project only."""
+    """P35: a user may access only the locks of its own project."""
     async with manager_with(server, admin, flavour, prefix="other:") as manager:
         with pytest.raises(RedlockError, match="NOPERM"):
             await flavour.acquire(manager.lock("a", wait=0))

@@ -1,5 +1,5 @@
 """
-The benchmark runs and reports what it measured. What it measures is no test: times depend on the machine.
+The benchmark runs and reports what it measured. The figures are not tested, because times depend on the machine.
 """
 
 import pytest
@@ -13,7 +13,7 @@ from tests.benchmarks.waiting import Turn, jain, overtaking
 
 @pytest.fixture
 def section() -> Section:
-    """A lock that is faster than the floor it is compared with, and slower than was asked."""
+    """A lock that is faster than its floor, and slower than its target."""
     section = Section("free", "a <free> lock", [Figure("floor", 100.0, "µs", {"p95": 120.0})])
     section.figures.append(Figure("django_redlock", 150.0, "µs"))
     section.compare("against the floor", "floor", 1.2)
@@ -23,7 +23,7 @@ def section() -> Section:
 
 def test_contenders_take_turns():
     """
-    What is compared is called in turn, so that whatever else the machine does hits all alike.
+    Contenders are called in turn, so that other load on the machine affects all of them alike.
     """
     called: list[str] = []
     contenders = [Contender(name, lambda name=name: called.append(name)) for name in "AB"]
@@ -36,7 +36,7 @@ def test_contenders_take_turns():
 
 async def test_contenders_take_turns_in_an_event_loop():
     """
-    The same with asyncio; one that is very slow sits out most rounds.
+    The same with asyncio; a very slow contender skips most rounds.
     """
     called: list[str] = []
 
@@ -51,7 +51,7 @@ async def test_contenders_take_turns_in_an_event_loop():
 
 def test_floor_sends_what_the_library_sends(nodes: Servers):
     """
-    The floor's requests are granted by real servers, each time anew, and leave nothing behind.
+    Real servers grant the floor's requests, each time anew, and no key is left behind.
     """
     with floors.blocking("floor", nodes.urls, floors.same(nodes.urls)) as contender:
         contender.once()
@@ -74,7 +74,7 @@ async def test_asyncio_floor_completes(nodes: Servers):
 
 def test_overtaking_is_counted():
     """
-    Whoever is served before somebody who was in line before them has gone past them.
+    A process that is served before an earlier queued process has gone past it.
     """
     turns = [Turn(0.0, 0.1, 3.0, 3.1), Turn(1.0, 1.1, 2.0, 2.1), Turn(1.001, 1.1, 1.5, 1.6)]
 
@@ -83,9 +83,9 @@ def test_overtaking_is_counted():
     assert jain([turns, []]) == 0.5
 
 
-def test_targets_tell_what_fell_short(section):
+def test_targets_show_what_was_missed(section):
     """
-    The table says what was asked, what came out, and what could not be measured.
+    The table shows the target, the result, and what could not be measured.
     """
     printed = "\n".join(lines(section))
 
@@ -97,7 +97,7 @@ def test_targets_tell_what_fell_short(section):
 
 def test_figures_survive_their_file(section, tmp_path):
     """
-    What is read back is what was measured.
+    The figures that are read back are the figures that were measured.
     """
     dump([section], "bench", tmp_path / "run.json")
     sections, run = load(tmp_path / "run.json")
@@ -109,7 +109,7 @@ def test_figures_survive_their_file(section, tmp_path):
 
 def test_plot_escapes_and_marks_ours(section):
     """
-    A chart is well-formed whatever the names are, and shows which bar is ours.
+    A chart is well-formed whatever the names are, and highlights our bar.
     """
     drawn = plots.draw(section)
 
@@ -119,7 +119,7 @@ def test_plot_escapes_and_marks_ours(section):
 
 def test_page_takes_the_figures(section):
     """
-    The tables of the page are replaced, and nothing else is.
+    The tables of the page are replaced, and nothing else changes.
     """
     page = "before\n<!-- figures: free -->\nold\n<!-- end -->\nafter\n<!-- figures: gone -->\n<!-- end -->\n"
 
@@ -135,7 +135,7 @@ def test_page_takes_the_figures(section):
 
 def test_page_shows_the_committed_run():
     """
-    The figures in the documentation are those of the JSON beside it, and every section has its place.
+    The figures in the documentation are those of the JSON beside it, and every section is on the page.
     """
     if not pages.STORED.exists():
         pytest.skip("needs docs/benchmarks.json: tox run -e bench -- --json docs/benchmarks.json --write-docs")

@@ -1,4 +1,4 @@
-"""A short run of each profile, and a look at whether the judge would notice."""
+"""A short run of each profile, and a check that the judge would notice violations."""
 
 import json
 import time
@@ -22,7 +22,7 @@ SECONDS = 10.0
 
 @pytest.fixture(autouse=True)
 def any_database(django_db_blocker: Any):
-    """The counters are in a database of their own, which is no test database of Django's."""
+    """The counters are in a database of their own, which is not one of Django's test databases."""
     with django_db_blocker.unblock():
         yield
 
@@ -52,7 +52,7 @@ def test_five_servers_and_postgresql(postgresql: PostgreSQL, request: pytest.Fix
 
 
 def test_clock_of_a_server_can_be_set(tmp_path: Path):
-    """P21: what the profile of jumping clocks does reaches the server, and a server without it keeps its time."""
+    """P21: the clock profile changes the time of the server, and a server outside the profile keeps its time."""
     with Arena(tmp_path, ready(Profile("clocks", clocks=True)), {}, nodes=2) as arena:
         stepped, other = (server.client() for server in arena.servers)
         arena.clocks[0].set(-3600.0)
@@ -95,7 +95,7 @@ def hold(token: int, since: float, until: float) -> Hold:
     ids=["in order", "overlap", "one over two", "older token later", "same token twice"],
 )
 def test_history_is_judged(holds: list[Hold], overlaps: int, wrong: int):
-    """P1, P2, P16: intervals that overlap, tokens that are not unique or out of order."""
+    """P1, P2, P16: the judge finds intervals that overlap, and tokens that are not unique or out of order."""
     history = History(holds)
 
     assert len(history.overlaps()) == overlaps
@@ -103,7 +103,7 @@ def test_history_is_judged(holds: list[Hold], overlaps: int, wrong: int):
 
 
 def test_diary_of_a_worker_that_was_killed_is_read(tmp_path: Path):
-    """P16: what it believed ended with it, and not with a deadline that it did not live to see."""
+    """P16: a killed worker's hold ends with the worker, not with a deadline that it did not live to see."""
     diary = tmp_path / "diary"
     events = [["held", 7, 1.0, 1.1, 3.0], ["done", "fenced"], ["longer", 5.0]]
     diary.write_text("".join(json.dumps(event) + "\n" for event in events))

@@ -1,4 +1,4 @@
-"""Many contenders of every kind: nothing is lost, and nobody is passed by who came later."""
+"""Many contenders of every kind: no increment is lost, and no waiter is passed by a later one."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ OPTIONS = {"ttl": 30.0, "restart_guard": False}
 
 
 class Turn(tuple[float, float, float, int]):
-    """When one contender began, stood in line and was served, and its fencing token."""
+    """When one contender began, was queued and was served, and its fencing token."""
 
     began = property(lambda self: self[0])
     in_line = property(lambda self: self[1])
@@ -28,7 +28,7 @@ class Turn(tuple[float, float, float, int]):
 
 
 def run(folder: Path, nodes: Servers, kind: str, processes: int, contenders: int, times: int) -> list[Turn]:
-    """Let contenders loose on the counter; returns their turns in the order of service."""
+    """Let contenders work on the counter; return their turns in the order of service."""
     if kind == "greenlets":
         needs("gevent", find_spec("gevent"), "pip install gevent")
     (folder / "counter").write_text("0")
@@ -55,7 +55,7 @@ def run(folder: Path, nodes: Servers, kind: str, processes: int, contenders: int
 
 
 def overtaken(turns: list[Turn]) -> int:
-    """Return by how many, at most, one that stood in line was passed who began after that."""
+    """Return the greatest number of later contenders that passed one queued contender."""
     return max(sum(earlier.began > turn.in_line for earlier in turns[:place]) for place, turn in enumerate(turns))
 
 
@@ -72,10 +72,10 @@ NAMES = ["20 threads", "20 processes", "20 greenlets", "200 tasks"]
 
 
 @pytest.mark.parametrize(("kind", "processes", "contenders", "times"), KINDS, ids=NAMES)
-def test_nothing_is_lost_and_nobody_is_passed(
+def test_nothing_is_lost_and_no_waiter_is_passed(
     nodes: Servers, tmp_path: Path, kind: str, processes: int, contenders: int, times: int
 ):
-    """P1, P2, P16, P27, L16, L33, L48: a counter guarded by the lock alone, and the order of those in line."""
+    """P1, P2, P16, P27, L16, L33, L48: a counter guarded by the lock alone, and the order of the queued contenders."""
     turns = run(tmp_path, nodes, kind, processes, contenders, times)
 
     check(tmp_path, turns, processes * contenders * times)
@@ -104,10 +104,10 @@ def killing_notifications(nodes: Servers) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("kind", "processes", "contenders", "times"), KINDS, ids=NAMES)
-def test_line_drains_in_order_while_all_notification_connections_are_killed(
+def test_queue_drains_in_order_while_all_notification_connections_are_killed(
     nodes: Servers, tmp_path: Path, kind: str, processes: int, contenders: int, times: int
 ):
-    """P27, L45: notifications only make it quicker."""
+    """P27, L45: notifications only make waiting shorter."""
     contenders = min(contenders, 40)
     with killing_notifications(nodes):
         turns = run(tmp_path, nodes, kind, processes, contenders, 2)

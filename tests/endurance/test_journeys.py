@@ -1,4 +1,4 @@
-"""What a user types to adopt the package."""
+"""The steps of a user who adopts the package."""
 
 from tests.journeys.__main__ import main
 

@@ -1,4 +1,6 @@
-"""What two managers do to one or three real nodes, and what happens to these: a model of a few lines foretells it."""
+"""
+A model of a few lines predicts the effects of two managers on one or three real nodes, and of faults on these nodes.
+"""
 
 import time
 from dataclasses import dataclass, field
@@ -27,7 +29,7 @@ from django_redlock.testing import Server, Servers
 from tests.managers import real_manager
 
 NAMES = ["a", "b"]
-PATIENCE = 20.0  # seconds in which what was sent without waiting has been executed
+PATIENCE = 20.0  # seconds after which a request that nobody waited for has been executed
 
 
 @dataclass(eq=False)
@@ -42,7 +44,9 @@ class Held:
 
 @dataclass
 class Place:
-    """What one node knows of one name: who holds it, whether they share it, the last attempt it granted."""
+    """
+    What one node knows of one name: its holder, whether the holder shares it, and the last attempt that it granted.
+    """
 
     holders: set[Held] = field(default_factory=set)
     shared: bool = False
@@ -60,7 +64,7 @@ class Place:
 
 
 class Locks(RuleBasedStateMachine):
-    """Two managers, as two processes have them, over the same nodes."""
+    """Two managers over the same nodes, as in two processes."""
 
     held = Bundle("held")
 
@@ -92,7 +96,10 @@ class Locks(RuleBasedStateMachine):
 
     @rule(target=held, manager=st.integers(0, 1), name=st.sampled_from(NAMES), shared=st.booleans())
     def acquire(self, manager: int, name: str, shared: bool) -> Any:
-        """P1, P2, P4: who gets a quorum has it, with a token above all before; who does not leaves nothing."""
+        """
+        P1, P2, P4: a caller with a quorum has the lock, with a token above all earlier ones; a caller without leaves no
+        key.
+        """
         self.attempts += 1
         places = [node[name] for node in self.places]
         granted = [place for place in places if place.lets_in(shared)]
@@ -116,7 +123,7 @@ class Locks(RuleBasedStateMachine):
 
     @rule(held=held)
     def extend(self, held: Held) -> None:
-        """P18, P19: a node that lost the holder takes it back, unless it knows a later one."""
+        """P18, P19: a node that lost the holder accepts it again, unless it knows a later one."""
         ended = held.lease.reason
         places = [node[held.name] for node in self.places]
         agree = [place for place in places if held in place.holders or place.heals(held)]
@@ -140,7 +147,7 @@ class Locks(RuleBasedStateMachine):
 
     @rule(held=consumes(held))
     def release(self, held: Held) -> None:
-        """L35: the outcome is what a quorum of the nodes says, and nobody else loses anything."""
+        """L35: the outcome is what a quorum of the nodes reports, and no other holder loses anything."""
         places = [node[held.name] for node in self.places]
         mine = [place for place in places if held in place.holders]
         taken = any(
@@ -161,7 +168,7 @@ class Locks(RuleBasedStateMachine):
 
     @rule(node=st.integers(0, 2), name=st.sampled_from(NAMES))
     def expire(self, node: int, name: str) -> None:
-        """The key of a name is gone before its time, as when the clock of the node runs forward."""
+        """The key of a name ends before its time, as when the clock of the node runs forward."""
         node %= len(self.servers)
         self.clients[node].delete(f"t:{{{name}}}:h")
         self.places[node][name].holders.clear()
@@ -179,7 +186,8 @@ class Locks(RuleBasedStateMachine):
         """
         The node forgets the scripts, which changes nothing.
 
-        One of several may miss a request that way: when it says so, the others have decided, and nobody waits for it.
+        One of several nodes may miss a request that way. When it reports this, the others have decided, and nobody
+        waits for it.
         """
         self.clients[0].script_flush()
 
@@ -191,10 +199,10 @@ class Locks(RuleBasedStateMachine):
         self.places[node] = {name: Place() for name in NAMES}
         self.meet()
 
-    # What is, and what should be
+    # The state, and the state that should be
 
     def meet(self) -> None:
-        """Have every manager hear from every node."""
+        """Let every manager hear from every node."""
         until = time.monotonic() + PATIENCE
         for manager in self.managers:
             while len(self.heard(manager)) < len(self.servers):
@@ -206,7 +214,9 @@ class Locks(RuleBasedStateMachine):
         return [node for node, reply in manager.survey(slugs=("{a}",)).items() if reply.kind is Kind.LISTED]
 
     def settle(self) -> None:
-        """P3: wait until every node knows what it should: nobody waited for some of the requests."""
+        """
+        P3: wait until every node knows what it should, because nobody waited for the replies to some of the requests.
+        """
         until = time.monotonic() + PATIENCE
         while (found := self.found()) != (foretold := self.foretold()):
             assert time.monotonic() < until, (found, foretold)
@@ -225,7 +235,7 @@ class Locks(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_locks_do_what_the_model_foretells(nodes: Servers, count: int):
+def test_locks_behave_as_the_model_predicts(nodes: Servers, count: int):
     """P1, P2, P3, P4, P18, P19, P39, L35: acquire, extend, release, expire, flush and restart, in any order."""
     run_state_machine_as_test(
         lambda: Locks(nodes[:count]),
@@ -234,7 +244,7 @@ def test_locks_do_what_the_model_foretells(nodes: Servers, count: int):
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            # A state that is not reached is waited for; to look for a shorter way to it would take hours.
+            # A state that is not reached yet is waited for; looking for a shorter way to it would take hours.
             phases=[Phase.generate],
         ),
     )

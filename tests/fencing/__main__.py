@@ -1,4 +1,4 @@
-"""Tell the stories of the fence, on SQLite and three servers: ``python -m tests.fencing [name ...]``."""
+"""Run the stories of the fence on SQLite and three servers: ``python -m tests.fencing [name ...]``."""
 
 import sys
 import tempfile
@@ -10,7 +10,7 @@ from .holder import configure
 
 
 def main(names: list[str]) -> None:
-    """Tell the stories that are named, or all."""
+    """Run the named stories, or all of them."""
     with tempfile.TemporaryDirectory() as folder, start_servers(3) as servers:
         entries = {
             alias: {
@@ -25,7 +25,7 @@ def main(names: list[str]) -> None:
 
 
 def tell(entry: dict, nodes: list[str], names: list[str]) -> None:
-    """Tell stories in a process that Django is set up in."""
+    """Run stories in a process in which Django is set up."""
     from . import scenarios, sources
     from .counting import CounterTable, prepare
 

@@ -1,4 +1,4 @@
-"""A counter that is incremented by reading and writing, and what each committed increment leaves behind."""
+"""A counter that is incremented by reading and writing, and the record of each committed increment."""
 
 from django.core.management import call_command
 from django.db import connections
@@ -37,7 +37,7 @@ class CounterTable:
         return self._execute("SELECT value FROM counter")[0][0]
 
     def write(self, value: int, token: int = 0, owner: str = "") -> None:
-        """Set the counter, and note who did."""
+        """Set the counter, and record the owner."""
         self._execute("UPDATE counter SET value = %s", [value])
         self._execute("INSERT INTO history VALUES (%s, %s, %s)", [value, token, owner])
 

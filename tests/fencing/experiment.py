@@ -1,7 +1,8 @@
 """
 Threads that increment a counter by reading and writing, with no lock at all.
 
-Their tokens grow, but arrive late, and a fifth of them is given out twice. So every claim has to fight.
+Their tokens grow, but arrive late, and a fifth of them is given out twice. So the fence has to decide about every
+claim.
 """
 
 import itertools
@@ -25,7 +26,7 @@ STEPS = 3  # transactions per section
 
 
 class BrokenSource:
-    """Gives out tokens that grow, a fifth of them twice, or none."""
+    """Gives out growing tokens, a fifth of them twice, or none."""
 
     def __init__(self, twice: float) -> None:
         self._twice = twice
@@ -42,14 +43,14 @@ class BrokenSource:
 
 class Experiment:
     """
-    Threads that increment one counter, each section with a lease that keeps nobody out.
+    Threads that increment one counter, each section with a lease that excludes nobody.
 
     Args:
         alias: Alias in ``DATABASES``.
         name: Name of the lock.
         fence: Whether an increment is a fenced transaction; otherwise it is two statements.
-        retries: How often one that ran into another is run again.
-        locked: Whether the threads take turns all the same, with tokens in order, as under a lock that works.
+        retries: How often to repeat a section after a conflict.
+        locked: Whether the threads take turns after all, with tokens in order, as under a lock that works.
     """
 
     sections = THREADS * SECTIONS
@@ -64,10 +65,10 @@ class Experiment:
         self.source = BrokenSource(0 if locked else 0.2)
         self.seen: Counter[str] = Counter()
         self.surprises: list[BaseException] = []
-        self.lost = 0  # committed increments that are not in the counter
+        self.lost = 0  # committed increments that are missing from the counter
 
     def run(self) -> int:
-        """Run all threads to their end; returns how many increments are lost."""
+        """Run all threads to the end; return how many increments are lost."""
         before = self.counter.read()
         threads = [threading.Thread(target=self._work) for _ in range(THREADS)]
         for thread in threads:

@@ -1,8 +1,8 @@
 """
-A process that holds locks and opens transactions as it is told, one line at a time; so it can be stopped anywhere.
+A process that holds locks and opens transactions on command, one line at a time, so that it can be stopped anywhere.
 
-Run as ``python -m tests.fencing.holder``; ``HOLDER`` in its environment has its settings in JSON. Each command is
-answered by one line: what it found, or that it failed, with the name and text of the exception.
+Run as ``python -m tests.fencing.holder``; ``HOLDER`` in its environment has its settings in JSON. Each command gets one
+line as a reply: its result, or its failure with the name and text of the exception.
 """
 
 import json
@@ -20,14 +20,14 @@ from typing import Any, Self
 from django_redlock.testing.processes import spawn
 
 CHECKOUT = Path(__file__).parents[2]
-TIMEOUT = 120.0  # seconds for an answer
-SHORT = 2.2  # seconds, of a lease that is to end
+TIMEOUT = 120.0  # seconds for a reply
+SHORT = 2.2  # seconds, for a lease that is meant to end
 FAILED = "failed with "
 
 
 class Process:
     """
-    A holder in a process of its own, seen from the test.
+    A holder in a process of its own, as the test sees it.
 
     Args:
         databases: For ``DATABASES``.
@@ -58,36 +58,36 @@ class Process:
         self._process.stdin.write(json.dumps(command).encode() + b"\n")
 
     def answer(self) -> str:
-        """Return the answer to the last command."""
+        """Return the reply to the last command."""
         assert self._process.stdout is not None
         assert select.select([self._process.stdout], [], [], TIMEOUT)[0], "the holder does not answer"
         return self._process.stdout.readline().decode().strip()
 
     def ask(self, *command: object) -> str:
-        """Send a command that succeeds; return its answer."""
+        """Send a command that must succeed; return its reply."""
         self.tell(*command)
         answer = self.answer()
         assert not answer.startswith(FAILED), f"{command}: {answer}"
         return answer
 
     def silent(self, seconds: float) -> bool:
-        """Return whether no answer comes for so long."""
+        """Return whether no reply arrives within the given time."""
         return not select.select([self._process.stdout], [], [], seconds)[0]
 
     def stop(self) -> None:
-        """Stop it in its tracks (SIGSTOP), wherever it is, and return when it stands still."""
+        """Stop the process (SIGSTOP) wherever it is, and return once it has stopped."""
         os.kill(self._process.pid, signal.SIGSTOP)
         self.await_stop()
 
     def await_stop(self) -> None:
-        """Return when it stands still."""
+        """Return once the process has stopped."""
         deadline = monotonic() + TIMEOUT
         while not os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG):
             assert monotonic() < deadline, f"the holder did not stop: {'' if self.silent(0) else self.answer()}"
             sleep(0.01)
 
     def wake(self) -> None:
-        """Let it go on (SIGCONT)."""
+        """Let the process continue (SIGCONT)."""
         os.kill(self._process.pid, signal.SIGCONT)
 
 
@@ -115,7 +115,7 @@ class Holder:
         return self._lease.release()
 
     def shorten(self) -> str:
-        """Have the lease end soon after its last renewal; until now it lasted, however busy the machine was."""
+        """Make the lease end soon after its last renewal; until now it lasted, however busy the machine was."""
         return str(self._lease.extend(ttl=SHORT))
 
     def execute(self, sql: str) -> str:
@@ -155,7 +155,7 @@ class Holder:
         return "committed"
 
     def stop_before_claiming(self) -> str:
-        """From now on, stop (SIGSTOP) between the look at the clock and the first statement to the database."""
+        """From now on, stop (SIGSTOP) between the check of the clock and the first statement to the database."""
         from django.db import connection
 
         connection.ensure_connection()
@@ -170,7 +170,7 @@ class Holder:
 
 
 def main() -> None:
-    """Do as told until the input ends."""
+    """Execute commands until the input ends."""
     settings = json.loads(os.environ["HOLDER"])
     configure(settings["databases"], settings["nodes"])
     holder = Holder()

@@ -1,9 +1,9 @@
 """
-What the fence is for, as stories that run: ``python -m tests.fencing``, or with the names of some of them.
+The purpose of the fence, as stories that run: ``python -m tests.fencing``, or with the names of some of them.
 
-Martin Kleppmann's figure of the client that is paused past its lease ("How to do distributed locking", 2016), and the
-doubts that people have about Redlock and its tokens. Holders are processes or threads, the locks are on real servers,
-or on none where the story is that they failed.
+The stories are Martin Kleppmann's figure of the client that is paused past its lease ("How to do distributed locking",
+2016), and common doubts about Redlock and its tokens. Holders are processes or threads. The locks are on real servers,
+or on none if the story is about their failure.
 """
 
 import itertools
@@ -29,14 +29,14 @@ STEPS = 3
 @dataclass
 class Stage:
     """
-    Where a story plays.
+    The stage of a story.
 
     Args:
         database: Alias of a prepared database in this process.
         other: Alias of another one.
-        entry: What ``DATABASES`` says of the first, for other processes.
+        entry: The entry of the first one in ``DATABASES``, for other processes.
         nodes: Addresses of real servers.
-        say: Is told what happens.
+        say: Is called with each event.
     """
 
     database: str
@@ -46,12 +46,12 @@ class Stage:
     say: Callable[[str], object] = print
 
     def holder(self) -> Process:
-        """Start a process that does as it is told."""
+        """Start a process that executes commands."""
         return Process({"default": self.entry}, self.nodes)
 
 
 def paused_without_a_fence(stage: Stage) -> int:
-    """Return the counter after two increments, one of them by a holder that was stopped past its lease."""
+    """Return the counter after two increments, one by a holder that was stopped past its lease."""
     with stage.holder() as one, stage.holder() as two:
         one.ask("acquire", "file", TTL, 0)
         value = int(one.ask("read"))
@@ -69,7 +69,7 @@ def paused_without_a_fence(stage: Stage) -> int:
 
 
 def paused_before_its_claim(stage: Stage) -> tuple[str, str, int]:
-    """Return what the stopped holder is told, why its lease ended, and the counter."""
+    """Return the stopped holder's error, why its lease ended, and the counter."""
     with stage.holder() as one, stage.holder() as two:
         one.ask("acquire", "story", TTL, 0)
         one.ask("stop_before_claiming")
@@ -84,7 +84,7 @@ def paused_before_its_claim(stage: Stage) -> tuple[str, str, int]:
         one.wake()
         refusal, reason, counter = one.answer(), one.ask("reason"), int(two.ask("read"))
         stage.say(f"1 wakes and claims, and is refused: {refusal.removeprefix(FAILED).partition(':')[0]}.")
-        stage.say(f"Its lease has ended ({reason}). The counter is {counter}, and one holder was told so.")
+        stage.say(f"Its lease has ended ({reason}). The counter is {counter}, and one holder learned of it.")
         return refusal, reason, counter
 
 
@@ -146,7 +146,7 @@ def two_delayed_writers(stage: Stage) -> tuple[int, int]:
     old, new = lease_of("writers", token=33), lease_of("writers", token=34)
     old_read, new_read = counter.read(), counter.read()
     for lease, value in ((old, old_read), (new, new_read)):
-        with fenced(lease, using=stage.database):  # as a resource does that checks the tokens of what it is sent
+        with fenced(lease, using=stage.database):  # as a resource does that checks the tokens of its requests
             counter.write(value + 1)
     checked = counter.read()
     stage.say(f"33 and 34 read 0. Then 33 writes 1, and 34 writes 1; the tokens came in order. Counter: {checked}.")

@@ -13,11 +13,11 @@ _managers: list[LockManager] = []
 
 def lease_of(name: str | list[str], token: int = 0, **options) -> Lease:
     """
-    Return a lease that nobody else respects, because its node is asked by nobody else: no lock at all.
+    Return a lease that nobody else respects, because nobody else uses its node: no lock at all.
 
     Args:
         name: Name of the lock.
-        token: Its fencing token, whatever the node granted; 0 keeps that.
+        token: Its fencing token, whatever the node granted; 0 keeps the granted one.
         options: For the lock.
     """
     node = open_node(NodeSpec(f"memory://nobody-else-{next(_numbers)}"), "redlock:")

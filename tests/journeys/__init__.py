@@ -1,1 +1,1 @@
-"""Journeys: what a user types to adopt the package, in a project made by ``django-admin startproject``."""
+"""Journeys: the steps of a user who adopts the package in a project made by ``django-admin startproject``."""

@@ -13,7 +13,7 @@ from .project import Project
 
 
 def steps(project: Project) -> Iterator[str]:
-    """Walk through the project as a user does; yields what has been done."""
+    """Walk through the project as a user does; yield each completed step."""
     project.write("shop/jobs.py", files.JOBS)
     project.write("shop/views.py", files.VIEWS)
     project.write("mysite/urls.py", files.URLS)

@@ -1,4 +1,4 @@
-"""What the user of the journey writes into the project."""
+"""The files that the user of the journey writes."""
 
 JOBS = """\
 from django_redlock import lock

@@ -1,4 +1,4 @@
-"""A Django project in the usual layout, as the commands of Django and the guide of Celery make it."""
+"""A Django project in the usual layout, as the commands of Django and the guide of Celery create it."""
 
 import os
 import subprocess
@@ -56,7 +56,7 @@ class Project:
             file.write(text)
 
     def run(self, *command: str, fails: bool = False) -> str:
-        """Run Python with these arguments in the project's folder; returns what it printed, and checks how it ended."""
+        """Run Python with these arguments in the project's folder; return its output, and check its exit code."""
         done = subprocess.run(
             [sys.executable, *command],
             cwd=self.folder,

@@ -2,7 +2,8 @@
 Run redis-py's own tests of its locks against ``django_redlock.compat``: `tox run -e redis-py-suite`.
 
 The tests come from redis-py's source distribution on PyPI; none of them is part of this repository. They run twice,
-over one node and over five, and must all pass but for those in ``differences.toml``, which must fail where it says.
+over one node and over five. All must pass except those in ``differences.toml``, each of which must fail at the line
+given there.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ FILES = ("tests/test_lock.py", "tests/test_asyncio/test_lock.py")
 
 
 def fetch(folder: Path) -> Path:
-    """Return the folder with redis-py's tests, downloaded and unpacked if they are not there yet."""
+    """Return the folder with redis-py's tests; download and unpack them first if necessary."""
     archive, unpacked = folder / f"redis-{VERSION}.tar.gz", folder / f"redis-{VERSION}"
     if not archive.exists():
         wanted = ["--no-deps", "--no-binary", "redis", "--dest", str(folder), f"redis=={VERSION}"]
@@ -33,7 +34,7 @@ def fetch(folder: Path) -> Path:
 
 
 def run(source: Path, nodes: int, arguments: list[str]) -> int:
-    """Run the tests over so many nodes, in a process of their own; returns its exit status."""
+    """Run the tests over the given number of nodes, in a process of their own; return its exit status."""
     command = [sys.executable, "-m", "pytest", "-c", str(HERE / "pytest.ini"), "--rootdir", str(source)]
     path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
     environ = os.environ | {"PYTHONPATH": path, "SUITE_NODES": str(nodes)}

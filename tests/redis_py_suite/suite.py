@@ -1,8 +1,8 @@
 """
-The pytest plugin that puts ``compat.Lock`` and real nodes under redis-py's tests, and counts the differences.
+The pytest plugin that runs redis-py's tests over ``compat.Lock`` and real nodes, and counts the differences.
 
-The tests look at the lock's key, which has another name and a longer value here, on every node: their client reads
-and writes that key in place of their own. Nothing else of redis-py or of the tests is changed.
+The tests read the lock's key, which has another name and a longer value here, on every node. Their client reads and
+writes our key instead of theirs. Nothing else of redis-py or of the tests is changed.
 """
 
 import os
@@ -28,7 +28,7 @@ from django_redlock import locks
 from django_redlock.testing import Servers
 
 NAME = "foo"  # of the lock, in all of the tests
-NONCE = 32  # bytes at the beginning of a value that are the token; the rest says who holds the lock
+NONCE = 32  # bytes at the beginning of a value that are the secret; the rest describes the holder
 WRITES = {"SET", "PEXPIRE"}
 READS = {"GET", "TTL", "PTTL"}
 
@@ -58,7 +58,7 @@ def clients() -> Iterator[Redis]:
 
 
 class Client(Redis):
-    """A client for which the lock's key is where redis-py's lock would have it."""
+    """A client for which the lock's key is where redis-py's lock would store it."""
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         if args[0] in READS | WRITES and args[1] == NAME:
@@ -76,7 +76,7 @@ class AsyncClient(AsyncRedis):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the nodes, and put our classes where the tests look for redis-py's."""
+    """Start the nodes, and put our classes where the tests import redis-py's."""
     servers.start()
     settings.configure(INSTALLED_APPS=["django_redlock"])
     use_new_keys()
@@ -93,8 +93,8 @@ def pytest_unconfigure() -> None:
 
 
 def use_new_keys() -> None:
-    """Have the locks use keys of their own, so that none that a test left behind, and that is renewed, matters."""
-    options = {"restart_guard": False}  # it would take the start of the nodes for one
+    """Make the locks use keys of their own, so that a renewed key of an earlier test does not matter."""
+    options = {"restart_guard": False}  # it would mistake the start of the nodes for one
     settings.REDLOCK = {"default": {"NODES": servers.urls, "KEY_PREFIX": next(prefixes), "OPTIONS": options}}
     locks.reset()
 
@@ -107,7 +107,7 @@ async def apart() -> AsyncIterator[None]:
     await locks["default"].aclose()
 
 
-# What must differ, and nothing else
+# The tests that must differ, and no others
 
 
 def test_of(nodeid: str) -> str:
@@ -143,7 +143,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def judge(report: pytest.TestReport, call: pytest.CallInfo[None], line: str) -> None:
-    """Accept the failure of a listed test if it is at the line listed, and nothing else."""
+    """Accept the failure of a listed test only if it is at the listed line."""
     if call.excinfo is None:
         report.outcome, report.longrepr = "failed", "differs no longer: take it out of differences.toml and the docs"
     elif line in str(call.excinfo.traceback[-1].statement):

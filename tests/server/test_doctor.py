@@ -1,4 +1,6 @@
-"""Each finding of the doctor, by breaking that one thing on real servers; and what the command says and returns."""
+"""
+Each finding of the doctor, produced on real servers by breaking one thing; and the command's output and exit code.
+"""
 
 import json
 import os
@@ -66,7 +68,7 @@ time_t time(time_t *out) {
 
 
 def found(urls: list[Any], options: Mapping[str, Any] = OPEN, timeout: float = 30.0) -> list[Finding]:
-    """Return what the doctor finds at these nodes."""
+    """Return the doctor's findings at these nodes."""
     with override_settings(REDLOCK={"default": {"NODES": urls, "OPTIONS": {**options}}}):
         return list(diagnose(timeout=timeout).findings)
 
@@ -84,7 +86,7 @@ def only(findings: list[Finding], name: str) -> Finding:
 
 @pytest.fixture
 def three(nodes: Servers) -> list[str]:
-    """Three servers that are well."""
+    """Three healthy servers."""
     return nodes.urls[:3]
 
 
@@ -104,14 +106,14 @@ def another(*args: str, **env: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def durable() -> Iterator[list[str]]:
-    """Three servers that keep what they are told."""
+    """Three servers that store their data."""
     with start_servers(3, args=("--appendonly", "yes", "--appendfsync", "always")) as servers:
         yield servers.urls
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The ports at which nobody answers, so that the doctor need not wait there for as long as elsewhere."""
+    """Ports at which nobody answers, with a short timeout for the doctor."""
     ports: set[int] = set()
     opened = inspect._open
 
@@ -125,7 +127,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 @pytest.mark.parametrize(("break_it", "detail"), [("kill", "refused"), ("freeze", "timeout")])
 def test_unreachable(nodes, three, hasty, break_it, detail):
     """
-    A node that is dead or silent is named with the reason and a remedy for it; the others are examined.
+    A node that is dead or silent is reported with the reason and a remedy; the others are examined.
     """
     getattr(nodes[0], break_it)()
     hasty.add(nodes[0].port)
@@ -139,7 +141,8 @@ def test_unreachable(nodes, three, hasty, break_it, detail):
 
 def test_unreachable_for_other_reasons(three, tmp_path, hasty):
     """
-    A wrong password, a missing one, one too many, a wrong host, database or socket: each has a remedy of its own.
+    A password that is wrong, missing or superfluous, and a wrong host, database or socket each have a remedy of their
+    own.
     """
     with Server(password="sesame") as locked, Server() as plain:
         hasty.add(plain.port)  # it waits for more of what it takes for a command
@@ -165,7 +168,7 @@ def test_unreachable_for_other_reasons(three, tmp_path, hasty):
 
 
 def unreachable(node: Any, three: list[str], failure: Failure) -> Finding:
-    """Have the doctor report that a node cannot be reached, with the remedy for that."""
+    """Let the doctor report that a node cannot be reached, with the remedy for that."""
     finding = only(found([node, *three[1:]]), "unreachable")
     (reason,) = re.findall(r"\((.*)\): it gives no vote", finding.text)
     assert reason.startswith(failure.value)
@@ -174,14 +177,14 @@ def unreachable(node: Any, three: list[str], failure: Failure) -> Finding:
 
 
 def tls_node(server: Server, **options: str) -> dict[str, Any]:
-    """Return a node that is reached by TLS."""
+    """Return a node that is reached over TLS."""
     return {"URL": f"rediss://localhost:{server.port}/0", "OPTIONS": options}
 
 
 def test_certificates(tls, three):
     """
-    L65: a certificate that expired, is of another host or of an unknown authority: each has a remedy of its own; and
-    with a good one nothing is said of encryption.
+    L65: a certificate that has expired, is for another host or is from an unknown authority has a remedy of its own;
+    with a valid one, nothing about encryption is reported.
     """
     authority = {"ssl_ca_certs": tls["ca.crt"]}
     with tls_server(tls) as good, tls_server(tls, "elsewhere") as elsewhere, tls_server(tls, "expired") as expired:
@@ -194,7 +197,7 @@ def test_certificates(tls, three):
 
 def test_client_certificate_that_is_missing(tls, three):
     """
-    L65: a server that wants to know who connects is answered with the two options that it takes.
+    L65: for a server that requires client certificates, the remedy names the two options for them.
     """
     authority = {"ssl_ca_certs": tls["ca.crt"]}
     own = {"ssl_certfile": tls["client.crt"], "ssl_keyfile": tls["client.key"]}
@@ -212,7 +215,7 @@ def test_client_certificate_that_is_missing(tls, three):
 
 def test_tls_where_there_is_none(three):
     """
-    L65: something that answers in another language than TLS.
+    L65: the server does not speak TLS.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=answer_in_plain, args=(listener,), daemon=True).start()
@@ -220,7 +223,7 @@ def test_tls_where_there_is_none(three):
 
 
 def answer_in_plain(listener: socket.socket) -> None:
-    """Greet whoever connects, as no TLS server does, until the listener is closed."""
+    """Greet every client as no TLS server does, until the listener is closed."""
     with suppress(OSError):
         while True:
             connection, _ = listener.accept()
@@ -230,7 +233,7 @@ def answer_in_plain(listener: socket.socket) -> None:
 
 def test_server_that_is_full(three):
     """
-    A server with as many clients as it takes.
+    A server that has reached its maximum number of clients.
     """
     with another("--maxclients", "1") as server:
         with server.client() as client:
@@ -246,7 +249,7 @@ def test_server_that_loads_its_data(three):
     with Server(args=("--enable-debug-command", "local")) as server, server.client(**patient) as client:
         client.mset({f"key:{number}": "x" * 1024 for number in range(10_000)})
         client.config_set("rdbcompression", "no")
-        client.config_set("loading-process-events-interval-bytes", 1024)  # so it answers after each key
+        client.config_set("loading-process-events-interval-bytes", 1024)  # so that it answers after each key
         client.config_set("key-load-delay", 10_000)  # microseconds
         reload = threading.Thread(target=until_killed, args=(client, "DEBUG", "RELOAD"))
         reload.start()
@@ -264,14 +267,14 @@ def test_server_that_loads_its_data(three):
 
 
 def until_killed(client: redis.Redis, *command: str) -> None:
-    """Give a command to a server that will be killed during it."""
+    """Send a command to a server that will be killed during it."""
     with suppress(redis.ConnectionError):
         client.execute_command(*command)
 
 
 def test_user_without_the_right_to_choose_its_database(three):
     """
-    P35: of what makes a connection only SELECT needs a right, so its user is not let in.
+    P35: of the commands of a new connection only SELECT needs a right, so a user without it cannot connect.
     """
     with _server_with_user(without="+select") as url:
         unreachable(url, three, Failure.NOPERM)
@@ -279,7 +282,7 @@ def test_user_without_the_right_to_choose_its_database(three):
 
 def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
     """
-    P23: a database without its table, and one that no other process finds.
+    P23: a database without its table, and a database that no other process would find.
     """
     file = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "empty.sqlite3")}
     with django_db_blocker.unblock(), django_database("empty", file):
@@ -290,7 +293,7 @@ def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
 
 def test_sentinels_that_do_not_run(three):
     """
-    P22: a service whose sentinels cannot be asked.
+    P22: a service whose sentinels cannot be reached.
     """
     node = {"SENTINELS": ["redis://127.0.0.1:1", "redis://127.0.0.1:2"], "SERVICE_NAME": "locks"}
 
@@ -299,7 +302,7 @@ def test_sentinels_that_do_not_run(three):
 
 def test_every_remedy_has_a_test():
     """
-    For each reason why a node cannot be reached one of these tests brings it about.
+    One of these tests produces each reason why a node cannot be reached.
     """
     tests = Path(__file__).read_text()
 
@@ -310,7 +313,7 @@ def test_every_remedy_has_a_test():
 
 def test_no_quorum(nodes, three):
     """
-    With two of three nodes down no lock can be taken, and that is the worst of it.
+    With two of three nodes down no lock can be taken, and this is the worst finding.
     """
     nodes[0].kill()
     nodes[1].kill()
@@ -323,7 +326,7 @@ def test_no_quorum(nodes, three):
 
 def test_replica(nodes, three):
     """
-    P22: a replica is an error, also for the lock that is tried on it; its master has replicas.
+    P22: a replica is an error, also for the trial lock; its master has replicas.
     """
     with nodes[1].client() as client:
         client.config_set("repl-diskless-sync-delay", 0)  # seconds that it waits for more replicas
@@ -350,7 +353,7 @@ def test_cluster_mode(three):
 
 def test_old_version(three, monkeypatch):
     """
-    A version that is too old is named. (No such server can be had here, so that of tomorrow is asked for.)
+    A version that is too old is reported. (No such server is available, so the test asks for a future minimum.)
     """
     monkeypatch.setattr(doctor, "OLDEST", dict.fromkeys(doctor.OLDEST, (99, 0)))
 
@@ -361,7 +364,7 @@ def test_old_version(three, monkeypatch):
 
 
 class Clock(threading.local):
-    """A steady clock that each thread has for itself, and that stands still but for the round trips."""
+    """A steady clock per thread that advances only by the round trips."""
 
     now = 0.0
 
@@ -369,14 +372,14 @@ class Clock(threading.local):
 @pytest.mark.parametrize(("delay", "level"), [(0.35, "warning"), (0.7, "error")])
 def test_slow(nodes, three, monkeypatch, delay, level):
     """
-    A node whose answers take more than half of the node timeout, or all of it, is slow; the remedy has a number. The
+    A node whose replies take more than half of the node timeout, or all of it, is slow; the remedy has a number. The
     shortest of several round trips counts.
     """
     clock, said = Clock(), inspect._say
     delays = {nodes[0].port: [delay] * 5, nodes[1].port: [9.0, 9.0, 0.001, 9.0, 9.0], nodes[2].port: [0.001] * 5}
 
     def late(connection: Any, *command: Any) -> Any:
-        if command == ("TIME",) and delays[connection.port]:  # that of the rights comes last
+        if command == ("TIME",) and delays[connection.port]:  # the check of the rights comes last
             clock.now += delays[connection.port].pop()
         return said(connection, *command)
 
@@ -397,7 +400,8 @@ def test_slow(nodes, three, monkeypatch, delay, level):
 
 def test_eviction(three):
     """
-    L66: a node that may evict keys is an error, and a warning where that is allowed; that it did is one of its own.
+    L66: a node that may evict keys is an error, and a warning where that is allowed; past evictions are a separate
+    finding.
     """
     with another("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru") as small:
         before = found([small.url, *three[1:]])
@@ -414,7 +418,7 @@ def test_eviction(three):
 
 def test_full_memory(three):
     """
-    A node whose memory is nearly full is a warning, and what that leads to is tried as well.
+    A node whose memory is nearly full is a warning, and the consequence is tried as well.
     """
     with another("--maxmemory", "3mb") as small:
         with small.client() as client, suppress(redis.OutOfMemoryError):
@@ -429,7 +433,8 @@ def test_full_memory(three):
 
 def test_persistence(three):
     """
-    A node that is called durable and is not is an error; one that forgets while restarts are not guarded, a warning.
+    A node that is declared durable but is not is an error; a node that forgets while restarts are not guarded is a
+    warning.
     """
     name = three[0].removeprefix("redis://").removesuffix("/0")
 
@@ -456,7 +461,7 @@ def test_disk_that_cannot_be_written(three):
 
 def test_restarted(three):
     """
-    P20: a node that started a moment ago gives no vote yet, and the finding says for how long.
+    P20: a node that has just started gives no vote yet, and the finding has the remaining time.
     """
     with another() as fresh:
         findings = found([fresh.url, *three[1:]], {"node_timeout": 1.0, "durable": []})
@@ -468,7 +473,7 @@ def test_restarted(three):
 
 def test_age_that_is_unknown(three):
     """
-    P20: a new server that is full cannot note since when it serves; nobody knows which locks it has lost.
+    P20: a new server that is full cannot record since when it serves; nobody knows which locks it has lost.
     """
     with another("--maxmemory", "1") as full:
         findings = found([full.url, *three[1:]], {"node_timeout": 1.0})
@@ -478,7 +483,7 @@ def test_age_that_is_unknown(three):
 
 def test_token_that_no_node_can_have_accepted(nodes, three):
     """
-    P5: it is found although nobody holds the lock.
+    P5: the token is found although nobody holds the lock.
     """
     with nodes[0].client() as client:
         client.set("redlock:{orders:7}:f", 2**63 - 1)
@@ -492,7 +497,7 @@ def test_token_that_no_node_can_have_accepted(nodes, three):
 @pytest.mark.parametrize("right", sorted(set(RIGHTS) - {"+info"}))
 def test_each_right(right):
     """
-    P35: without any one of the documented rights the doctor names exactly that one.
+    P35: without any one of the documented rights the doctor reports exactly that right.
     """
     with _server_with_user(without=right) as url:
         refused = [finding for finding in found([url]) if finding.id == "right"]
@@ -510,7 +515,7 @@ def _server_with_user(without: str = "") -> Iterator[str]:
 
 def test_a_sentinel_that_is_down(tmp_path):
     """
-    L65: the next one is asked, as locks do; that one is down is a finding of its own, and no reason for an alarm.
+    L65: the doctor asks the next sentinel, as locks do; the one that is down is a finding of its own, and no alarm.
     """
     with watched(tmp_path) as sentinel:
         nowhere = f"redis://127.0.0.1:{reserve_port(sentinel)}"
@@ -524,9 +529,9 @@ def test_a_sentinel_that_is_down(tmp_path):
     assert {"unreachable", "no-quorum"} <= ids(neither).keys()
 
 
-def test_the_doctor_is_as_patient_as_it_is_told(three):
+def test_the_doctor_waits_for_the_timeout_that_it_is_given(three):
     """
-    A long timeout is no mistake in the settings: the lock that the doctor takes lasts as long as that needs.
+    A long timeout is not a mistake in the settings: the doctor's lock lasts as long as the timeout needs.
     """
     with override_settings(REDLOCK={"default": {"NODES": three, "OPTIONS": {"restart_guard": False}}}):
         findings = diagnose(timeout=600.0).findings
@@ -536,7 +541,7 @@ def test_the_doctor_is_as_patient_as_it_is_told(three):
 
 def test_all_rights_are_tried_and_enough():
     """
-    P35: the doctor tries the documented rights, all of them and no other, and needs no more itself; nothing is left.
+    P35: the doctor tries all documented rights and no others, and needs no more itself; no key is left.
     """
     tried = {right for right, _ in commands("t:", 1) if right}
     with _server_with_user() as url:
@@ -548,9 +553,9 @@ def test_all_rights_are_tried_and_enough():
 
 def test_the_doctor_leaves_nothing_behind(nodes, three):
     """
-    What the doctor writes to try a node is gone when it has ended, but for what the fence keeps for a minute.
+    The doctor's trial keys are gone at its end, except the fencing token, which stays for a minute.
 
-    The served key stays: each connection for locks writes it, if it is not there.
+    The served key stays: each connection for locks writes it, if it is missing.
     """
     found(three)
 
@@ -573,7 +578,7 @@ def test_info_that_is_refused(three):
 
 def test_info_that_is_refused_and_not_needed():
     """
-    P22: without the guard, which is one of the remedies, locks need no INFO, and nothing is wrong.
+    P22: without the guard, which is one of the remedies, locks need no INFO, and there is no finding.
     """
     with _server_with_user(without="+info") as url:
         findings = found([url])
@@ -583,7 +588,7 @@ def test_info_that_is_refused_and_not_needed():
 
 def test_same_server_twice(nodes, three):
     """
-    L13: one server under two addresses is found by what it says of itself.
+    L13: one server under two addresses is found by its run id.
     """
     findings = found([three[0].replace("127.0.0.1", "localhost"), *three])
 
@@ -602,7 +607,7 @@ def test_no_encryption(three):
 
 def test_options_that_are_not_used(three):
     """
-    Retries and timeouts of redis-py's in the URL are noted, because they do nothing here.
+    Timeouts and retries of redis-py in the URL are noted, because they have no effect here.
     """
     findings = found([f"{three[0]}?retry_on_timeout=true&socket_timeout=9", *three[1:]])
 
@@ -612,7 +617,7 @@ def test_options_that_are_not_used(three):
 
 @pytest.fixture(scope="session")
 def clock(tmp_path_factory) -> Path:
-    """A library that has a server's clock run ahead."""
+    """A library that makes a server's clock run ahead."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     needs("a C compiler", compiler, "apt-get install gcc")
     folder = tmp_path_factory.mktemp("clock")
@@ -624,7 +629,7 @@ def clock(tmp_path_factory) -> Path:
 
 def test_clock_of_one_node(three, clock):
     """
-    P21: a node whose clock is far from the others' is found, with by how much.
+    P21: a node whose clock is far from the others' is found, with the difference.
     """
     with another(LD_PRELOAD=str(clock), CLOCK_AHEAD="5") as fast:
         findings = found([fast.url, *three[1:]])
@@ -635,7 +640,7 @@ def test_clock_of_one_node(three, clock):
 
 def test_clock_of_this_machine(clock):
     """
-    A machine whose own clock is far from that of all nodes is told so.
+    A machine whose own clock is far from that of all nodes gets a finding.
     """
     ahead = {"LD_PRELOAD": str(clock), "CLOCK_AHEAD": "-7"}
     with another(**ahead) as a, another(**ahead) as b, another(**ahead) as c:
@@ -647,7 +652,7 @@ def test_clock_of_this_machine(clock):
 
 def test_trial(nodes, three):
     """
-    A node on which a lock cannot be taken, though all else is well, is found by trying.
+    A trial finds a node on which a lock cannot be taken, although everything else is fine.
     """
     with nodes[0].client() as client:
         client.set("redlock:index", "not an index")
@@ -660,7 +665,7 @@ def test_trial(nodes, three):
 
 def test_settings_are_findings(three):
     """
-    What the system checks say of the alias is among the findings, under the check's id.
+    The messages of the system checks about the alias are among the findings, under the check's id.
     """
     assert ids(found(three[:1])) == {"redlock.W001": "warning"}
 
@@ -682,7 +687,7 @@ def test_every_finding_has_a_test_and_is_documented():
 
 
 def run(*args: str) -> tuple[str, str, int]:
-    """Return what the command wrote, its error, and its exit code."""
+    """Return the command's output, its error output, and its exit code."""
     out = StringIO()
     try:
         call_command("redlock_doctor", *args, stdout=out, stderr=StringIO(), no_color=True)
@@ -693,7 +698,7 @@ def run(*args: str) -> tuple[str, str, int]:
 
 def test_command_when_all_is_well(durable):
     """
-    L66: three servers that keep what they are told: the command says so for each alias and ends with 0.
+    L66: with three servers that store their data, the command reports no fault for each alias and exits with 0.
     """
     with override_settings(REDLOCK={"default": {"NODES": durable, "OPTIONS": OPEN}}):
         out, error, code = run()
@@ -706,7 +711,7 @@ def test_command_when_all_is_well(durable):
 
 def test_command_with_findings(three):
     """
-    Warnings end the command with 1 and errors with 2, unless they are below the level asked for.
+    Warnings make the command exit with 1 and errors with 2, unless they are below the requested level.
     """
     warning = {"default": {"NODES": three, "OPTIONS": OPEN}}
     error = {"default": {"NODES": [*three, three[0].replace("127.0.0.1", "localhost")], "OPTIONS": OPEN}}
@@ -723,7 +728,7 @@ def test_command_with_findings(three):
 
 def test_command_as_json(nodes, three):
     """
-    The JSON has a version, the worst level, each node and each finding; nowhere a password.
+    The JSON has a version, the worst level, each node and each finding, and no password.
     """
     with override_settings(REDLOCK={"default": {"NODES": [three[0].replace("//", "//:sesame@"), *three[1:]]}}):
         out, _, code = run("--format=json", "--using=default")
@@ -738,7 +743,7 @@ def test_command_as_json(nodes, three):
 
 def test_command_with_settings_that_cannot_be_used():
     """
-    A wrong setting is an error with the check's id, and ends the command with 2.
+    A wrong setting is an error with the check's id, and the command exits with 2.
     """
     with override_settings(REDLOCK={"default": {"NODES": []}}):
         _, error, code = run()
@@ -750,7 +755,7 @@ def test_command_with_settings_that_cannot_be_used():
 
 def test_command_with_nodes_that_are_no_servers():
     """
-    Nodes of other kinds are only tried.
+    For nodes of other kinds there is only the trial.
     """
     with override_settings(REDLOCK={"default": {"NODES": ["memory://a", "memory://b", "memory://c"]}}, DEBUG=True):
         out, _, code = run()
@@ -759,9 +764,9 @@ def test_command_with_nodes_that_are_no_servers():
     assert code == 0
 
 
-def test_rights_are_given_to_the_user_who_lacks_them(three):
+def test_remedy_names_the_user_that_lacks_a_right(three):
     """
-    P35: the remedy names the server's user that the node has, and can be typed as it stands; then nothing is missing.
+    P35: the remedy names the node's user on the server, and can be typed as it stands; afterwards no right is missing.
     """
     with Server() as server, server.client() as client:
         client.execute_command("ACL", "SETUSER", "keychannel", *ACL[3:], "-publish", "-zrank")
@@ -774,9 +779,9 @@ def test_rights_are_given_to_the_user_who_lacks_them(three):
         assert ids(found([node, *three[1:]])) == {}
 
 
-def test_what_is_silenced_is_not_said(three):
+def test_silenced_findings_are_not_reported(three):
     """
-    A project that knows of a finding, or of a check, silences it once for both.
+    A project silences a finding, or a check, once for both.
     """
     outside = [url.replace("127.0.0.1", "0.0.0.0") for url in three[:2]]
     assert set(ids(found(outside))) == {"no-tls", "redlock.W001"}

@@ -1,4 +1,4 @@
-"""Every state, and every kind of stale key, as it comes about on real servers; and what an operator does about it."""
+"""Every state, and every kind of stale key, produced on real servers; and the operator's actions."""
 
 import asyncio
 import time
@@ -38,19 +38,19 @@ OPTIONS = {"restart_guard": False, "node_timeout": 7.0, "ttl": 30.0, "max_ttl": 
 @pytest.fixture
 def five(nodes: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
     """Five real servers under the default alias; they have just started, so the restart guard is off."""
-    monkeypatch.setattr(poll, "PATIENCE", 7.0)  # on a busy machine a node that is late is not silent
+    monkeypatch.setattr(poll, "PATIENCE", 7.0)  # on a busy machine a late node is not a silent one
     monkeypatch.setattr(poll, "MAX_SECONDS", 60.0)
     with override_settings(REDLOCK={"default": {"NODES": nodes.urls, "OPTIONS": OPTIONS}}):
         yield nodes
 
 
 def taken(name: str = "orders:7", **how) -> Lease:
-    """Take a lock that nobody renews."""
+    """Take a lock that nothing renews."""
     return lock(name, renew=False, **how).acquire()
 
 
 def found(name: str = "orders:7") -> HeldLock:
-    """Return a lock that is there."""
+    """Return the lock of that name, which must exist."""
     held = find_lock(name)
     assert held is not None
     return held
@@ -65,13 +65,13 @@ def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
 
 
 def stale(name: str = "orders:7", later: float = 0.0) -> list[Staleness]:
-    """Return why the keys under a name are stale, or would be so many seconds *later*."""
+    """Return why the keys under a name are stale, or would be the given number of seconds *later*."""
     return [key.reason for key in stale_keys(find_locks([slug(name)]), time.time() + later)]
 
 
 @pytest.fixture
 def lively(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this process say at once that it lives, and again soon, and count for a second."""
+    """Make this process send a heartbeat now, and again soon, that counts for a second."""
     for name, seconds in (("FIRST", 0.0), ("EVERY", 0.1), ("LIFE", 1.0)):
         monkeypatch.setattr(f"django_redlock.engine.heartbeat.{name}", seconds)
 
@@ -81,7 +81,7 @@ def lively(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_held_and_degraded(five):
     """
-    L71, L73: a lock on all nodes is held; with a node killed, or one that forgot it, it is degraded.
+    L71, L73: a lock on all nodes is held; with a node killed, or a node that forgot it, it is degraded.
     """
     lease = taken()
     states = [found().state]
@@ -99,7 +99,7 @@ def test_held_and_degraded(five):
 def test_partial_then_split(five):
     """
     L71: a lock that three of five nodes forgot is partial, with the nodes that have it; with a second holder on two
-    others, it is split.
+    other nodes, it is split.
     """
     taken(label="first")
     everywhere(five[2:], "FLUSHALL")
@@ -126,8 +126,8 @@ def test_no_expiry(five):
 @pytest.mark.endurance
 def test_orphaned_is_known_and_not_guessed(five):
     """
-    L77: the lock of a process that got SIGKILL is orphaned a while later; that of a living process that has not
-    renewed it for as long is not. Neither is stale: whoever knows that the process is dead releases its lock.
+    L77: the lock of a process that got SIGKILL is orphaned a while later. The lock of a living process that has not
+    renewed it for as long is not. Neither is stale: an operator who knows that the process is dead releases its lock.
     """
     with holding(five.urls, "dead", ttl=60) as dead, holding(five.urls, "alive", ttl=60) as alive:
         dead.hear("held")
@@ -138,7 +138,7 @@ def test_orphaned_is_known_and_not_guessed(five):
 
         assert found("alive").state == State.HELD
         assert {held.name: held.state for held in held_locks().locks} == {"dead": "orphaned", "alive": "held"}
-        assert (stale("dead"), stale("alive")) == ([], [])  # a process that stands still looks the same
+        assert (stale("dead"), stale("alive")) == ([], [])  # a paused process looks the same
         assert force_release("dead", found("dead").fingerprint) == "released"
         assert lock("dead", wait=0).acquire().release() == "released"
         alive.end()
@@ -146,9 +146,9 @@ def test_orphaned_is_known_and_not_guessed(five):
 
 
 @pytest.mark.endurance
-def test_a_process_that_died_after_it_said_that_it_lives_is_known_to_be_dead(five):
+def test_a_process_that_died_after_its_heartbeat_is_known_to_be_dead(five):
     """
-    L77: a process says that it lives once it has held a lock for a moment, and is dead when it no longer does.
+    L77: a process sends a heartbeat once it has held a lock for a moment, and is dead when it no longer does.
     """
     with holding(five.urls, "orders:7", ttl=60) as holder:
         holder.hear("held")
@@ -165,7 +165,7 @@ def test_a_process_that_died_after_it_said_that_it_lives_is_known_to_be_dead(fiv
 
 def test_processes_are_no_locks(five, lively):
     """
-    L70: what a process says of itself is in no listing, and is not said again after its last lock.
+    L70: a process's heartbeat is in no listing, and is not sent again after its last lock.
     """
     lease = taken()
     with five[0].client() as client:
@@ -179,7 +179,7 @@ def test_processes_are_no_locks(five, lively):
 
 def test_closed_connections_are_no_death(five, lively):
     """
-    L76, L77: who closes the idle connections and still holds a lock goes on to say that the process lives.
+    L76, L77: a process that closes its idle connections and still holds a lock continues to send heartbeats.
     """
     lease = lock("orders:7").acquire()
     manager = locks["default"]
@@ -197,8 +197,8 @@ def test_closed_connections_are_no_death(five, lively):
 @pytest.mark.endurance
 def test_a_lock_that_is_handed_over_is_not_left_behind(five):
     """
-    L76, L77: a lock that its process does not renew may be anybody's who was given its token: that the process has
-    ended says nothing, so the lock is neither orphaned nor cleared.
+    L76, L77: a lock that its process does not renew may have been handed to another process with its token. The end of
+    the process proves nothing, so the lock is neither orphaned nor cleared.
     """
     with holding(five.urls, "orders:7", renew=False, ttl=60) as holder:
         holder.hear("held")
@@ -210,7 +210,7 @@ def test_a_lock_that_is_handed_over_is_not_left_behind(five):
 
 def test_a_lock_is_released_for_longer_than_its_holder_might_renew_it(five):
     """
-    L74: a lease that was made longer than it began is renewed late; its holder still finds it lost then.
+    L74: a lease that was made longer is renewed late; its holder still finds it lost then.
     """
     lease = taken()
     assert lease.extend(60)
@@ -222,10 +222,10 @@ def test_a_lock_is_released_for_longer_than_its_holder_might_renew_it(five):
     assert lease.reason == "revoked"
 
 
-def test_all_that_speak_for_a_process_keep_one_key(five):
+def test_all_heartbeats_of_a_process_keep_one_key(five):
     """
-    L76, L77: blocking code, two event loops one after the other and a manager made anew each say that the process
-    lives, and are heard though another of them said it a moment ago: what they hold is never taken for left behind.
+    L76, L77: blocking code, two consecutive event loops and a recreated manager each send the process's heartbeat, even
+    if another of them sent it a moment ago, so their locks are never treated as orphaned.
     """
 
     async def beat() -> int:
@@ -240,9 +240,9 @@ def test_all_that_speak_for_a_process_keep_one_key(five):
     assert heard == [3] * 5  # nobody waits for more than a quorum
 
 
-def test_an_event_loop_says_that_its_process_lives(five, lively):
+def test_an_event_loop_sends_the_heartbeat_of_its_process(five, lively):
     """
-    L77: a process that holds locks in an event loop only says so as well.
+    L77: a process that holds locks only in an event loop sends heartbeats as well.
     """
 
     async def held() -> None:
@@ -254,12 +254,13 @@ def test_an_event_loop_says_that_its_process_lives(five, lively):
     asyncio.run(asyncio.wait_for(held(), 60))
 
 
-# What is known of a lock
+# The details of a lock
 
 
 def test_extensions_are_counted(five):
     """
-    L71: the inventory says how often a lock was extended, also when a node missed some, and since when it is held.
+    L71: the inventory has the number of extensions, also when a node missed some, and the time since which a lock is
+    held.
     """
     lease = taken()
     before = found().extensions
@@ -272,8 +273,8 @@ def test_extensions_are_counted(five):
 
 def test_waiters_are_listed_in_the_order_of_their_turns(five):
     """
-    L47, L71: those who wait are listed in order, with host and process id; one that was killed is not listed any more
-    a while later.
+    L47, L71: waiters are listed in order, with host and process id; a killed waiter disappears from the list after a
+    while.
     """
     lease = taken(ttl=60)
     with holding(five.urls, "orders:7") as first:
@@ -287,7 +288,7 @@ def test_waiters_are_listed_in_the_order_of_their_turns(five):
                 ends = dict(client.zrange("redlock:{orders:7}:s", 0, -1, withscores=True))
                 (gone,) = [who for who in ends if f":{first.process.pid}." in who]
                 assert ends[gone] < 1000 * time.time() + 60_000
-                client.zadd("redlock:{orders:7}:s", {gone: 1})  # as when that is over
+                client.zadd("redlock:{orders:7}:s", {gone: 1})  # as when that has ended
                 client.close()
 
             assert [(waiter.pid, waiter.nodes) for waiter in line] == [(first.process.pid, 5), (second.process.pid, 5)]
@@ -298,7 +299,7 @@ def test_waiters_are_listed_in_the_order_of_their_turns(five):
 
 
 def wait_for(five: Servers, number: int, *names: str) -> None:
-    """Put so many waiters in line, as each node stores them, of whom every third is gone."""
+    """Queue the given number of waiters, as each node stores them; every third of them is gone."""
     ends = time.time() * 1000 + 60_000
     for name in names:
         for client in [server.client() for server in five]:
@@ -310,7 +311,7 @@ def wait_for(five: Servers, number: int, *names: str) -> None:
 
 def test_of_many_waiters_a_node_names_few_and_counts_all(five, capsys):
     """
-    L70, L71: what a list needs of a thousand waiters is their number; the page of one lock names the first hundred.
+    L70, L71: a list needs only the number of a thousand waiters; the page of one lock names the first hundred.
     """
     names = ["orders:7", "orders:8"]
     for name in names:
@@ -333,8 +334,8 @@ def test_of_many_waiters_a_node_names_few_and_counts_all(five, capsys):
 
 def test_no_lock_is_missed_while_others_are_extended(five, monkeypatch):
     """
-    L70: each extension moves a lock to the end of the index; those behind it are listed all the same, also when it is
-    the last one of a page that moved, and a listing that says that it is complete has all of them.
+    L70: each extension moves a lock to the end of the index. The locks behind it are still listed, even if the last
+    lock of a page moved, and a listing that is marked complete has all of them.
     """
     leases = [taken(f"n{number}", ttl=30) for number in range(3 * PAGE)]
     survey, pages = LockManager.survey, []
@@ -355,10 +356,10 @@ def test_no_lock_is_missed_while_others_are_extended(five, monkeypatch):
     assert {held.name for held in snapshot.locks} == {f"n{number}" for number in range(3 * PAGE)}
 
 
-def test_what_others_wrote_is_neither_sent_nor_in_the_way(five):
+def test_foreign_values_are_neither_sent_nor_block_a_listing(five):
     """
-    L78: of a value of megabytes a node sends the beginning, and of an index entry of that size nothing; a page full of
-    those ends a listing, which says that there may be more.
+    L78: a node sends only the beginning of a value of megabytes, and omits an index entry of that size. A page full of
+    those ends a listing, which reports that there may be more.
     """
     taken("orders:7", ttl=60)
     everywhere(five, "SET", "redlock:{big}:h", "x" * 3_000_000)
@@ -377,7 +378,7 @@ def test_what_others_wrote_is_neither_sent_nor_in_the_way(five):
 
 def test_locks_that_never_end_are_listed_before_the_others_are_through(five):
     """
-    L70, L72: they are the last of the index, and the ones that somebody has to see to.
+    L70, L72: they are at the end of the index, and they are the locks that need attention.
     """
     for batch in range(3):
         lock([f"{batch}:{number}" for number in range(PAGE)], renew=False).acquire()
@@ -393,7 +394,7 @@ def test_locks_that_never_end_are_listed_before_the_others_are_through(five):
 
 def test_asked_without_blocking(five):
     """
-    L70: the asyncio twins give the same answers.
+    L70: the asyncio twins return the same.
     """
     taken()
 
@@ -409,11 +410,12 @@ def test_asked_without_blocking(five):
 
 def test_listing_of_ten_thousand_is_bounded(five):
     """
-    L70: beside ten thousand held locks a listing asks for a bounded number of small pages, and says that there is more.
+    L70: beside ten thousand held locks, a listing makes a bounded number of small requests, and reports that there is
+    more.
     """
     manager = locks["default"]
-    # A quarter of a second apart, so that all nodes have them in one order: of two hundreds that end in the same
-    # millisecond, each node has its own.
+    # A quarter of a second apart, so that all nodes have them in one order: each node has its own order for two hundred
+    # locks that end in the same millisecond.
     leases = [
         manager.lock([f"{batch}:{number}" for number in range(100)], renew=False, ttl=35 + batch / 4).acquire()
         for batch in range(100)
@@ -435,8 +437,8 @@ def test_listing_of_ten_thousand_is_bounded(five):
 @pytest.mark.endurance
 def test_what_a_living_process_holds_is_not_stale_without_an_expiry(five):
     """
-    L72, L76: somebody took the expiry from the keys of a lock, or made it a long one. Its holder lives and puts that
-    right with its next renewal; when the holder is dead, they are stale.
+    L72, L76: somebody removed the expiry from the keys of a lock, or set a long one. A living holder corrects this with
+    its next renewal. If the holder is dead, the keys are stale.
     """
 
     def reasons() -> list[list[Staleness]]:
@@ -453,7 +455,7 @@ def test_what_a_living_process_holds_is_not_stale_without_an_expiry(five):
         first.kill()
         second.kill()
         eventually(lambda: found("too long").state is State.ORPHANED)
-        assert reasons() == [[], []]  # a process that stands still looks the same, until its lease is over
+        assert reasons() == [[], []]  # a paused process looks the same, until its lease has ended
         eventually(lambda: reasons() == [[Staleness.NO_EXPIRY], [Staleness.TOO_LONG]], 120)
 
     assert living == [[], []]
@@ -461,7 +463,8 @@ def test_what_a_living_process_holds_is_not_stale_without_an_expiry(five):
 
 def test_values_of_another_program_are_compared_whole(five):
     """
-    L74, L77: two that begin alike are two holders: who saw the one does not take it from the other.
+    L74, L77: two values with the same beginning are two holders, and an operator who saw one does not release the
+    other.
     """
     first, second = ("locked by the nightly export on host " + host for host in ("web-1", "web-10"))
     everywhere(five, "SET", "redlock:{orders:7}:h", first, "PX", 60_000)
@@ -502,7 +505,7 @@ def test_keys_that_end_too_late_are_stale(five):
 
 def test_keys_of_another_library_are_stale(five):
     """
-    L77: what redis-py's own lock left under our name on two nodes is stale.
+    L77: keys of redis-py's own lock under our name on two nodes are stale.
     """
     for server in five[:2]:
         with server.client() as client:
@@ -511,10 +514,10 @@ def test_keys_of_another_library_are_stale(five):
     assert stale() == [Staleness.FOREIGN] * 2  # each with a value of its own
 
 
-def test_what_is_left_of_a_lock_is_stale(five):
+def test_remains_of_a_lock_are_stale(five):
     """
-    L77: what two nodes have left of a lock that the others forgot is stale when it is older than its lease, and not
-    while its holder may still put it back.
+    L77: the rest on two nodes of a lock that the others forgot is stale when it is older than its lease, but not while
+    its holder may still restore it.
     """
     taken()
     extended = taken("orders:8")
@@ -526,16 +529,16 @@ def test_what_is_left_of_a_lock_is_stale(five):
         everywhere(five[:2], "PEXPIRE", f"redlock:{{{name}}}:h", 14_000)  # as after 16 seconds
     assert stale() == []  # younger than its lease
     assert stale(later=100) == [Staleness.RESIDUE]
-    assert stale("orders:8", later=100) == []  # its holder has extended it: nobody knows when the last time was
+    assert stale("orders:8", later=100) == []  # its holder has extended it: nobody knows when it did so last
 
 
-# What an operator does
+# Actions of an operator
 
 
 def test_a_holder_that_is_asked_to_stop_stops(five, monkeypatch):
     """
-    L74: asked to stop, a holder finds its lease lost with the reason, at its next renewal; until then nobody else gets
-    in. The next holder has a higher token.
+    L74: a holder that is asked to stop finds its lease lost with the reason, at its next renewal. Until then nobody
+    else gets the lock. The next holder has a higher token.
     """
     due = Lease.due
     monkeypatch.setattr(Lease, "due", lambda lease: due(lease) - 0.33 * lease.hold.ttl)  # after 0.2 s
@@ -553,7 +556,7 @@ def test_a_holder_that_is_asked_to_stop_stops(five, monkeypatch):
 
 def test_only_the_holder_that_was_seen_is_asked(five):
     """
-    L74: asked about a holder that is gone, nobody is disturbed; several holders at once cannot be asked.
+    L74: a request about a holder that is gone affects nobody; several holders at once cannot be asked.
     """
     seen = taken()
     old = found().fingerprint
@@ -568,10 +571,10 @@ def test_only_the_holder_that_was_seen_is_asked(five):
         assert ask_to_stop("shared", found("shared").fingerprint) == "shared"
 
 
-def test_those_who_share_a_lock_and_were_seen(five):
+def test_shared_holders_that_were_listed_are_released_together(five):
     """
-    L74: those who share a lock have one key, and are told apart all the same: whoever joined after somebody looked
-    keeps it, be the others gone or not. Whoever was seen and is still there loses it, and hears why.
+    L74: shared holders have one key, and are still distinguished. A holder that joined after the listing keeps the
+    lock, whether or not the others are gone. A holder that was listed and is still there loses it, with the reason.
     """
     first = taken(shared=True)
     seen = found().fingerprint
@@ -594,7 +597,7 @@ def test_those_who_share_a_lock_and_were_seen(five):
 
 def test_more_time_for_a_holder(five):
     """
-    L74: an operator can keep others out for longer, while the lock's holder is still the one that was seen.
+    L74: an operator can keep others out for longer, while the listed holder still has the lock.
     """
     lease = taken()
     seen = found().fingerprint
@@ -614,10 +617,10 @@ def test_more_time_for_a_holder(five):
     assert other.valid()
 
 
-def test_no_hold_comes_of_more_time(five, monkeypatch):
+def test_more_time_creates_no_hold(five, monkeypatch):
     """
-    L74, P19: more time is given where the hold is. What a failed attempt left on one node stays there; and a lock that
-    its holder releases between the look and the request stays free.
+    L74, P19: more time is given only where the hold is. The remains of a failed attempt on one node do not spread, and
+    a lock that its holder releases between the listing and the request stays free.
     """
     taken("partial")
     everywhere(five[1:], "FLUSHALL")
@@ -643,7 +646,8 @@ def test_no_hold_comes_of_more_time(five, monkeypatch):
 
 def test_too_few_nodes_to_do_anything(five):
     """
-    L73: with three of five nodes frozen, what an operator asks for is unknown and never half done in silence.
+    L73: with three of five nodes frozen, an operator's request is reported as unknown and never half executed in
+    silence.
     """
     taken()
     seen = found().fingerprint
@@ -665,7 +669,7 @@ def everywhere(servers: Servers, *command: object) -> None:
 
 def test_one_foreign_key_does_not_hide_the_others(five):
     """
-    L73, L78: a queue of another type, or a fence that is no number, costs its own row and no more.
+    L73, L78: a queue of another type, or a fence that is not a number, affects its own row and no other.
     """
     taken()
     for place, text in enumerate(["abc", "", "1e30", "nan", "0x10", "9" * 5000, "-1", "\u0663"]):
@@ -673,7 +677,7 @@ def test_one_foreign_key_does_not_hide_the_others(five):
         everywhere(five, "SET", f"redlock:{{odd:{place}}}:f", text)
     everywhere(five, "ZADD", "redlock:{odd:0}:s", 9e15, "p|1")
     everywhere(five, "SET", "redlock:{odd:0}:q", "oops")
-    with five[0].client() as client:  # missing in one index, a name is asked for by name
+    with five[0].client() as client:  # a name that is missing in one index is requested by name
         client.delete("redlock:{odd:0}:h")
         client.zrem("redlock:index", "{odd:0}")
 
@@ -696,7 +700,7 @@ def test_one_foreign_key_does_not_hide_the_others(five):
 )
 def test_nodes_that_answer_and_would_take_no_lock(five, command, why):
     """
-    L65, L73: a full node, one that lost its replicas or a right, answers and gives no vote; a listing says so.
+    L65, L73: a node that is full, or lost its replicas or a right, answers and gives no vote; a listing reports it.
     """
     held = taken()
     everywhere(five[:3], *command)
@@ -720,7 +724,7 @@ def test_nodes_that_answer_and_would_take_no_lock(five, command, why):
 
 def test_nodes_that_became_replicas_on_the_way(five):
     """
-    L65, L73: a node that is made a replica while it is connected to takes no lock any more, and a listing says so.
+    L65, L73: a node that becomes a replica while connected takes no more locks, and a listing reports it.
     """
     assert held_locks().trouble == ""
     everywhere(five[:3], "REPLICAOF", "127.0.0.1", "1")
@@ -735,7 +739,7 @@ def test_nodes_that_became_replicas_on_the_way(five):
 
 def test_any_number_of_names_can_be_asked_for_at_once(five):
     """
-    L70: whoever asks a node for thousands of names in one request gets an answer for each.
+    L70: a request for thousands of names in one node gets an answer for each.
     """
     lease = taken("n7")
     names = tuple(slug(f"n{number}") for number in range(9000))
@@ -751,7 +755,7 @@ def test_any_number_of_names_can_be_asked_for_at_once(five):
 @pytest.mark.parametrize("kind", ["q", "s", "f"])
 def test_a_key_of_another_type_beside_a_lock_hides_nothing(five, kind):
     """
-    L73: what another program wrote beside one lock costs that lock a detail, and no other lock anything.
+    L73: a key of another program beside one lock costs that lock a detail, and no other lock anything.
     """
     taken("orders:7")
     taken("orders:8")

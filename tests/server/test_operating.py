@@ -27,7 +27,7 @@ from django_redlock.testing import Servers
 
 @pytest.fixture(autouse=True)
 def five(nodes: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
-    """Five real servers under the default alias; on a busy machine one that is late is not silent."""
+    """Five real servers under the default alias; on a busy machine a late node is not a silent one."""
     monkeypatch.setattr(poll, "PATIENCE", 7.0)
     monkeypatch.setattr(poll, "MAX_SECONDS", 60.0)
     options = {"restart_guard": False, "node_timeout": 7.0, "ttl": 30.0}
@@ -42,7 +42,7 @@ class Terminal(StringIO):
 
 
 def run(command: str, *args: str, **options: object) -> tuple[str, str, int]:
-    """Return what a command wrote to its two outputs, and its exit code."""
+    """Return a command's two outputs, and its exit code."""
     out, err, code = StringIO(), StringIO(), 0
     try:
         call_command(command, *args, stdout=out, stderr=err, no_color=True, **options)
@@ -64,7 +64,7 @@ def found(name: str = "orders:7") -> HeldLock:
 
 @contextmanager
 def waiting(name: str = "orders:7") -> Iterator[Future[Lease]]:
-    """Have a thread wait for a lock that is taken; gives its lease to be."""
+    """Start a thread that waits for a taken lock; yield its future lease."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(taken, name, wait=60)
 
@@ -74,7 +74,7 @@ def waiting(name: str = "orders:7") -> Iterator[Future[Lease]]:
 
 def test_inspect_shows_each_node(five):
     """
-    L71, L72: one lock with its holder, and what each node has of it: this holder, another, nothing, or no answer.
+    L71, L72: one lock with its holder, and the state on each node: this holder, another, nothing, or no reply.
     """
     lease = taken()
     five[4].kill()
@@ -101,9 +101,9 @@ def test_inspect_shows_each_node(five):
     assert lease.token[:8] not in out
 
 
-def test_inspect_shows_who_waits(five):
+def test_inspect_shows_the_waiters(five):
     """
-    L71: those who wait are shown in order.
+    L71: waiters are shown in order.
     """
     lease = taken()
     with waiting() as waiter:
@@ -121,9 +121,9 @@ def test_inspect_shows_who_waits(five):
     assert len(data["lock"]["views"]) == 5
 
 
-def test_inspect_says_what_is_stale(five):
+def test_inspect_reports_stale_keys(five):
     """
-    L77: that a key is stale, and why, is said.
+    L77: the output says that a key is stale, and why.
     """
     for server in five:
         with server.client() as client:
@@ -134,7 +134,7 @@ def test_inspect_says_what_is_stale(five):
 
 def test_inspect_a_free_lock_and_too_few_nodes(five):
     """
-    L73: free is exit code 1, and cannot tell is 3.
+    L73: a free lock gives exit code 1, and too few nodes give 3.
     """
     free = run("redlock_inspect", "orders:7")
     known = json.loads(run("redlock_inspect", "orders:7", "--format=json")[0])
@@ -167,7 +167,7 @@ def test_release_is_dry_without_a_terminal(five):
 
 def test_release_asks_and_is_logged(five, monkeypatch, caplog):
     """
-    L74, L75: at a terminal it asks; the log has the name, the outcome and the reason, and not the secret.
+    L74, L75: at a terminal the command asks; the log has the name, the outcome and the reason, and not the secret.
     """
     caplog.set_level(logging.WARNING, "django_redlock")
     lease = taken()
@@ -186,7 +186,7 @@ def test_release_asks_and_is_logged(five, monkeypatch, caplog):
 
 def test_release_of_the_holder_that_was_seen_only(five):
     """
-    L74: with a fingerprint nobody else's lock is released, and the exit code says so.
+    L74: with a fingerprint no other holder's lock is released, and the exit code reports it.
     """
     seen = taken()
     old = found().fingerprint
@@ -202,7 +202,7 @@ def test_release_of_the_holder_that_was_seen_only(five):
 
 def test_release_of_a_lock_that_changes_hands_meanwhile(five, monkeypatch):
     """
-    L74: a lock that somebody else takes while the question is on the screen is left alone; exit code 4.
+    L74: a lock that somebody else takes while the question is on the screen is not changed; exit code 4.
     """
     seen = taken()
     leases = []
@@ -217,7 +217,7 @@ def test_release_of_a_lock_that_changes_hands_meanwhile(five, monkeypatch):
 
 def test_release_several_by_a_glob(five):
     """
-    L75: locks can be chosen by a glob, but not more than one can read at a time.
+    L75: locks can be chosen by a glob, but not more than a person can read at a time.
     """
     leases = [taken(f"orders:{number}") for number in range(3)]
     other = taken("reports:1")
@@ -234,16 +234,16 @@ def test_release_several_by_a_glob(five):
 
 
 @pytest.mark.parametrize("args", [[], ["a", "--match=*"]])
-def test_release_of_what(args):
+def test_release_needs_names_or_a_glob(args):
     """
-    Names or a glob, one of the two.
+    The command takes either names or a glob.
     """
     assert run("redlock_release", *args, "--no-input")[1:] == ("Name the locks, or choose them with --match.", 2)
 
 
 def test_release_of_nothing_and_without_a_quorum(five):
     """
-    L73: nothing held is said with exit code 0; too few nodes with 3.
+    L73: nothing held gives exit code 0; too few nodes give 3.
     """
     nothing = run("redlock_release", "orders:7", "--no-input")
     for server in five[:3]:
@@ -255,13 +255,13 @@ def test_release_of_nothing_and_without_a_quorum(five):
 
 @pytest.fixture
 def lively(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the watchdog renew each minute's lease after 0.2 s, so that its holder soon hears that it is to stop."""
+    """Make the watchdog renew each minute's lease after 0.2 s, so that its holder soon learns of a request to stop."""
     due = Lease.due
     monkeypatch.setattr(Lease, "due", lambda lease: due(lease) - 0.33 * lease.hold.ttl * lease._renew)
 
 
 def listening(name: str = "orders:7") -> Lease:
-    """Take a lock whose holder releases it as soon as it is asked to."""
+    """Take a lock whose holder releases it as soon as it is asked to stop."""
     lease = lock(name, ttl=60).acquire()
     lease.on_lost(lambda lease: lease.release())
     return lease
@@ -269,7 +269,8 @@ def listening(name: str = "orders:7") -> Lease:
 
 def test_polite_release(five, lively):
     """
-    L74: asked politely, the holder sees that it was revoked, releases by itself, and nobody got in before.
+    L74: a holder that is asked politely sees that the lease was revoked and releases it, and nobody got the lock
+    before.
     """
     lease = listening()
 
@@ -281,9 +282,10 @@ def test_polite_release(five, lively):
     assert code == 0
 
 
-def test_polite_release_of_who_does_not_listen(five):
+def test_polite_release_of_a_holder_that_never_checks(five):
     """
-    L74: a holder that never asks loses the lock when its time is over; a lock that is no task's has none to revoke.
+    L74: a holder that never checks loses the lock when its time has run out; a lock without a task has no task to
+    revoke.
     """
     lease = taken()
 
@@ -298,7 +300,8 @@ def test_polite_release_of_who_does_not_listen(five):
 
 def test_polite_release_of_a_lock_that_somebody_waits_for(five, lively):
     """
-    L74: the holder that was asked has released it, so all went as wished, though the next one has it by now.
+    L74: the holder that was asked has released the lock, so the request succeeded, although the next holder already has
+    it.
     """
     lease = listening()
     with waiting() as waiter:
@@ -314,7 +317,7 @@ def test_polite_release_of_a_lock_that_somebody_waits_for(five, lively):
 
 def test_nothing_held_is_no_failure(five):
     """
-    A fingerprint of a lock that is free by now: nothing is held, as is said, and that is fine.
+    A fingerprint of a lock that is free by now: the command reports that nothing is held, and succeeds.
     """
     assert run("redlock_release", "orders:7", "--fingerprint=5b1f0c9d2e7a", "--no-input") == (
         *("Nothing is held.\n", ""),
@@ -325,9 +328,10 @@ def test_nothing_held_is_no_failure(five):
 # Names
 
 
-def test_a_lock_with_places_goes_by_its_name(five):
+def test_a_lock_with_a_limit_is_found_by_its_name(five):
     """
-    L71, L74: the name of a lock that several may hold stands for its places, and one place for itself as it is shown.
+    L71, L74: the name of a lock with ``limit=`` stands for all its permits; the shown name of a permit stands for that
+    one.
     """
     assert run("redlock_inspect", "sem")[2] == 1
     leases = [taken("sem", limit=3) for _ in range(2)]
@@ -352,7 +356,7 @@ def test_a_lock_with_places_goes_by_its_name(five):
 
 def test_a_name_that_is_shown_cut_short_is_no_free_lock(five):
     """
-    L74: a wrong "it is free" is worse than an error; the lock itself, as a listing has it, will do.
+    L74: a wrong "it is free" is worse than an error; the shortened name as a listing shows it is accepted.
     """
     lease = taken("long" * 100)
     (held,) = held_locks().locks
@@ -373,9 +377,9 @@ def test_a_name_that_is_shown_cut_short_is_no_free_lock(five):
 
 
 @pytest.mark.parametrize("args", [("--using=typo", "orders:7"), ("",), ()])
-def test_inspect_tells_wrong_from_free(five, args):
+def test_inspect_distinguishes_errors_from_free(five, args):
     """
-    Exit code 1 means free, and that alone: a script may start something on it.
+    Exit code 1 means only free, because a script may start something on it.
     """
     assert run("redlock_inspect", *args)[2] == 2
 
@@ -404,14 +408,14 @@ for args in {commands!r}:
 
 
 def project(five: Servers, *commands: tuple[str, ...], **env: str) -> subprocess.Popen[bytes]:
-    """Run commands as ``manage.py`` does, one after the other, each in a process that says its id first."""
+    """Run commands as ``manage.py`` does, one after the other, each in a process that first prints its id."""
     code = PROJECT.format(urls=five.urls, commands=commands)
     return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **env}, stdout=-1, stderr=-1)
 
 
 def test_what_an_output_cannot_encode_is_escaped(five):
     """
-    L20: a name that the terminal's encoding lacks costs that name its looks, and nothing of the others.
+    L20: a name with characters that the terminal's encoding lacks is shown escaped, and other names are not affected.
     """
     taken("grün")
     commands = (("redlock_list",), ("redlock_inspect", "grün"), ("redlock_release", "grün"))
@@ -419,13 +423,13 @@ def test_what_an_output_cannot_encode_is_escaped(five):
     out, errors = project(five, *commands, PYTHONIOENCODING="ascii").communicate(timeout=120)
 
     assert [b"gr\\xfcn" in said for said in re.split(rb"^\d+\n", out, flags=re.MULTILINE)[1:]] == [True] * 3
-    assert errors == b""  # which also says if one of them failed
+    assert errors == b""  # which also reports if one of them failed
 
 
-def test_who_interrupts_a_command_or_stops_reading_ends_it_quietly(five):
+def test_command_ends_quietly_when_it_is_interrupted_or_its_reader_stops(five):
     """
-    ``redlock_top`` is shown anew until Ctrl-C, ``redlock_top | head -1`` and ``redlock_list | true`` end: all without
-    a traceback.
+    ``redlock_top`` refreshes until Ctrl-C; ``redlock_top | head -1`` and ``redlock_list | true`` end; all without a
+    traceback.
     """
     top = ("redlock_top", "--interval=0.5")
     process = project(five, top, top, ("redlock_list",))
@@ -449,7 +453,7 @@ def test_who_interrupts_a_command_or_stops_reading_ends_it_quietly(five):
 @pytest.mark.parametrize("command", ["redlock_release", "redlock_clear"])
 def test_no_answer_is_a_no(five, monkeypatch, command):
     """
-    L75, L76: Ctrl-D at the question does nothing, and is no error of Python's.
+    L75, L76: Ctrl-D at the question changes nothing, and gives no Python error.
     """
     lease = taken()
     for server in five:
@@ -493,7 +497,7 @@ def test_top_once(five):
 
 def test_top_keeps_within_the_terminal(five):
     """
-    The first lines stay on the screen, and none is wider than it: what did not fit is counted.
+    The first lines stay on the screen, and no line is wider than it; the lines that did not fit are counted.
     """
     leases = [taken(f"orders:{number}:" + "x" * 100) for number in range(30)]
 
@@ -508,7 +512,7 @@ def test_top_keeps_within_the_terminal(five):
 
 def test_a_name_writes_no_line_of_its_own_into_the_log(five, caplog):
     """
-    L78: a name may come from a request; what it has of line ends and escape sequences is written as escapes.
+    L78: a name may come from a request; its line ends and escape sequences are written as escapes.
     """
     lease = taken("user:x\nCRITICAL all locks lost\x1b[2J")
     (held,) = held_locks().locks
@@ -524,7 +528,7 @@ def test_a_name_writes_no_line_of_its_own_into_the_log(five, caplog):
 
 def test_top_and_list_do_not_take_too_few_nodes_for_no_locks(five):
     """
-    L73: while too few nodes answer nothing is known, and the commands say so and end with 3.
+    L73: while too few nodes answer nothing is known; the commands report this and exit with 3.
     """
     taken()
     for server in five[:3]:
@@ -538,9 +542,9 @@ def test_top_and_list_do_not_take_too_few_nodes_for_no_locks(five):
         assert "nothing held" not in out
 
 
-def test_release_goes_on_without_the_broker(five, monkeypatch):
+def test_release_works_without_the_broker(five, monkeypatch):
     """
-    L75: a task that cannot be revoked is told in a line; the lock is released, and the command ends with 5.
+    L75: a task that cannot be revoked is reported in one line; the lock is released, and the command exits with 5.
     """
     from celery import Celery, _state
 

@@ -1,4 +1,4 @@
-"""The bad network: every fault does what it says, and no more."""
+"""The bad network: every fault does what it promises, and no more."""
 
 import gc
 import socket
@@ -13,8 +13,8 @@ import redis
 
 from django_redlock.testing import FaultProxy, Server, Servers
 
-PATIENCE = 60.0  # seconds that a client waits for a reply that comes
-TIMEOUT = 0.2  # seconds that one waits in vain
+PATIENCE = 60.0  # seconds that a client waits for a reply that arrives
+TIMEOUT = 0.2  # seconds that a client waits in vain
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def client(proxy: FaultProxy) -> Iterator[redis.Redis]:
-    """A client behind the proxy that has its connection already."""
+    """A client behind the proxy that already has its connection."""
     with redis.Redis.from_url(proxy.url, socket_timeout=PATIENCE, decode_responses=True) as connected:
         connected.ping()
         yield connected
@@ -38,7 +38,7 @@ def client(proxy: FaultProxy) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def hasty(proxy: FaultProxy) -> Iterator[redis.Redis]:
-    """Another one that soon gives up."""
+    """Another client, which soon gives up."""
     with redis.Redis.from_url(proxy.url, socket_timeout=TIMEOUT, decode_responses=True) as connected:
         assert wait_for(lambda: answers(connected))
         yield connected
@@ -77,7 +77,9 @@ def test_url_keeps_login_and_database():
 
 
 def best_of_many(work: Callable[[], object], least: float, most: float) -> bool:
-    """Carry out *work* until it takes no longer than it should, as it may on a busy machine; it never takes less."""
+    """
+    Repeat *work* until it takes no longer than it should, because a busy machine may delay it; it must never take less.
+    """
     for _ in range(200):
         began = time.monotonic()
         work()
@@ -131,7 +133,7 @@ def test_black_hole_holds_requests_back(proxy, hasty, direct):
 
 def test_black_hole_for_replies_lets_requests_through(proxy, hasty, direct):
     """
-    The node carries out what it is told, and the client does not know.
+    The node executes a request, and the client does not know.
     """
     proxy.black_hole("replies")
 
@@ -153,7 +155,7 @@ def test_held_back_reply_arrives_after_healing(proxy, client):
 
 def test_black_hole_accepts_connections(proxy):
     """
-    A new client connects to a black hole, and waits for the answer in vain.
+    A new client connects to a black hole, and waits for a reply in vain.
     """
     proxy.black_hole()
 
@@ -166,7 +168,7 @@ def test_black_hole_accepts_connections(proxy):
 
 def test_reset_breaks_connections_and_loses_what_was_underway(proxy, hasty, direct):
     """
-    After a reset the client is told at once, and a request held back never arrives.
+    After a reset the client gets an error at once, and a request that was held back never arrives.
     """
     proxy.black_hole("requests")
     with pytest.raises(redis.TimeoutError):
@@ -193,7 +195,7 @@ def test_waiting_client_sees_a_reset(proxy, client):
 @pytest.mark.parametrize(("reset", "error"), [(False, redis.TimeoutError), (True, redis.ConnectionError)])
 def test_dropped_reply_belongs_to_a_request_carried_out(proxy, client, hasty, direct, reset, error):
     """
-    The node did it, the client cannot know; the next connection works.
+    The node executed the request and the client cannot know; the next connection works.
     """
     proxy.drop_next_reply(reset=reset)
 
@@ -223,7 +225,7 @@ def test_stopped_proxy_refuses_until_it_is_started(proxy, client):
 
 def test_start_forgets_faults(proxy, client):
     """
-    A proxy starts in good health, whatever it was told before.
+    A proxy starts without faults, whatever was set before.
     """
     proxy.black_hole()
     proxy.stop()
@@ -245,10 +247,10 @@ def test_node_that_is_down_is_down_behind_the_proxy(proxy, server):
 @pytest.mark.parametrize("end", ["heal", "reset"])
 def test_connections_left_in_a_black_hole_are_closed_after_it(proxy, server, end):
     """
-    What clients that gave up have left behind is kept while the fault lasts, and not any longer.
+    Connections of clients that gave up are kept while the fault lasts, and no longer.
     """
     proxy.black_hole()
-    for _ in range(150):  # more than wait to be accepted
+    for _ in range(150):  # more than may wait to be accepted
         with socket.create_connection(("127.0.0.1", proxy.port)) as abandoned:
             abandoned.sendall(b"PING\r\n")
     assert wait_for(lambda: len(proxy._connections) == 150)
@@ -262,7 +264,7 @@ def test_connections_left_in_a_black_hole_are_closed_after_it(proxy, server, end
 
 
 def wait_for(condition) -> bool:
-    """Wait for something that another thread or process does."""
+    """Wait for an event in another process or thread."""
     deadline = time.monotonic() + PATIENCE
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -271,7 +273,7 @@ def wait_for(condition) -> bool:
 
 def test_connections_accepted_just_before_the_end_are_closed(proxy):
     """
-    A proxy that stops in the middle of a storm of new connections leaves none open.
+    A proxy that stops during a burst of new connections leaves none open.
     """
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What the README says to type works as it stands."""
+"""The commands in the README work as written."""
 
 import os
 import re
@@ -21,7 +21,7 @@ def blocks(heading: str) -> Iterator[tuple[str, str]]:
 
 
 def commands(block: str) -> list[str]:
-    """Return what is typed; the lines of one command belong together."""
+    """Return the typed commands; the lines of one command belong together."""
     return [command.strip() for command in re.split(r"^\$ ", block, flags=re.M) if command.strip()]
 
 
@@ -29,7 +29,7 @@ def test_quick_start_without_redis_works_from_an_empty_folder(tmp_path: Path):
     """
     The lines of "No Redis at hand", typed one after the other, end with a list of the lock that they took.
 
-    The first makes an environment; the one that the tests run in takes its place.
+    The first command creates an environment; the environment of the tests takes its place.
     """
     (tmp_path / ".venv").symlink_to(sys.prefix)
     package = Path(django_redlock.__file__).parent.parent

@@ -39,7 +39,7 @@ def ping(server: Server) -> bool:
 
 def test_servers_start_all_at_once(monkeypatch):
     """
-    No server is waited for before all are started, so that five are ready in the time of one.
+    All servers are started before any is waited for, so that five are ready in the time of one.
     """
     steps = []
     for step in ("_launch", "_wait_until_ready"):
@@ -82,7 +82,7 @@ def test_killed_server_refuses_until_it_is_started(server):
 
 def test_frozen_server_answers_once_thawed(server):
     """
-    A frozen node takes requests and answers none; thawed, it carries them out.
+    A frozen node accepts requests and answers none; after it thaws, it executes them.
     """
     with server.client(socket_timeout=0.1) as client, server.client() as reader:
         client.ping()
@@ -148,7 +148,7 @@ def test_restart_keeps_data_only_when_asked(server, keep_data, found):
 
 def test_durable_server_remembers_through_a_crash():
     """
-    Arguments for the server win over the launcher's own: this one writes everything to disk.
+    Arguments for the server override the launcher's own: this one writes everything to disk.
     """
     with Server(args=("--appendonly", "yes", "--appendfsync", "always")) as server:
         with server.client() as client:
@@ -193,7 +193,7 @@ def test_reset_brings_back_what_a_test_broke(nodes, harm):
             assert client.dbsize() == 0
 
 
-def test_failed_start_says_what_the_server_said():
+def test_failed_start_shows_the_servers_output():
     """
     A server that does not start leaves its own words in the error, and no process.
     """
@@ -218,7 +218,7 @@ def test_servers_start_all_or_none():
     assert not any(server.running for server in servers)
 
 
-def test_no_server_at_all_says_what_to_type(monkeypatch):
+def test_missing_server_says_what_to_type(monkeypatch):
     """
     Without the wheel and without REDLOCK_SERVER, the error names both remedies.
     """
@@ -231,7 +231,7 @@ def test_no_server_at_all_says_what_to_type(monkeypatch):
 
 def test_wrong_server_is_named(monkeypatch):
     """
-    A REDLOCK_SERVER that is no program is not passed over in silence.
+    A REDLOCK_SERVER that is not a program is not ignored.
     """
     monkeypatch.setenv("REDLOCK_SERVER", "/no/such/redis-server")
 
@@ -241,7 +241,7 @@ def test_wrong_server_is_named(monkeypatch):
 
 def test_redis_server_of_the_system_can_be_used(monkeypatch):
     """
-    REDLOCK_SERVER takes a Redis server in place of the embedded Valkey.
+    REDLOCK_SERVER replaces the embedded Valkey with a Redis server.
     """
     found = shutil.which("redis-server")
     needs("redis-server", found, "apt-get install redis-server")
@@ -270,7 +270,7 @@ def test_files_go_with_the_server(tmp_path, monkeypatch):
 
 def test_server_outlives_the_thread_that_started_it():
     """
-    Linux ties a process to a thread; a server started in a short one stays.
+    Linux ties a process to a thread; a server started in a short-lived thread stays.
     """
     with Server() as server:
         server.stop()
@@ -317,7 +317,7 @@ def test_servers_end_when_their_parent_forgets_them(tmp_path):
 
 def parent_of_two_servers(folder: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-W", "ignore", "-c", START_TWO_AND_WAIT]
-    environment = {**os.environ, "TMPDIR": str(folder)}  # a killed parent cannot tidy up
+    environment = {**os.environ, "TMPDIR": str(folder)}  # a killed parent cannot clean up
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 

@@ -17,7 +17,7 @@ def elsewhere(): ...
 
 
 def test_checks_of_singletons_are_run_by_manage_and_by_a_worker(tmp_path: Path):
-    """Nothing has imported the tasks when the checks begin; a worker with a task that cannot work does not start."""
+    """No module has imported the tasks when the checks begin; a worker with a task that cannot work does not start."""
     project = Project(tmp_path)
     worker = ("-m", "celery", "-A", "mysite", "worker", "--pool", "solo")
     project.write("shop/tasks.py", TASKS)

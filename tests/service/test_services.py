@@ -25,7 +25,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-# What is tested is the launcher; the two that take long to start use it in the same way.
+# These tests cover the launcher; the two services that start slowly use it in the same way.
 SLOW = [pytest.param(name, marks=pytest.mark.endurance) for name in ("mariadb", "rabbitmq")]
 
 
@@ -40,7 +40,7 @@ def service(request) -> Service:
 
 def test_killed_service_comes_back_on_its_port(service):
     """
-    After SIGKILL a service takes no connections; started again it has the URL that it had.
+    After SIGKILL a service accepts no connections; started again, it has the same URL.
     """
     url = service.url
 
@@ -56,7 +56,7 @@ def test_killed_service_comes_back_on_its_port(service):
 
 def test_frozen_service_answers_when_thawed(service):
     """
-    A frozen service leaves a client waiting; it gets its answer when the service goes on.
+    A frozen service leaves a client waiting; the client gets its reply when the service continues.
     """
     answered = threading.Event()
 
@@ -78,7 +78,7 @@ def test_frozen_service_answers_when_thawed(service):
 @pytest.mark.parametrize("name", ["postgresql", SLOW[0]])
 def test_stopped_database_keeps_its_data(name, request, django_db_blocker):
     """
-    A database that was stopped in good order starts with what it had.
+    A database that was shut down properly starts with its data.
     """
     server = request.getfixturevalue(name)
     with django_db_blocker.unblock(), server.database() as database:
@@ -119,7 +119,7 @@ def test_services_end_with_their_process(service):
 
 
 def handles_of(pids: Iterable[int]) -> list[int]:
-    """Open the processes that are there; a helper of the server may have done its work and ended meanwhile."""
+    """Open handles of the processes that exist; a helper of the server may have ended meanwhile."""
     handles = []
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -129,7 +129,7 @@ def handles_of(pids: Iterable[int]) -> list[int]:
 
 def test_engine_is_a_database_of_django(engine, django_db_blocker):
     """
-    Each kind of database can be used under an alias of its own, and is gone afterwards.
+    Each kind of database can be used under an alias of its own, and is removed afterwards.
     """
     with django_db_blocker.unblock(), engine.database() as name:
         with django_database("counting", engine.settings(name)), connections["counting"].cursor() as cursor:

@@ -21,7 +21,7 @@ from .views import During, save_as_paid
 
 
 class ByToken(BaseAuthentication):
-    """Knows who asks only inside of the framework: the token is the user's primary key."""
+    """Knows the user only inside the framework: the token is the user's primary key."""
 
     def authenticate(self, request: Any) -> Any:
         token = request.headers.get("X-Token")

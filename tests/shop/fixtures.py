@@ -71,7 +71,7 @@ def order(transactional_db: None) -> Any:
 
 @pytest.fixture
 def seen_at_release() -> Iterator[list[bool]]:
-    """What another connection reads of order 7 at the moment when the lock is free: whether it is paid."""
+    """Return what another connection reads of order 7 at the moment when the lock is free: whether it is paid."""
     from tests.shop.helpers import paid_as_others_see
 
     seen: list[bool] = []

@@ -1,5 +1,5 @@
 """
-What tests of the shop do beside a request or a transaction: look from outside, get in the way, take the lock away.
+Actions of the shop's tests beside a request or a transaction: look from outside, take a lock, take the lock away.
 """
 
 import threading
@@ -30,7 +30,7 @@ def start(action: Callable[[], Any]) -> threading.Thread:
 
 
 def in_thread(action: Callable[[], Any]) -> Any:
-    """Return what *action* returns in a thread of its own, with connections of its own."""
+    """Return the result of *action* in a thread of its own, with connections of its own."""
     results: list[Any] = []
     thread = start(lambda: results.append(action()))
     thread.join(PATIENCE)
@@ -44,7 +44,7 @@ def paid_as_others_see() -> bool:
 
 
 def lose(lease: Lease) -> None:
-    """Let somebody else take the lock over, and the lease find out."""
+    """Let another owner take the lock over, and let the lease find out."""
     locks["default"].release(lease.names, lease.token)
     rival = lock(lease.names, wait=0).acquire()
     lease.extend()
@@ -52,7 +52,7 @@ def lose(lease: Lease) -> None:
 
 
 def is_free(name: str) -> bool:
-    """Return whether a lock can be had."""
+    """Return whether a lock is free."""
     try:
         lock(name, wait=0).acquire().release()
     except LockTakenError:
@@ -61,5 +61,5 @@ def is_free(name: str) -> bool:
 
 
 def during(action: Callable[[], Any]) -> None:
-    """Have the shop's views do something while they work on a request."""
+    """Make the shop's views do something while they handle a request."""
     During.action = staticmethod(action)

@@ -1,4 +1,4 @@
-"""Views under locks; ``during`` is what a test wants to happen inside of them."""
+"""Views under locks; ``during`` is a hook for a test inside them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ def nothing() -> Any:
 
 
 class During:
-    """What happens inside the views."""
+    """The hook that runs inside the views."""
 
     action: Callable[[], Any] = staticmethod(nothing)
 
@@ -81,7 +81,7 @@ class PayWholeClass(View):
 
 
 class PayByMethod(View):
-    """Decorated too far inside: under ATOMIC_REQUESTS the transaction is around the lock."""
+    """Decorated too far inside: under ATOMIC_REQUESTS the transaction encloses the lock."""
 
     @method_decorator(locked_view("order:{pk}"))
     def post(self, request: HttpRequest, pk: int) -> HttpResponse:
@@ -123,7 +123,7 @@ async def astream(request: HttpRequest, pk: int) -> StreamingHttpResponse:
 
 
 def busy_inside(request: HttpRequest) -> HttpResponse:
-    """Needs a lock that others may have, and catches nothing."""
+    """Needs a lock that others may hold, and catches nothing."""
     with lock("inside", wait=0):
         return HttpResponse("done")
 

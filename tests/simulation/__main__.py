@@ -26,7 +26,7 @@ from .schedule import Outcome, run
 
 
 def main() -> int:
-    """Return 1 if something is not as it should be, else 0."""
+    """Return 1 if a check fails, else 0."""
     options = parse()
     if options.mutants:
         kills = [hunt(mutant) for mutant in MUTANTS]
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def many(options: argparse.Namespace) -> int:
-    """Run schedules of the profiles that were asked for, and print a line for each."""
+    """Run schedules of the selected profiles, and print a line for each."""
     names = list(PROFILES) if options.profile == "all" else [options.profile]
     each = -(-options.schedules // len(names))
     print(f"seed {options.seed}: {each:,} schedules of each of {len(names)} profiles, {options.jobs} processes\n")
@@ -74,12 +74,14 @@ def parse() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--profile", default="all", choices=["all", *PROFILES])
-    parser.add_argument("--schedules", type=int, default=200_000, help="how many in all, as many of each profile")
     parser.add_argument(
-        "--seed", type=int, help="seed of the first schedule; the next ones count up. None is a new one"
+        "--schedules", type=int, default=200_000, help="how many in all, the same number of each profile"
+    )
+    parser.add_argument(
+        "--seed", type=int, help="seed of the first schedule; the next ones count up. By default it is new"
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes to use")
-    parser.add_argument("--trace", action="store_true", help="run one schedule and print all that happens in it")
+    parser.add_argument("--trace", action="store_true", help="run one schedule and print all its events")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the share of increments that were lost, as SVG")
     parser.add_argument("--mutants", action="store_true", help="run the wrong protocols and print the score")
     parser.add_argument("--assumptions", action="store_true", help="break each assumption and print what went wrong")

@@ -1,7 +1,7 @@
 """
-Each assumption, broken on purpose: what it is needed for goes wrong, and an oracle says so.
+Each assumption, broken on purpose: the guarantee that needs it fails, and an oracle reports it.
 
-Without this an assumption might be stated for nothing, and the schedules that keep it would prove less than they seem
+Without this, an assumption might be stated for nothing, and the schedules that keep it would prove less than they seem
 to. The letters are those of ``docs/guarantees.md``.
 """
 
@@ -44,7 +44,7 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What went wrong without an assumption, and in which schedule; None if nothing did."""
+    """The violation found without an assumption, and its schedule; None if there was none."""
 
     assumption: Assumption
     what: str | None
@@ -52,7 +52,7 @@ class Need:
 
 
 def need(assumption: Assumption) -> Need:
-    """Run schedules until the oracle objects that must."""
+    """Run schedules until the expected oracle objects."""
     with assumption.change():
         for seed in range(ENOUGH):
             found = [what for oracle, what in assumption.scenario(seed) if oracle == assumption.oracle]
@@ -62,7 +62,7 @@ def need(assumption: Assumption) -> Need:
 
 
 def shown(needs: list[Need]) -> str:
-    """Return what to print."""
+    """Return the text to print."""
     lines = [
         f"{need.assumption.letter:<3} {need.assumption.broken}  <- schedule {need.seed + 1}: {need.what or 'NOTHING'}"
         for need in needs
@@ -72,7 +72,9 @@ def shown(needs: list[Need]) -> str:
 
 
 def most_clocks_step(seed: int) -> Violations:
-    """Two of three nodes' clocks step forward together, and a client comes that has not heard of any of them before."""
+    """
+    Two of three nodes' clocks step forward together, and a client comes that has not heard from any of them before.
+    """
     schedule = Schedule(THREE, seed)
     holder, cold = (schedule.start_client(idle=True) for _ in range(2))
 
@@ -113,7 +115,7 @@ def step_is_undone_unseen(seed: int) -> Violations:
 
 
 def one_of_three_forgets(seed: int) -> Violations:
-    """The one node that two quorums share forgets the token of the first, and the clock of the second is behind."""
+    """The only node that two quorums share forgets the token of the first, and the clock of the second is behind."""
     schedule = Schedule(THREE, seed, restart_guard=False)
     schedule.oracles.guarded = False
     first, second = (schedule.start_client(idle=True) for _ in range(2))
@@ -136,13 +138,13 @@ def one_of_three_forgets(seed: int) -> Violations:
 
 
 def cut_off(client: Client, node: int) -> None:
-    """Have no request of a client arrive at a node any more."""
+    """Let no further request of a client arrive at a node."""
     for connections in client._connection_sets:
         connections.by_node[node].wire.deaf = True
 
 
 def tokens_are_forgotten(seed: int) -> Violations:
-    """All nodes forget the last token, and long after comes a client whose clock is further behind than that."""
+    """All nodes forget the last token, and much later a client comes whose clock is further behind than that."""
     schedule = Schedule(THREE, seed)
     first, second = (schedule.start_client(idle=True) for _ in range(2))
     second.wall.step(-60.0)
@@ -196,7 +198,7 @@ def few_nonces() -> Iterator[None]:
 
 
 def schedules_of(profile: Any) -> Callable[[int], Violations]:
-    """Return the scenario that is a profile's."""
+    """Return the scenario of a profile."""
     return lambda seed: Schedule(profile, seed).run().violations
 
 

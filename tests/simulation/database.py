@@ -1,8 +1,8 @@
 """
 A database with one row per lock, three counters in it, and transactions that can take for ever.
 
-The three counters are incremented by read, pause and write, each guarded in another way: not at all, by comparing the
-token when writing, and by claiming the row with (token, owner) before reading.
+The three counters are incremented by read, pause and write, each protected in a different way: not at all, by comparing
+the token when writing, and by claiming the row with (token, owner) before reading.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ Answer = Callable[[Any], None]
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """One transaction: its client, and whether it was told to end."""
+    """One transaction: its client, and whether it has to end."""
 
     client: Computer
     over: bool = False
@@ -44,7 +44,7 @@ class Row:
     queue: deque[Callable[[], None]] = field(default_factory=deque)
 
     def lost(self, guard: str) -> int:
-        """Return how many committed increments are not in the counter."""
+        """Return how many committed increments are missing from the counter."""
         return self.committed[guard] - self.counters[guard]
 
 
@@ -53,7 +53,7 @@ class Database:
     One primary. Statements are atomic; a claimed row stays locked until its transaction ends.
 
     Args:
-        world: Where it is.
+        world: The world that it belongs to.
         profile: The hazards.
         faults: Whether they are on.
     """
@@ -68,10 +68,10 @@ class Database:
         """Return the row of a lock."""
         return self.rows.setdefault(name, Row())
 
-    # What a client does; each is to be yielded, and gives the answer
+    # A client's statements; each is to be yielded, and returns the result
 
     def ask(self, statement: Callable[[Answer], None]) -> Call:
-        """Have a statement carried out; it takes its time on the way there and back."""
+        """Execute a statement; it takes time on the way there and back."""
         world = self._world
 
         def begin(answer: Answer) -> None:
@@ -83,7 +83,7 @@ class Database:
         return Call(begin)
 
     def read(self, name: str, guard: str) -> Call:
-        """Return a counter as it is committed."""
+        """Return the committed value of a counter."""
         return self.ask(lambda answer: answer(self.row(name).counters[guard]))
 
     def write(self, name: str, value: int) -> Call:
@@ -91,11 +91,11 @@ class Database:
         return self.ask(lambda answer: answer(self._write(name, UNFENCED, value)))
 
     def compare_and_write(self, name: str, value: int, token: int) -> Call:
-        """Set the counter if no greater token has written it; returns whether it did."""
+        """Set the counter if no greater token has written it; return whether it did."""
         return self.ask(lambda answer: answer(self._compare_and_write(name, value, token)))
 
     def claim(self, session: Session, name: str, token: int, owner: str) -> Call:
-        """Begin a transaction with its claim; waits for the row's lock; returns whether the claim holds."""
+        """Begin a transaction with its claim; wait for the row's lock; return whether the claim holds."""
         return self.ask(
             lambda answer: self._lock(session, name, lambda: answer(self._claim(session, name, token, owner)))
         )
@@ -104,7 +104,7 @@ class Database:
         """Set the claimed counter and commit."""
         return self.ask(lambda answer: answer(self._commit(session, name, value, token, owner)))
 
-    # What the server does
+    # The server's part
 
     def _takes(self) -> float:
         random = self._world.random
@@ -151,7 +151,7 @@ class Database:
         return True
 
     def end(self, session: Session, name: str) -> None:
-        """End a transaction and let the next one have the row."""
+        """End a transaction and give the row to the next one."""
         session.over = True
         row = self.row(name)
         if row.locked_by is session:
@@ -161,12 +161,15 @@ class Database:
 
 
 def holds(row: Row, token: int, owner: str) -> bool:
-    """Tell whether a claim of *owner* with *token* matches the row: greater, or the same of the same owner."""
+    """
+    Return whether a claim of *owner* with *token* matches the row: a greater token, or the same token of the same
+    owner.
+    """
     return row.token < token or (row.token == token and row.owner == owner)
 
 
 def increment(database: Database, client: Any, name: str, token: int, owner: str, guard: str) -> Routine:
-    """Increment one counter of a lock under one guard; returns whether that was allowed."""
+    """Increment one counter of a lock under one protection; return whether that was allowed."""
     if guard is CLAIMED:
         return (yield from increment_claimed(database, client, name, token, owner))
     value = yield database.read(name, guard)
@@ -190,7 +193,7 @@ def increment_claimed(database: Database, client: Any, name: str, token: int, ow
 
 @contextmanager
 def transaction(client: Any, name: str) -> Iterator[Session]:
-    """Give a session that the database ends if its client dies."""
+    """Yield a session that the database ends if its client dies."""
     session = Session(client)
     client.sessions.append((session, name))
     yield session

@@ -1,12 +1,13 @@
 """
 The third driver of the core, beside the blocking and the asyncio one.
 
-Everything that knows the production classes is here: this carries out rounds as :mod:`django_redlock.engine.rounds`
-does (one ordered connection per node, the round over as soon as it is decided, silence noted when its time is
-over, replies outstanding until the connection is used again, a release sent to silent nodes too), and acquisitions,
-extensions and releases as :mod:`django_redlock.engine.manager` does. A process either gives every round under way
-links of its own, as threads have them, or shares one set among all, as the tasks of an event loop do. Waiters are those
-of :mod:`django_redlock.engine.notifications`, told by messages that can be late or lost.
+Everything that knows the production classes is here. The driver carries out rounds as
+:mod:`django_redlock.engine.rounds` does: one ordered connection per node, the round ends as soon as it is decided,
+silence is noted at the timeout, replies stay in flight until the connection is used again, and a release goes to silent
+nodes too. It carries out acquisitions, extensions and releases as :mod:`django_redlock.engine.manager` does. A process
+either gives every current round its own links, as threads have them, or shares one set among all rounds, as the tasks
+of an event loop do. Waiters are those of :mod:`django_redlock.engine.notifications`, with messages that can be late or
+lost.
 """
 
 from collections import deque
@@ -52,7 +53,10 @@ class InFlight:
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """One node's place in a connection set: the connection, what it owes, and the replies that nobody has read yet."""
+    """
+    One node's part of a connection set: the connection, its replies in flight, and the replies that nobody has read
+    yet.
+    """
 
     node: int
     wire: Wire
@@ -73,7 +77,7 @@ class ConnectionSet:
 
 @dataclass(eq=False, slots=True)
 class Bell:
-    """The event that calls a waiter."""
+    """The event that notifies a waiter."""
 
     rung: bool = False
     task: Task | None = None
@@ -98,11 +102,11 @@ class Lease:
     shared: bool = False
 
     def believed(self) -> bool:
-        """Return whether the holder, asked now, would say that it holds the lock; changes nothing."""
+        """Return whether the holder, if asked now, would report that it holds the lock; changes nothing."""
         return not self.process.dead and self.hold.remaining(self.process.clock()) > 0
 
     def ensure(self) -> bool:
-        """Ask as :meth:`django_redlock.engine.lease.Lease.ensure` does."""
+        """Check as :meth:`django_redlock.engine.lease.Lease.ensure` does."""
         return self.hold.check(self.process.clock())
 
 
@@ -111,13 +115,13 @@ class Process(Computer):
     A client: one process with the production state machines.
 
     Args:
-        world: Where it runs.
-        name: What the trace calls it.
+        world: The world that it belongs to.
+        name: Its name in the trace.
         machines: The nodes.
         rules: The numbers to work with.
         profile: The hazards.
         faults: Whether they are on.
-        oracles: Told of every acquisition, extension and release.
+        oracles: Notified of every acquisition, extension and release.
     """
 
     def __init__(
@@ -149,7 +153,7 @@ class Process(Computer):
         self._watchdog: Task | None = None
 
     def clock(self) -> float:
-        """Return the time on the clock that leases are measured with."""
+        """Return the time on the clock that measures leases."""
         steady = self.steady
         return steady.base + self.world.now * steady.rate
 
@@ -158,18 +162,18 @@ class Process(Computer):
         return Instant(self.clock(), int(self.wall() * 1e6))
 
     def breathe(self) -> Sleep:
-        """Go on a little later, or, where the profile says so, much later: a place where a process may stop."""
+        """Continue a little later or, where the profile says so, much later: a point at which a process may stop."""
         if self._faults.on and self.random() < self._profile.stall:
             self.stop(self.world.random.choice((0.02, 0.1, 0.5, 1.0, 3.0)) * self.random() * TTL)
         return AT_ONCE
 
-    # What django_redlock.engine.manager does
+    # The part of django_redlock.engine.manager
 
     def acquire(self, names: tuple[str, ...], wait: float | None, limit: int = 1, shared: bool = False) -> Routine:
         """
-        Try to take a lock; returns the lease or, if there was none to be had, :class:`GaveUp`.
+        Try to take a lock; return the lease or, if there was none, :class:`GaveUp`.
 
-        When it is cancelled it takes back what it asked for: a thread waits for that, a task cannot.
+        A cancelled attempt releases what it requested: a thread waits for that, a task cannot.
         """
         wanted = Wanted(names, TTL, wait, self._owner, limit=limit, shared=shared)
         waiter = self._waiters.new_name() if wait != 0 else ""
@@ -200,7 +204,7 @@ class Process(Computer):
             self._waiters.leave(acquisition.waiter)
 
     def renew(self, lease: Lease) -> None:
-        """Have a lease extended whenever it is due, until it ends."""
+        """Extend a lease whenever it is due, until it ends."""
         self._renewed.append(lease)
         if self._watchdog is None:
             self._watchdog = self.spawn(self._watch())
@@ -240,7 +244,7 @@ class Process(Computer):
             self._oracles.extended(lease, round, when, longer, late)
 
     def release(self, lease: Lease) -> Routine:
-        """Give a lock up; returns what the nodes say of it."""
+        """Release a lock; return what the nodes report about it."""
         lease.hold.check(self.clock())
         lease.hold.end("released", self.clock())
         self.world.log(self.name, "releases", lease.hold.nonce[:4], lease.hold.ended)
@@ -261,7 +265,7 @@ class Process(Computer):
     def _fresh_nonce(self) -> str:
         return f"{self.world.random.getrandbits(128):032x}"
 
-    # What django_redlock.engine.notifications does
+    # The part of django_redlock.engine.notifications
 
     def _wait_for_turn(self, waiter: Waiter, pause: Pause) -> Routine:
         bell = self._waiters.join(waiter)
@@ -277,7 +281,7 @@ class Process(Computer):
                 bell.task = None
 
     def _listen(self, machine: Machine) -> None:
-        """Have a node tell of turns, now and after every restart."""
+        """Make a node send notifications, now and after every restart."""
         node, world = machine.number, self.world
 
         def notification(name: str) -> None:
@@ -299,10 +303,12 @@ class Process(Computer):
 
         machine.at(self._faults.passes(self, machine), subscribe)
 
-    # What django_redlock.engine.rounds does
+    # The part of django_redlock.engine.rounds
 
     def ask(self, round: Round, apart: ConnectionSet | None = None) -> Routine:
-        """Carry out one round, on links *apart* from all others or not; have releases brought to who missed them."""
+        """
+        Carry out one round, on links *apart* from all others or not; redeliver releases to nodes that missed them.
+        """
         if not round.requests:
             return
         connections = apart or (
@@ -355,7 +361,7 @@ class Process(Computer):
                 waiting.remove(round)
 
     def _interrupted(self, connections: ConnectionSet, round: Round) -> None:
-        """End a round before it is over: a thread's links are in a state that nobody knows, those of a loop are not."""
+        """End a round early: a thread's links are then in an unknown state, those of a loop are not."""
         self._end(connections, round)
         for connection in list(connections.by_node.values()) if not self.shared else ():
             self._drop(connections, connection, "closed")
@@ -390,7 +396,7 @@ class Process(Computer):
         return False
 
     def _settle(self, connections: ConnectionSet, look: bool) -> None:
-        """Bring a connection set up to date: links that arrived, replies in flight, links that its nodes closed."""
+        """Update a connection set: links that arrived, replies in flight, links that their nodes closed."""
         self._take_arrivals(connections)
         for connection in list(connections.by_node.values()):
             if connection.inbox:
@@ -400,7 +406,7 @@ class Process(Computer):
                 self._drop(connections, connection, "closed")
 
     def _start(self, connections: ConnectionSet, round: Round, node: int, now: float, resting: set[int]) -> None:
-        """Send one node its request, or see to a link for it, or note why not."""
+        """Send a request to one node, or start a link to it, or note why not."""
         connection = connections.by_node.get(node)
         if (
             connection
@@ -442,7 +448,7 @@ class Process(Computer):
         self._happened(connections, self._drop_ended, connections, connection)
 
     def _happened(self, connections: ConnectionSet, see_to_it: Callable[..., None], *args: Any) -> None:
-        """Deal with what came if somebody waits; links of a thread that is busy are read at their next use."""
+        """Handle the arrived replies if a round waits; the links of a busy thread are read at their next use."""
         if self.shared or connections.waiting:
             see_to_it(*args)
             for task in connections.waiting:
@@ -506,7 +512,7 @@ class Process(Computer):
         self.arrive(gives_up, finish, None, "timeout")
 
     def _take_arrivals(self, connections: ConnectionSet) -> None:
-        """Give arrived links their connections, and the rounds that wait for them their chance."""
+        """Hand arrived links to their connections, and let the waiting rounds use them."""
         now = self.clock()
         while connections.arrived:
             node, wire, greeting = connections.arrived.popleft()

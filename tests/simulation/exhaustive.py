@@ -2,16 +2,15 @@
 Every schedule of the token core for a few nodes and two clients, breadth first.
 
 The client is the production :class:`~django_redlock.core.acquisition.Acquisition`, run again from its beginning for
-every history of replies that it can have had; the nodes are the production node in memory. Time is left out: a key
-may have expired whenever a request finds it, a round may time out at any moment, any reply may be lost, and a request
-that is on its way may be executed however late, also after its client gave up. That includes everything that a
-release could do, so none is sent. Only the order and uniqueness of tokens are judged (P1, P2), nothing that needs a
-clock.
+every possible history of replies. The nodes are the production node in memory. Time is left out: a key may have expired
+whenever a request finds it, a round may time out at any moment, any reply may be lost, and a request in flight may be
+executed at any later time, also after its client gave up. This includes everything that a release could do, so none is
+sent. Only the order and uniqueness of tokens are checked (P1, P2), which need no clock.
 
-Some reductions keep the number of states small and lose no behaviour: a reply is heard when it is given or never (what
-a client does upon it may still take any time to arrive, and its next attempt may begin any time later); whether a key
-expired, or a third client has one instead, is decided when a request finds it; a refusal is as good as silence, since
-a round may time out anyway; and states that differ by a renumbering of the nodes are one state.
+Some reductions keep the number of states small and lose no behaviour. A reply is heard when it is given or never,
+because the client's next request may still take any time to arrive, and its next attempt may begin any time later.
+Whether a key expired, or a third client has one instead, is decided when a request finds it. A refusal counts as
+silence, because a round may time out anyway. States that differ only by a renumbering of the nodes are one state.
 """
 
 from collections import deque
@@ -35,7 +34,7 @@ from django_redlock.core.wanted import Wanted
 NAME = "a"
 SLUG = slug(NAME)
 TTL = 10.0
-START = 1_000.0  # what all clocks show, all the time
+START = 1_000.0  # the time on all clocks, all the time
 TIMEOUT = "timeout"
 STRANGER = "s" * NONCE_SIZE
 
@@ -43,7 +42,7 @@ History = tuple[Any, ...]
 
 
 class Cell(NamedTuple):
-    """One node: who holds it, the highest number it accepted (or its counter)."""
+    """One node: its holder, and the highest number it accepted (or its counter)."""
 
     holder: str = ""
     number: int = 0
@@ -52,12 +51,12 @@ class Cell(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Phase:
     """
-    Where a client is.
+    The phase of a client.
 
     Args:
-        key: Equal for phases with equal futures, but for what each node said.
-        asks: What it has asked in the present round, of which node.
-        said: What each node granted in the present round; that one refused is as good as that it said nothing.
+        key: Equal for phases with equal futures, except for each node's replies.
+        asks: Its request in the present round, to which node.
+        said: Each node's grant in the present round; a refusal counts as silence.
         highest: The highest number it has seen.
         token: The token it got, if it is done and got one.
         done: Whether it is done.
@@ -80,16 +79,19 @@ def nonce(client: int, attempt: int) -> str:
 
 
 class Protocol:
-    """A protocol to search: how a client goes on after a history, and what a node answers."""
+    """A protocol to search: how a client continues after a history, and a node's reply."""
 
     nodes = 3
 
     def phase(self, client: int, attempt: int, highest: int, history: History) -> Phase:
-        """Return where a client is in an attempt that began with the highest number *highest* seen, after *history*."""
+        """
+        Return the phase of a client in an attempt that began with *highest* as the highest number seen, after
+        *history*.
+        """
         raise NotImplementedError
 
     def execute(self, cell: Cell, request: Any) -> tuple[Any, Cell]:
-        """Return a node's reply, and what it is afterwards."""
+        """Return a node's reply, and its state afterwards."""
         raise NotImplementedError
 
     def nonce_of(self, request: Any) -> str:
@@ -97,7 +99,7 @@ class Protocol:
         return ""
 
     def show(self, reply: Any) -> str:
-        """Return a reply for people."""
+        """Return a reply in words."""
         return str(reply)
 
 
@@ -106,9 +108,9 @@ class Production(Protocol):
     The protocol of this package. Requests and replies are numbers in a list, so that states are quick to compare.
 
     Args:
-        nodes: How many nodes there are.
+        nodes: The number of nodes.
         quorum: How many must agree.
-        walls: What each client's wall clock shows, in microseconds.
+        walls: The time on each client's wall clock, in microseconds.
     """
 
     def __init__(self, nodes: int = 3, quorum: int | None = None, walls: tuple[int, ...] = (2, 2)) -> None:
@@ -174,7 +176,7 @@ class Production(Protocol):
 
 
 class Client(NamedTuple):
-    """A client: which attempt it makes, what it had seen before it, what it has heard in it; idle between attempts."""
+    """A client: its attempt, the highest number seen before it, and the replies heard in it; idle between attempts."""
 
     attempt: int
     highest: int
@@ -184,12 +186,12 @@ class Client(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything at one moment. ``wires[client][node]`` is the request that is on its way."""
+    """Everything at one moment. ``wires[client][node]`` is the request in flight."""
 
     cells: tuple[Cell, ...]
     clients: tuple[Client, ...]
     wires: tuple[tuple[Any, ...], ...]
-    late: frozenset[tuple[int, Any]]  # requests whose client gave up on them
+    late: frozenset[tuple[int, Any]]  # requests whose client no longer waits for them
     tokens: tuple[int, ...]
 
 
@@ -222,7 +224,7 @@ class Search:
         self._limit = limit
 
     def run(self) -> list[str]:
-        """Return the shortest way to a violation, step by step; nothing if there is none."""
+        """Return the shortest path to a violation, step by step; nothing if there is none."""
         nodes, clients = self.protocol.nodes, len(self.attempts)
         cells = tuple(Cell(number=number) for number in self.numbers)
         first = State(cells, (Client(0, 0),) * clients, ((None,) * nodes,) * clients, frozenset(), ())
@@ -243,10 +245,10 @@ class Search:
         return []
 
     def _steps(self, state: State) -> Iterator[Step]:
-        """Yield what can happen next: what, the state afterwards, and what is wrong with it."""
+        """Yield the possible next steps: a description, the state afterwards, and its violation."""
         left = [allowed - me.attempt for allowed, me in zip(self.attempts, state.clients, strict=True)]
         if not any(left) or len(state.tokens) + sum(left) < 2:
-            return  # nobody can get a token any more that would disagree with another
+            return  # no client can get a conflicting token any more
         for node, request in state.late:
             for _, cell in self._executions(state.cells[node], request):
                 after = state._replace(cells=put(state.cells, node, cell), late=state.late - {(node, request)})
@@ -272,7 +274,9 @@ class Search:
         yield f"client {client} waits no longer", *self._hears(state, client, TIMEOUT)
 
     def _executions(self, cell: Cell, request: Any) -> set[tuple[Any, Cell]]:
-        """Return what can come of a request: the key that it finds may have expired, and somebody else have come."""
+        """
+        Return the possible results of a request: the key that it finds may have expired, and another client have come.
+        """
         return {self.protocol.execute(cell._replace(holder=holder), request) for holder in (cell.holder, "", STRANGER)}
 
     def _begins(self, state: State, client: int) -> State:
@@ -284,14 +288,14 @@ class Search:
         return IDLE if me.idle else self.protocol.phase(client, me.attempt, me.highest, me.history)
 
     def _ask(self, state: State, client: int) -> State:
-        """Put the requests of a client's present round on their way; whatever it still waited for is late."""
+        """Send the requests of a client's present round; requests that it still waited for become late."""
         late = state.late | {(node, old) for node, old in enumerate(state.wires[client]) if old is not None}
         asks = self._phase(state, client).asks
         wires = tuple(asks.get(node) for node in range(self.protocol.nodes))
         return state._replace(wires=put(state.wires, client, wires), late=late)
 
     def _hears(self, state: State, client: int, event: Any) -> tuple[State, str]:
-        """Return the state after something happened to a client, and what is wrong with it."""
+        """Return the state after a step of a client, and its violation."""
         asked = self._phase(state, client).asks
         me = state.clients[client]
         me = me._replace(history=(*me.history, event))
@@ -308,7 +312,7 @@ class Search:
         return self._ask(state._replace(clients=put(state.clients, client, idle)), client), wrong
 
     def _key(self, state: State) -> Hashable:
-        """Return what is equal for states with equal futures."""
+        """Return a value that is equal for states with equal futures."""
         phases = [self._phase(state, client) for client in range(len(state.clients))]
         clients = tuple(
             me.attempt == allowed
@@ -320,7 +324,7 @@ class Search:
             late = frozenset(request for sent, request in state.late if sent == node)
             asked = [wires[node] for wires in state.wires]
             said = [phase.said.get(node) for phase in phases]
-            # A key makes a difference only to its holder, and only if he may still come back to it.
+            # A key makes a difference only to its holder, and only if the holder may still come back to it.
             back = {self.protocol.nonce_of(request) for request in (*asked, *late) if request is not None}
             back |= {nonce(client, me.attempt) for client, me in enumerate(state.clients) if said[client] is not None}
             holder = cell.holder if cell.holder in back else ""
@@ -329,7 +333,7 @@ class Search:
 
 
 def objection(tokens: tuple[int, ...], client: Client, token: int) -> str:
-    """Return what is wrong with a token, or nothing."""
+    """Return the violation of a token, or nothing."""
     if token in tokens:
         return f"P1: token {token} was given before"
     return f"P2: token {token} after {client.after}" if token <= client.after else ""
@@ -406,7 +410,7 @@ CONFIGURATIONS = {
 
 
 def table() -> str:
-    """Search each of the configurations; returns what to print."""
+    """Search each of the configurations; return the text to print."""
     lines = ["| three nodes, two clients | states | acquisitions | violations |", "| --- | ---: | ---: | ---: |"]
     for name, (walls, numbers) in CONFIGURATIONS.items():
         search = Search(Production(walls=walls), numbers=numbers)

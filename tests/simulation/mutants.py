@@ -1,8 +1,8 @@
 """
 Deliberately wrong protocols. An oracle that never fails proves nothing, so each of these has to be caught.
 
-A mutant replaces one function of the production core, of the node in memory, or of the fenced transaction, for as
-long as its context lasts; the hunt runs schedules of the profiles named with it until an oracle objects.
+A mutant replaces one function of the production core, of the node in memory, or of the fenced transaction, for as long
+as its context lasts. The hunt runs schedules of the mutant's profiles until an oracle objects.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -40,9 +40,9 @@ class Mutant:
     One wrong protocol.
 
     Args:
-        name: What is wrong with it.
-        change: Makes it wrong for as long as its context lasts.
-        haunts: Profiles and scenarios in which it must show.
+        name: Its fault.
+        change: Makes the protocol wrong for as long as its context lasts.
+        haunts: Profiles and scenarios in which the fault must show.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """How a mutant was caught: by which oracle, after how many schedules; None is not at all."""
+    """How a mutant was caught: by which oracle, after how many schedules; None if it was not."""
 
     mutant: Mutant
     oracle: str | None
@@ -73,7 +73,7 @@ def mutant(*haunts: str) -> Callable[[Callable[[], Iterator[None]]], Callable[[]
 
 
 def hunt(prey: Mutant) -> Kill:
-    """Run schedules until an oracle objects to a mutant, or until there have been enough."""
+    """Run schedules until an oracle objects to a mutant, or the limit is reached."""
     with prey.change():
         for seed in range(ENOUGH):
             for haunt in prey.haunts:
@@ -88,7 +88,7 @@ def hunt(prey: Mutant) -> Kill:
 
 
 def score(kills: list[Kill]) -> str:
-    """Return what to print of a hunt."""
+    """Return the text to print about a hunt."""
     lines = [f"{kill.schedules:4}  {kill.mutant.name}  <- {kill.oracle or 'ALIVE'}" for kill in kills]
     killed = sum(kill.oracle is not None for kill in kills)
     return "\n".join([*lines, f"killed {killed} of {len(kills)} mutants"])
@@ -112,7 +112,7 @@ def ties() -> Iterator[None]:
 
 @mutant("calm")
 def overwriting() -> Iterator[None]:
-    """a node grants what somebody else holds"""
+    """a node grants a lock that somebody else holds"""
     acquire = Decisions.acquire
 
     def granted(self: Decisions, request: Any) -> Reply:
@@ -148,7 +148,7 @@ def extension_of_anybody() -> Iterator[None]:
 
 @mutant("keeps data and clocks", "net", "pause")
 def healing_past_a_newer_token() -> Iterator[None]:
-    """a node takes a holder back although it has accepted a later token"""
+    """a node restores a holder although it has accepted a later token"""
     extend = Decisions._extend_one
 
     def extended(self: Decisions, term: Any, keep: float | None) -> Any:
@@ -161,7 +161,7 @@ def healing_past_a_newer_token() -> Iterator[None]:
 
 @mutant("late raises")
 def raising_without_holding() -> Iterator[None]:
-    """a node raises the token of one who does not hold it"""
+    """a node raises the token of a client that does not hold the lock"""
     raise_ = Decisions.raise_token
 
     def raised(self: Decisions, request: Any) -> Reply:
@@ -221,7 +221,7 @@ def overwriting_the_shared() -> Iterator[None]:
 
 @mutant("net", "pause")
 def no_place_for_who_was_here_before() -> Iterator[None]:
-    """a waiter that lost its place by a vain grant queues behind those who came later"""
+    """a waiter that left the queue by a useless grant queues behind later ones"""
     with patch.object(Decisions, "_came_before", lambda *args: False):
         yield
 
@@ -244,7 +244,7 @@ def one_place_too_many() -> Iterator[None]:
 
 @mutant("cancelled")
 def no_undo() -> Iterator[None]:
-    """a cancelled acquisition takes nothing back"""
+    """a cancelled acquisition releases nothing"""
     undo = Acquisition.undo
 
     def undone(self: Acquisition, timeout: float = 0.0) -> Round:
@@ -258,7 +258,7 @@ def no_undo() -> Iterator[None]:
 
 @mutant("calm", "net")
 def minority() -> Iterator[None]:
-    """one vote less than a majority is enough"""
+    """one vote fewer than a majority is enough"""
     with patch.object(Rules, "needed", property(lambda self: max(1, majority(self.nodes) - 1))):
         yield
 
@@ -310,7 +310,7 @@ def one_nonce() -> Iterator[None]:
 
 @mutant("pause")
 def late_quorum() -> Iterator[None]:
-    """a quorum whose time is over is a lock"""
+    """a quorum after its deadline is a lock"""
     with patch.object(Rules, "least_validity", lambda *args: -1e9):
         yield
 
@@ -406,41 +406,41 @@ def no_restart_guard() -> Iterator[None]:
 
 @mutant("failover", "moving endpoint")
 def served_key_ignored() -> Iterator[None]:
-    """a promoted replica counts the time for which it has been running, not for which it has served the locks"""
+    """a promoted replica counts its uptime, not the time for which it has served the locks"""
     with patch.object(NodeState, "serve", lambda *args, **options: 1e6):
         yield
 
 
 @mutant("crash without data", "loses data")
 def everybody_votes() -> Iterator[None]:
-    """objections to a node are not looked at"""
+    """objections to a node are ignored"""
     with patch.object(Admission, "judge", lambda self, node, reply, *args: reply):
         yield
 
 
 @mutant("stepping node")
 def no_clock_guard() -> Iterator[None]:
-    """a node whose clock ran forward votes for those who know it"""
+    """a node whose clock ran forward votes for clients that know it"""
     with patch.object(Rules, "guards_clocks", False), patch.object(Rules, "compares_clocks", False):
         yield
 
 
 @mutant("stepping node")
 def no_comparison_of_clocks() -> Iterator[None]:
-    """a node whose clock is far from the others' votes for those who have just started"""
+    """a node whose clock is far from the others' votes for new clients"""
     with patch.object(Rules, "compares_clocks", False):
         yield
 
 
 @mutant("stepping node")
 def clock_put_back_is_forgiven() -> Iterator[None]:
-    """a node whose clock is put back votes at once for those who saw it only while it was ahead"""
+    """a node whose clock is set back votes at once for clients that saw it only while it was ahead"""
     with patch.object(Admission, "_look_at_clock", forgiving(Admission._look_at_clock)):
         yield
 
 
 def forgiving(look: Any) -> Any:
-    """Return what looks at clocks and minds no step back."""
+    """Return a check of clocks that ignores steps back."""
 
     def look_at_clock(self: Any, node: int, *args: Any) -> None:
         before = self._quarantined.get(node)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .oracles import Missing, Oracles
 
 NOBODY: "Missing" = frozenset()
-MOMENT = 0.0004  # seconds that a message takes as a rule
+MOMENT = 0.0004  # seconds that a message normally takes
 
 
 class Machine(Place):
@@ -26,9 +26,9 @@ class Machine(Place):
     One node: the production node in memory on a machine that can fail.
 
     Args:
-        world: Where it is.
-        number: Its place in the settings.
-        oracles: Told of everything that it executes.
+        world: The world that it belongs to.
+        number: Its index in the settings.
+        oracles: Notified of everything that it executes.
     """
 
     def __init__(self, world: World, number: int, oracles: "Oracles") -> None:
@@ -52,12 +52,12 @@ class Machine(Place):
         return f"{self.number}/{self.boot}"
 
     def greeting(self) -> Greeting:
-        """Return how the node introduces itself: for how long it has served counts on its wall clock."""
+        """Return how the node introduces itself; its age counts on its wall clock."""
         age = self.store.serve(self._run(), self._promoted, was_replica=bool(self._promoted))
         return Greeting(run_id=self._run(), age=age, promoted=self._promoted)
 
     def copy(self) -> None:
-        """Have a replica that gets nothing from now on."""
+        """Start a replica that gets no data from now on."""
         self._replica = deepcopy(self.store.records)
 
     def fail_over(self) -> None:
@@ -71,7 +71,7 @@ class Machine(Place):
             self._oracles.forgot(self)
 
     def crash(self, forget: bool) -> None:
-        """End, at once; *forget* loses its data."""
+        """End at once; *forget* loses its data."""
         self.world.log(self.name, "crashes", "and forgets" if forget else "")
         self.up = False
         self._end()
@@ -86,14 +86,14 @@ class Machine(Place):
             self.at_end.pop()()
 
     def start(self) -> None:
-        """Come back."""
+        """Start again."""
         if not self.up:
             self.world.log(self.name, "starts")
             self.up = True
             self.booted = self.world.now
 
     def stop(self, seconds: float) -> None:
-        """Do nothing for so long."""
+        """Do nothing for the given time."""
         self.world.log(self.name, "stops", f"for {seconds:.3f}")
         self.stopped_until = self.world.now + seconds
 
@@ -104,11 +104,11 @@ class Machine(Place):
         self.clock.step(seconds)
 
     def miss(self, network: bool, call: Callable[..., object], args: tuple[Any, ...]) -> None:
-        """Have it happen when the node goes on."""
+        """Run it when the node continues."""
         self.at(self.stopped_until, call, *args)
 
     def execute(self, request: Request, repeated: bool) -> Reply:
-        """Carry out a request in one atomic step."""
+        """Execute a request in one atomic step."""
         missing = self._oracles.missing(self, request) if isinstance(request, Extend) else NOBODY
         reply = self.store.execute(request)
         if self.world.trace is not None:
@@ -118,7 +118,7 @@ class Machine(Place):
 
 
 def describe(request: Request) -> str:
-    """Return what the trace shows of a request."""
+    """Return the text of a request in the trace."""
     match request:
         case Extend():
             return "Extend " + ", ".join(f"{term.nonce[:4]} #{term.token % 10**9}" for term in request.terms)
@@ -143,7 +143,7 @@ class Wire:
         profile: The hazards.
         faults: Whether they are on.
 
-    ``on_reply`` gets each reply, unless the connection fails; ``on_end`` is told of a reset.
+    ``on_reply`` gets each reply, unless the connection fails; ``on_end`` is called on a reset.
     """
 
     __slots__ = (
@@ -161,7 +161,7 @@ class Wire:
         self.boot = machine.boot
         self._last_out = self._last_in = 0.0
         self.deaf = False  # whether requests no longer arrive
-        self.mute = False  # whether replies no longer come
+        self.mute = False  # whether replies no longer arrive
         self.doomed = False  # whether the next request, once executed, is answered by a reset
         self.on_reply: Callable[[Reply], object] = lambda reply: None
         self.on_end: Callable[[], object] = lambda: None
@@ -187,7 +187,7 @@ class Wire:
             self.machine.at(late, self._execute, request, True)
 
     def _go_silent(self) -> None:
-        """Carry nothing any more in one direction."""
+        """Drop all further traffic in one direction."""
         if self._world.random.random() < 0.5:
             self.deaf = True
         else:
@@ -221,7 +221,7 @@ class Wire:
 
 
 class Faults:
-    """How long messages take, and whether anything still goes wrong."""
+    """How long messages take, and whether anything still fails."""
 
     def __init__(self, world: World, profile: Profile) -> None:
         self.on = True
@@ -230,7 +230,7 @@ class Faults:
         self._blocked: dict[tuple[str, int], float] = {}
 
     def block(self, client: Computer, machine: Machine, seconds: float) -> None:
-        """Hold all messages between a client and a node back for so long."""
+        """Hold all messages between a client and a node back for the given time."""
         self._world.log(client.name, "is blocked from", machine.name, f"for {seconds:.3f}")
         self._blocked[client.name, machine.number] = self._world.now + seconds
 
@@ -239,7 +239,7 @@ class Faults:
         return self.on and self._world.random.random() < self._profile.hush
 
     def passes(self, client: Computer, machine: Machine) -> float:
-        """Return when what a client and a node have to say to each other now arrives."""
+        """Return when a message between a client and a node that is sent now arrives."""
         world = self._world
         random, now = world.random.random, world.now
         takes = MOMENT * (0.5 + random())

@@ -1,5 +1,5 @@
 """
-The oracles: what must hold in every schedule, judged from what the nodes really executed and from true time.
+The oracles check what must hold in every schedule, by the requests that the nodes really executed and true time.
 
 None of them asks the code under test whether it was right. The numbers are those of ``docs/properties.md``.
 """
@@ -31,7 +31,7 @@ ROUNDING = 1e-6
 
 @dataclass(slots=True)
 class Figures:
-    """What is counted over schedules."""
+    """The counts over schedules."""
 
     schedules: int = 0
     acquisitions: int = 0
@@ -58,7 +58,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A number that a node accepted for a nonce, and when that node had last started."""
+    """A number that a node accepted for a nonce, and when that node last started."""
 
     number: int
     booted: float
@@ -69,7 +69,7 @@ Missing = Set[tuple[str, str]]
 
 
 def has(machine: "Machine", slug: str, nonce: str, shared: bool) -> bool:
-    """Tell whether a node knows the holder with this nonce, alone or beside other shared ones."""
+    """Return whether a node knows the holder with this nonce, alone or beside other shared ones."""
     store = machine.store
     holder = store.records.owner(slug, store.now())
     return holder == SHARED and nonce in store.records.shared.get(slug, ()) if shared else holder == nonce
@@ -77,29 +77,29 @@ def has(machine: "Machine", slug: str, nonce: str, shared: bool) -> bool:
 
 class Oracles:
     """
-    Judge one schedule.
+    Check one schedule.
 
-    What is unique, ordered and exclusive is a *slug*: the name of a lock or, for one that several may hold, one of
-    its places.
+    Uniqueness, order and exclusion apply to a *slug*: the name of a lock or, for a lock with several permits, one of
+    them.
 
     Args:
-        world: Whose schedule it is.
+        world: The world of the schedule.
         quorum: Votes that make a lock.
-        nodes: How many nodes there are.
+        nodes: The number of nodes.
         guarded: Whether restarted nodes must give no vote.
     """
 
     def __init__(self, world: World, nodes: int, quorum: int, guarded: bool) -> None:
         self.figures = Figures(schedules=1)
         self.violations: list[tuple[str, str]] = []
-        self.commands = 0  # that nodes executed
+        self.commands = 0  # executed by nodes
         self._world = world
         self._nodes = nodes
         self._quorum = quorum
         self.guarded = guarded
         self._held: dict[str, list[Lease]] = defaultdict(list)  # by name
         self._ended: list[Lease] = []
-        # By slug; and, of those that were not shared, by slug and "!".
+        # By slug; those that were not shared also by slug and "!".
         self._completed: dict[str, list[float]] = defaultdict(list)
         self._highest: dict[str, list[int]] = defaultdict(list)
         self._tokens: dict[str, set[int]] = defaultdict(set)
@@ -114,7 +114,7 @@ class Oracles:
         self.violations.append((oracle, what))
         self.figures.violations[oracle] += 1
 
-    # What the nodes did
+    # Actions of the nodes
 
     def forgot(self, machine: "Machine") -> None:
         """A node lost its data."""
@@ -124,7 +124,7 @@ class Oracles:
         self._released.pop(machine.number, None)
 
     def missing(self, machine: "Machine", request: Extend) -> Missing:
-        """Return what a request to extend finds to be lost."""
+        """Return the holds that an extension request finds lost."""
         return {
             (slug, term.nonce)
             for term in request.terms
@@ -172,11 +172,11 @@ class Oracles:
             self._accepted[machine.number, slug] = max(highest, term.token)
 
     def _comes_back(self, machine: "Machine", nonce: str) -> None:
-        """P24: what was released on a node is not granted there by an own late request, for one ttl."""
+        """P24: what was released on a node is not granted there by a late request of the same attempt, for one ttl."""
         if self._world.now < self._released[machine.number].get(nonce, -TTL) + 0.98 * TTL:
             self.violated("ghost", f"P24: node {machine.number} granted {nonce[:4]} after its release")
 
-    # What the clients believe
+    # Claims of the clients
 
     def first_byte(self, round: Round, now: float) -> None:
         """The first byte of a round is about to be sent, at *now* on the client's steady clock."""
@@ -213,7 +213,9 @@ class Oracles:
             self.violated("votes", f"P4: {best} votes for {outcome.token} where {self._quorum} are needed")
 
     def _voted(self, node: int, outcome: Granted) -> bool:
-        """Tell whether a node accepted the token for this attempt, and had been up for long enough when it counted."""
+        """
+        Return whether a node accepted the token for this attempt, and had been up for long enough when it counted.
+        """
         since = self._world.now - (0.98 * GUARD if self.guarded else 0.0)
         votes = self._votes.get((node, outcome.nonce), ())
         return any(vote.number == outcome.token and vote.booted <= since for vote in votes)
@@ -233,7 +235,10 @@ class Oracles:
         highest.append(max(token, highest[-1] if highest else 0))
 
     def _check_alone(self, name: str, lease: "Lease") -> None:
-        """P16: nobody else believes to hold it, by his own clock, unless both share it or there is another place."""
+        """
+        P16: no other holder considers the lock its own, by its own clock, unless both share it or there is another
+        permit.
+        """
         others = self._held[name]
         for other in list(others):
             if not other.believed():
@@ -246,7 +251,7 @@ class Oracles:
         others.append(lease)
 
     def extended(self, lease: "Lease", round: Round, asked: float, longer: bool, late: bool) -> None:
-        """A round of extension that was asked at *asked*, in true time, ended; *late* is after the deadline."""
+        """A round of extensions that began at *asked*, in true time, ended; *late* is after the deadline."""
         hold = lease.hold
         if not longer:
             return
@@ -256,7 +261,7 @@ class Oracles:
         if hold.deadline > self._first_bytes[round] + TTL - DRIFT + ROUNDING:
             self.violated("validity", "P17: an extension lasts longer than from before its first byte")
         for slug in lease.slugs:
-            key = slug + "!" if lease.shared else slug  # a later holder who shares it is none that supersedes
+            key = slug + "!" if lease.shared else slug  # a later holder that shares the lock does not supersede
             before = bisect_left(self._completed[key], asked)
             if before and self._highest[key][before - 1] > hold.token:
                 self.violated("heal", f"P19: {hold.token} of {slug} was extended after a later token was complete")
@@ -264,7 +269,7 @@ class Oracles:
     # At the end
 
     def finish(self, machines: list["Machine"], database: "Database") -> None:
-        """Judge what is left when the schedule is over."""
+        """Check the state when the schedule has ended."""
         if any(lease.believed() for lease in self._ended):
             self.violated("validity", "P18: a lease that had ended became valid again")
         for machine in machines:

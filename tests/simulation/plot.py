@@ -1,4 +1,4 @@
-"""Draw what became of the increments."""
+"""Draw the share of lost increments."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What can go wrong in a schedule, and which oracles have to hold in spite of it."""
+"""The hazards of a schedule, and the oracles that must hold despite them."""
 
 from dataclasses import dataclass, replace
 
@@ -11,10 +11,10 @@ class Profile:
     The hazards of a schedule; chances are per message, rates per second.
 
     Args:
-        name: What to call it.
-        what: What it does, for people.
+        name: Its name.
+        what: What it does, in words.
         sizes: Numbers of nodes and quorums (None: the majority) to draw from.
-        cut: Chance that a connection goes silent, in one direction, for good.
+        cut: Chance that a connection goes silent, in one direction, permanently.
         reset: Chance that a connection is reset.
         spike: Chance that a message, and all behind it, is late: up to several leases.
         repeat: Chance that a request is executed once more, later.
@@ -22,7 +22,7 @@ class Profile:
         block: Rate at which one client is cut off from one node for a while.
         stall: Chance that a client stops between two steps; up to three leases.
         freeze: Rate at which a node stops for a while.
-        skew: How far the clocks of clients are off at most, in seconds; those of nodes up to 0.2.
+        skew: Maximum error of the clients' clocks, in seconds; that of nodes is up to 0.2.
         rate: How much faster or slower a clock may run.
         crash: Rate of node crashes.
         forget: Chance that a crashed node comes back empty.
@@ -33,7 +33,7 @@ class Profile:
         die: Rate at which clients are killed.
         slow: Chance that a step of the database takes up to several leases.
         cancel: Chance that an acquisition is cancelled at some moment.
-        tolerated: Oracles whose violations are counted, but no failure: assumptions do not hold here.
+        tolerated: Oracles whose violations are counted, but are not failures, because assumptions do not hold here.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Run schedules on all processors, and add up what came out."""
+"""Run schedules on all processors, and add up the results."""
 
 import gc
 import sys
@@ -20,7 +20,7 @@ HEADS = "| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS)
 Run = tuple[Figures, list[Outcome]]
 
 CHUNK = 25  # schedules that a process is given at a time
-FEW = 5  # schedules after which to collect garbage: while it is little, it is still in the processor's cache
+FEW = 5  # schedules after which to collect garbage: while there is little, it is still in the processor's cache
 
 
 class Runs:
@@ -28,11 +28,11 @@ class Runs:
     Processes that run schedules; to be used in a ``with`` block.
 
     Args:
-        jobs: How many.
+        jobs: The number of processes.
     """
 
     def __init__(self, jobs: int) -> None:
-        # Not forked: the process that asks for them may have threads.
+        # Not forked: the calling process may have threads.
         self._pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=begin, initargs=(sys.path,))
 
     def __enter__(self) -> Self:
@@ -42,7 +42,7 @@ class Runs:
         self._pool.shutdown(cancel_futures=True)
 
     def run(self, profile: Profile, seeds: range) -> Run:
-        """Run a schedule for each seed; returns the figures of all, and those that failed."""
+        """Run a schedule for each seed; return the figures of all, and the failed ones."""
         chunks = [seeds[first : first + CHUNK] for first in range(0, len(seeds), CHUNK)]
         return add(self._pool.map(partial(one_after_the_other, profile), chunks))
 
@@ -51,7 +51,7 @@ def begin(path: list[str]) -> None:
     """Prepare a process that does nothing but run schedules."""
     sys.path[:] = path
     gc.freeze()
-    gc.disable()  # what schedules leave is collected between them
+    gc.disable()  # garbage of schedules is collected between them
 
 
 def one_after_the_other(profile: Profile, seeds: Iterable[int]) -> Run:

@@ -1,7 +1,7 @@
 """
-Situations that chance seldom makes, each with chance in everything else.
+Situations that rarely occur by chance, with chance in everything else.
 
-A scenario takes a seed and returns the violations that the oracles saw.
+A scenario takes a seed and returns the violations that the oracles found.
 """
 
 from collections.abc import Callable
@@ -34,12 +34,12 @@ def same_microsecond(seed: int) -> Violations:
 
 
 def lost_replies(seed: int) -> Violations:
-    """P24: an attempt whose replies were all lost blocks the lock no longer than one node timeout."""
+    """P24: an attempt whose replies were all lost blocks the lock for at most one node timeout."""
     return _failed_attempt(seed, _mute)
 
 
 def reset_connections(seed: int) -> Violations:
-    """P24: the same where the connections are reset after the nodes executed the request."""
+    """P24: the same when the connections are reset after the nodes executed the request."""
     return _failed_attempt(seed, _reset)
 
 
@@ -67,9 +67,10 @@ def late_raises(seed: int) -> Violations:
 
 def stepping_node(seed: int) -> Violations:
     """
-    P21: a bare quorum holds, and one of its nodes drops the key because its clock steps.
+    P21: a bare quorum holds the lock, and one of its nodes drops the key because its clock steps.
 
-    Two others try then: one who knows the nodes, and one who has just started. Both try again when the clock is back.
+    Two other clients then try: one that knows the nodes, and one that has just started. Both try again when the clock
+    is back.
     """
     schedule = Schedule(THREE, seed)
     machines, oracles = schedule.machines, schedule.oracles
@@ -104,9 +105,9 @@ def stepping_node(seed: int) -> Violations:
 
 def moving_endpoint(seed: int) -> Violations:
     """
-    P20: a bare quorum holds, and a replica that lacks the lock takes the place of one of its nodes.
+    P20: a bare quorum holds the lock, and a replica that lacks it takes the place of one of its nodes.
 
-    The replica has the served key of its master, or it has nothing at all. Somebody who has just started tries then.
+    The replica has the served key of its master, or no data at all. Then a client that has just started tries.
     """
     schedule = Schedule(THREE, seed)
     machines, oracles = schedule.machines, schedule.oracles
@@ -136,14 +137,14 @@ def moving_endpoint(seed: int) -> Violations:
 
 
 def visit(client: Client) -> Routine:
-    """Have a client hear from every node, under a name of its own."""
+    """Let a client hear from every node, under a name of its own."""
     lease = yield from client.acquire((client.name,), 0.0)
     yield from client.release(lease)
 
 
 def cancelled(seed: int) -> Violations:
     """
-    P33: an acquisition that is cancelled leaves nothing behind: no key, and no place in a queue.
+    P33: an acquisition that is cancelled leaves nothing behind: no key, and no entry in a queue.
 
     Its links are warm or cold, the lock is free or held, and it is cancelled at any moment, as a thread or as a task.
     """
@@ -199,7 +200,7 @@ def no_lock(seed: int) -> Violations:
 
 
 def amnesia(nodes: int, quorum: int, forgetful: int, **hazards: float) -> Callable[[int], Violations]:
-    """Return the scenario in which the first *forgetful* nodes lose their data again and again, unguarded."""
+    """Return the scenario in which the first *forgetful* nodes lose their data again and again, without the guard."""
     profile = replace(LOSS, name="amnesia", sizes=((nodes, quorum),), crash=2.0, **hazards)
 
     def scenario(seed: int) -> Violations:
@@ -251,7 +252,7 @@ def _failed_attempt(seed: int, fail: Callable[[Client], None], profile: Profile 
 
 
 def _bystander(schedule: Schedule) -> Client:
-    """Start a client that does nothing of its own accord."""
+    """Start a client that does nothing on its own."""
     return schedule.start_client(idle=True)
 
 

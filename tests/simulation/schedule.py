@@ -1,4 +1,4 @@
-"""One schedule: nodes, clients that increment counters under a lock, and what goes wrong meanwhile."""
+"""One schedule: nodes, clients that increment counters under a lock, and the hazards meanwhile."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from .profiles import TTL, Profile
 from .world import EPOCH, Cancelled, Clock, Routine, Sleep, World
 
 BUSY = (0.5, 1.0, 1.0, 4.0)  # seconds of hazards
-STEP = 0.3  # seconds by which a clock steps at least
-QUIET = 20.0  # seconds without, in which every client has to get the lock once more
-NODE_SKEW = 0.2  # seconds by which the clocks of nodes are off at most: beyond a second they would not vote
+STEP = 0.3  # the least seconds by which a clock steps
+QUIET = 20.0  # seconds without hazards, in which every client must get the lock once more
+NODE_SKEW = 0.2  # maximum error of node clocks in seconds: beyond a second the nodes would not vote
 EXCERPT = 80  # lines of the trace to show before the first violation
 
 
@@ -30,7 +30,7 @@ class Wish:
 
 
 A = Wish(("a",))
-# What the clients of one schedule contend for.
+# The locks of one schedule.
 THEMES = (
     (A, A, A, Wish(("b",)), Wish(("a", "b"))),
     (A, Wish(("two",), limit=2)),
@@ -40,7 +40,7 @@ THEMES = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came out of one schedule."""
+    """The result of one schedule."""
 
     seed: int
     profile: Profile
@@ -64,7 +64,7 @@ class Outcome:
 
 
 class Client(Process):
-    """A process that works: takes locks, increments under them, and dies now and then."""
+    """A working process: takes locks, increments under them, and dies from time to time."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ class Client(Process):
         self.satisfied = False
 
     def work(self, database: Database) -> Routine:
-        """Take locks and increment counters until hazards are over; then once more."""
+        """Take locks and increment counters until the hazards end; then once more."""
         random = self.world.random
         while not self.quiet:
             yield Sleep(random.expovariate(10))
@@ -100,20 +100,22 @@ class Client(Process):
             trying.clear()
 
     def offset(self, machine: Machine) -> float | None:
-        """Return by how much it takes a node's clock to be ahead of its own steady one, None if it does not know it."""
+        """
+        Return by how much it considers a node's clock ahead of its own steady one, None if it does not know the node.
+        """
         offset = self.admission._most[machine.number]
         return None if offset == INFINITY else offset
 
     def sees_step(self, machine: Machine, before: float) -> bool:
-        """Return whether a node's clock is far from where it was *before*, as far as it knows."""
+        """Return whether a node's clock is far from where it was *before*, as far as the client knows."""
         return abs((self.offset(machine) or before) - before) > STEP / 2
 
     def section(self, database: Database, lease: Lease) -> Routine:
-        """Increment under a lock, and give it up unless it is left to expire."""
+        """Increment under a lock, and release it unless it is left to expire."""
         random, hold = self.world.random, lease.hold
         if random.random() < 0.6:
             self.renew(lease)
-        for guard in random.sample(GUARDS, 0 if lease.shared else 3):  # who shares a lock does not write
+        for guard in random.sample(GUARDS, 0 if lease.shared else 3):  # a shared holder does not write
             if not lease.ensure():
                 break
             yield self.breathe()
@@ -123,7 +125,7 @@ class Client(Process):
         if self.quiet or random.random() < 0.9:
             yield from self.release(lease)
         else:
-            hold.end("dropped", self.clock())  # nobody renews it, nobody releases it
+            hold.end("dropped", self.clock())  # neither renewed nor released
 
 
 class Schedule:
@@ -131,8 +133,8 @@ class Schedule:
     Everything in one schedule.
 
     Args:
-        profile: What goes wrong.
-        seed: What all chance is drawn from.
+        profile: The hazards.
+        seed: The source of all randomness.
         traced: Whether to keep a trace.
         options: More for :class:`django_redlock.core.rules.Rules`.
     """
@@ -156,7 +158,7 @@ class Schedule:
         world.log("world", f"{nodes} nodes, quorum {self.rules.needed}")
 
     def run(self) -> Outcome:
-        """Let it happen and judge it."""
+        """Run the schedule and check it."""
         world, random = self.world, self.world.random
         for machine in self.machines:
             self._set(machine.clock, min(self.profile.skew, NODE_SKEW))
@@ -183,7 +185,7 @@ class Schedule:
         )  # fmt: skip
 
     def start_client(self, idle: bool = False) -> Client:
-        """Start a process with cold memory; an *idle* one does nothing of its own accord."""
+        """Start a process without earlier knowledge; an *idle* one does nothing on its own."""
         self._born += 1
         client = Client(
             self.world, f"client {self._born}", self.machines, self.rules, self.profile, self.faults, self.oracles
@@ -226,7 +228,7 @@ class Schedule:
         self.world.at(self.world.now + random.expovariate(2 / TTL), machine.fail_over)
 
     def _step(self) -> None:
-        """Step clocks away and later back, no more of them within a while than the profile says."""
+        """Step clocks away and later back, within the profile's limit on how many are wrong at a time."""
         random, now = self.world.random, self.world.now
         right = [machine for machine in self.machines if not machine.wrong and now - machine.stepped > 3 * TTL]
         may = random.choice(self.profile.together) - (len(self.machines) - len(right))
@@ -240,7 +242,7 @@ class Schedule:
         """
         Step a clock back, but not before all clients that knew it have seen the step.
 
-        A step that is undone before somebody looks leaves no trace for him; see assumption A2.
+        A step that is undone before a client looks leaves no trace for that client; see assumption A2.
         """
         blind = [client for client, offset in shown.items() if not (client.dead or client.sees_step(machine, offset))]
         if blind and "overlap" not in self.profile.tolerated:

@@ -1,7 +1,7 @@
 """
 Virtual time: an event heap, tasks that are generators, and processes that can be stopped anywhere.
 
-Nothing here sleeps, starts a thread or reads a real clock, and all chance comes from one seeded generator, so one
+Nothing here sleeps, starts a thread or reads a real clock, and all randomness comes from one seeded generator, so one
 seed is one schedule.
 """
 
@@ -12,27 +12,27 @@ from itertools import count
 from random import Random
 from typing import Any
 
-LAG = 2e-5  # seconds that the scheduler takes at most to run something that is ready
+LAG = 2e-5  # the longest time in seconds that the scheduler takes to run a ready task
 EPOCH = 1_795_000_000.0  # where wall clocks begin, in seconds: a number of microseconds with all its digits
 
 
 @dataclass(slots=True)
 class Sleep:
-    """Resume the task after so many seconds of its process's steady clock."""
+    """Resume the task after the given seconds of its process's steady clock."""
 
     seconds: float
 
 
 @dataclass(slots=True)
 class Wait:
-    """Resume the task when something calls :meth:`Task.wake`, or after so many seconds of the steady clock."""
+    """Resume the task when something calls :meth:`Task.wake`, or after the given seconds of the steady clock."""
 
     seconds: float
 
 
 @dataclass(slots=True)
 class Call:
-    """Ask a server: *begin* starts there with a function to answer with; the task resumes with the answer."""
+    """Send a request to a server: *begin* runs there with a function for the reply; the task resumes with the reply."""
 
     begin: Callable[[Callable[[Any], None]], None]
 
@@ -44,15 +44,17 @@ Routine = Generator[Command, Any, Any]
 
 
 class Cancelled(Exception):
-    """Raised in a task where it waits, as asyncio does on cancellation, or a signal handler in a thread."""
+    """
+    Raised in a task at the point where it waits, as asyncio does on cancellation, or a signal handler in a thread.
+    """
 
 
 class Place:
     """
-    Where something happens: a process or a node, which may stand still.
+    A place for events: a process or a node, which may be paused.
 
     Args:
-        world: Where it is.
+        world: The world that it belongs to.
     """
 
     def __init__(self, world: "World") -> None:
@@ -60,26 +62,26 @@ class Place:
         self.stopped_until = 0.0
 
     def at(self, time: float, call: Callable[..., object], *args: Any) -> None:
-        """Have *call* happen here at *time*, or when this goes on."""
+        """Run *call* here at *time*, or when this place continues."""
         world = self.world
         heappush(world.heap, (time, world.number(), self, False, call, args))
 
     def miss(self, network: bool, call: Callable[..., object], args: tuple[Any, ...]) -> None:
-        """Take what would happen here now, if this did not stand still."""
+        """Take an event that would happen here now, if this place were not paused."""
         raise NotImplementedError
 
 
-# When, which of those at one time, where (None: anywhere), whether it comes from the network, and what.
+# Time, order among events at one time, place (None: anywhere), whether it comes from the network, and the call.
 Event = tuple[float, int, Place | None, bool, Callable[..., object], tuple[Any, ...]]
 
 
 class World:
     """
-    Everything that happens in one schedule, in order of time.
+    All events of one schedule, in order of time.
 
     Args:
-        seed: What all chance is drawn from.
-        traced: Whether to keep a trace of what happened.
+        seed: The source of all randomness.
+        traced: Whether to keep a trace.
     """
 
     def __init__(self, seed: int, traced: bool = False) -> None:
@@ -90,12 +92,12 @@ class World:
         self.number = count(1).__next__  # of the next event
 
     def at(self, time: float, call: Callable[..., object], *args: Any) -> None:
-        """Have *call* happen at *time*, wherever that is."""
+        """Run *call* at *time*, at no particular place."""
         now = self.now
         heappush(self.heap, (time if time > now else now, self.number(), None, False, call, args))
 
     def run(self, until: float) -> None:
-        """Let everything happen that is due by *until*."""
+        """Run all events that are due by *until*."""
         heap, pop = self.heap, heappop
         while heap and heap[0][0] <= until:
             now, _, where, network, call, args = pop(heap)
@@ -117,8 +119,8 @@ class Clock:
     A clock with a rate of its own, which can step.
 
     Args:
-        world: Whose time it shows.
-        base: What it showed at the beginning.
+        world: The world whose time it shows.
+        base: The time that it showed at the beginning.
         rate: Seconds that it counts per second.
     """
 
@@ -147,7 +149,7 @@ class Task:
         self.waiting = False
 
     def wake(self) -> None:
-        """Resume it soon if it waits."""
+        """Resume the task soon if it waits."""
         if self.waiting:
             self.waiting = False
             self._ticket += 1
@@ -155,7 +157,7 @@ class Task:
             process.after(process.random() * LAG, self.resume, self._ticket)
 
     def cancel(self) -> None:
-        """Raise :class:`Cancelled` in it, instead of whatever it waits for."""
+        """Raise :class:`Cancelled` in the task, instead of the event that it waits for."""
         self.waiting = False
         self._ticket += 1
         self._process.after(self._process.lag(), self.resume, self._ticket, Cancelled())
@@ -187,8 +189,8 @@ class Computer(Place):
     A process: its clocks, its tasks, and the moments at which it does not run.
 
     Args:
-        world: Where it runs.
-        name: What the trace calls it.
+        world: The world that it belongs to.
+        name: Its name in the trace.
     """
 
     def __init__(self, world: World, name: str) -> None:
@@ -202,7 +204,7 @@ class Computer(Place):
         self._missed: list[tuple[bool, Callable[..., object], tuple[Any, ...]]] = []
 
     def lag(self) -> float:
-        """Return how long the scheduler takes to run something that is ready."""
+        """Return how long the scheduler takes to run a ready task."""
         return self.random() * LAG
 
     def spawn(self, routine: Routine) -> Task:
@@ -212,31 +214,31 @@ class Computer(Place):
         return task
 
     def after(self, delay: float, call: Callable[..., object], *args: Any) -> None:
-        """Have *call* happen in this process, a little later, once it runs and unless it died."""
+        """Run *call* in this process, a little later, when the process runs and has not died."""
         world = self.world
         heappush(world.heap, (world.now + delay, world.number(), self, False, call, args))
 
     def arrive(self, time: float, call: Callable[..., object], *args: Any) -> None:
-        """Do the same at *time* for what comes from the network, which a process that wakes up reads before timers."""
+        """Do the same at *time* for network events, which a process that wakes up reads before timers."""
         world = self.world
         heappush(world.heap, (time, world.number(), self, True, call, args))
 
     def stop(self, seconds: float) -> None:
-        """Do not run for so long, in the middle of whatever it does."""
+        """Pause for the given time, in the middle of any action."""
         if self.world.now >= self.stopped_until:
             self.stopped_until = self.world.now + seconds
             self.world.log(self.name, "stops", f"for {seconds:.3f}")
             self.world.at(self.stopped_until, self._go_on)
 
     def kill(self) -> None:
-        """End for good."""
+        """End permanently."""
         self.dead = True
         self.stopped_until = float("inf")
         self._missed.clear()
         self.world.log(self.name, "dies")
 
     def miss(self, network: bool, call: Callable[..., object], args: tuple[Any, ...]) -> None:
-        """Keep it until the process goes on."""
+        """Keep the event until the process continues."""
         if not self.dead:
             self._missed.append((network, call, args))
 
@@ -245,5 +247,5 @@ class Computer(Place):
         for network, call, args in sorted(missed, key=lambda item: not item[0]):
             if self.world.now >= self.stopped_until:
                 call(*args)
-            else:  # one of them made it stop again
+            else:  # one of them paused it again
                 self.miss(network, call, args)

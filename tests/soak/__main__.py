@@ -1,4 +1,4 @@
-"""Run the soak and print its figures; ends with an error if something that must not happen has happened."""
+"""Run the soak and print its figures; exits with an error after a violation."""
 
 import argparse
 import os
@@ -18,12 +18,12 @@ from .nemesis import Fleet, Nemesis
 
 NODES = 3
 CALLS_PER_SECOND = 6
-PATIENCE = 240.0  # seconds for the workers to finish what was accepted, once nothing is killed any more
-LEAST_PATIENCE = 60.0  # before a message is held to be lost
+PATIENCE = 240.0  # seconds for the workers to finish accepted calls, after the last kill
+LEAST_PATIENCE = 60.0  # before a message counts as lost
 
 
 def soak(minutes: float, folder: Path, nodes: Servers) -> list[str]:
-    """Run the soak; returns what went wrong."""
+    """Run the soak; return the violations."""
     from . import project
     from .records import Records
 
@@ -49,7 +49,7 @@ def call(book: Any, project: Any, key: int) -> None:
 
 
 def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: float, nodes: Servers) -> list[str]:
-    """Let the workers finish, print what happened, and return what went wrong."""
+    """Let the workers finish, print the figures, and return the violations."""
     from celery import states
 
     from .leftovers import Loss, Slot, left
@@ -64,7 +64,7 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: floa
         fleet.revive()
         revoked |= {task for task in open_calls if project.work.AsyncResult(task).state == states.REVOKED}
         time.sleep(1)
-    # What beat sent counts as well: its body may still be at work, and comes back if its worker was killed.
+    # Calls from beat count as well: a body may still be at work, and comes back if its worker was killed.
     while time.monotonic() < min(book.last_seen() + rest, start + 2 * PATIENCE):
         time.sleep(0.5)
     slots: list[Slot] = left(nodes)
@@ -80,22 +80,18 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: floa
     )
     dead = ", ".join(f"{n} {what}" for what, n in sorted(nemesis.killed.items())) or "nothing"
     print(f"killed                            {dead}")
-    print(f"calls                             {figures.calls}, of which {figures.accepted} were accepted")
+    print(f"calls                             {figures.calls}; {figures.accepted} were accepted")
     print(
         f"bodies                            {figures.begun} begun, {figures.finished} finished, of {figures.keys} keys"
     )
     print(f"accepted, and skipped by a worker {len(revoked)}")
     known = len(repeated) - len(in_vain)
-    print(
-        f"accepted, and finished twice      {len(repeated)}, of which {known} because the first was killed at its end"
-    )
+    print(f"accepted, and finished twice      {len(repeated)}; {known} because the first was killed at its end")
     print(f"accepted, and lost                {len(unexplained)}")
     print(f"bodies of one key that overlapped {len(overlaps)}")
     print(f"keys left on a node one lease after {len(remaining)}")
     if loss.possible:
-        print(
-            f"sent, and lost by kombu           {len(lost)}, of which {len(lost.keys() & set(open_calls))} by callers"
-        )
+        print(f"sent, and lost by kombu           {len(lost)}; {len(lost.keys() & set(open_calls))} sent by callers")
         print("".join(f"  {task}: {proof}\n" for task, proof in lost.items()), end="")
     told = [f"lost: {task} ({project.work.AsyncResult(task).state})" for task in unexplained]
     told += [f"done again, though nobody was killed: {task} in {repeated[task]}" for task in in_vain]
@@ -104,7 +100,7 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: floa
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long calls are made and processes killed")
+    parser.add_argument("--minutes", type=float, default=30.0, help="how long to make calls and kill processes")
     parser.add_argument("--broker", choices=("redis", "rabbitmq"), default="redis")
     chosen = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="redlock-soak-"))

@@ -1,11 +1,11 @@
 """
-What is left on the lock nodes, and which messages the broker has lost.
+The remaining keys on the lock nodes, and the messages that the broker has lost.
 
-With Redis as broker, kombu takes a message out of its list (BRPOP) before it notes that it is not acknowledged
-(``unacked``). A worker that is killed between the two takes the message along. That is proven of a message, not
-assumed. It is in no list of the broker and not among the unacknowledged; and either no worker ever noted it, or the
-last that a worker did with it was to note it and not to acknowledge it (so that it had been put back), or a quorum of
-nodes has its slot as whoever sent it took it.
+With Redis as broker, kombu takes a message out of its list (BRPOP) before it records it as not acknowledged
+(``unacked``). A worker that is killed between the two takes the message with it. The soak proves this for each message
+and does not assume it. The message is in no list of the broker and not among the unacknowledged ones. In addition, one
+of these holds: no worker ever recorded it; the last action of a worker was to record it without acknowledging it, so
+that it had been put back; or a quorum of nodes has its slot as its sender took it.
 """
 
 import os
@@ -28,8 +28,8 @@ class Slot:
     A key of ours on one node.
 
     Args:
-        node: The node's place.
-        name: What the key is about.
+        node: The node's index.
+        name: The subject of the key.
         task: Id of the task that has it.
         queued: Whether its message waits.
         seconds: How long it lasts.
@@ -52,7 +52,7 @@ class Slot:
 
 
 def left(nodes: Servers) -> list[Slot]:
-    """Return every key on every node that is a slot or a note, whether the node's index knows it or not."""
+    """Return every key on every node that is a slot or a note, whether or not the node's index knows it."""
     found = []
     for place, node in enumerate(nodes):
         with node.client() as client:
@@ -68,7 +68,7 @@ def left(nodes: Servers) -> list[Slot]:
 
 class Loss:
     """
-    What tells whether a message was lost on its way from the broker to a worker.
+    Evidence on whether a message was lost between the broker and a worker.
 
     Args:
         book: The records.
@@ -85,7 +85,7 @@ class Loss:
         return self._client is not None and not self._has(self._client, task)
 
     def proof(self, task: str, slots: list[Slot], nodes: Servers) -> str:
-        """Say what shows that the broker lost a message of a task; empty if nothing does."""
+        """Return the evidence that the broker lost a message of a task; empty if there is none."""
         if not self.gone(task):
             return ""
         events = self._book.broker_events(task)

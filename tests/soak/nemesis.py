@@ -1,4 +1,4 @@
-"""The processes of the soak, and who kills them."""
+"""The processes of the soak, and the nemesis that kills them."""
 
 import os
 import random
@@ -16,11 +16,11 @@ from django_redlock.testing.processes import spawn
 
 NODE_REST = 40.0  # seconds between two kills of a node: the first must be voting again
 DOWN, FROZEN = 3.0, (0.3, 3.0)  # seconds for which a node is away
-PEACE = 6.0  # seconds after a freeze without another fault: one at a time, and those who told the node nothing go on
+PEACE = 6.0  # seconds after a freeze without another fault, so that clients that missed the node continue
 
 
 class Fleet:
-    """The workers and beat, which are started again when they were killed."""
+    """The workers and beat, which are started again after they were killed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -52,7 +52,7 @@ class Fleet:
         self.workers[place] = self._worker()
 
     def kill_child(self) -> bool:
-        """Kill a child of a worker; returns whether there was one."""
+        """Kill a child of a worker; return whether there was one."""
         alive = children(random.choice(self.workers).pid)
         if not alive:
             return False
@@ -63,13 +63,13 @@ class Fleet:
         return True
 
     def revive(self) -> None:
-        """Start again what has ended by itself."""
+        """Restart processes that have ended by themselves."""
         for place, worker in enumerate(self.workers):
             if worker.poll() is not None:
                 self.workers[place] = self._worker()
 
     def end_beat(self) -> None:
-        """End beat in good order: nobody would send the message of a slot that it has just taken."""
+        """End beat properly: otherwise nobody would send the message of a slot that it has just taken."""
         self.beat.terminate()
         self.beat.wait()
 
@@ -87,7 +87,8 @@ def children(pid: int) -> list[int]:
 
 class Nemesis:
     """
-    Kills children, workers and one node at a time, which comes back empty; now and then a node only stops for a while.
+    Kills children, workers and one node at a time, which comes back empty; from time to time a node only stops for a
+    while.
 
     Args:
         fleet: The workers.
@@ -104,7 +105,7 @@ class Nemesis:
         self.killed: Counter[str] = Counter()
 
     def act(self) -> None:
-        """Do what is due."""
+        """Run the actions that are due."""
         now = time.monotonic()
         if self._away and now > self._away[1]:
             self.bring_back()
@@ -132,7 +133,7 @@ class Nemesis:
             self._away, self._next = (node, until), until + PEACE
 
     def bring_back(self) -> None:
-        """Have the node that is away come back."""
+        """Bring the absent node back."""
         if self._away:
             self._nodes[self._away[0]].start()
             self._nodes[self._away[0]].thaw()

@@ -15,9 +15,9 @@ from django_redlock.celery import singleton_task
 from .records import Records
 
 LEASE = 5.0  # seconds
-QUEUE_TTL = 7200.0  # seconds: a slot that is left behind is still there at the end
+QUEUE_TTL = 7200.0  # seconds: an orphaned slot still exists at the end
 KEYS = 200
-VISIBILITY = 10  # seconds after which the broker delivers again what nobody has acknowledged
+VISIBILITY = 10  # seconds after which the broker redelivers unacknowledged messages
 
 REDIS_OPTIONS = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 
@@ -41,7 +41,7 @@ def records(pid: int) -> Records:
 
 
 class WatchedQoS(QoS):
-    """Records what becomes of messages between Redis, as a broker, and this worker."""
+    """Records the fate of messages between Redis, as a broker, and this worker."""
 
     def append(self, message: Any, delivery_tag: str) -> None:
         super().append(message, delivery_tag)
@@ -62,7 +62,7 @@ Channel.QoS = WatchedQoS
 
 @singleton_task(bind=True, lease=LEASE, queue_ttl=QUEUE_TTL, acks_late=True, reject_on_worker_lost=True)
 def work(self: Any, key: int) -> int:
-    """Work for a while, in steps; now and then for longer than a lease, now and then only at the second attempt."""
+    """Work for a while, in steps; sometimes for longer than a lease, sometimes only at the second attempt."""
     book = records(os.getpid())
     run = book.began(key, self.request.id)
     duration = random.choice([0.02, 0.1, 0.3, 0.6]) if random.random() < 0.97 else 1.6 * LEASE

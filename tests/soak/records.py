@@ -1,4 +1,4 @@
-"""What tasks and callers record, and what must be true of it. All processes are on one machine, with one clock."""
+"""The records of tasks and callers, and what must be true of them. All processes are on one machine, with one clock."""
 
 import os
 import sqlite3
@@ -30,7 +30,7 @@ class Records:
         self._database.executescript(TABLES)
 
     def began(self, key: int, task: str) -> int:
-        """Record that a body began; returns the number of its run."""
+        """Record that a body began; return the number of its run."""
         now = time.monotonic()
         run = self._database.execute(
             "INSERT INTO run (key, task, pid, began, seen) VALUES (?, ?, ?, ?, ?)", (key, task, os.getpid(), now, now)
@@ -39,28 +39,28 @@ class Records:
         return run.lastrowid
 
     def seen(self, run: int, ended: bool = False) -> None:
-        """Record that a body is still at work, or has done it."""
+        """Record that a body is still at work, or has finished."""
         self._database.execute("UPDATE run SET seen = ?, ended = ? WHERE id = ?", (time.monotonic(), ended, run))
 
     def broker(self, tag: str, task: str, event: str) -> None:
-        """Record what a worker did with a message of the broker: ``noted`` or ``acknowledged``."""
+        """Record a worker's action on a message of the broker: ``noted`` or ``acknowledged``."""
         self._database.execute("INSERT INTO broker (tag, task, event) VALUES (?, ?, ?)", (tag, task, event))
 
     def broker_events(self, task: str) -> dict[str, str]:
-        """Return what was last done with each message of a task."""
+        """Return the last action on each message of a task."""
         rows = self._database.execute(
             "SELECT tag, event FROM broker WHERE tag IN (SELECT tag FROM broker WHERE task = ?) ORDER BY id", (task,)
         )
         return dict(rows.fetchall())
 
     def called(self, key: int, task: str, accepted: bool) -> None:
-        """Record what the caller was told."""
+        """Record the caller's result."""
         self._database.execute(
             "INSERT OR IGNORE INTO call VALUES (?, ?, ?, ?)", (task, key, time.monotonic(), accepted)
         )
 
     def unfinished(self) -> list[str]:
-        """Return the ids of the calls that were accepted and that no body has finished."""
+        """Return the ids of the accepted calls that no body has finished."""
         rows = self._database.execute(
             "SELECT task FROM call WHERE accepted AND task NOT IN (SELECT task FROM run WHERE ended) ORDER BY at"
         )
@@ -91,7 +91,7 @@ class Records:
         return {task: doers for task, doers in pids.items() if len(doers) > 1}
 
     def figures(self) -> "Figures":
-        """Return how much happened."""
+        """Return the totals."""
 
         def count(what: str) -> int:
             return int(self._database.execute(f"SELECT COUNT(*) FROM {what}").fetchone()[0])
@@ -107,7 +107,7 @@ class Records:
 
 @dataclass(frozen=True)
 class Figures:
-    """How much happened: calls, those accepted, bodies begun and finished, distinct keys that ran."""
+    """The totals: calls, accepted calls, bodies begun and finished, distinct keys that ran."""
 
     calls: int
     accepted: int

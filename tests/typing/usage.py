@@ -1,5 +1,6 @@
 """
-What users write, and what they must not write: a line with ``type: ignore`` has an error, or mypy reports the comment.
+Code that users write, and code that must be an error: a line with ``type: ignore`` has an error, or mypy reports the
+comment.
 """
 
 from typing import Any, assert_type

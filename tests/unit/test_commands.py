@@ -1,4 +1,4 @@
-"""``redlock_list`` and ``redlock_clear``: what they say, what they delete, and their exit codes."""
+"""``redlock_list`` and ``redlock_clear``: their output, what they delete, and their exit codes."""
 
 import builtins
 import csv
@@ -20,7 +20,7 @@ A, B = "a" * 32, "b" * 32
 
 
 class Terminal(StringIO):
-    """A standard input at which somebody sits."""
+    """A standard input with a user at a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -36,7 +36,7 @@ def five():
 
 @pytest.fixture
 def answers(monkeypatch):
-    """What somebody types when asked; the questions are kept."""
+    """The user's answers; the questions are recorded."""
     asked = []
 
     def answer_with(text: str) -> list[str]:
@@ -53,7 +53,7 @@ def put(nodes, name: str, nonce: str = A, left: float | None = 10, *, age: float
 
 
 def run(command: str, *args: str, **options: object) -> tuple[str, str, int]:
-    """Return what a command wrote to its two outputs, and its exit code."""
+    """Return a command's two outputs, and its exit code."""
     out, err, code = StringIO(), StringIO(), 0
     try:
         call_command(command, *args, stdout=out, stderr=err, no_color=True, **options)
@@ -128,7 +128,7 @@ def test_list_as_json(five):
 
 def test_list_with_a_node_down(five):
     """
-    L73: a node that is down is named on standard error; the list is there and the exit code is 0.
+    L73: a node that is down is named on standard error; the list is printed and the exit code is 0.
     """
     put(five, "orders:7")
     five[1].down = True
@@ -144,7 +144,7 @@ def test_list_with_a_node_down(five):
 @pytest.mark.parametrize("command", ["redlock_list", "redlock_clear"])
 def test_commands_without_a_quorum(five, command):
     """
-    L73, L76: with too few nodes both commands end with exit code 3, and delete nothing.
+    L73, L76: with too few nodes both commands exit with 3, and delete nothing.
     """
     put(five, "orders:7", left=None)
     for node in five[:3]:
@@ -165,7 +165,7 @@ def test_commands_with_an_unknown_alias(five, command):
     _out, err, code = run(*command.split(), "--using=defautl")
 
     assert "did you mean 'default'" in err
-    assert code == 2  # and 1, of redlock_inspect, is only "it is free"
+    assert code == 2  # and 1, of redlock_inspect, means only "it is free"
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5"])
@@ -219,7 +219,7 @@ def test_clear_dry_run_wins(five):
 @pytest.mark.parametrize("option", ["--noinput", "--no-input"])
 def test_clear_deletes_what_is_stale(five, option):
     """
-    L76, L77: with --no-input the stale keys go, and the locks that a quorum holds stay.
+    L76, L77: with --no-input the stale keys are deleted, and the locks that a quorum holds stay.
     """
     put(five, "endless", left=None, age=100)
     put(five, "too long", left=1000, age=100)
@@ -265,7 +265,7 @@ def test_clear_takes_no_for_an_answer(five, answers):
 
 def test_clear_older_than(five):
     """
-    --older-than leaves younger keys alone, and those that do not say how old they are.
+    --older-than skips younger keys, and keys without an age.
     """
     put(five, "young", left=None, age=70)
     put(five, "old", left=None, age=500)
@@ -303,7 +303,7 @@ def test_clear_refuses_names_that_are_none(five, name):
 
 def test_clear_nothing(five):
     """
-    Without a stale key it says so and ends with 0.
+    Without a stale key the command says so and exits with 0.
     """
     with lock("alive"):
         assert run("redlock_clear", "--no-input") == ("Nothing is stale.\n", "", 0)
@@ -311,7 +311,7 @@ def test_clear_nothing(five):
 
 def test_clear_of_a_key_that_changes(five, answers, monkeypatch):
     """
-    L74: a key that somebody takes while the question is on the screen is left alone.
+    L74: a key that somebody takes while the question is on the screen is not deleted.
     """
     put(five[:2], "orders:7", age=100)
     monkeypatch.setattr(builtins, "input", lambda question: put(five, "orders:7", B, 30) or "yes")
@@ -325,7 +325,7 @@ def test_clear_of_a_key_that_changes(five, answers, monkeypatch):
 
 def test_clear_in_part(nodes):
     """
-    A key that cannot be deleted ends the command with exit code 1, after the others were deleted.
+    A key that cannot be deleted makes the command exit with 1, after the others were deleted.
     """
     options = {"restart_guard": False}
     with override_settings(REDLOCK={"default": {"NODES": nodes.urls, "OPTIONS": options}}):
@@ -362,7 +362,7 @@ def test_list_as_csv(five):
 )
 def test_list_in_another_order(five, sort, names):
     """
-    The list can be sorted by what it shows.
+    The list can be sorted by each of its columns.
     """
     put(five, "a", left=20)
     put(five, "b", left=10)

@@ -37,7 +37,7 @@ from django_redlock.nodes import memory
 from django_redlock.signals import lock_forced
 from django_redlock.testing import Simulation
 
-PATIENCE = 20.0  # seconds after which something that should have happened has not
+PATIENCE = 20.0  # seconds after which an expected event counts as missing
 TTL = 30.0  # seconds of a lease in virtual time
 NAME = "report"
 OPTIONS = {"restart_guard": False, "node_timeout": 0.2}
@@ -78,7 +78,7 @@ def make(request):
 
 
 async def done(result):
-    """Return what a method returned, in either flavour."""
+    """Return the result of a method, in either flavour."""
     return await result if inspect.isawaitable(result) else result
 
 
@@ -102,7 +102,7 @@ async def sim():
 
 
 async def wait(sim, lock, seconds):
-    """Let virtual time pass: a task sleeps, and of blocking code the simulation plays the threads."""
+    """Let virtual time pass: a task sleeps, and the simulation replaces the threads of blocking code."""
     if isinstance(lock, AsyncLock):
         await asyncio.sleep(seconds)
     else:
@@ -110,7 +110,7 @@ async def wait(sim, lock, seconds):
 
 
 def in_thread(action):
-    """Return what *action* returns, or the exception that it raises, in another thread."""
+    """Return the result of *action* in another thread, or its exception."""
     results = []
 
     def run():
@@ -126,13 +126,13 @@ def in_thread(action):
 
 
 def left_on_nodes(name=NAME):
-    """Return the seconds that a lock has left, by the node that gives it most."""
+    """Return the seconds that a lock has left, by the node with the most."""
     replies = locks["default"].survey(slugs=(slug(name),))
-    return max(reply.rows[0].left for reply in replies.values() if reply.rows)  # a busy one may be late
+    return max(reply.rows[0].left for reply in replies.values() if reply.rows)  # a busy node may be late
 
 
 async def shortened_to(seconds, name=NAME):
-    """Wait until every node has shortened a lock: the last ones do after a quorum has answered the holder."""
+    """Wait until every node has shortened a lock: the last ones do so after a quorum has answered the holder."""
     until = time.monotonic() + PATIENCE
     while left_on_nodes(name) > seconds:
         assert time.monotonic() < until, "a node has not shortened it"
@@ -170,9 +170,9 @@ def test_arguments_are_those_of_redis_py(ours, theirs, method):
     assert arguments(ours)[: len(wanted)] == wanted
 
 
-def test_a_client_makes_our_locks_when_told_to():
+def test_a_client_makes_our_locks_with_lock_class():
     """
-    ``client.lock(..., lock_class=Lock)`` works, and nothing is asked of the client's own server.
+    ``client.lock(..., lock_class=Lock)`` works, and no request goes to the client's own server.
     """
     client = redis.Redis(port=1)
 
@@ -184,7 +184,7 @@ def test_a_client_makes_our_locks_when_told_to():
 @pytest.mark.parametrize("error", [LockError("is not held", NAME), LockNotOwnedError("was lost", NAME)])
 def test_errors_are_caught_by_code_for_redis_py_and_for_redlock(error):
     """
-    The errors are redis-py's and ours, know the lock, and come back whole from another process.
+    The errors are redis-py's and ours, name the lock, and survive the way from another process.
     """
     again = pickle.loads(pickle.dumps(error))
 
@@ -212,7 +212,7 @@ async def test_lock_is_not_pickled_or_copied(make, thread_local, duplicate):
 
 def test_lock_of_a_cache_is_replaced_by_ours(nodes, settings):
     """
-    What ``cache.lock()`` of django-redis is told, our lock understands; the first argument stays the cache.
+    Our lock accepts the arguments of django-redis' ``cache.lock()``; the first argument stays the cache.
     """
     pytest.importorskip("django_redis")
     settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": nodes.urls[0]}}
@@ -243,7 +243,7 @@ async def test_a_name_in_bytes_names_the_same_lock(make, name):
 @pytest.mark.parametrize("timeout", [0, 0.0004, -1, math.nan, math.inf, True, "5"])
 def test_timeout_that_no_lease_can_last_is_refused_when_the_lock_is_made(make, timeout):
     """
-    L14: a timeout of 0 does not stand for ever, and a tiny one does not become an error of the server.
+    L14: a timeout of 0 does not mean for ever, and a tiny one does not become an error of the server.
     """
     with pytest.raises(ValueError, match="timeout must be"):
         make(timeout=timeout)
@@ -251,7 +251,7 @@ def test_timeout_that_no_lease_can_last_is_refused_when_the_lock_is_made(make, t
 
 def test_name_that_cannot_be_a_lock_is_refused_when_the_lock_is_made(make):
     """
-    An object that is no name is an error at once, not a key called after its repr.
+    An object that is not a name is an error at once, not a key named after its repr.
     """
     with pytest.raises(TypeError, match="name must be a str"):
         make(7)
@@ -365,7 +365,7 @@ async def test_cancelled_waiter_leaves_nothing_behind():
 
 async def test_acquiring_again_keeps_the_first_hold(make, options):
     """
-    L43: a lock object that holds the lock does not get it again, nor forget its token.
+    L43: a lock object that holds the lock does not get it again, and keeps its token.
     """
     lock = make(timeout=5)
     await done(lock.acquire())
@@ -379,9 +379,9 @@ async def test_acquiring_again_keeps_the_first_hold(make, options):
 
 
 @pytest.mark.parametrize("made", [{}, {"sleep": 60}, {"sleep": 0}])
-async def test_blocking_timeout_is_used_whole_whatever_sleep_is(make, sim, made):
+async def test_blocking_timeout_does_not_depend_on_sleep(make, sim, made):
     """
-    L49: a waiter goes on to the end of its time, which in redis-py a longer ``sleep`` cuts to nothing.
+    L49: a waiter waits to the end of its time, although in redis-py a longer ``sleep`` reduces that to nothing.
     """
     sim.rival().lock(NAME).acquire()
     lock = make(blocking_timeout=60, **made)
@@ -395,7 +395,7 @@ async def test_blocking_timeout_is_used_whole_whatever_sleep_is(make, sim, made)
 @pytest.mark.parametrize("method", ["release", "reacquire", "extend"])
 async def test_what_is_not_held_is_not_released_or_extended(make, method):
     """
-    Without the lock there is an error that is not about a lock that was lost.
+    Without the lock, the error is not one about a lost lock.
     """
     lock = make(timeout=5)
 
@@ -407,7 +407,7 @@ async def test_what_is_not_held_is_not_released_or_extended(make, method):
 
 async def test_release_of_a_lock_that_was_lost_raises_and_clears_the_token(make, options):
     """
-    L37: whoever releases too late is told, once.
+    L37: a caller that releases too late gets an error, once.
     """
     lock = make(timeout=5)
     await done(lock.acquire())
@@ -422,7 +422,7 @@ async def test_release_of_a_lock_that_was_lost_raises_and_clears_the_token(make,
 
 async def test_release_that_nodes_do_not_answer_is_a_warning(make, caplog):
     """
-    The lock was held until now and ends by itself, so there is nothing to raise.
+    The lock was held until now and ends by itself, so there is no error to raise.
     """
     lock = make(timeout=5)
     await done(lock.acquire())
@@ -437,7 +437,7 @@ async def test_release_that_nodes_do_not_answer_is_a_warning(make, caplog):
 
 async def test_too_few_nodes_are_an_error_of_their_own(make):
     """
-    L3, L81: a lock is neither taken nor free when nobody can tell.
+    L3, L81: a lock is neither taken nor free if nobody can tell.
     """
     lock = make(timeout=5)
     fail(down=True)
@@ -449,7 +449,7 @@ async def test_too_few_nodes_are_an_error_of_their_own(make):
 
 async def test_lock_is_owned_by_the_clock_while_nodes_do_not_answer(make):
     """
-    A lease is good until it ends, whoever can be reached.
+    A lease is good until it ends, whichever nodes can be reached.
     """
     lock = make(timeout=5)
     await done(lock.acquire())
@@ -475,7 +475,7 @@ async def test_extension_that_nodes_do_not_answer_leaves_the_lock_as_it_was(make
 
 async def test_lock_can_be_extended_when_nodes_answer_again(make):
     """
-    An extension that nobody answered does not rule out the next one.
+    An extension without replies does not rule out the next one.
     """
     lock = make(timeout=5)
     await done(lock.acquire())
@@ -491,11 +491,11 @@ async def test_lock_can_be_extended_when_nodes_answer_again(make):
 
 async def test_lock_of_the_parent_process_is_not_released_by_a_fork(make):
     """
-    L41: what a forked child finds in the lock is not its own.
+    L41: a forked child does not own the hold that it finds in the lock.
     """
     lock = make(timeout=5)
     await done(lock.acquire())
-    lock.lease._pid = -1  # as if this process were the child of that one
+    lock.lease._pid = -1  # as if this process were a child of that one
 
     assert await done(lock.owned()) is False
     with pytest.raises(LockNotOwnedError, match="fork of the holder"):
@@ -508,7 +508,7 @@ async def test_lock_of_the_parent_process_is_not_released_by_a_fork(make):
 
 
 def interrupted(action, line):
-    """Run *action* and interrupt it at that line of the module, counted as it runs; returns whether it came so far."""
+    """Run *action* and interrupt it at that line of the module, counted as it runs; return whether it came that far."""
     lines = count()
 
     def trace(frame, event, argument):
@@ -536,7 +536,7 @@ never_begun = pytest.mark.filterwarnings("ignore:coroutine 'BaseLock.* was never
 @pytest.mark.parametrize("timeout", [None, 5])
 def test_interrupted_acquire_leaves_nothing_that_is_renewed(timeout):
     """
-    L10: wherever a signal hits, the key that may be left has an expiry, and it is held, or nobody renews it.
+    L10: wherever a signal hits, a key that stays has an expiry, and is either held or not renewed.
     """
     for line in count():
         name = f"report:{line}"
@@ -569,7 +569,7 @@ def test_interrupted_release_can_be_repeated():
             break
 
         if lock.local.token is not None and lock.locked():
-            with suppress(LockNotOwnedError):  # the one that was interrupted is brought to the nodes later, too
+            with suppress(LockNotOwnedError):  # the interrupted release is redelivered, too
                 lock.release()
         until = time.monotonic() + PATIENCE
         while lock.locked():
@@ -585,7 +585,7 @@ def test_interrupted_release_can_be_repeated():
 
 @pytest.fixture
 def forced():
-    """What the signal ``lock_forced`` said."""
+    """The content of the signal ``lock_forced``."""
     said = []
 
     def receive(name, outcome, **about):
@@ -599,7 +599,7 @@ def forced():
 @pytest.mark.parametrize("timeout", [None, 5])
 async def test_reset_takes_the_lock_from_whoever_holds_it(make, options, forced, timeout):
     """
-    L74: ``reset()`` frees this name and no other, and the holder, which is not asked, is told at its next extension.
+    L74: ``reset()`` frees this name and no other; the holder is not asked, and learns of it at its next extension.
     """
     holder, other, lock = make(timeout=timeout), make("other", timeout=5), make(timeout=5)
     await done(holder.acquire())
@@ -619,7 +619,7 @@ async def test_reset_takes_the_lock_from_whoever_holds_it(make, options, forced,
 
 async def test_reset_of_the_own_lock_ends_it_here_too(make, options):
     """
-    What the lock object knew of its hold is gone, and its lease does not count any more.
+    The lock object forgets its hold, and its lease is no longer valid.
     """
     lock = make()
     await done(lock.acquire())
@@ -633,9 +633,9 @@ async def test_reset_of_the_own_lock_ends_it_here_too(make, options):
         await done(lock.release())
 
 
-async def test_reset_frees_what_a_stranger_wrote(make):
+async def test_reset_frees_a_foreign_key(make):
     """
-    L77: a key that is not ours, and that never ends, does not block the name for ever.
+    L77: a foreign key without expiry does not block the name for ever.
     """
     for node in locks["default"].nodes:
         node.store.put(slug(NAME), "somebody else", None)
@@ -649,7 +649,7 @@ async def test_reset_frees_what_a_stranger_wrote(make):
 
 async def test_reset_of_a_free_lock_does_nothing(make, options, forced):
     """
-    Nobody is told of a lock that nobody holds.
+    No signal is sent for a lock that nobody holds.
     """
     async with entered(make()) as lock:
         pass
@@ -660,9 +660,9 @@ async def test_reset_of_a_free_lock_does_nothing(make, options, forced):
     assert await done(make().acquire(blocking=False)) is True
 
 
-async def test_reset_says_when_too_few_nodes_answer(make):
+async def test_reset_reports_too_few_nodes(make):
     """
-    A lock that may still be held is not passed off as free.
+    A lock that may still be held is not reported as free.
     """
     holder = make()
     await done(holder.acquire())
@@ -692,7 +692,7 @@ async def test_reset_with_a_node_that_is_down_frees_the_lock(make):
 
 async def test_leaving_a_block_raises_when_the_lock_was_lost(make, sim):
     """
-    L36: the body is told that it may not have been alone.
+    L36: the body learns that it may not have been alone.
     """
     with pytest.raises(LockNotOwnedError):
         async with entered(make(timeout=5)) as lock:
@@ -701,14 +701,14 @@ async def test_leaving_a_block_raises_when_the_lock_was_lost(make, sim):
 
 async def test_leaving_a_block_after_a_release_raises(make):
     """
-    As in redis-py, the block wants to release the lock itself.
+    As in redis-py, the block itself must release the lock.
     """
     with pytest.raises(LockError, match="not held here"):
         async with entered(make()) as lock:
             await done(lock.release())
 
 
-async def test_leaving_a_block_only_warns_when_told_so(make, caplog):
+async def test_leaving_a_block_only_warns_with_that_option(make, caplog):
     """
     ``raise_on_release_error=False`` turns the error into a line in the log.
     """
@@ -721,7 +721,7 @@ async def test_leaving_a_block_only_warns_when_told_so(make, caplog):
 
 async def test_exception_of_the_body_is_what_leaves_the_block(make):
     """
-    L36: a lost lock does not hide what went wrong in the body.
+    L36: a lost lock does not hide the exception of the body.
     """
     with pytest.raises(ZeroDivisionError):
         async with entered(make(timeout=5)):
@@ -733,7 +733,7 @@ async def test_exception_of_the_body_is_what_leaves_the_block(make):
 
 async def test_lock_without_timeout_has_an_expiry_and_is_renewed(make, sim):
     """
-    L15, L22: no key stands for ever; a process that lives keeps the lock, also where leases are not renewed by default.
+    L15, L22: no key lasts for ever; a living process keeps the lock, even where leases are not renewed by default.
     """
     sim._main.manager.rules = replace(sim.rules, renew=False)
     lock = make()
@@ -763,7 +763,7 @@ async def test_lock_without_timeout_is_not_extended(make, method):
 
 async def test_lock_ends_with_its_timeout(make, sim):
     """
-    A lock with a timeout is not renewed; another holder gets it, and the first is told.
+    A lock with a timeout is not renewed; another holder gets it, and the first learns of it.
     """
     lock = make(timeout=20)
     await done(lock.acquire())
@@ -793,7 +793,7 @@ async def test_extend_adds_to_what_is_left(make, options):
 
 async def test_extend_with_replace_ttl_counts_from_now(make, options):
     """
-    ``extend(6, replace_ttl=True)`` leaves six seconds, also if there were more.
+    ``extend(6, replace_ttl=True)`` leaves six seconds, even if there were more.
     """
     lock = make(timeout=20)
     await done(lock.acquire())
@@ -801,13 +801,13 @@ async def test_extend_with_replace_ttl_counts_from_now(make, options):
     assert await done(lock.extend(6, replace_ttl=True)) is True
 
     await shortened_to(6)
-    left = left_on_nodes()  # before what the holder counts on: the time between the two shortens only the latter
+    left = left_on_nodes()  # before the holder's own time: the delay between the two shortens only that
     assert 0 < lock.lease.remaining() < left <= 6
 
 
 async def test_shortened_lock_ends_in_time(make, sim):
     """
-    The holder is told that its lock ended when the shorter time is over.
+    The holder learns that its lock ended when the shorter time has run out.
     """
     lock = make(timeout=50)
     await done(lock.acquire())
@@ -821,7 +821,7 @@ async def test_shortened_lock_ends_in_time(make, sim):
 
 async def test_shortened_lock_counts_as_shorter_though_nodes_do_not_answer(make):
     """
-    Nodes may have shortened it without saying so.
+    Nodes may have shortened it without a reply.
     """
     lock = make(timeout=10)
     await done(lock.acquire())
@@ -850,7 +850,7 @@ async def test_reacquire_starts_the_timeout_anew(make, options):
 @pytest.mark.parametrize("method", ["extend", "reacquire"])
 async def test_lost_lock_is_not_extended(make, options, method):
     """
-    An extension tells whoever lost the lock.
+    An extension tells the caller that the lock was lost.
     """
     lock = make(timeout=5)
     await done(lock.acquire())
@@ -864,7 +864,8 @@ async def test_lost_lock_is_not_extended(make, options, method):
 
 async def test_timeout_longer_than_the_longest_lease_is_kept_in_pieces(make, sim):
     """
-    The nodes never know more than one lease, so a dead holder's lock is free after that; a living one keeps it in full.
+    The nodes never store more than one lease, so a dead holder's lock is free after that; a living holder keeps it in
+    full.
     """
     lock = make(timeout=3 * TTL)
     await done(lock.acquire())
@@ -911,7 +912,7 @@ async def test_nothing_is_held_longer_than_max_hold(make, options):
 
 async def test_extension_beyond_max_extensions_names_the_number(make, options):
     """
-    The option holds for these locks as well.
+    The option applies to these locks as well.
     """
     options(max_extensions=1)
     lock = make(timeout=10)
@@ -936,12 +937,12 @@ async def test_extension_to_nothing_is_refused(make, additional, replace):
     assert lock.lease.remaining() > 0
 
 
-# Whose lock it is
+# The owner of a lock
 
 
 def test_other_threads_hold_nothing():
     """
-    L42: the lock belongs to the thread that acquired it; in redis-py, another one meets an ``AttributeError``.
+    L42: the lock belongs to the thread that acquired it; in redis-py, another thread gets an ``AttributeError``.
     """
     lock = Lock(None, NAME, timeout=5)
     lock.acquire()
@@ -1000,7 +1001,7 @@ async def test_later_hold_of_another_task_is_not_released_by_the_first():
     await asyncio.wait_for(holding, PATIENCE)
 
 
-def test_other_threads_share_the_lock_when_told_so():
+def test_other_threads_share_the_lock_with_that_option():
     """
     ``thread_local=False`` lets another thread release it.
     """
@@ -1029,7 +1030,7 @@ async def test_other_tasks_hold_nothing():
     assert await lock.owned()
 
 
-async def test_other_tasks_share_the_lock_when_told_so():
+async def test_other_tasks_share_the_lock_with_that_option():
     """
     ``thread_local=False`` lets another task release it.
     """
@@ -1046,7 +1047,7 @@ async def test_other_tasks_share_the_lock_when_told_so():
 
 async def test_lock_belongs_to_the_task_that_called():
     """
-    A coroutine that is run by a task of its own, as by ``asyncio.wait_for()``, works for its caller.
+    A coroutine that runs in a task of its own, as with ``asyncio.wait_for()``, works for its caller.
     """
     lock = AsyncLock(None, NAME, timeout=5)
 
@@ -1059,7 +1060,7 @@ async def test_lock_belongs_to_the_task_that_called():
 
 async def test_cancelled_release_can_be_repeated():
     """
-    L37: the token is still there when a release was cancelled before the nodes got it; it is brought to them, too.
+    L37: the token still exists when a release was cancelled before the nodes got it; the release is redelivered, too.
     """
     lock = AsyncLock(None, NAME, timeout=5)
     await lock.acquire()
@@ -1070,10 +1071,10 @@ async def test_cancelled_release_can_be_repeated():
     releasing.cancel()
     await asyncio.wait([releasing])
     fail(deaf=False)
-    await locks["default"].aclose()  # the answers to that release never come
+    await locks["default"].aclose()  # the replies to that release never come
 
     assert releasing.cancelled()
-    with suppress(LockNotOwnedError):  # the first one may have got there by now
+    with suppress(LockNotOwnedError):  # the first one may have arrived by now
         await lock.release()
     until = time.monotonic() + PATIENCE
     while await lock.locked():
@@ -1083,7 +1084,7 @@ async def test_cancelled_release_can_be_repeated():
 
 def test_locks_can_be_used_outside_of_an_event_loop():
     """
-    A coroutine made outside of any task belongs to whoever is outside.
+    A coroutine made outside any task belongs to the code outside.
     """
     lock = AsyncLock(None, NAME, timeout=5)
 
@@ -1104,7 +1105,7 @@ def test_locks_can_be_used_outside_of_an_event_loop():
 
 async def test_chosen_token_does_not_let_two_in(make, options):
     """
-    Whoever chooses the token of the present holder is not taken for it.
+    A caller that chooses the present holder's token does not become the holder.
     """
     first, second = make(timeout=5), make(timeout=5)
 
@@ -1118,7 +1119,7 @@ async def test_chosen_token_does_not_let_two_in(make, options):
 @pytest.mark.parametrize("chosen", [None, "worker-1", b"worker-1"])
 async def test_token_that_was_handed_over_releases_the_lock(make, options, chosen):
     """
-    A process that was given the token by another, such as a task by its sender, can release the lock with it.
+    A process that got the token from another, such as a task from its sender, can release the lock with it.
     """
     sender, receiver = make(timeout=5), make(timeout=5)
     await done(sender.acquire(token=chosen))
@@ -1134,7 +1135,7 @@ async def test_token_that_was_handed_over_releases_the_lock(make, options, chose
 
 async def test_renewal_does_not_bring_back_what_a_token_released(make, options):
     """
-    A holder whose lock was released with its token is told at its next renewal, and the lock stays free.
+    A holder whose lock was released with its token learns of it at its next renewal, and the lock stays free.
     """
     sender, receiver = make(), make()
     await done(sender.acquire())
@@ -1186,7 +1187,7 @@ async def test_token_can_be_handed_on(make, options):
 @pytest.mark.parametrize("method", ["release", "reacquire", "extend"])
 async def test_token_of_nobody_does_nothing(make, options, method):
     """
-    A token whose lock ended, or that was never one, is not owned, and its holder's lock stays.
+    A token whose lock ended, or that was never valid, owns nothing, and another holder's lock stays.
     """
     await done(make(timeout=5).acquire())
     lock = make(timeout=5)
@@ -1201,7 +1202,7 @@ async def test_token_of_nobody_does_nothing(make, options, method):
 
 def test_neither_token_is_shown():
     """
-    What can be printed of a lock does not let anybody release it.
+    The printed form of a lock is not enough to release it.
     """
     lock = Lock(None, NAME, timeout=5)
     lock.acquire(token="worker-1")
@@ -1216,7 +1217,7 @@ def test_neither_token_is_shown():
 
 def test_docs_list_the_tests_that_must_fail():
     """
-    The tests of redis-py that differ on purpose are in docs/compat.md with the reasons that the suite knows.
+    docs/compat.md lists the tests of redis-py that differ on purpose, with the suite's reasons.
     """
     differences = tomllib.loads((ROOT / "tests/redis_py_suite/differences.toml").read_text())
     docs = (ROOT / "docs/compat.md").read_text()

@@ -1,5 +1,5 @@
 """
-The panel of django-debug-toolbar: what a request tried to lock.
+The panel of django-debug-toolbar: the locks that a request tried to take.
 """
 
 import pytest
@@ -31,7 +31,7 @@ def toolbar(shop, settings):
 
 
 def shown(response):
-    """Return what the panel shows of a request, as somebody sees who opens it."""
+    """Return the panel of a request, as shown to a user who opens it."""
     query = {"request_id": response.headers["djdt-request-id"], "panel_id": "LocksPanel"}
     return " ".join(Client().get("/__debug__/render_panel/", query).json()["content"].split())
 
@@ -63,9 +63,9 @@ def test_locks_of_a_request_are_shown(client):
     assert "<td>taken (manual the other &lt;b&gt;)</td>" in content
 
 
-def test_request_without_locks_says_so(client):
+def test_request_without_locks_has_an_empty_panel(client):
     """
-    A request that tried none has an empty panel, whatever others do.
+    A request without locks has an empty panel, whatever other requests do.
     """
     with lock("elsewhere"):
         content = shown(client.get("/touch/7/"))
@@ -73,9 +73,9 @@ def test_request_without_locks_says_so(client):
     assert content == "<p>No lock was tried in this request.</p>"
 
 
-def test_lost_lock_and_missing_quorum_are_told_apart(client):
+def test_lost_lock_and_missing_quorum_have_different_texts(client):
     """
-    What became of a lock is said in words.
+    The outcome of a lock is shown in words.
     """
 
     def work():

@@ -45,7 +45,7 @@ if django.VERSION >= (6, 0):
     @pytest.mark.parametrize("locked", [refresh, arefresh])
     def test_fails_if_taken(locked):
         """
-        A task whose lock is taken fails with the error that says so: Django's tasks know no other way.
+        A task whose lock is taken fails with LockTakenError, because Django's tasks have no other way.
         """
         with lock("rates"):
             result = locked.enqueue(7)

@@ -1,4 +1,4 @@
-"""What the page of guarantees points to is there."""
+"""The references on the page of guarantees are valid."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,9 @@ PAGE = TESTS.parent / "docs" / "guarantees.md"
 
 
 def test_tests_that_the_page_names_exist():
-    """Whoever wants to see a guarantee held up finds the test, under the name and in the file that the page gives."""
+    """
+    A reader who wants to see a guarantee tested finds the test, under the name and in the file that the page gives.
+    """
     names = set(re.findall(r"`(?:tests/[\w/]+/)?(test_\w+)`", PAGE.read_text()))
     written = {name for path in TESTS.rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
 

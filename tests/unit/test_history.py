@@ -1,4 +1,4 @@
-"""The history of locks: what is written down, when, and what advice it gives."""
+"""The history of locks: what is recorded, when, and the advice it gives."""
 
 import threading
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ LIST = "/admin/redlock_history/hold/"
 
 @pytest.fixture
 def recorder(monkeypatch) -> Iterator[Recorder]:
-    """A recorder that writes when it is told to."""
+    """A recorder that writes on command."""
     recorder = Recorder()
     monkeypatch.setattr(recorder, "_begin", lambda: None)
     with override_settings(REDLOCK={"default": {"NODES": ["memory://a", "memory://b", "memory://c"]}}):
@@ -38,13 +38,13 @@ def recorder(monkeypatch) -> Iterator[Recorder]:
 
 
 def held(name: str, count: int, seconds: float, *, ttl: float = 30.0, outcome: str = "released", waited: float = 0.0):
-    """Write down that a lock was held so often."""
+    """Record the given number of holds of a lock."""
     about = {"alias": "default", "name": name, "template": name, "host": "web-1", "pid": 7, "ended": timezone.now()}
     row = {**about, "outcome": outcome, "waited": waited, "held": seconds, "ttl": ttl}
     Hold.objects.bulk_create(Hold(**row) for _ in range(count))
 
 
-def test_what_ends_is_written_down(recorder):
+def test_ended_locks_are_recorded(recorder):
     """
     A release, a loss and an attempt that was given up each are a row with name, kind, times and token.
     """
@@ -74,7 +74,8 @@ def test_what_ends_is_written_down(recorder):
 
 def test_rows_are_written_by_a_thread_of_its_own(monkeypatch):
     """
-    A lock that ends asks no database; a thread writes it down a moment later and ends when there is nothing left.
+    A lock that ends sends no query to the database; a thread records it a moment later and ends when there is nothing
+    left.
     """
     monkeypatch.setattr(recorders, "EVERY", 0.01)
     recorder, done = Recorder(), threading.Event()
@@ -87,7 +88,7 @@ def test_rows_are_written_by_a_thread_of_its_own(monkeypatch):
 
 def test_thread_survives_a_connection_that_cannot_be_closed(monkeypatch):
     """
-    Whatever goes wrong beside the writing, the next locks are written, too.
+    Whatever fails beside the writing, the next locks are recorded, too.
     """
     monkeypatch.setattr(recorders, "EVERY", 0.01)
     monkeypatch.setattr(recorders.connections, "close_all", lambda: None)
@@ -106,7 +107,7 @@ def test_thread_survives_a_connection_that_cannot_be_closed(monkeypatch):
 
 def test_a_child_process_of_celery_writes_at_its_end(recorder):
     """
-    Celery's prefork children end without what Python does at the end of a process, and so tell of it by a signal.
+    Celery's prefork children end without Python's exit handlers, so a signal reports their end.
     """
     lock("orders:7").acquire().release()
     assert Hold.objects.count() == 0
@@ -170,13 +171,14 @@ def test_hostile_names_are_bounded(recorder):
 
 
 def advice() -> dict[str, list[str]]:
-    """Return what is suggested for each kind."""
+    """Return the suggestions for each kind."""
     return {kind.template: list(kind.suggestions) for kind in kinds()}
 
 
 def test_advice():
     """
-    Locks that are lost, held for long, waited for by many or leased for too long each have their advice; others none.
+    Locks that are lost, held for long, waited for by many or leased for too long each have their advice; others have
+    none.
     """
     held("fine", 50, 1.0)
     held("lost", 50, 40.0)
@@ -212,7 +214,7 @@ def test_advice():
 
 def test_the_doctor_advises():
     """
-    ``redlock_doctor --advise`` says the same for people, by alias.
+    ``redlock_doctor --advise`` prints the same for people, by alias.
     """
     held("lost", 50, 40.0, outcome="expired")
     out = StringIO()
@@ -224,7 +226,7 @@ def test_the_doctor_advises():
 
 def test_the_doctor_without_a_history():
     """
-    Without the app it says what to install.
+    Without the app, the command says what to install.
     """
     with override_settings(INSTALLED_APPS=["django_redlock"]):
         with pytest.raises(CommandError, match=r"put 'django_redlock\.contrib\.history' into INSTALLED_APPS"):
@@ -236,7 +238,7 @@ def test_the_doctor_without_a_history():
 
 @pytest.fixture
 def viewer() -> Client:
-    """Somebody who may look at the history."""
+    """A user who may see the history."""
     user = User.objects.create_user("staff", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename="view_hold"))
     client = Client()
@@ -275,7 +277,7 @@ def test_the_history_needs_its_permission(path):
 @pytest.mark.parametrize("path", ["add/", "1/delete/"])
 def test_the_history_cannot_be_changed(viewer, path):
     """
-    Nobody can add or delete what was.
+    Nobody can add or delete history rows.
     """
     held("a", 1, 1.0)
     Hold.objects.update(id=1)

@@ -1,4 +1,4 @@
-"""What is held: states, remaining time, stale keys and release by force, over nodes in memory and real ones."""
+"""Held locks: states, remaining time, stale keys and release by force, over nodes in memory and real ones."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def five():
 
 
 def value(nonce: str = A, *, age: float = 1.0, ttl: float = 30.0, label: str = "shop.import") -> str:
-    """Return what a holder of that age would have written."""
+    """Return the value that a holder of that age would have written."""
     return encode(nonce, Owner("web-1", 77, "task", label, "id-1", time.time() - age, ttl))
 
 
@@ -93,7 +93,8 @@ def test_a_held_lock_is_listed_with_its_holder(five):
 
 def test_the_remaining_time_is_what_a_quorum_grants(five):
     """
-    L21, L72: the time shown is the quorum-th largest of the majority, less drift: not the largest, not another's.
+    L21, L72: the time shown is the quorum-th largest of the majority, minus drift: not the largest, not another
+    holder's.
     """
     put(five, value(A), 29, 28, 12, 5)
     put(five[4:], value(B), 99)
@@ -118,7 +119,7 @@ def test_minus_one_and_minus_two_are_no_times(five):
 
 def test_one_key_without_expiry_does_not_make_a_lock_endless(five):
     """
-    L72: what the quorum's remaining keys grant counts when only some of them never end.
+    L72: if only some of a quorum's keys never end, the remaining keys determine the time.
     """
     put(five, value(), None, 20, 19, 18, 17)
 
@@ -129,7 +130,7 @@ def test_one_key_without_expiry_does_not_make_a_lock_endless(five):
 
 def test_a_minority_is_partial(five):
     """
-    L71: what only two of five nodes have is partial, never held, and says which nodes those are.
+    L71: a lock on only two of five nodes is partial, never held, and has the names of those nodes.
     """
     put(five, value(), 20, 20)
 
@@ -162,9 +163,9 @@ def test_a_node_that_is_down_degrades_the_lock(five):
     assert snapshot.trouble.startswith("n2 (")
 
 
-def test_without_a_quorum_nothing_is_said(five):
+def test_without_a_quorum_nothing_is_listed(five):
     """
-    L73: with three of five nodes down the list is empty and says why, and no error is raised.
+    L73: with three of five nodes down the list is empty and has the reason, and no error is raised.
     """
     with lock("orders:7"):
         for node in five[:3]:
@@ -177,7 +178,7 @@ def test_without_a_quorum_nothing_is_said(five):
 
 def test_a_node_that_may_not_vote_is_named(five, monkeypatch):
     """
-    A node that answers but gives no vote is in the banner with the reason, and counts against what may fail.
+    A node that answers but gives no vote is in the banner with the reason, and reduces how many may fail.
     """
     manager = locks["default"]
     monkeypatch.setattr(manager.admission, "objection", lambda node: "may evict keys" if node == 0 else "")
@@ -200,7 +201,7 @@ def test_a_name_that_one_index_lost_is_asked_for_by_name(five):
 
 def test_listing_is_bounded(five, monkeypatch):
     """
-    L70: a listing asks for pages of bounded size, up to a bound, and says when there is more.
+    L70: a listing requests pages of bounded size, up to a bound, and reports when there is more.
     """
     asked = []
     execute = NodeState.execute
@@ -211,9 +212,9 @@ def test_listing_is_bounded(five, monkeypatch):
     snapshot = held_locks(seconds=60)
 
     assert (len(snapshot.locks), snapshot.complete) == (MAX_NAMES, False)
-    asked = [each for each in asked if isinstance(each, Survey)]  # and no sign of life, after locks of other tests
+    asked = [each for each in asked if isinstance(each, Survey)]  # without heartbeats after locks of other tests
     assert {request.size for request in asked} == {PAGE}
-    assert len(asked) == 5 * (MAX_NAMES // PAGE + 1)  # the last for those that never end
+    assert len(asked) == 5 * (MAX_NAMES // PAGE + 1)  # the last one is for locks that never end
 
 
 def test_the_soonest_end_comes_first(five):
@@ -258,7 +259,7 @@ def test_the_nonce_is_nowhere(five, caplog):
 )
 def test_anything_may_be_in_a_key(five, text):
     """
-    L78: whatever somebody wrote into a key is listed without an error, with times that can be shown.
+    L78: any foreign value in a key is listed without an error, with times that can be shown.
     """
     put(five, text, 20, 20, 20, 20, 20)
 
@@ -284,7 +285,7 @@ def test_any_name_is_listed_and_released(five, name):
 
 def test_a_free_name_and_too_few_nodes_are_different(five):
     """
-    A free lock is None; too few nodes to tell is an error that names them.
+    A free lock is None; too few nodes to tell raise an error that names them.
     """
     assert find_lock("orders:7") is None
 
@@ -297,7 +298,7 @@ def test_a_free_name_and_too_few_nodes_are_different(five):
 
 def test_listing_without_blocking(five):
     """
-    The asyncio twin gives the same answer.
+    The asyncio twin returns the same.
     """
     put(five, value(), 20, 20, 20, 20, 20)
 
@@ -340,7 +341,7 @@ def test_more_than_any_lease_is_stale(five):
 
 def test_a_long_lease_of_ours_is_not_stale(five):
     """
-    L77: a place that was written with a ttl beyond max_ttl, as a queued task's, is not stale before that ttl.
+    L77: a slot that was written with a ttl beyond max_ttl, as for a queued task, is not stale before that ttl.
     """
     put(five, value(ttl=3600), 3500, 3500, 3500, 3500, 3500)
 
@@ -349,7 +350,7 @@ def test_a_long_lease_of_ours_is_not_stale(five):
 
 def test_an_old_minority_is_stale(five):
     """
-    L77: what two of five nodes have left of an attempt is stale once it is older than its lease.
+    L77: the rest of an attempt on two of five nodes is stale once it is older than its lease.
     """
     put(five, value(age=100, ttl=30), 10, 10)
 
@@ -358,7 +359,7 @@ def test_an_old_minority_is_stale(five):
 
 def test_a_fresh_minority_is_not_stale(five):
     """
-    L77: an attempt on its way is left alone.
+    L77: an attempt in progress is not stale.
     """
     put(five, value(age=1, ttl=30), 29, 29)
 
@@ -367,7 +368,7 @@ def test_a_fresh_minority_is_not_stale(five):
 
 def test_a_holder_that_renews_is_not_stale(five):
     """
-    L76, L77: a living holder whose lock three nodes forgot is about to put it back, and is left alone.
+    L76, L77: a living holder whose lock three nodes forgot is about to restore it, so the keys are not stale.
     """
     put(five, value(age=100, ttl=30), 25, 25)
 
@@ -385,7 +386,7 @@ def test_a_foreign_value_on_few_nodes_is_stale(five):
 
 def test_a_live_majority_is_never_stale(five):
     """
-    L76: what a quorum holds is not stale, whatever its age, beside whatever two other nodes have.
+    L76: a lock held by a quorum is not stale, whatever its age, and whatever two other nodes have.
     """
     put(five, value(A, age=100), 3, 3, 3)
     put(five[3:], value(B, age=100), 3, None)
@@ -397,7 +398,7 @@ def test_a_live_majority_is_never_stale(five):
 
 def test_what_silent_nodes_may_hold_is_not_stale(five):
     """
-    L76: a minority that may be a majority, counting nodes that are down, is left alone.
+    L76: a minority that may be a majority, counting nodes that are down, is not stale.
     """
     put(five, value(age=100), 10, 10, 10)
     five[0].down = True
@@ -417,7 +418,7 @@ def test_a_stale_key_is_deleted_where_it_is(five):
 
 def test_a_key_that_changed_is_not_deleted(five):
     """
-    A key that somebody else took since it was found stale is left alone.
+    A key that somebody else has taken since it was found stale is not deleted.
     """
     put(five, value(age=100), 10, 10)
     key = stale_keys(held_locks())[0]
@@ -447,7 +448,7 @@ def test_release_by_force_ends_the_lease(five):
 
 def test_the_lock_can_be_taken_at_once_after_a_release_by_force(five):
     """
-    L74: somebody else can take the lock at once, with a higher token.
+    L74: another caller can take the lock at once, with a higher token.
     """
     lease = lock("orders:7", renew=False).acquire()
     force_release("orders:7", fingerprint(lease.token))
@@ -458,7 +459,7 @@ def test_the_lock_can_be_taken_at_once_after_a_release_by_force(five):
 
 def test_a_lock_that_changed_hands_is_not_released(five):
     """
-    L74: the holder that came after the one that was seen keeps the lock.
+    L74: a holder that came after the listed one keeps the lock.
     """
     with lock("orders:7") as lease:
         seen = fingerprint(lease.token)
@@ -471,7 +472,7 @@ def test_a_lock_that_changed_hands_is_not_released(five):
 
 def test_a_free_lock_is_gone(five):
     """
-    L74: there is nothing to release when nobody holds it; with too few nodes that is not known.
+    L74: if nobody holds the lock there is nothing to release; with too few nodes that is not known.
     """
     assert force_release("orders:7", "0" * 12) == "gone"
 
@@ -500,9 +501,9 @@ def test_release_by_force_is_announced(five):
     assert heard == [{"name": "orders:7", "outcome": "released"}]
 
 
-def test_a_place_that_nobody_renews_can_be_taken_again_with_its_token(five):
+def test_a_slot_that_nothing_renews_can_be_taken_again_with_its_token(five):
     """
-    After a place beyond max_ttl was released by force, who comes for it with its token is not refused.
+    After a slot beyond max_ttl was released by force, a caller with its token is not refused.
     """
     manager = locks["default"]
     manager.lock("slot", ttl=3600, token=A, detached=True).acquire()
@@ -599,7 +600,7 @@ def test_real_nodes_know_each_kind_of_stale_key(real):
 
 def test_a_silent_node_is_not_asked_again(five, monkeypatch):
     """
-    L73: a node that did not answer once is left out of the rest of a listing, and of what is asked after it.
+    L73: a node that did not answer once is left out of the rest of a listing, and of later requests.
     """
     for number in range(3 * PAGE):
         put(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
@@ -618,7 +619,7 @@ def test_a_silent_node_is_not_asked_again(five, monkeypatch):
 
 def test_more_can_be_asked_for(five):
     """
-    L70: who has the time can ask for more names, and gets no more than that.
+    L70: a caller with enough time can request more names, and gets no more than that.
     """
     for number in range(MAX_NAMES + 2 * PAGE):
         put(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
@@ -643,7 +644,7 @@ def test_a_silent_node_holds_a_page_up_for_less_than_a_second(five, monkeypatch,
 
 def test_what_is_behind_a_value_makes_it_foreign(five):
     """
-    L77: a value that begins like one of ours and goes on with something else is not ours.
+    L77: a value that begins like one of ours and continues differently is not ours.
     """
     put(five, value() + " and more", 20, 20, 20, 20, 20)
 
@@ -652,7 +653,7 @@ def test_what_is_behind_a_value_makes_it_foreign(five):
 
 def test_what_others_wrote_is_cut(five):
     """
-    L78: what a key says of its holder is shown as long as we would write it, and so is its name.
+    L78: the description and the name of a holder are shown at most at the length that we would write.
     """
     owner = {**dict.fromkeys(("host", "kind", "label", "ref"), "x" * 1_000_000), "pid": 1, "since": 1.0, "ttl": 30.0}
     short = {**owner, **dict.fromkeys(("host", "kind", "label", "ref"), "x" * 400)}
@@ -670,7 +671,7 @@ def test_what_others_wrote_is_cut(five):
 
 def test_the_last_moments_can_be_shown_in_every_time_zone(five):
     """
-    L78: a time at the end of what datetime knows is unknown, as it could not be shown east of here.
+    L78: a time at the upper limit of datetime is unknown, because other time zones could not show it.
     """
     put(five, encode(A, Owner("web-1", 77, "task", since=253402300798.0, ttl=30.0)), 20, 20, 20, 20, 20)
 
@@ -679,7 +680,7 @@ def test_the_last_moments_can_be_shown_in_every_time_zone(five):
 
 def test_times_are_those_of_the_end_of_a_listing(five, monkeypatch):
     """
-    L72: a listing may take a while, which is not added to what is left of the locks on its first page.
+    L72: a listing may take a while, which is not added to the remaining time of the locks on its first page.
     """
     for number in range(PAGE + 1):
         put(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
@@ -697,7 +698,8 @@ def test_times_are_those_of_the_end_of_a_listing(five, monkeypatch):
 
 def test_what_could_not_be_asked_for_in_time_is_not_judged(five):
     """
-    L71: a name that only some nodes reported is asked for by name; without the time for it nobody says "partial".
+    L71: a name that only some nodes reported is requested by name; without the time for it, it is not reported as
+    partial.
     """
     for number in range(PAGE):
         put(five[1:], value(), 10, 10, 10, 10, name=f"n{number}")

@@ -3,8 +3,8 @@ The directions of imports: from the edges down to the exceptions, never up; and 
 
     edges -> inventory -> handler, signals, conf, checks -> engine -> nodes -> core -> exceptions
 
-Each figure has a list of what does not keep to it yet. The lists can only shrink: a test fails when something else
-goes beyond its figure, when one of those listed grows, and when one of them needs no exception any more.
+Each figure has a list of exceptions. The lists can only shrink: a test fails when anything else exceeds its figure,
+when a listed exception grows, and when an exception is no longer needed.
 """
 
 import ast
@@ -34,19 +34,19 @@ BELOW_DJANGO = {"exceptions", "core", "nodes", "engine"}
 # The nodes that are Django's databases.
 OF_DJANGO = {"nodes/database/node.py", "nodes/database/vendors.py", "nodes/database/table.py"}
 
-# The core decides. What it would do with these is the business of those who call it.
+# The core decides. Its callers do everything for which these modules would be needed.
 NOT_IN_CORE = {
     *("asyncio", "logging", "random", "secrets", "select", "selectors"),
     *("socket", "ssl", "subprocess", "threading", "time"),
 }
 
-# What Django and users expect at the top. Every other module has a room.
+# The modules that Django and users expect at the top. Every other module has a room.
 PUBLIC = {
     *("__init__", "apps", "checks", "compat", "conf", "exceptions", "fenced_models", "fencing", "handler"),
     *("middleware", "models", "operations", "querysets", "signals", "views"),
 }
 
-# Modules that import each other, in a ring or by way of others.
+# Modules that import each other, directly or through others.
 CIRCLES = {
     # One names a class of the other in annotations alone.
     ("celery._compat", "celery.result"),
@@ -56,7 +56,7 @@ CIRCLES = {
 # Attributes with a leading underscore that are used in a module which does not define them.
 BORROWED: set[tuple[str, str]] = set()
 
-# Names with a leading underscore of which we have some as well, but that are used where they are somebody else's.
+# Private names that we define as well, but that are used here on objects of others.
 FOREIGN = {
     "_replace",  # of named tuples
     *("_fields", "_for_write", "_state"),  # of Django's models and querysets
@@ -93,7 +93,7 @@ LARGE_CLASSES = {
     # Django names the attributes of its admin.
     "admin/__init__.py HeldLockAdminMixin": 24,
     "admin/changelist.py HeldLockChangeList": 24,
-    # To be taken apart.
+    # To be split.
     "core/hold.py Hold": 24,
     "core/round.py Round": 28,
     "engine/lease.py Lease": 31,
@@ -134,7 +134,7 @@ class Import(NamedTuple):
 
 
 def imports_in(source: str, path: Path) -> Iterator[Import]:
-    """Yield what a file of the package imports, at its top, in functions and for type checkers alone."""
+    """Yield the imports of a file of the package: at its top, in functions and for type checkers alone."""
     room = path.parts[0].removesuffix(".py")
     parents = ("django_redlock", *path.parent.parts)
     for node in ast.walk(parsed(source)):
@@ -199,14 +199,14 @@ def dependencies(imports: list[Import]) -> dict[str, set[str]]:
     for each in imports:
         if each.top == "django_redlock":
             target = each.name.partition(".")[2]
-            while target not in modules:  # what is imported is in a module, or is one
+            while target not in modules:  # the import is in a module, or is one
                 target = target.rpartition(".")[0]
             found[module_of(each.where)].add(target)
     return found
 
 
 def circles_in(graph: Mapping[str, set[str]]) -> set[tuple[str, ...]]:
-    """Return the largest sets of modules in which each leads to each other."""
+    """Return the largest sets of modules in which each leads to every other."""
     reached: dict[str, set[str]] = {}
     for start in graph:
         seen: set[str] = set()
@@ -289,7 +289,7 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
 
 
 def assert_within(found: Mapping[str, int], limit: int, exceptions: Mapping[str, int]) -> None:
-    """Check that nothing is above *limit*, but for *exceptions*, and that all of those are needed."""
+    """Check that nothing exceeds *limit* except *exceptions*, and that all of those are needed."""
     above = {what: size for what, size in found.items() if size > limit}
     assert {what: size for what, size in above.items() if size > exceptions.get(what, limit)} == {}
     assert sorted(exceptions.keys() - above.keys()) == [], "take these off the list of exceptions"
@@ -321,7 +321,7 @@ def test_imports_are_found_in_every_form():
 
 def test_imports_lead_down(imports):
     """
-    No room imports from a floor above its own.
+    No room imports from a higher room.
     """
     upwards = [
         each
@@ -334,7 +334,7 @@ def test_imports_lead_down(imports):
 
 def test_core_needs_the_standard_library_only(imports):
     """
-    The core imports neither other packages nor anything with a clock, a socket or chance in it.
+    The core imports no other packages, and nothing with a clock, a socket or randomness.
     """
     foreign = [
         each
@@ -364,7 +364,7 @@ def test_libraries_are_known_in_their_rooms_only(imports, package, rooms):
 
 def test_django_begins_at_the_settings(imports):
     """
-    What decides, votes and drives works without Django, but for the nodes that are Django's databases.
+    The parts that decide, vote and drive work without Django, except for the nodes that are Django's databases.
     """
     found = [each for each in imports if each.top == "django" and each.room in BELOW_DJANGO]
 
@@ -390,7 +390,7 @@ def test_top_level_is_public():
 
 def test_circles_are_found():
     """
-    Rings of two and of three modules are found, what leads into a ring or out of it is no part of it.
+    Rings of two and of three modules are found; a module that leads into or out of a ring is not part of it.
     """
     graph = {"a": {"b"}, "b": {"a", "c"}, "c": {"d"}, "d": {"e"}, "e": {"c"}, "f": {"a"}, "g": set()}
 
@@ -399,7 +399,7 @@ def test_circles_are_found():
 
 def test_modules_do_not_import_each_other(imports):
     """
-    There are no circles of imports, also not those of functions or of annotations.
+    There are no circles of imports, including imports in functions and for annotations.
     """
     circles = circles_in(dependencies(imports))
 
@@ -411,7 +411,7 @@ def test_private_attributes_stay_in_their_module():
     """
     No module uses an attribute with a leading underscore that another module of the package defines.
 
-    Names are compared, not types: a module may use on anything what one of its own classes defines.
+    Names are compared, not types: a module may use on anything the names that one of its own classes defines.
     """
     defined = {path: private_names(tree) for path, tree in trees().items()}
     ours = set().union(*defined.values()) - FOREIGN

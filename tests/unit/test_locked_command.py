@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("fresh_nodes")
 
 
 class Import(BaseCommand):
-    """What the tests decorate; does what it is told to."""
+    """The command that the tests decorate; does what the test sets."""
 
     action = staticmethod(lambda command: None)
 
@@ -53,7 +53,7 @@ def holder_of(name):
 )
 def test_command_is_locked_while_it_runs(decorate, name):
     """
-    The name is the command's own, a text, or made of the options, and is free afterwards.
+    The lock's name is the command's own, a text, or made of the options, and the lock is free afterwards.
     """
     holders = []
 
@@ -66,7 +66,7 @@ def test_command_is_locked_while_it_runs(decorate, name):
 
 def test_handle_alone_may_be_decorated():
     """
-    ``@locked_command`` on ``handle()`` does the same, and what it returns is kept.
+    ``@locked_command`` on ``handle()`` does the same, and its return value is kept.
     """
 
     class Command(Import):
@@ -90,7 +90,7 @@ def test_taken_lock_skips_the_run():
 
 def test_skipping_may_be_silent_or_have_another_code():
     """
-    ``skip_exit_code=0`` makes a skipped run a success that says nothing.
+    ``skip_exit_code=0`` makes a skipped run a success without output.
     """
     with lock("command:nightly"):
         call_command(command(locked_command("nightly", skip_exit_code=0), lambda self: pytest.fail("ran")))
@@ -102,7 +102,7 @@ def test_skipping_may_be_silent_or_have_another_code():
 
 def test_missing_quorum_has_an_exit_code_of_its_own():
     """
-    Nobody can tell whether the lock is free: exit code 69.
+    Too few nodes to tell whether the lock is free give exit code 69.
     """
     for node in locks["default"].nodes[:2]:
         node.down = True
@@ -113,9 +113,9 @@ def test_missing_quorum_has_an_exit_code_of_its_own():
     assert error.value.returncode == 69
 
 
-def test_lost_lock_is_told_at_the_end():
+def test_lost_lock_is_reported_at_the_end():
     """
-    A run whose lock was lost and that did not notice ends with exit code 76; one that looks gets LockLostError.
+    A run that lost its lock without noticing exits with 76; one that checks gets LockLostError.
     """
     with pytest.raises(
         CommandError, match=r"Done, but the lock 'command:nightly' was lost.*tried to take it since"
@@ -130,7 +130,7 @@ def test_lost_lock_is_told_at_the_end():
 @pytest.mark.parametrize("end", [force_release, ask_to_stop])
 def test_a_run_that_an_operator_ended(end):
     """
-    L74: a run whose lock an operator takes away, or asks to stop, says so, and ends with exit code 76.
+    L74: a run whose lock an operator takes away, or asks to stop, reports it, and exits with 76.
     """
 
     def work(self):
@@ -146,7 +146,7 @@ def test_a_run_that_an_operator_ended(end):
 
 def test_exception_of_the_command_releases():
     """
-    A command that fails frees the lock, and its error is its own, also when it is about another lock.
+    A command that fails frees the lock, and its own error is raised, even if it is about another lock.
     """
 
     def work(self):
@@ -160,7 +160,7 @@ def test_exception_of_the_command_releases():
 
 def test_max_hold_is_that_of_the_command():
     """
-    Renewal ends when the decorator says so (L27).
+    Renewal ends at the decorator's ``max_hold`` (L27).
     """
     ends = []
 
@@ -196,9 +196,9 @@ def test_key_that_can_never_be_resolved_is_refused_at_once(key):
 
 
 @pytest.mark.parametrize("target", [Import(), object, "nightly"])
-def test_what_is_no_command_is_refused(target):
+def test_only_commands_can_be_decorated(target):
     """
-    Something else than a command or a function is an error that says so.
+    Anything but a command or a function is an error that says so.
     """
     with pytest.raises(TypeError, match="decorates a BaseCommand or its handle"):
         locked_command("nightly")(target)

@@ -1,5 +1,6 @@
 """
-``locked_paths``: one request at a time on some paths; ``LockErrorMiddleware``: answers to what views did not catch.
+``locked_paths``: one request at a time on some paths; ``LockErrorMiddleware``: responses for errors that views did not
+catch.
 """
 
 import re
@@ -46,7 +47,7 @@ def test_one_request_at_a_time_on_all_paths_together(client):
 
     during(ask_meanwhile)
 
-    # The view has a lock of its own, of another name; so have the two to other orders.
+    # The view has a lock with another name; so do the requests for other orders.
     assert client.post("/touch/9/").status_code == 200
     assert answers == [409, 409, 404, 200]
     assert is_free(NAME)
@@ -55,7 +56,7 @@ def test_one_request_at_a_time_on_all_paths_together(client):
 @pytest.mark.django_db
 def test_user_is_locked_wherever_they_are(client, leases):
     """
-    By default the lock is that of the user who is logged in.
+    By default the lock is that of the logged-in user.
     """
     user = User.objects.create(pk=42)
     client.force_login(user)
@@ -140,7 +141,7 @@ def test_lock_is_released_after_the_commit_of_the_request(client, monkeypatch):
 
 def test_lost_lock_is_logged(client, leases, caplog):
     """
-    When the response comes back, everything has been committed: it is sent, and the log tells of the loss.
+    When the response comes back, everything has been committed: it is sent, and the log reports the loss.
     """
     during(lambda: lose(leases[0]))
 
@@ -224,7 +225,7 @@ async def test_error_of_a_lock_inside_is_answered_under_asgi(async_client):
 
 def test_other_errors_stay_errors(client):
     """
-    What is not about a lock is not the middleware's business.
+    The middleware does not handle errors that are not about a lock.
     """
     during(lambda: 1 / 0)
 

@@ -1,4 +1,4 @@
-"""The migrations of the package say what its models say."""
+"""The migrations of the package match its models."""
 
 from io import StringIO
 

@@ -1,4 +1,4 @@
-"""What is installed is complete, and it is what the tests run."""
+"""The installed package is complete, and it is the one under test."""
 
 import os
 import re
@@ -51,8 +51,8 @@ def test_child_processes_run_the_same_package(code):
 @wheel_only
 def test_wheel_holds_the_package_and_nothing_else():
     """
-    L82: what is installed collides with nobody: neither redlock nor redis_lock, which two other packages each claim,
-    nor tests, docs or example_project, which many have.
+    L82: the installed names conflict with no other package: neither redlock nor redis_lock, which two other packages
+    each claim, nor tests, docs or example_project, which many have.
     """
     names = {path.parts[0] for path in distribution("django-redlock").files or ()}
 
@@ -89,7 +89,7 @@ def test_version_is_the_same_everywhere():
 @pytest.mark.parametrize(("row", "celery"), [("oldest", "5.5"), ("middle", "5.6")])
 def test_rows_of_the_matrix_have_the_celery_that_they_are_for(row, celery):
     """
-    C104: the tests of singletons run on the oldest Celery supported, on one from the middle, and on the newest.
+    C104: the tests of singletons run on the oldest supported Celery, on one from the middle, and on the newest.
     """
     if os.environ.get("TOX_ENV_NAME") == row:
         assert version("celery").startswith(f"{celery}.")
@@ -105,7 +105,7 @@ def test_lint_runs_the_pinned_hooks_and_nothing_else():
     lint = (CHECKOUT / "tox.ini").read_text().partition("[testenv:lint]")[2].partition("[testenv:")[0]
     tools = re.findall(r"additional_dependencies: \[(.+)\]", hooks)
 
-    assert re.findall(r"repo: (.+)", hooks) == ["local"]  # no hook is fetched from anywhere but the package index
+    assert re.findall(r"repo: (.+)", hooks) == ["local"]  # no hook is downloaded from anywhere but the package index
     assert len(tools) == hooks.count("language: python")
     assert all(re.fullmatch(r"[a-z-]+==[0-9.]+", tool) for tool in tools)
     assert re.search(r"^deps = pre-commit==[0-9.]+$", lint, re.M)
@@ -116,7 +116,7 @@ def test_lint_runs_the_pinned_hooks_and_nothing_else():
 
 def test_ci_runs_the_command_of_the_readme():
     """
-    What the README gives as the test command is what CI runs first.
+    The README's test command is the first one that CI runs.
     """
     [command] = re.findall(r"^readme_test_command\(\) \{\n    (.+)$", (CHECKOUT / ".ci/steps").read_text(), re.M)
 

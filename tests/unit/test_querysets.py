@@ -1,7 +1,7 @@
 """
-``lock_for_update``: rows under a lock that goes around their transaction.
+``lock_for_update``: rows under a lock that encloses their transaction.
 
-Where it matters what others see, the rows are in the database ``warehouse``, a file that a second connection reads.
+Where the view of others matters, the rows are in the database ``warehouse``, a file that a second connection reads.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ def order_name(order):
     return f"model:shop.order:{order.pk}"
 
 
-# What is locked and what comes out
+# What is locked and what is returned
 
 
 @pytest.mark.django_db
@@ -128,7 +128,7 @@ def test_rows_are_read_again_with_one_query(django_assert_num_queries):
     """
     Order.objects.bulk_create(Order(number=str(number)) for number in range(3))
     with lock_for_update(Order.objects.all()):
-        pass  # their fences are there now
+        pass  # their fences exist now
 
     with django_assert_num_queries(5) as queries, lock_for_update(Order.objects.all()):  # and a savepoint
         pass
@@ -211,7 +211,7 @@ def test_queryset_method_takes_the_same_options(leases):
 @pytest.mark.django_db(transaction=True)
 def test_queryset_may_lock_in_the_database_too(monkeypatch):
     """
-    A queryset with select_for_update() is evaluated without it at first, since no transaction is open yet.
+    A queryset with select_for_update() is first evaluated without it, because no transaction is open yet.
     """
     Order.objects.create()
     monkeypatch.setattr(connection.features, "has_select_for_update", True)  # else SQLite ignores it
@@ -226,7 +226,7 @@ def test_queryset_may_lock_in_the_database_too(monkeypatch):
 @pytest.mark.django_db
 def test_holder_is_named_for_people():
     """
-    Whoever finds the row taken learns what holds it.
+    The error for a taken row names its holder.
     """
     order = Order.objects.create()
 
@@ -310,7 +310,7 @@ def new_customer():
 @pytest.mark.django_db
 def test_instance_of_a_list_that_is_gone_raises(when_locked):
     """
-    A list of which a row was deleted meanwhile raises DoesNotExist, and its locks are released.
+    If a row of a list was deleted meanwhile, DoesNotExist is raised, and the locks are released.
     """
     orders = [Order.objects.create() for _ in range(2)]
     when_locked(lambda: Order.objects.filter(pk=orders[1].pk).delete())
@@ -394,7 +394,7 @@ def test_related_rows_are_locked_with_a_row(leases):
 @pytest.mark.parametrize("kind", ["instance", "list", "queryset"])
 def test_related_row_that_changed_meanwhile_is_locked_instead(when_locked, leases, kind):
     """
-    A row that got another related row while the caller waited is locked anew, together with the right one.
+    A row that points to another related row since the caller began to wait is locked anew, together with the right one.
     """
     purchase, other = Purchase.objects.create(customer=new_customer()), new_customer()
     target = {"instance": purchase, "list": [purchase], "queryset": Purchase.objects.all()}[kind]
@@ -410,7 +410,7 @@ def test_related_row_that_changed_meanwhile_is_locked_instead(when_locked, lease
 @pytest.mark.django_db
 def test_related_row_that_never_stays_the_same_is_an_error():
     """
-    When the related row is another one each time, the error says what is missing, and nothing stays locked.
+    When the related row differs each time, the error says what is missing, and nothing stays locked.
     """
     purchase = Purchase.objects.create(customer=new_customer())
 
@@ -433,7 +433,7 @@ def test_related_row_that_never_stays_the_same_is_an_error():
 @pytest.mark.django_db
 def test_rows_with_a_common_related_row_can_be_skipped(monkeypatch):
     """
-    ``skip_locked`` gives all free rows, also when they share a related row and have to be locked one by one.
+    ``skip_locked`` gives all free rows, even if they share a related row and have to be locked one by one.
     """
     customer = new_customer()
     purchases = [Purchase.objects.create(customer=customer) for _ in range(3)]
@@ -463,7 +463,7 @@ def test_rows_with_a_common_related_row_can_be_skipped(monkeypatch):
 )
 def test_path_that_leads_to_no_row_is_refused(of, error, message):
     """
-    A mistake in ``of`` is an error that says what there is.
+    A mistake in ``of`` is an error that lists the possible values.
     """
     with pytest.raises(error, match=message):
         lock_for_update(Purchase.objects.all(), of=of)
@@ -474,7 +474,7 @@ def test_path_that_leads_to_no_row_is_refused(of, error, message):
 
 @pytest.fixture
 def rounds(monkeypatch):
-    """The rounds in which the nodes are asked."""
+    """The rounds of requests to the nodes."""
     asked = []
     manager = locks["default"]
     ask = manager.ask
@@ -485,7 +485,7 @@ def rounds(monkeypatch):
 @pytest.mark.django_db
 def test_a_hundred_rows_are_locked_in_one_round(rounds):
     """
-    Each node gets one request for all rows and one for their release, however many they are.
+    Each node gets one request for all rows and one for their release, whatever their number.
     """
     Order.objects.bulk_create(Order() for _ in range(100))
 
@@ -498,7 +498,7 @@ def test_a_hundred_rows_are_locked_in_one_round(rounds):
 @pytest.mark.django_db
 def test_locked_rows_are_skipped_in_few_rounds(rounds):
     """
-    Rows of others cost a look at all of them and a second attempt, not a request per row.
+    Rows of others cost a survey of all of them and a second attempt, not a request per row.
     """
     orders = Order.objects.bulk_create(Order() for _ in range(100))
     taken = [lock(order_name(order)).acquire() for order in orders[::10]]
@@ -529,7 +529,7 @@ def test_unsaved_instance_is_refused(order):
 )
 def test_options_that_exclude_each_other_are_refused(options):
     """
-    How to deal with a taken row has one answer.
+    Only one of the options for a taken row may be given.
     """
     with pytest.raises(ValueError, match="nowait, skip_locked and wait"):
         lock_for_update(Order.objects.all(), **options)
@@ -538,7 +538,7 @@ def test_options_that_exclude_each_other_are_refused(options):
 @pytest.mark.django_db
 def test_instance_cannot_be_skipped():
     """
-    There is no row to leave out when there is only one.
+    A single instance has no row to leave out.
     """
     with pytest.raises(ValueError, match="use nowait"):
         lock_for_update(Order.objects.create(), skip_locked=True)
@@ -558,7 +558,7 @@ def test_instance_cannot_be_skipped():
 )
 def test_target_without_rows_to_read_again_is_refused(target, message):
     """
-    What is neither an instance nor a queryset of instances is an error that says what to pass.
+    Anything but an instance or a queryset of instances is an error that says what to pass.
     """
     with pytest.raises(TypeError, match=message):
         lock_for_update(target)
@@ -582,7 +582,7 @@ def test_too_many_rows_are_refused(leases):
 @pytest.mark.django_db
 def test_block_cannot_be_entered_twice():
     """
-    One object of lock_for_update() is good for one block at a time, and for another one afterwards.
+    One object of lock_for_update() serves one block at a time, and another one afterwards.
     """
     order = Order.objects.create()
     guard = lock_for_update(order, nowait=True)
@@ -627,7 +627,7 @@ class Color(StrEnum):
 )
 def test_name_is_the_same_however_the_row_is_reached(leases, make, name):
     """
-    An instance just made, a queryset and an instance with its key as text give the same name (L57).
+    A new instance, a queryset and an instance with its key as text give the same name (L57).
     """
     made = make()
 
@@ -830,7 +830,7 @@ def test_request_that_is_a_transaction_is_refused(monkeypatch, leases):
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 def test_two_databases_have_a_block_each(order):
     """
-    A block of one database in that of another locks and commits by itself; what fails inside rolls both back (L57).
+    A block of one database inside that of another locks and commits by itself; a failure inside rolls both back (L57).
     """
     local = Order.objects.create(pk=order.pk + 1, total=1)
 
@@ -854,7 +854,7 @@ def order(transactional_db):
 
 @pytest.fixture
 def seen_at_release(order):
-    """What another connection reads at the moment when the lock is free."""
+    """Return what another connection reads at the moment when the lock is free."""
     seen = []
 
     def look(**about):
@@ -868,7 +868,7 @@ def seen_at_release(order):
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 def test_lock_is_released_after_the_commit(order, seen_at_release):
     """
-    When the lock is free, another connection sees what the block wrote; before, it does not (L52).
+    When the lock is free, another connection sees the block's changes; before, it does not (L52).
     """
     with lock_for_update(order):
         order.total = 2
@@ -893,7 +893,7 @@ def test_lock_is_released_after_the_rollback(order, seen_at_release):
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 def test_rollback_of_a_savepoint_does_not_release(order, seen_at_release):
     """
-    A nested block that rolls back leaves the lock and the outer block alone (L54).
+    A nested block that rolls back affects neither the lock nor the outer block (L54).
     """
     with lock_for_update(order):
         order.total = 2
@@ -923,7 +923,7 @@ def test_lost_connection_releases_after_the_outcome(order, seen_at_release):
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 def test_lost_lock_rolls_back(order, leases):
     """
-    A lease that ended before the commit takes the changes with it (L53).
+    A lease that ended before the commit rolls the changes back (L53).
     """
     with pytest.raises(LockLostError) as lost, lock_for_update(order):
         change(order, total=2, then=lambda: lose(leases[0]))
@@ -936,7 +936,7 @@ def test_lost_lock_rolls_back(order, leases):
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 def test_lock_that_is_about_to_end_rolls_back(order, leases):
     """
-    With less than a twentieth of the ttl left, which may not be enough for the commit, there is none (L53).
+    With less than a twentieth of the ttl left, which may not be enough for the commit, the block does not commit (L53).
     """
 
     def shorten():
@@ -950,9 +950,9 @@ def test_lock_that_is_about_to_end_rolls_back(order, leases):
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-def test_lock_lost_during_the_commit_says_so(order, leases):
+def test_lock_lost_during_the_commit_is_reported(order, leases):
     """
-    When the lease ends between its last check and the release, the error tells that the changes are kept.
+    When the lease ends between its last check and the release, the error says that the changes are kept.
     """
     with pytest.raises(LockLostError) as lost, lock_for_update(order):
         change(order, total=2, then=lambda: transaction.on_commit(lambda: lose(leases[0]), using="warehouse"))
@@ -963,7 +963,7 @@ def test_lock_lost_during_the_commit_says_so(order, leases):
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 @pytest.mark.parametrize("kind", ["instance", "list", "queryset"])
-def test_holder_who_was_overtaken_is_refused_by_the_database(order, leases, kind):
+def test_overtaken_holder_of_a_row_is_refused_by_the_database(order, leases, kind):
     """
     When the database has seen a later holder of a row, the block does not begin, and the lease is lost (L53, P9).
     """
@@ -981,7 +981,7 @@ def test_holder_who_was_overtaken_is_refused_by_the_database(order, leases, kind
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
-def test_exception_of_the_block_goes_before_the_loss(order, leases):
+def test_exception_of_the_block_hides_the_loss(order, leases):
     """
     A block that fails after its lock was lost raises its own exception.
     """
@@ -1044,7 +1044,7 @@ async def test_async_block_locks_and_refreshes(async_connections, leases):
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 async def test_async_block_rolls_back_when_its_lock_was_lost(async_connections, leases):
     """
-    The loss is raised on leaving, and what was awaited in the block is undone (L53); so it is by an exception (L55).
+    The loss is raised at the end, and the changes of the block are undone (L53); an exception undoes them, too (L55).
     """
     order = await Order.objects.using("warehouse").acreate(total=1)
 
@@ -1065,13 +1065,13 @@ async def test_async_block_rolls_back_when_its_lock_was_lost(async_connections, 
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 async def test_async_block_leaves_no_connection_behind(async_connections, monkeypatch):
     """
-    The thread that an asynchronous block has for its transaction ends with it, and closes what it opened.
+    The thread of an asynchronous block ends with its transaction, and closes the connections that it opened.
     """
     order = await Order.objects.using("warehouse").acreate(total=1)
     opened = []
 
     def remember(connection, **about):
-        if threading.current_thread().name != "django_redlock history":  # which other tests may have left at work
+        if threading.current_thread().name != "django_redlock history":  # which other tests may have left running
             opened.append(connection)
 
     connection_created.connect(remember)
@@ -1087,7 +1087,7 @@ async def test_async_block_leaves_no_connection_behind(async_connections, monkey
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 async def test_async_blocks_at_once_have_a_transaction_each(async_connections):
     """
-    Tasks that lock different rows at the same time do not get into each other's transactions.
+    Tasks that lock different rows at the same time do not affect each other's transactions.
     """
     orders = [await Order.objects.using("warehouse").acreate(total=1) for _ in range(3)]
 

@@ -1,4 +1,4 @@
-"""Locks on nodes in memory that one test leaves behind: the next one does not meet them."""
+"""Locks on nodes in memory that one test leaves behind do not affect the next test."""
 
 import unittest
 from typing import Any
@@ -23,7 +23,7 @@ def test_lock_of_one_test_is_free_in_the_next(turn: int):
 
 @pytest.mark.xdist_group("opt out")  # the second follows the first, in the same process
 class TestOptOut:
-    """A fixture of the same name is the way out."""
+    """A fixture of the same name switches the reset off."""
 
     @pytest.fixture(autouse=True)
     def redlock_reset(self) -> None:
@@ -31,7 +31,7 @@ class TestOptOut:
 
     @pytest.mark.parametrize("turn", [1, 2])
     def test_lock_of_one_test_is_taken_in_the_next(self, turn: int):
-        """Nothing is reset in this class."""
+        """This class is not reset."""
         if turn == 1:
             reset_locks()
             kept.append(lock("kept", wait=0).acquire())

@@ -1,5 +1,5 @@
 """
-``locked_view`` and Django REST framework: who asks is known when the lock is taken, and errors are problem details.
+``locked_view`` and Django REST framework: the user is known when the lock is taken, and errors are problem details.
 """
 
 import pytest
@@ -40,7 +40,7 @@ def api():
 @pytest.mark.parametrize("accept", ["*/*", "application/json", "text/html"])
 def test_second_request_gets_problem_details(api, accept):
     """
-    A program is told in JSON, whatever it accepts, with Retry-After and without the name of the lock.
+    A program gets JSON, whatever it accepts, with Retry-After and without the name of the lock.
     """
     with lock("view:order:7"):
         answer = api.post("/pay/7/", headers={"accept": accept})
@@ -55,7 +55,7 @@ def test_second_request_gets_problem_details(api, accept):
 @pytest.mark.django_db(databases=["default", "warehouse"])
 def test_set_of_views_is_locked_with_its_actions(api, names):
     """
-    A ViewSet locks all its actions that change something; ``on_busy`` counts there as well.
+    A ViewSet locks all its actions that change something; ``on_busy`` applies there as well.
     """
     Order.objects.using("warehouse").create(pk=7)
 
@@ -102,12 +102,12 @@ def test_stream_keeps_the_lock(api):
         pass
 
 
-# Who asks, and what
+# The user and the key
 
 
 def test_user_is_known_by_token(api, names):
     """
-    The lock is taken after authentication and permissions, so ``user`` works with tokens, and strangers wait for none.
+    The lock is taken after authentication and permissions, so ``user`` works with tokens, and strangers do not wait.
     """
     assert api.post("/mine/", headers={"x-token": "42"}).json() == {"user": 42}
     assert api.post("/mine/").status_code == 403
@@ -199,7 +199,7 @@ def test_request_that_is_not_locked_keeps_its_transaction(api, order, atomic_req
 
 def test_error_of_a_lock_inside_is_answered_by_the_handler(api, settings):
     """
-    With our exception handler, a lock that the view could not get is problem details, too.
+    With our exception handler, an error of a lock inside the view gives problem details, too.
     """
     settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": HANDLER}
 
@@ -216,9 +216,9 @@ def test_error_of_a_lock_inside_is_answered_by_the_handler(api, settings):
     assert (unknown.status_code, unknown["Retry-After"]) == (503, "5")
 
 
-def test_holder_that_was_overtaken_is_told_of_a_conflict():
+def test_overtaken_holder_gets_a_conflict():
     """
-    What the database refused because a later holder was there is 409, and other errors are the framework's.
+    A refusal by the database because of a later holder is 409, and other errors are the framework's.
     """
     assert exception_handler(StaleTokenError("order:7", 3), {}).status_code == 409
     assert exception_handler(ZeroDivisionError(), {}) is None

@@ -1,4 +1,4 @@
-"""The ``REDLOCK`` setting: what is read, when, and what a mistake in it says."""
+"""The ``REDLOCK`` setting: what is read, when, and the messages about mistakes in it."""
 
 import re
 import socket
@@ -42,7 +42,7 @@ def configured(**entry: Any) -> Any:
     return override_settings(REDLOCK={"default": {"NODES": THREE, **entry}})
 
 
-# Each mistake with the id of its check and what the message must say.
+# Each mistake with the id of its check and the required part of the message.
 MISTAKES: list[tuple[Any, str, str]] = [
     (None, "redlock.E001", "The REDLOCK setting is missing"),
     ({}, "redlock.E001", "REDLOCK is empty"),
@@ -170,7 +170,7 @@ def test_mistake_says_what_where_and_what_to_write(setting: Any, code: str, mess
 
 
 def test_missing_setting_is_reported():
-    """A project without the setting is told what to write."""
+    """A project without the setting gets a message that says what to write."""
     with override_settings():
         del settings.REDLOCK
         with pytest.raises(InvalidRedlockError, match='"redis://lock-1:6379"'):
@@ -192,7 +192,7 @@ def test_missing_setting_is_reported():
     ids=str,
 )
 def test_every_form_of_nodes_is_read(nodes: Any, names: list[str]):
-    """URLs in a list or in one string with commas, dicts, and cache aliases, of which only the primary votes."""
+    """URLs in a list or in one string with commas, dicts, and cache aliases; only the primary of a cache votes."""
     nodes = nodes[:1] if nodes == ["cache:sessions", "cache:replicated"] else nodes
     with override_settings(REDLOCK={"default": {"NODES": nodes}}, CACHES=CACHES):
         assert [node.name for node in locks["default"].nodes] == names
@@ -275,7 +275,7 @@ def test_import_brings_neither_celery_nor_a_configured_project():
 
 
 def test_public_names_are_these():
-    """What is not listed may change without notice."""
+    """Names that are not listed may change without notice."""
     assert django_redlock.__all__ == [
         "InvalidRedlockError",
         "Lease",
@@ -319,7 +319,7 @@ def test_surprise_is_a_warning_with_a_notification(entry: dict[str, Any], code: 
 
 
 def test_one_database_is_no_warning_of_few_nodes(tmp_path: Path):
-    """Without its database a project does nothing anyway, and a database forgets nothing."""
+    """Without its database a project does not work anyway, and a database forgets nothing."""
     server = SQLite(tmp_path)
     with server.database() as name, django_database("shelf", server.settings(name)):
         with configured(NODES=["database://shelf"]):
@@ -335,7 +335,7 @@ def test_cache_with_replicas_is_a_warning():
 
 
 def test_nodes_in_memory_are_an_error_outside_debug_and_tests(monkeypatch):
-    """Nodes in memory protect one process from itself and nothing else; Django's test runner switches DEBUG off."""
+    """Nodes in memory protect only one process; Django's test runner switches DEBUG off."""
     with override_settings(REDLOCK={"default": {"NODES": "memory://a,memory://b,memory://c"}}, DEBUG=False):
         assert check_settings() == []
         monkeypatch.delattr(mail, "outbox")
@@ -345,13 +345,13 @@ def test_nodes_in_memory_are_an_error_outside_debug_and_tests(monkeypatch):
 
 
 def test_good_setting_has_no_message():
-    """Three or five masters are nothing to talk about."""
+    """Three or five masters give no message."""
     with configured():
         assert check_settings() == []
 
 
-def test_signals_tell_of_every_lock(caplog: pytest.LogCaptureFixture):
-    """Receivers hear who took, released or did not get a lock; one that fails disturbs nobody."""
+def test_signals_report_every_lock(caplog: pytest.LogCaptureFixture):
+    """Receivers learn who took, released or did not get a lock; a failing receiver affects nobody."""
     heard: list[str] = []
 
     def hear(sender: LockManager, signal: Any, **about: Any) -> None:
@@ -374,7 +374,7 @@ def test_signals_tell_of_every_lock(caplog: pytest.LogCaptureFixture):
 
 @pytest.mark.server
 def test_node_that_is_down_at_start_is_named_in_the_error():
-    """L65: all nodes down is *no quorum*, naming each node and what happened, but no credentials."""
+    """L65: all nodes down is *no quorum*, with each node and its failure, but no credentials."""
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         url = f"redis://user:{SECRET}@127.0.0.1:{reserved.getsockname()[1]}"
@@ -389,7 +389,7 @@ SENTINELS = {"SENTINELS": [("s1", 26379), ("::1", 26379), f"redis://:{SECRET}@s2
 
 
 def test_node_that_sentinels_look_after_is_a_warning():
-    """P22: a failover can lose a vote; the node is known by its service, and never by a URL."""
+    """P22: a failover can lose a vote; the node is shown by its service, and never by a URL."""
     nodes = [
         {**SENTINELS, "OPTIONS": {"password": SECRET, "db": 2}},
         {**SENTINELS, "SERVICE_NAME": "b", "NAME": "other"},
@@ -415,7 +415,7 @@ def test_node_that_sentinels_look_after_is_a_warning():
     ],
 )
 def test_mistakes_about_sentinels(entry: dict[str, Any], code: str, message: str):
-    """What is missing or misspelt is named, with what to write."""
+    """A missing or misspelt entry is named, with what to write."""
     with configured(NODES=[{**SENTINELS, **entry}, *THREE[1:]]):
         (found,) = check_settings()
         assert found.id == f"redlock.{code}"
@@ -464,7 +464,7 @@ def test_server_that_something_else_uses_is_a_warning(setting: str, value: Any, 
     ],
 )
 def test_other_servers_are_no_warning(setting: str, value: Any):
-    """L67: caches and brokers elsewhere, or of other kinds, are none of our business, whatever junk they are."""
+    """L67: caches and brokers elsewhere, or of other kinds, are ignored, even if they are malformed."""
     with configured(), override_settings(**{setting: value}):
         assert check_settings() == []
 
@@ -488,8 +488,8 @@ def test_deployment(nodes: list[str], codes: list[str]):
         assert not {message.id for message in check_settings()} & {"redlock.W101", "redlock.W102", "redlock.W103"}
 
 
-def test_deployment_of_nothing():
-    """Without the setting there is nothing to say; the other check says that it is missing."""
+def test_deployment_without_settings():
+    """Without the setting this check has no message; another check reports that it is missing."""
     with override_settings(REDLOCK=None):
         assert check_deployment() == []
 
@@ -498,7 +498,7 @@ def test_checks_of_a_deployment_are_run():
     """``check --deploy`` runs them."""
     with configured(NODES=["redis://a", "redis://b", "redis://c"], OPTIONS={"wait": None}):
         messages = checks.run_checks(tags=["redlock"], include_deployment_checks=True)
-    # Those of tasks look at what the tests of tasks have left behind in this process.
+    # The check of tasks sees tasks that other tests have left in this process.
     assert [each.id for each in messages if each.id > "redlock.W1"] == ["redlock.W101", "redlock.W102"] * 3
 
 
@@ -517,7 +517,7 @@ def test_every_check_is_documented_and_tested():
 
 
 def test_lock_that_was_described_before_the_settings_changed_follows_them(settings):
-    """A decorator is written when a module is imported, and used under ``override_settings``, too."""
+    """A decorator is created when a module is imported, and also used under ``override_settings``."""
     described = lock("a")
     settings.REDLOCK = {"default": {"NODES": ["memory://elsewhere"], "OPTIONS": {"ttl": 11}}}
 
@@ -528,14 +528,14 @@ def test_lock_that_was_described_before_the_settings_changed_follows_them(settin
 
 
 @pytest.mark.parametrize("name", [5, None, b"x", ["a", 5]])
-def test_what_is_no_name_is_refused_in_words(name):
-    """Not in those of Python: what was wrong, and what to write."""
+def test_invalid_name_is_refused_with_advice(name):
+    """The message says what was wrong and what to write, instead of showing a Python error."""
     with pytest.raises(TypeError, match=r"A lock's name must be a str"):
         lock(name)
 
 
 def test_failing_receiver_logs_one_traceback(caplog: pytest.LogCaptureFixture):
-    """L66: Django logs the failure of a receiver already; the lock goes on."""
+    """L66: Django already logs the failure of a receiver; the lock is not affected."""
 
     def fail(**kwargs: Any) -> None:
         raise ZeroDivisionError

@@ -19,7 +19,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "testing.md"
 
 
 def work(done: list[str]) -> None:
-    """Stand for what a user's project does under a lock."""
+    """A function of a user's project under a lock."""
     with lock("report", ttl=10) as lease:
         done.append("read")
         lease.ensure()
@@ -27,7 +27,9 @@ def work(done: list[str]) -> None:
 
 
 def test_lock_is_lost_at_a_chosen_line():
-    """The body goes on where it stood still, asks its lease, and is told; a rival has the lock by then."""
+    """
+    The body continues where it was paused, checks its lease, and learns of the loss; by then a rival has the lock.
+    """
     done: list[str] = []
     rivals: list[Lease] = []
 
@@ -41,7 +43,7 @@ def test_lock_is_lost_at_a_chosen_line():
 
 
 def test_line_that_was_not_reached_is_an_error():
-    """A test that never came to the point proves nothing."""
+    """A test that never reached the point proves nothing."""
     with Simulation() as sim:
         with pytest.raises(AssertionError, match=r"work did not come to the line with 'done.append\(\"write\"\)'"):
             with sim.at(work, 'done.append("write")', print):
@@ -50,14 +52,14 @@ def test_line_that_was_not_reached_is_an_error():
 
 @pytest.mark.parametrize(("text", "lines"), [("done.append", 2), ("delete", 0)])
 def test_line_must_be_clear(text: str, lines: int):
-    """A line that is there twice, or not at all, is refused by a message that says so."""
+    """A line that occurs twice, or not at all, is refused with a message that says so."""
     with Simulation() as sim, pytest.raises(ValueError, match=f"work has {lines} lines with '{text}'"):
         with sim.at(work, text, print):
             pass
 
 
-def test_time_passes_only_when_it_is_told_to():
-    """A lease is renewed for as long as time passes in small steps or large; no real time does."""
+def test_time_passes_only_on_command():
+    """A lease is renewed for as long as virtual time passes, in small steps or large; no real time passes."""
     began = time.monotonic()
 
     with Simulation(ttl=30) as sim:
@@ -72,7 +74,7 @@ def test_time_passes_only_when_it_is_told_to():
 
 
 def test_holder_that_stands_still_loses_its_lock():
-    """P31, L34: nothing is renewed meanwhile; the first look afterwards says lost."""
+    """P31, L34: nothing is renewed meanwhile; the first check afterwards reports the loss."""
     with Simulation(ttl=30) as sim:
         lease = lock("report").acquire()
 
@@ -86,7 +88,7 @@ def test_holder_that_stands_still_loses_its_lock():
 
 
 def test_rival_waits_in_virtual_time():
-    """Who waits for a lock lets time pass, and gets it when the holder ends."""
+    """A caller that waits for a lock lets time pass, and gets it when the holder ends."""
     with Simulation(ttl=30) as sim:
         rival = sim.rival()
         lease = rival.lock("report").acquire()
@@ -100,7 +102,7 @@ def test_rival_waits_in_virtual_time():
 
 
 def test_rival_that_is_killed_leaves_its_lease_behind():
-    """P24: its lock is free when its lease is over."""
+    """P24: its lock is free when its lease has ended."""
     with Simulation(ttl=30) as sim:
         rival = sim.rival()
         rival.lock("report").acquire()
@@ -112,7 +114,7 @@ def test_rival_that_is_killed_leaves_its_lease_behind():
 
 
 def test_nodes_fail_and_come_back():
-    """P20, P25: one of three may be down, two may not, and one that forgot gives no vote for a while."""
+    """P20, P25: one of three nodes may be down, two may not, and a node that forgot gives no vote for a while."""
     with Simulation() as sim:
         sim.nodes[0].crash()
         lock("a").acquire().release()
@@ -128,7 +130,7 @@ def test_nodes_fail_and_come_back():
 
 
 def test_reply_that_is_dropped_is_none():
-    """L4: two of three replies are lost, the attempt fails, and leaves nothing in the way."""
+    """L4: two of three replies are lost, the attempt fails, and blocks nothing."""
     with Simulation() as sim:
         lock("warm").acquire().release()
         for node in sim.nodes[:2]:
@@ -142,7 +144,7 @@ def test_reply_that_is_dropped_is_none():
 
 
 def test_release_is_brought_to_a_node_that_missed_it():
-    """L38: a node that was down when the lock was released is told when it is back."""
+    """L38: a node that was down at the release gets it when it is back."""
     with Simulation() as sim:
         lease = lock("a").acquire()
         sim.nodes[0].crash()
@@ -156,7 +158,7 @@ def test_release_is_brought_to_a_node_that_missed_it():
 
 
 def test_overlap_is_found():
-    """A2, P16: two of three clocks that run forward break what the lock assumes; the check at the end says so."""
+    """A2, P16: two of three clocks that run forward break the lock's assumptions; the check at the end reports it."""
     sim = Simulation()
     with sim:
         lock("report").acquire()
@@ -172,7 +174,7 @@ def test_overlap_is_found():
 
 
 def test_overlap_is_not_found_where_there_is_none():
-    """P21: one clock that runs forward costs a vote, and no more; shared holders and places are no overlap."""
+    """P21: one clock that runs forward costs a vote, and no more; shared holders and permits are no overlap."""
     with Simulation() as sim:
         held = lock("report").acquire()
         sim.nodes[0].step_clock(3600)
@@ -187,7 +189,7 @@ def test_overlap_is_not_found_where_there_is_none():
 
 
 async def test_asyncio_runs_in_virtual_time_too():
-    """The asynchronous flavour is renewed and lost in the same way."""
+    """The asyncio flavour is renewed and lost in the same way."""
     with Simulation(ttl=30) as sim:
         async with lock("report") as lease:
             sim.advance(100)
@@ -224,8 +226,8 @@ async def test_event_loop_runs_in_virtual_time():
     assert rival.ttl == 20
 
 
-async def test_event_loop_without_timers_goes_to_what_is_planned():
-    """A task that waits for something that the test planned gets it at once."""
+async def test_event_loop_without_timers_advances_to_planned_events():
+    """A task that waits for an event that the test planned gets it at once."""
     with Simulation() as sim:
         sim.adopt(asyncio.get_running_loop())
         future = asyncio.get_running_loop().create_future()
@@ -235,7 +237,7 @@ async def test_event_loop_without_timers_goes_to_what_is_planned():
 
 
 async def test_event_loop_waits_for_what_comes_from_elsewhere():
-    """Without a timer and a plan there is nowhere to go to; a thread of which the loop knows nothing may wake it."""
+    """Without a timer and a planned event there is no next time; a thread that the loop does not know may wake it."""
     with Simulation() as sim:
         loop = asyncio.get_running_loop()
         sim.adopt(loop)
@@ -247,7 +249,7 @@ async def test_event_loop_waits_for_what_comes_from_elsewhere():
 
 
 async def test_time_is_real_while_a_thread_works_for_the_event_loop():
-    """Nobody knows how long it needs, so nothing that is held meanwhile ends because of it."""
+    """Nobody knows how long the thread needs, so no lock that is held meanwhile ends because of it."""
     free = threading.Event()
 
     with Simulation(ttl=30) as sim:
@@ -277,7 +279,7 @@ def test_event_loops_may_begin_and_end_in_a_simulation():
 
 
 def test_event_loop_that_is_not_written_in_python_keeps_its_time():
-    """It has no selector that could be replaced, and is left as it is."""
+    """It has no selector that could be replaced, and is not changed."""
     loop = object()
 
     with Simulation() as sim:
@@ -286,7 +288,7 @@ def test_event_loop_that_is_not_written_in_python_keeps_its_time():
         assert not hasattr(loop, "time")
 
 
-def test_what_was_there_before_is_there_again(settings: Any):
+def test_simulation_restores_nodes_and_time(settings: Any):
     """After the block the alias has its own nodes, and time is real."""
     before = lock("a").acquire()
     with Simulation() as sim:
@@ -299,7 +301,7 @@ def test_what_was_there_before_is_there_again(settings: Any):
 
 @pytest.mark.server
 def test_example_in_the_docs_works(tmp_path: Path):
-    """The example is run as it stands, by pytest, with the fixture of the plugin."""
+    """The example is run unchanged, by pytest, with the fixture of the plugin."""
     blocks = DOCS.read_text().split("```python\n")[1:]
     (example,) = [block.split("```")[0] for block in blocks if "redlock_simulation" in block]
     module, test = example.split("# test_invoices.py\n")

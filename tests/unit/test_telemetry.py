@@ -1,4 +1,4 @@
-"""Signals, the logger, and what Prometheus, OpenTelemetry and a health check are told, over real servers."""
+"""Signals, the logger, Prometheus, OpenTelemetry and a health check, over real servers."""
 
 import json
 import logging
@@ -71,14 +71,14 @@ def three(nodes: Servers) -> Iterator[Servers]:
 )
 def test_names_are_labelled_by_their_template(name, label):
     """
-    L78: what tells one order or user from another is in no label.
+    L78: the part of a name that identifies one order or user is in no label.
     """
     assert template(name) == label
 
 
-def test_nodes_that_go_and_come_are_told_once(three, caplog):
+def test_nodes_that_go_and_come_are_reported_once(three, caplog):
     """
-    L73: a node that stops answering is told by one signal and one warning, however many locks notice; so is its return.
+    L73: a node that stops answering causes one signal and one warning, however many locks notice; so does its return.
     """
     caplog.set_level(logging.INFO, "django_redlock")
     heard: list[tuple[str, str]] = []
@@ -110,7 +110,7 @@ def test_nodes_that_go_and_come_are_told_once(three, caplog):
 
 def test_a_lease_knows_how_long_it_waited_and_was_held(three):
     """
-    How long it took to get a lock, and for how long it was held, is known of every lease, also when it has ended.
+    Every lease has the time that it waited and the time that it was held, also when it has ended.
     """
     first = lock("a").acquire()
     with pytest.raises(LockTakenError):
@@ -136,7 +136,7 @@ def registry() -> Iterator[Any]:
 
 def test_every_way_to_lose_a_lock_is_counted(three, registry):
     """
-    A lock that a database took away is a lost one, and so is one of every other reason that a lease may end for.
+    A lock that a database took away counts as lost, and so does one for every other reason.
     """
     lease = lock("stock:7").acquire()
 
@@ -149,7 +149,7 @@ def test_every_way_to_lose_a_lock_is_counted(three, registry):
 
 def test_a_prometheus_scrape(three, registry):
     """
-    A scrape over HTTP has waits and holds by template and outcome, what is held by state, and which nodes answer.
+    A scrape over HTTP has waits and holds by template and outcome, held locks by state, and the nodes that answer.
     """
     server, thread = prometheus_client.start_http_server(0, "127.0.0.1", registry)
     try:
@@ -186,7 +186,7 @@ def test_a_prometheus_scrape(three, registry):
 
 def test_one_alias_with_wrong_settings_does_not_hide_the_others(three, registry):
     """
-    L73: the alias that cannot be used has no node to spare, as an alert can see; the others are as they are.
+    L73: an alias that cannot be used has no node to spare, which an alert can see; the other aliases are not affected.
     """
     wrong = {**settings.REDLOCK, "typo": {"NODES": ["htp://a"]}}
     with override_settings(REDLOCK=wrong):
@@ -197,9 +197,9 @@ def test_one_alias_with_wrong_settings_does_not_hide_the_others(three, registry)
     assert 'redlock_node_up{alias="default",node="lock-1"} 1.0' in text
 
 
-def test_what_too_few_nodes_say_is_not_nothing(three, registry):
+def test_too_few_nodes_are_not_zero_locks(three, registry):
     """
-    L73: without a quorum nobody knows how many locks are held, so no number is told.
+    L73: without a quorum nobody knows how many locks are held, so there is no number.
     """
     for server in three[:2]:
         server.kill()
@@ -211,7 +211,7 @@ def test_what_too_few_nodes_say_is_not_nothing(three, registry):
 
 def test_metrics_are_installed_as_often_as_the_apps_are_ready(three):
     """
-    Installed again in the same registry they are as before; in another one they are there, and no more in the first.
+    Installed again in the same registry, the metrics stay; in another registry they appear, and leave the first.
     """
     first, second = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
     try:
@@ -233,7 +233,7 @@ def test_metrics_are_installed_as_often_as_the_apps_are_ready(three):
 
 def test_a_scrape_of_settings_that_cannot_be_used(registry):
     """
-    A wrong setting is no error of the scrape.
+    A wrong setting does not make the scrape fail.
     """
     with override_settings(REDLOCK={"default": {"NODES": []}}):
         assert b"redlock_node_up" in prometheus_client.generate_latest(registry)
@@ -241,7 +241,7 @@ def test_a_scrape_of_settings_that_cannot_be_used(registry):
 
 def test_the_app_installs_the_metrics():
     """
-    In INSTALLED_APPS it registers its metrics once the apps are ready, without asking a node.
+    In INSTALLED_APPS the app registers its metrics once the apps are ready, without a request to a node.
     """
     installed = [*settings.INSTALLED_APPS, "django_redlock.contrib.prometheus"]
     with override_settings(REDLOCK={"default": {"NODES": ["redis://127.0.0.1:1"]}}, INSTALLED_APPS=installed):
@@ -255,7 +255,7 @@ def test_the_app_installs_the_metrics():
 
 @pytest.fixture(scope="module")
 def exported() -> tuple[InMemorySpanExporter, InMemoryMetricReader, Any]:
-    """An SDK that keeps what it is told, and writes it like the one for a console."""
+    """An SDK that keeps its data, and writes them like the exporter for a console."""
     spans, reader, console = InMemorySpanExporter(), InMemoryMetricReader(), StringIO()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
@@ -267,8 +267,8 @@ def exported() -> tuple[InMemorySpanExporter, InMemoryMetricReader, Any]:
 
 def test_an_opentelemetry_export(three, exported):
     """
-    Waiting and holding are spans under the one that is under way, failures have their status, and both are in
-    histograms; the name itself is nowhere.
+    Waiting and holding are spans under the current one, failures have their status, and both are in histograms; the
+    name itself appears nowhere.
     """
     spans, reader, console = exported
     spans.clear()
@@ -301,7 +301,8 @@ def test_an_opentelemetry_export(three, exported):
 @pytest.mark.asyncio
 async def test_a_health_check(three):
     """
-    With all nodes it is well; with none to spare it warns, and without a quorum it fails, with words and no address.
+    With all nodes the check passes; with none to spare it warns, and without a quorum it fails, with words and no
+    address.
     """
 
     async def asked() -> tuple[int, str]:
@@ -337,12 +338,12 @@ async def test_a_health_check_of_settings_that_cannot_be_used():
     assert "redlock.E003" in str(result.error)
 
 
-# What the documentation offers
+# The documented dashboard and alerts
 
 
 def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are(three, registry):
     """
-    Every metric in the Grafana dashboard and in the alert rules is one that a scrape has.
+    Every metric in the Grafana dashboard and in the alert rules is part of a scrape.
     """
     lock("a").acquire().release()
     with pytest.raises(LockTakenError):
@@ -372,7 +373,7 @@ def test_no_quorum_is_an_outcome_of_its_own(three, registry):
 
 def test_one_alias_that_cannot_be_used_leaves_the_others_their_metrics(three, registry):
     """
-    A mistake in the settings of one alias must not silence the alarms of another; and what nobody knows is no 0.
+    A mistake in the settings of one alias must not silence the alarms of another; an unknown value is not 0.
     """
     options = {"restart_guard": False, "node_timeout": 2.0}
     aliases = {"broken": {"NODES": []}, "default": {"NODES": three.urls[:3], "OPTIONS": options}}

@@ -1,4 +1,4 @@
-"""What operators read is translated, in full, with the same blanks to fill in."""
+"""The texts for operators are translated completely, with the same placeholders."""
 
 import ast
 import gettext
@@ -54,7 +54,7 @@ def test_there_is_something_to_translate():
 
 def test_every_text_is_translated(catalog):
     """
-    No text is missing in a catalogue.
+    No catalogue lacks a text.
     """
     known = {key[0] if isinstance(key, tuple) else key for key, text in catalog._catalog.items() if text}
 
@@ -63,7 +63,7 @@ def test_every_text_is_translated(catalog):
 
 def test_blanks_are_the_same(catalog):
     """
-    A translation has the blanks of its original, and no other.
+    A translation has the placeholders of its original, and no others.
     """
     for key, text in catalog._catalog.items():
         original = key[0] if isinstance(key, tuple) else key
@@ -92,7 +92,7 @@ def test_the_sources_are_those_of_the_compiled_catalogues():
 )
 def test_django_finds_them(language, held):
     """
-    With a language active its texts are used; one that there is none of gets English.
+    With a language active its texts are used; a language without a catalogue gets English.
     """
     with translation.override(language):
         assert str(State.HELD.label) == held

@@ -83,7 +83,7 @@ def name_of(key, request=None, view=None, **kwargs):
 # One at a time
 
 
-def test_second_request_is_told_to_come_back(client):
+def test_second_request_gets_a_retry_after(client):
     """
     While one request runs, another for the same order gets 409, and one for another order goes through.
     """
@@ -102,7 +102,7 @@ def test_second_request_is_told_to_come_back(client):
 
 def test_lock_is_taken_with_the_view_and_method_as_its_holder(client, leases):
     """
-    Whoever finds the lock taken learns which view has it.
+    The holder of the taken lock names the view.
     """
     refusals = []
 
@@ -146,9 +146,9 @@ def test_methods_choose_what_is_locked(methods, locked):
     assert refused == locked
 
 
-def test_waiting_request_goes_on_when_the_lock_is_free():
+def test_waiting_request_continues_when_the_lock_is_free():
     """
-    With ``wait`` a request tries for so long before it gives up.
+    With ``wait`` a request waits for the given time before it gives up.
     """
     view = locked_view("order", wait=PATIENCE)(lambda request: HttpResponse())
     held = lock("view:order").acquire()
@@ -164,7 +164,7 @@ def test_waiting_request_goes_on_when_the_lock_is_free():
 
 def test_exception_of_the_view_releases(client):
     """
-    A view that fails is answered as ever, and its lock is free at once (L55).
+    The response to a failing view is unchanged, and its lock is free at once (L55).
     """
     during(lambda: 1 / 0)
 
@@ -176,7 +176,7 @@ def test_exception_of_the_view_releases(client):
 
 def test_lock_error_of_the_view_is_not_taken_for_its_own():
     """
-    A lock that the view itself could not get is the view's business, not a 409.
+    An error of a lock inside the view is left to the view, and is not a 409.
     """
 
     @locked_view("order")
@@ -190,7 +190,7 @@ def test_lock_error_of_the_view_is_not_taken_for_its_own():
 
 def test_attributes_of_the_view_are_kept():
     """
-    The name of the view and what other decorators wrote on it stay.
+    The name of the view and the attributes of other decorators stay.
     """
     assert pay.__name__ == "pay"
     assert pay.csrf_exempt
@@ -290,7 +290,7 @@ def test_lock_is_released_after_the_commit_of_the_request(client, order, atomic_
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 def test_lock_is_released_after_the_rollback_of_the_request(client, order, atomic_requests, seen_at_release):
     """
-    Under ATOMIC_REQUESTS a view that fails is rolled back as ever, and then releases (L55).
+    Under ATOMIC_REQUESTS a failing view is rolled back as usual, and then the lock is released (L55).
     """
     during(lambda: 1 / 0)
 
@@ -303,7 +303,7 @@ def test_lock_is_released_after_the_rollback_of_the_request(client, order, atomi
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 def test_lost_lock_rolls_the_request_back(client, order, atomic_requests, leases):
     """
-    A lease that ended while the view ran takes the request's changes with it (L53).
+    A lease that ended while the view ran rolls the request's changes back (L53).
     """
     during(lambda: lose(leases[0]))
 
@@ -316,7 +316,7 @@ def test_lost_lock_rolls_the_request_back(client, order, atomic_requests, leases
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 def test_lock_that_is_about_to_end_rolls_the_request_back(client, order, atomic_requests, leases):
     """
-    With less than a twentieth of the ttl left, which may not be enough for the commit, there is none (L53).
+    With less than a twentieth of the ttl left, which may not be enough for the commit, the view does not commit (L53).
     """
 
     def shorten():
@@ -334,7 +334,7 @@ def test_lock_that_is_about_to_end_rolls_the_request_back(client, order, atomic_
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 def test_lock_lost_during_the_commit_is_logged(client, order, atomic_requests, leases, caplog):
     """
-    A view that has committed is answered, even if its lock turns out to be gone; the log tells.
+    A view that has committed sends its response, even if its lock turns out to be gone; the log reports it.
     """
     during(lambda: transaction.on_commit(lambda: lose(leases[0]), using="warehouse"))
 
@@ -347,7 +347,7 @@ def test_lock_lost_during_the_commit_is_logged(client, order, atomic_requests, l
 @pytest.mark.parametrize("path", ["/pay-without-transaction/7/", "/pay-without-transaction-below/7/"])
 def test_view_without_transaction_stays_without(client, order, atomic_requests, path):
     """
-    ``@transaction.non_atomic_requests`` counts above and below ``@locked_view``.
+    ``@transaction.non_atomic_requests`` works above and below ``@locked_view``.
     """
     inside = []
     during(lambda: inside.append(paid_as_others_see()))
@@ -448,7 +448,7 @@ async def test_async_stream_holds_the_lock_until_it_is_closed(async_client, asyn
     assert is_free(NAME)
 
 
-# Answers
+# Responses
 
 
 def test_browser_gets_a_page(client):
@@ -498,7 +498,7 @@ def test_page_is_for_all_who_do_not_ask_for_json(client, accept):
 @pytest.mark.parametrize(("status", "title"), [(423, "Locked"), (429, "One at a time")])
 def test_another_status_may_be_asked_for(status, title):
     """
-    ``on_busy`` chooses what the client is told; that too few nodes answer stays 503.
+    ``on_busy`` chooses the response; too few nodes stay a 503.
     """
     view = locked_view("order", on_busy=status)(lambda request: HttpResponse())
 
@@ -549,7 +549,7 @@ def test_answer_that_is_none_is_refused_at_once(on_busy, error):
 
 def test_page_may_be_the_projects_own(settings, tmp_path):
     """
-    A template of the project goes before ours, and knows title, detail and status.
+    A template of the project takes precedence over ours, and gets title, detail and status.
     """
     folder = tmp_path / "django_redlock"
     folder.mkdir()
@@ -563,7 +563,7 @@ def test_page_may_be_the_projects_own(settings, tmp_path):
 
 def test_lock_is_named_when_debugging(client, settings):
     """
-    With DEBUG both answers say which lock is taken, and by whom.
+    With DEBUG both responses name the taken lock and its holder.
     """
     settings.DEBUG = True
 
@@ -596,7 +596,7 @@ def test_missing_quorum_is_not_the_clients_fault(client):
 )
 def test_retry_after_is_whole_seconds_within_bounds(left, header):
     """
-    Retry-After is what is left of the lease, rounded up, from 1 to 10 seconds.
+    Retry-After is the remaining time of the lease, rounded up, from 1 to 10 seconds.
     """
     answer = refusal(requests.post("/"), LockTakenError("order", retry_after=left))
 
@@ -681,7 +681,7 @@ def test_secrets_are_not_part_of_the_name():
 )
 def test_values_are_escaped_where_they_would_be_separators(value, text):
     """
-    A value has none of the key's separators left in it; other signs stay readable.
+    A value in a name contains none of the key's separators; other characters stay readable.
     """
     assert name_of("order:{value}", value=value) == f"view:order:{text}"
 
@@ -702,7 +702,7 @@ def test_long_value_is_cut_to_a_digest():
 )
 def test_different_values_never_give_the_same_name(key, signs):
     """
-    All pairs of texts of up to three signs, chosen to confuse, give names of their own (L19).
+    All pairs of texts of up to three characters, chosen to confuse, have different names (L19).
     """
     texts = ["".join(text) for length in (1, 2, 3) for text in product(signs, repeat=length)]
     resolve = key_of(key)
@@ -784,7 +784,7 @@ def test_key_that_can_never_be_resolved_is_refused_at_once(key, message):
 
 def test_key_of_a_class_is_refused_at_once():
     """
-    ``method_decorator`` lets a mistake be seen when the class is made.
+    ``method_decorator`` reports a mistake when the class is created.
     """
     with pytest.raises(ImproperlyConfigured, match=r"on a class, key 'order:\{pk': "):
 
@@ -855,7 +855,7 @@ def test_missing_value_is_an_error_and_never_a_shared_lock(leases, key, error, m
     assert leases == []
 
 
-def test_request_without_users_is_told_what_is_missing():
+def test_request_without_users_names_the_missing_middleware():
     """
     Without AuthenticationMiddleware the error names it.
     """
@@ -866,7 +866,7 @@ def test_request_without_users_is_told_what_is_missing():
 @pytest.mark.django_db(transaction=True, databases=["default", "warehouse"])
 async def test_key_of_an_async_view_may_read_the_database(async_connections):
     """
-    A key whose attributes are read from the database, as ``request.user`` is, works in an async view.
+    A key whose attributes are read from the database, like ``request.user``, works in an async view.
     """
     await User.objects.using("warehouse").acreate(pk=42)
     request = requests.post("/")

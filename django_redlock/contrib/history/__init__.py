@@ -1,7 +1,10 @@
 """
-Who held what for how long: put ``django_redlock.contrib.history`` into ``INSTALLED_APPS`` and run ``migrate``.
+Record who held which lock for how long.
 
-Every process keeps what ended in memory and writes it every few seconds, in a thread and with a database connection of
-its own: a lock waits for no database, and is written down outside of the transaction that it was held for. What a
-process that is killed had not written yet is lost, and when much more happens than can be written, some is dropped.
+Put ``django_redlock.contrib.history`` into ``INSTALLED_APPS`` and run ``migrate``.
+
+Every process keeps its ended locks in memory and writes them every few seconds, in a thread and with a database
+connection of its own. No lock waits for the database, and the rows are written outside of the transaction for which the
+lock was held. Rows that a killed process had not yet written are lost. If more locks end than can be written, some rows
+are dropped.
 """

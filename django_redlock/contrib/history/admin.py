@@ -1,4 +1,4 @@
-"""What was held, as a list, and by kind with a chart."""
+"""The admin of former locks: a list, and a chart by kind."""
 
 from typing import Any
 
@@ -24,15 +24,15 @@ class HoldAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     show_full_result_count = False
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Return False: they are written by themselves."""
+        """Return False: rows are written automatically."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False: what was, was."""
+        """Return False: the past does not change."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False: old ones go by themselves."""
+        """Return False: old rows are deleted automatically."""
         return False
 
     def get_urls(self) -> list[URLPattern]:
@@ -54,6 +54,6 @@ class HoldAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def _bars(kind: Any, longest: float) -> list[tuple[str, str, str]]:
-    """Return the bars of one kind: what it is, its length in percent, and the number."""
+    """Return the bars of one kind: label, length in percent, and number."""
     figures = ((gettext("held"), kind.hold[1]), (gettext("waited"), kind.wait[1]))
     return [(what, f"{100 * seconds / longest:.1f}", f"{seconds:.2f} s") for what, seconds in figures]

@@ -1,5 +1,5 @@
 """
-How long locks are waited for and held, by kind, and what that says about their ttl and wait.
+How long locks are waited for and held, by kind, and the ttl and wait that this suggests.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from .models import Hold
 
 PERIOD = timedelta(days=7)
 ROWS = 50_000  # the latest
-FEW = 20  # holds, from which on there is something to say
+FEW = 20  # holds below which there is no advice
 Row = tuple[str, float, float | None, float | None]
 
 LOST: frozenset[str] = (frozenset(EndReason) - {EndReason.RELEASED, EndReason.REVOKED, EndReason.FORKED}) | {
@@ -25,15 +25,15 @@ LOST: frozenset[str] = (frozenset(EndReason) - {EndReason.RELEASED, EndReason.RE
 @dataclass(frozen=True, slots=True)
 class Kind:
     """
-    What is known of the locks of one kind; durations are seconds.
+    The statistics of the locks of one kind; durations are in seconds.
 
     Args:
-        template: What their names have in common.
-        holds: How often one was held.
-        refused: How often somebody gave up.
-        lost: How often one was lost.
-        hold: The median and the 99th percentile of the times for which it was held.
-        wait: The same of the times for which it was waited for.
+        template: The common part of their names.
+        holds: How often a lock was held.
+        refused: How often a caller gave up.
+        lost: How often a lock was lost.
+        hold: The median and the 99th percentile of the holding times.
+        wait: The median and the 99th percentile of the waiting times.
         ttl: The longest lease.
     """
 
@@ -47,7 +47,7 @@ class Kind:
 
     @property
     def suggestions(self) -> Iterator[str]:
-        """Yield what to change, with figures; nothing if all is well or too little is known."""
+        """Yield suggested changes, with figures; nothing if all is well or there are too few holds."""
         if self.holds < FEW:
             return
         about = {
@@ -85,7 +85,7 @@ class Kind:
 
 
 def kinds(using: str | None = None) -> list[Kind]:
-    """Return what the last week says of each kind of lock, those that were held longest first."""
+    """Return the statistics of each kind of lock in the last week, the longest holds first."""
     rows = Hold.objects.filter(ended__gte=timezone.now() - PERIOD)
     rows = rows.filter(alias=using) if using else rows
     found: dict[str, list[Row]] = {}

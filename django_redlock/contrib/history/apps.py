@@ -5,7 +5,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class HistoryConfig(AppConfig):
-    """Begins to write down what ends."""
+    """Starts to record locks that end."""
 
     name = "django_redlock.contrib.history"
     label = "redlock_history"

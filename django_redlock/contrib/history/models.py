@@ -5,7 +5,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class Hold(models.Model):
-    """A lock that was held, or that somebody did not get."""
+    """A lock that was held, or that a caller did not get."""
 
     alias = models.CharField(_("alias"), max_length=100)
     name = models.CharField(_("lock"), max_length=200)

@@ -1,8 +1,8 @@
 """
 Traces and metrics for OpenTelemetry: put ``django_redlock.contrib.opentelemetry`` into ``INSTALLED_APPS``.
 
-Needs the API only; where they go, the project's SDK decides. Waiting for a lock and holding it are a span each, as
-children of what is under way. Locks are named by their template, never by the name itself.
+Needs only the API; the project's SDK decides where the data go. Waiting for a lock and holding it are a span each, as
+children of the current span. Spans name locks by their template, never by the name itself.
 """
 
 import time
@@ -19,7 +19,7 @@ NAME = "django_redlock"
 
 
 def install() -> None:
-    """Tell OpenTelemetry of every lock from now on."""
+    """Report every lock to OpenTelemetry from now on."""
     tracer, meter = trace.get_tracer(NAME), metrics.get_meter(NAME)
     waits = meter.create_histogram("redlock.wait", "s", "How long it took to get a lock, or until one gave up.")
     holds = meter.create_histogram("redlock.hold", "s", "How long a lock was held.")
@@ -27,7 +27,7 @@ def install() -> None:
     downs = meter.create_counter("redlock.node.down", description="How often a node stopped answering.")
 
     def span(name: str, seconds: float, about: dict[str, Any], failed: str = "") -> None:
-        """Record what has just ended after so many seconds."""
+        """Record an operation that has just ended, with its duration in seconds."""
         now = time.time_ns()
         begun = tracer.start_span(name, kind=SpanKind.CLIENT, attributes=about, start_time=now - round(seconds * 1e9))
         if failed:
@@ -63,7 +63,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Tell it no more."""
+    """Stop reporting."""
     unlisten(UID)
 
 

@@ -4,13 +4,13 @@ from django.apps import AppConfig
 
 
 class OpenTelemetryConfig(AppConfig):
-    """Tells OpenTelemetry of locks."""
+    """Reports locks to OpenTelemetry."""
 
     name = "django_redlock.contrib.opentelemetry"
     label = "redlock_opentelemetry"
 
     def ready(self) -> None:
-        """Begin."""
+        """Start reporting."""
         from . import install
 
         install()

@@ -1,8 +1,8 @@
 """
 Metrics for Prometheus: put ``django_redlock.contrib.prometheus`` into ``INSTALLED_APPS``.
 
-What happens is counted in the process where it happens. What is held, and which nodes answer, is asked of the nodes
-when Prometheus scrapes: so it is right in every process, also in one that holds nothing itself.
+Events are counted in the process where they happen. Held locks and the state of the nodes are read from the nodes when
+Prometheus scrapes, so they are right in every process, also in one that holds no lock.
 """
 
 from collections import Counter as Count
@@ -24,14 +24,14 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 class NodesCollector(Collector):
-    """What the nodes hold and whether they answer, asked at every scrape; takes about a second at most."""
+    """Held locks and the state of the nodes, read at every scrape; takes about a second at most."""
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing, so that no node is asked when the collector is registered."""
+        """Return nothing, so that registering the collector makes no network call."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Ask the nodes of every alias."""
+        """Query the nodes of every alias."""
         from ...inventory import State, held_locks  # only here: Django's apps must be ready
 
         held = GaugeMetricFamily("redlock_held_locks", "Locks held now, by state.", labels=["alias", "state"])
@@ -64,7 +64,7 @@ def _aliases() -> list[str]:
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> None:
-    """Register the metrics, and count from now on; in another registry than before, if there was one."""
+    """Register the metrics, and count from now on; move them if they were in another registry."""
     if _installed and _installed[0][0] is registry:
         return
     uninstall()
@@ -109,7 +109,7 @@ def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
 
 
 def uninstall() -> None:
-    """Stop counting, and take the metrics out of their registry."""
+    """Stop counting, and remove the metrics from their registry."""
     unlisten(UID)
     while _installed:
         registry, collector = _installed.pop()

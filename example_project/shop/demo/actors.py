@@ -1,8 +1,8 @@
 """
-Those who keep the shop busy while the demo checks itself, and remember what they saw.
+Actors that keep the shop busy while the demo checks itself, and remember what they saw.
 
-Each lives in a thread: ``act()`` is called until the time is over. Afterwards ``checks()`` compares what it saw with
-the shop's books, which ``manage.py audit_shop`` wrote.
+Each lives in a thread: ``act()`` is called until the time has run out. Afterwards ``checks()`` compares what the actor
+saw with the shop's books, which ``manage.py audit_shop`` wrote.
 """
 
 import time
@@ -25,12 +25,12 @@ class Importer:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._asked = {stack.first_import}  # ids of the imports that it asked for
-        self._joined: list[str] = []  # ids of the imports that it joined instead
-        self._failed: list[int] = []  # what else the shop answered
+        self._asked = {stack.first_import}  # ids of the imports that were submitted
+        self._joined: list[str] = []  # ids of the imports that were joined instead
+        self._failed: list[int] = []  # other responses of the shop
 
     def act(self, over: Event) -> None:
-        """Ask once."""
+        """Submit one import."""
         answer = self._stack.admin.post("import/")
         if answer.status != 202:
             self._failed.append(answer.status)
@@ -41,7 +41,7 @@ class Importer:
         over.wait(1.0)
 
     def checks(self, books: dict[str, Any]) -> Iterator[Check]:
-        """Compare what was asked for with what ran."""
+        """Compare the submitted imports with those that ran."""
         by_beat = self._stack.processes["beat"].text().count("Sending due task import-catalogue")
         by_hand = len(self._asked) + len(self._joined)
         ran = {run["task_id"]: run["seconds"] for run in books["imports"]}
@@ -67,7 +67,7 @@ class Importer:
 
 
 class Customers:
-    """Click twice, and all want the same last pieces."""
+    """Customers who click twice, and all want the same last pieces."""
 
     clicks = 5
 
@@ -78,7 +78,7 @@ class Customers:
         self._rush = Counter[str]()
 
     def act(self, over: Event) -> None:
-        """Have one customer click several times at once, and then every customer once for the same article."""
+        """Let one customer click several times at once, and then every customer once for the same article."""
         on_shelf = {item["sku"]: item["stock"] for item in self._stack.admin.get().json()["items"] if item["stock"]}
         if on_shelf:
             self._race(max(on_shelf, key=on_shelf.__getitem__))
@@ -86,7 +86,7 @@ class Customers:
         over.wait(0.5)
 
     def checks(self, books: dict[str, Any]) -> Iterator[Check]:
-        """Look at the answers and at the stock."""
+        """Check the responses and the stock."""
         clicks = Counter(outcome(answer) for answers, _ in self._races for answer in answers)
         yield Check(
             f"one checkout per customer at a time, with {self.clicks} clicks at once",
@@ -120,14 +120,14 @@ class Operator:
         self._votes = Counter[str]()
 
     def act(self, over: Event) -> None:
-        """Look once."""
+        """Check the page once."""
         for lock in self._stack.held_locks():
             if "import_catalogue" in lock.name:
                 self._votes[lock.votes] += 1
         over.wait(0.5)
 
     def checks(self, books: dict[str, Any]) -> Iterator[Check]:
-        """Look at the votes that were shown."""
+        """Check the votes that were shown."""
         seen = ", ".join(
             f"{votes} of 5 votes {times} times" for votes, times in sorted(self._votes.items(), reverse=True)
         )
@@ -140,12 +140,12 @@ class Saboteur:
     Kills a node while an import runs, then one more, and brings both back without their data.
 
     Args:
-        stack: Whose nodes.
-        say: Told of every deed.
+        stack: The shop whose nodes it kills.
+        say: Called with a text for every action.
         until: When all nodes must be back, on the monotonic clock.
     """
 
-    gap = 3.0  # seconds between two deeds
+    gap = 3.0  # seconds between two actions
 
     def __init__(self, stack: Stack, say: Say, until: float) -> None:
         self._stack = stack
@@ -153,7 +153,7 @@ class Saboteur:
         self._until = until
         self._killed = 0
         self._restarted = 0
-        self._struck: set[str] = set()  # the imports that ran at the time
+        self._struck: set[str] = set()  # the imports that were running at the time
 
     def act(self, over: Event) -> None:
         """Do one round, if there is time for it."""
@@ -169,7 +169,7 @@ class Saboteur:
         over.wait(0.5)
 
     def checks(self, books: dict[str, Any]) -> Iterator[Check]:
-        """Look at what became of the imports that were hit."""
+        """Check how the affected imports ended."""
         ended = {run["task_id"] for run in books["imports"] if run["seconds"] is not None}
         yield Check(
             "nodes killed while an import ran, and restarted; the import went on",
@@ -199,7 +199,7 @@ class Saboteur:
 
 
 def outcome(answer: Answer) -> str:
-    """Return in a word what the answer to a purchase says; only a 409 that says when to come back counts as one."""
+    """Return the result of a purchase in one word; a 409 counts only with a Retry-After."""
     if answer.status == 409 and answer.headers["Retry-After"] is None:
         return "409 without Retry-After"
     return {201: "sold", 410: "sold out"}.get(answer.status, str(answer.status))
@@ -211,12 +211,12 @@ def listed(counts: Counter[str]) -> str:
 
 
 def one_at_a_time(answers: Sequence[Answer], took: float) -> bool:
-    """Return whether the sales followed one another; on a machine that is busy, a late click may sell as well."""
+    """Return whether the sales followed one another; on a busy machine a late click may lead to a sale as well."""
     return took >= PAYMENT_SECONDS * sum(answer.status == 201 for answer in answers)
 
 
 def at_once(visits: Sequence[Callable[[], Answer]]) -> list[Answer]:
-    """Make all visits at the same moment, each from a thread of its own; returns the answers."""
+    """Make all visits at the same moment, each from a thread of its own; return the responses."""
     barrier = Barrier(len(visits))
 
     def visit(go: Callable[[], Answer]) -> Answer:

@@ -1,4 +1,4 @@
-"""The demo for people: say what there is to see, and bring back the nodes that they kill."""
+"""The demo for people: print what there is to see, and bring back the nodes that they kill."""
 
 import time
 
@@ -28,7 +28,7 @@ Ctrl-C stops everything.
 
 
 def welcome(stack: Stack) -> str:
-    """Return what to see and to try."""
+    """Return the text about what to see and to try."""
     servers = [(f"lock-{place}", node) for place, node in enumerate(stack.nodes, 1)] + [("broker", stack.broker)]
     return WELCOME.format(
         url=stack.url,
@@ -42,7 +42,7 @@ def welcome(stack: Stack) -> str:
 
 def run(stack: Stack, say: Say) -> None:
     """
-    Wait for Ctrl-C, and bring back the nodes that somebody killed.
+    Wait for Ctrl-C, and bring back killed nodes.
 
     Raises:
         CommandError: A process of the shop ended.

@@ -1,4 +1,4 @@
-"""Start the shop's processes so that they stop when told, and do not outlive the demo."""
+"""Start the shop's processes so that they stop on request, and do not outlive the demo."""
 
 import socket
 import subprocess
@@ -22,11 +22,11 @@ class Process:
     One process of the shop: in a session of its own, tied to the life of the demo, its output in a file.
 
     Args:
-        name: What people call it; also the name of its log file.
-        command: What to run, after ``python``.
-        folder: Where it runs and its log goes.
+        name: Its name for people; also the name of its log file.
+        command: The command line after ``python``.
+        folder: Its working folder, and that of its log.
         environment: All of its environment variables.
-        goodbyes: The signals that end it, one after the other, with the seconds that each is given.
+        goodbyes: The signals that end it, one after the other, with the seconds for each.
     """
 
     def __init__(
@@ -59,20 +59,20 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it is still running."""
         return self._process.poll() is None
 
     @property
     def missing(self) -> bool:
-        """Whether it ended although nobody told it to."""
+        """Whether it ended although it was not asked to."""
         return not (self.running or self._told)
 
     def text(self) -> str:
-        """Return what it wrote."""
+        """Return its output."""
         return self.log.read_text(errors="replace")
 
     def stop(self) -> None:
-        """End it as it wishes to be ended, and what is left of its session by force; a second call does nothing."""
+        """End it with its signals, and the rest of its session by force; a second call does nothing."""
         if self._told:
             return
         self._told = True
@@ -88,9 +88,9 @@ class Process:
 
 def reserve_port(port: int = 0) -> tuple[int, socket.socket]:
     """
-    Bind a port that the system chooses, or *port*, without listening, so that nobody else is given it.
+    Bind a port that the system chooses, or *port*, without listening, so that no other process gets it.
 
-    Linux lets a server listen on it all the same. Elsewhere it is free again at once.
+    Linux lets a server listen on it all the same. On other systems it is free again at once.
 
     Raises:
         OSError: *port* is taken.

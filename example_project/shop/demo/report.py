@@ -1,4 +1,4 @@
-"""What the unattended demo found out."""
+"""The results of the unattended demo."""
 
 import time
 from collections.abc import Callable
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Check:
     """
-    One thing that was checked.
+    One check.
 
     Args:
-        name: What should hold, in words.
-        ok: Whether it did.
+        name: The condition, in words.
+        ok: Whether it held.
         seen: The numbers behind it.
     """
 
@@ -28,6 +28,6 @@ Say = Callable[[str], object]
 
 
 def diary(write: Say) -> Say:
-    """Return a function that writes a line with the seconds since now before it."""
+    """Return a function that prints a line with the seconds since now in front."""
     start = time.monotonic()
     return lambda text: write(f"{time.monotonic() - start:6.1f} s  {text}")

@@ -25,12 +25,12 @@ MANAGE = str(PROJECT / "manage.py")
 NODES = 5
 START_TIMEOUT = 60.0  # seconds; 9 are usual
 # A node may have forgotten leases when it started, and votes when all of them have ended: after max_ttl in the
-# settings, 6 seconds, and a little, because it counts its age in whole seconds.
+# settings, 6 seconds, and a little more, because it counts its age in whole seconds.
 VOTES_AFTER = 8.5  # seconds
 PAYMENT_SECONDS = 1.5
 WORKER = ("-m", "celery", "-A", "shop_site", "worker", "--loglevel", "INFO", "--concurrency", "2")
 BEAT = ("-m", "celery", "-A", "shop_site", "beat", "--loglevel", "INFO", "--schedule", "beat-schedule", "--pidfile=")
-# What a row of the page "Held locks" says: name, votes.
+# A row of the page "Held locks": name, votes.
 LOCK = re.compile(r'data-lock="([^"]*)".*?>(\d+)/\d+ ', re.DOTALL)
 Found = TypeVar("Found")
 
@@ -47,10 +47,10 @@ class Stack:
     The shop and its servers.
 
     Args:
-        folder: Where all files go.
-        port: The web server's port; 0 has the system choose.
+        folder: The folder for all files.
+        port: The web server's port; 0 lets the system choose.
         import_seconds: How long an import of the catalogue takes.
-        import_every: How often beat asks for one, in seconds.
+        import_every: How often beat submits one, in seconds.
 
     Raises:
         CommandError: The port is taken.
@@ -61,7 +61,7 @@ class Stack:
         self.import_seconds = import_seconds
         self.password = secrets.token_urlsafe(9)
         self.processes: dict[str, Process] = {}
-        tempfile.tempdir = str(folder)  # where the servers make their folders
+        tempfile.tempdir = str(folder)  # the parent of the servers' folders
         try:
             self.port, self._reservation = reserve_port(port)
         except (OSError, OverflowError) as error:
@@ -86,7 +86,7 @@ class Stack:
 
     @property
     def url(self) -> str:
-        """Where the shop is."""
+        """The address of the shop."""
         return f"http://127.0.0.1:{self.port}/"
 
     def start(self) -> None:
@@ -114,7 +114,7 @@ class Stack:
         self._start("beat", *BEAT)
 
     def stop(self) -> None:
-        """End everything: those who use the servers before the servers."""
+        """End everything: the users of the servers before the servers."""
         for name in ("beat", "web", "worker"):
             if process := self.processes.get(name):
                 process.stop()
@@ -124,10 +124,10 @@ class Stack:
 
     def check(self) -> None:
         """
-        Look whether every process of the shop is there that should be.
+        Check that every process of the shop is running.
 
         Raises:
-            CommandError: One has ended; the message holds the end of its log.
+            CommandError: One has ended; the message has the end of its log.
         """
         for process in self.processes.values():
             if process.missing:
@@ -136,10 +136,10 @@ class Stack:
 
     def wait_for(self, what: str, look: Callable[[], Found | None], seconds: float = START_TIMEOUT) -> Found:
         """
-        Return what *look* finds as soon as it finds something.
+        Return the result of *look* as soon as it has one.
 
         Raises:
-            CommandError: There was nothing within *seconds*, or a process ended meanwhile.
+            CommandError: There was none within *seconds*, or a process ended meanwhile.
         """
         deadline = time.monotonic() + seconds
         while not (found := look()):
@@ -156,7 +156,7 @@ class Stack:
 
     def manage(self, *command: str, check: bool = True) -> str:
         """
-        Run a management command of the shop; returns what it wrote to standard output.
+        Run a management command of the shop; return its standard output.
 
         Raises:
             CommandError: It failed, and *check* is true.

@@ -1,4 +1,4 @@
-"""The demo that checks itself: keep the shop busy, kill nodes, and look at what came of it."""
+"""The demo that checks itself: keep the shop busy, kill nodes, and check the result."""
 
 import json
 import time
@@ -15,17 +15,17 @@ from .stack import Stack
 
 
 class Actor(Protocol):
-    """Somebody who does something again and again, and then says what should have held."""
+    """An actor that repeats an action, and then reports what should have held."""
 
     def act(self, over: Event) -> None:
-        """Do it once, and pause; return soon when *over* is set."""
+        """Act once, and pause; return soon when *over* is set."""
 
     def checks(self, books: dict[str, Any]) -> Iterator[Check]:
-        """Say what held, given the shop's books."""
+        """Return the checks, given the shop's books."""
 
 
 def run(stack: Stack, seconds: float, say: Say) -> list[Check]:
-    """Keep the shop busy for so many seconds, close it in good order, and return what was checked."""
+    """Keep the shop busy for the given time, shut it down properly, and return the checks."""
     until = time.monotonic() + seconds
     actors: list[Actor] = [Importer(stack), Customers(stack), Operator(stack), Saboteur(stack, say, until)]
     failures = live(stack, actors, until)
@@ -39,7 +39,9 @@ def run(stack: Stack, seconds: float, say: Say) -> list[Check]:
 
 
 def live(stack: Stack, actors: list[Actor], until: float) -> list[Check]:
-    """Let the actors act, each in a thread, until the time is over; returns a failed check for each that broke down."""
+    """
+    Let the actors act, each in a thread, until the time has run out; return a failed check for each that broke down.
+    """
     over = Event()
     with ThreadPoolExecutor(len(actors)) as pool:
         lives = {type(actor).__name__: pool.submit(_live, actor, over) for actor in actors}
@@ -59,7 +61,7 @@ def _live(actor: Actor, over: Event) -> None:
 
 
 def locks_left(stack: Stack) -> Check:
-    """Wait until nothing is held any more, for as long as two imports may take."""
+    """Wait until no lock is held any more, for at most the time of two imports."""
     try:
         stack.wait_for("the last lock to go", lambda: not stack.held_locks(), 2 * stack.import_seconds + 20)
     except (CommandError, ConnectionError) as error:
@@ -68,7 +70,7 @@ def locks_left(stack: Stack) -> Check:
 
 
 def logs(stack: Stack) -> Check:
-    """Look for what should not be in a log."""
+    """Search a log for lines that should not be there."""
     bad = {process.name: process.text().count("Traceback") for process in stack.processes.values()}
     seen = ", ".join(f"{count} in {name}.log" for name, count in bad.items() if count)
     return Check("tracebacks in the logs", not seen, seen or "none")

@@ -14,7 +14,7 @@ TIMEOUT = 30.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the shop said."""
+    """A response of the shop."""
 
     status: int
     headers: HTTPMessage
@@ -22,10 +22,10 @@ class Answer:
 
     def json(self) -> Any:
         """
-        Return the data in it.
+        Return the data of the response.
 
         Raises:
-            ConnectionError: It is not an answer for a program, but an error page, say.
+            ConnectionError: The response is not for programs, for example an error page.
         """
         try:
             return json.loads(self.text)
@@ -35,10 +35,10 @@ class Answer:
 
 class Visitor:
     """
-    Somebody with cookies.
+    A visitor with cookies.
 
     Args:
-        url: Where the shop is, with a slash at the end.
+        url: The address of the shop, with a slash at the end.
     """
 
     def __init__(self, url: str) -> None:
@@ -55,7 +55,7 @@ class Visitor:
         return self
 
     def get(self, path: str = "") -> Answer:
-        """Look at a page, or at the data of one."""
+        """Get a page, or the data of one."""
         return self._send(Request(self._url + path))
 
     def post(self, path: str, **fields: str) -> Answer:
@@ -69,7 +69,7 @@ class Visitor:
         try:
             response = self._opener.open(request, timeout=TIMEOUT)
         except HTTPError as error:
-            response = error  # an answer like any other
+            response = error  # a response like any other
         with response:
             return Answer(response.status, response.headers, response.read().decode())
 

@@ -43,7 +43,7 @@ def test_naive_designs_fail(name: str):
     ],
 )
 def test_wrong_protocols_fail(name: str):
-    """P40: the search finds the shortest way to what is wrong with a wrong protocol."""
+    """P40: the search finds the shortest schedule in which a wrong protocol fails."""
     (mutant,) = [mutant for mutant in MUTANTS if mutant.name == name]
 
     with mutant.change():

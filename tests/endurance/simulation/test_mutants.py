@@ -1,4 +1,4 @@
-"""The oracles find what is wrong with wrong protocols."""
+"""The oracles find the faults of wrong protocols."""
 
 import pytest
 
@@ -6,7 +6,9 @@ from tests.simulation.mutants import MUTANTS, hunt, score
 
 
 def test_all_mutants_are_killed(capsys: pytest.CaptureFixture[str]):
-    """P40: an oracle objects to every wrong protocol within a bounded number of schedules; the score is printed."""
+    """
+    P40: an oracle objects to every wrong protocol within a bounded number of schedules; the test prints the score.
+    """
     kills = [hunt(mutant) for mutant in MUTANTS]
 
     with capsys.disabled():

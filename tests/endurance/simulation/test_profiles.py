@@ -1,4 +1,4 @@
-"""Schedules of every profile, from seeds that are new in each run, judged by every oracle."""
+"""Schedules of every profile, from new seeds in each run, checked by every oracle."""
 
 import os
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ def runs() -> Iterator[Runs]:
 
 @pytest.fixture(scope="module")
 def seed() -> int:
-    """The first of the seeds; they are new in each run, unless ``REDLOCK_SEED`` repeats an old one."""
+    """Return the first of the seeds; they are new in each run, unless ``REDLOCK_SEED`` repeats a run."""
     return int(os.environ.get("REDLOCK_SEED") or randbelow(10**9))
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda profile: profile.name.replace(" ", "-"))
 def test_oracles_hold_in_every_schedule(profile: Profile, runs: Runs, seed: int, capsys: pytest.CaptureFixture[str]):
-    """P1, P2, P3, P4, P9, P10, P11, P16, P17, P18, P19, P20, P24, P26, P29, P39: whatever the profile does."""
+    """P1, P2, P3, P4, P9, P10, P11, P16, P17, P18, P19, P20, P24, P26, P29, P39: the oracles hold in every profile."""
     figures, failures = runs.run(profile, range(seed, seed + EACH))
 
     with capsys.disabled():
@@ -39,7 +39,7 @@ def test_oracles_hold_in_every_schedule(profile: Profile, runs: Runs, seed: int,
 
 
 def test_one_seed_is_one_schedule():
-    """The same seed gives the same trace, to the last line, so that a failure can be looked at again."""
+    """The same seed gives the same trace, to the last line, so that a failure can be repeated."""
     first, second = (run(PROFILES["everything"], 7, traced=True) for _ in range(2))
 
     assert first.trace == second.trace
@@ -47,7 +47,7 @@ def test_one_seed_is_one_schedule():
 
 
 def test_calm_acquisitions_take_one_round():
-    """P26: with clocks that agree every acquisition is one round trip, also under contention."""
+    """P26: with clocks that agree, every acquisition takes one round trip, also under contention."""
     figures = [run(PROFILES["calm"], seed).figures for seed in range(10)]
 
     assert sum(each.acquisitions for each in figures) > 100
@@ -55,6 +55,6 @@ def test_calm_acquisitions_take_one_round():
 
 
 @pytest.mark.parametrize("name", ["pause", "slow database"])
-def test_hazards_are_worth_the_name(name: str):
-    """Without the fence increments are lost, so that those which are not lost behind it mean something."""
+def test_hazards_lose_increments_without_the_fence(name: str):
+    """Increments without the fence are lost, so the absence of losses behind the fence means something."""
     assert any(run(PROFILES[name], seed).figures.lost["no fence"] for seed in range(400))

@@ -14,7 +14,7 @@ from tests.services import django_database
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    """End what the test's leases left open."""
+    """Close the managers and connections that the test's leases left open."""
     yield
     sources.forget()
 
@@ -44,7 +44,7 @@ class Prepared(NamedTuple):
     names: dict[str, str]
 
     def database(self, engine: Any) -> str:
-        """Return the name of the database of a kind; it is made when it is first asked for."""
+        """Return the name of the database of a kind; it is created on first use."""
         if engine.scheme not in self.names:
             name = self.stack.enter_context(engine.database())
             with django_database("counting", engine.settings(name)):

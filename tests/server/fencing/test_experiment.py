@@ -1,4 +1,4 @@
-"""The experiment on every database and isolation level: what is lost without the fence, and behind it."""
+"""The experiment on every database and isolation level: the losses without the fence, and behind it."""
 
 import itertools
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.services import django_database
 from .conftest import Prepared
 
 STRONG = [("postgresql", "repeatable read"), ("mariadb", "repeatable read"), ("sqlite", "DEFERRED")]
-# The others differ in which conflicts the database reports, and so in how much work is thrown away.
+# The other levels differ in which conflicts the database reports, and so in how much work is thrown away.
 OTHERS = [
     *(("postgresql", level) for level in ("read uncommitted", "read committed", "serializable")),
     *(("mariadb", level) for level in ("read uncommitted", "read committed", "serializable")),
@@ -23,7 +23,7 @@ LEVELS = [*STRONG, *(pytest.param(*level, marks=pytest.mark.endurance) for level
 
 
 def options(engine: str, level: str) -> dict:
-    """Return the OPTIONS of a database at an isolation level."""
+    """Return the OPTIONS of a database for an isolation level."""
     match engine:
         case "postgresql":
             import psycopg
@@ -69,7 +69,7 @@ def test_no_increment_is_lost_behind_the_fence(at_level, engine, level):
 @pytest.mark.parametrize(("engine", "level"), [("postgresql", "read committed")], indirect=["engine"])
 def test_increments_are_lost_without_the_fence(at_level, engine, level):
     """
-    The experiment can fail: without the fence, increments are lost; on every database, says test_scenarios.py.
+    The experiment can fail: without the fence, increments are lost. test_scenarios.py shows it on every database.
     """
     assert increments_lost(at_level).lost > 0
 
@@ -86,7 +86,7 @@ def test_increments_are_lost_without_the_fence(at_level, engine, level):
 )
 def test_conflicts_are_retried_when_asked(at_level, engine, level):
     """
-    P13: run() repeats a section that ran into another one, so that only overtaken holders give up.
+    P13: run() repeats a section after a conflict, so that only overtaken holders give up.
     """
     experiment = Experiment(at_level, f"retried {level}", retries=1000)
 

@@ -1,4 +1,4 @@
-"""fenced(): the outermost transaction, claimed first, committed by the latest holder only."""
+"""fenced(): the outermost transaction, claimed first, committed only by the latest holder."""
 
 import threading
 
@@ -14,7 +14,7 @@ from tests.services import django_database
 
 
 class Statements(list):
-    """Notes the statements that a connection is given."""
+    """Records the statements that a connection executes."""
 
     def __call__(self, execute, sql, params, many, context):
         self.append(sql)
@@ -61,7 +61,7 @@ def test_overtaken_holder_is_refused_and_told(counting):
 
 def test_equal_token_of_another_owner_is_refused(counting):
     """
-    P11: of two holders with one token, the first to commit goes on and the other is refused.
+    P11: of two holders with one token, the first to commit continues and the other is refused.
     """
     one, other = lease_of("counter", token=33), lease_of("counter", token=33)
 
@@ -76,7 +76,7 @@ def test_equal_token_of_another_owner_is_refused(counting):
 
 def test_claim_is_the_first_statement_of_the_transaction(counting):
     """
-    P12: nothing is asked of the database between BEGIN and the claim, and with an existing fence nothing else but it.
+    P12: between BEGIN and the claim no statement is sent, and with an existing fence only the claim is added.
     """
     lease, seen = lease_of("counter"), Statements()
     with fenced(lease, using=counting):
@@ -105,7 +105,7 @@ def test_open_transaction_is_refused(counting):
 
 def test_connection_without_autocommit_is_refused(counting):
     """
-    P12: with autocommit off a transaction may be open that Django does not know, so fenced() raises.
+    P12: with autocommit off, a transaction may be open that Django does not know, so fenced() raises.
     """
     connections[counting].set_autocommit(False)
     try:
@@ -118,7 +118,7 @@ def test_connection_without_autocommit_is_refused(counting):
 
 def test_body_that_raises_commits_nothing(counting):
     """
-    The body's exception comes out unchanged, and neither its writes nor its claim are kept.
+    The body's exception comes out unchanged, and neither its writes nor its claim are committed.
     """
     counter, lease = CounterTable(counting), lease_of("counter", token=33)
 
@@ -135,7 +135,7 @@ def test_body_that_raises_commits_nothing(counting):
 
 def test_lease_that_ends_in_the_body_rolls_back(counting):
     """
-    L53: a lease that ended by the time of the commit commits nothing.
+    L53: a lease that ended before the commit commits nothing.
     """
     counter, lease = CounterTable(counting), lease_of("counter")
 
@@ -169,7 +169,7 @@ def test_too_little_time_at_the_commit_rolls_back(counting):
 
 def test_too_little_time_at_the_start_begins_nothing(counting):
     """
-    L53: with less than the margin left, no transaction is begun; it is a twentieth of the ttl unless one says more.
+    L53: with less than the margin left, no transaction is begun; the default margin is a twentieth of the ttl.
     """
     lease = lease_of("counter", ttl=30)
     lease.hold.deadline -= 28.7
@@ -180,7 +180,7 @@ def test_too_little_time_at_the_start_begins_nothing(counting):
 
 def test_names_that_look_alike_have_different_fences(counting):
     """
-    P15: names that differ in case, a trailing space, an accent or normalisation only do not overtake each other.
+    P15: names that differ only in case, a trailing space, an accent or normalisation do not overtake each other.
     """
     names = ["Job", "job", "job ", "jób", "jo\u0301b", "job\0", " job"]
     leases = [lease_of(name, token=50 - number) for number, name in enumerate(names)]
@@ -194,7 +194,7 @@ def test_names_that_look_alike_have_different_fences(counting):
 
 def test_lock_over_several_names_claims_all(counting):
     """
-    A lease over a thousand names claims the fence of each in the one transaction; one that is overtaken refuses it.
+    A lease over a thousand names claims the fence of each name in one transaction; one overtaken name refuses it.
     """
     many = lease_of([f"row:{number}" for number in range(1001)], token=33)
     with fenced(many, using=counting):
@@ -210,7 +210,7 @@ def test_lock_over_several_names_claims_all(counting):
 
 def test_places_of_a_lock_have_fences_of_their_own(counting):
     """
-    With limit=3, three holders do not overtake each other, and none overtakes a lock that is named like a place.
+    With limit=3, three holders do not overtake each other, and none overtakes a lock that is named like a permit.
     """
     manager = lease_of("pool", limit=3)._manager
     leases = [manager.lock("pool", limit=3, wait=0, renew=False).acquire() for _ in range(2)]
@@ -225,7 +225,7 @@ def test_places_of_a_lock_have_fences_of_their_own(counting):
 
 def test_several_leases_are_claimed_in_one_transaction(counting):
     """
-    Several leases, such as those of rows that were locked one by one, guard one transaction together.
+    Several leases, such as those of rows that were locked one by one, protect one transaction together.
     """
     leases = [lease_of(f"row:{number}", token=33) for number in range(3)]
     with fenced(lease_of("row:1", token=34), using=counting):
@@ -240,7 +240,7 @@ def test_several_leases_are_claimed_in_one_transaction(counting):
 
 def test_next_acquisition_goes_above_what_the_database_has_seen(counting):
     """
-    P7: a holder whose nodes lost their records is refused once; its process then asks for a greater token.
+    P7: a holder whose nodes lost their records is refused once; its process then proposes a greater token.
     """
     ahead = 4_000_000_000_000_000
     with fenced(lease_of("counter", token=ahead), using=counting):
@@ -259,7 +259,7 @@ def test_next_acquisition_goes_above_what_the_database_has_seen(counting):
 
 def test_shared_lease_is_refused(counting):
     """
-    A shared lease says nothing about who may write.
+    A shared lease does not determine who may write.
     """
     with pytest.raises(ValueError, match="Take it exclusively to write"):
         fenced(lease_of("counter", shared=True), using=counting)
@@ -267,7 +267,7 @@ def test_shared_lease_is_refused(counting):
 
 def test_something_else_than_a_lease_is_refused():
     """
-    What is no lease is named in the error.
+    The error names an object that is not a lease.
     """
     with pytest.raises(TypeError, match=r"needs a lease.*not str"):
         fenced(["report:7"])  # type: ignore[list-item]
@@ -275,7 +275,7 @@ def test_something_else_than_a_lease_is_refused():
 
 def test_several_databases_are_claimed_before_the_body(engine, django_db_blocker):
     """
-    Each database has its own fence; all are claimed before the body, and an overtaken one refuses all.
+    Each database has its own fence; all are claimed before the body, and an overtaken fence refuses all of them.
     """
     with django_db_blocker.unblock(), engine.database() as one, engine.database() as other:
         with django_database("b", engine.settings(one)), django_database("a", engine.settings(other)):
@@ -297,7 +297,7 @@ def test_several_databases_are_claimed_before_the_body(engine, django_db_blocker
 
 def test_missing_table_says_what_to_type(engine, django_db_blocker):
     """
-    A database without the table of fences is named, with the command that creates it.
+    The error names a database without the table of fences, and the command that creates it.
     """
     with django_db_blocker.unblock(), engine.database() as name, django_database("bare", engine.settings(name)):
         with pytest.raises(ImproperlyConfigured, match=r"manage\.py migrate redlock --database bare"):

@@ -1,4 +1,7 @@
-"""PostgreSQL refuses by itself what does not come through the fence; rows know their latest writer; old fences go."""
+"""
+PostgreSQL itself refuses writes that do not come through the fence; rows know their latest writer; old fences are
+pruned.
+"""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -36,7 +39,7 @@ def shop(counting) -> Iterator[str]:
 
 
 def migrate(alias: str, operation: Operation, forwards: bool = True) -> None:
-    """Carry out an operation of a migration of the shop."""
+    """Execute an operation of a migration of the shop."""
     state = ProjectState.from_apps(apps)
     with connections[alias].schema_editor() as editor:
         if forwards:
@@ -53,7 +56,7 @@ others_only = pytest.mark.parametrize("engine", ["sqlite", "mariadb"], indirect=
 @pytest.mark.parametrize("lock", ["", "orders"])
 def test_protected_table_takes_fenced_writes_only(shop, lock):
     """
-    A protected table refuses writes of a transaction without a claim, every kind of them, and takes those of one with.
+    A protected table refuses every kind of write from a transaction without a claim, and accepts writes with a claim.
     """
     migrate(shop, RequireFence("Order", lock))
     orders = Order.objects.using(shop)
@@ -76,7 +79,7 @@ def test_protected_table_takes_fenced_writes_only(shop, lock):
 @postgresql_only
 def test_protected_table_wants_the_fence_of_its_lock(shop):
     """
-    With a lock's name, the claim of another lock does not do; and a claim ends with its transaction.
+    With a lock's name, the claim of another lock is not enough; and a claim ends with its transaction.
     """
     migrate(shop, RequireFence("Order", "orders"))
 
@@ -93,7 +96,7 @@ def test_protected_table_wants_the_fence_of_its_lock(shop):
 @pytest.mark.parametrize(("model", "lock"), [(Order, "model:shop.order:{id}"), (Parcel, "parcel:{code}:{{x}}")])
 def test_protected_row_wants_the_fence_of_its_own_lock(shop, model, lock):
     """
-    With a column in the lock's name, each row needs the fence of its own, before the change and after it.
+    With a column in the lock's name, each row needs its own fence, for the old values and for the new ones.
     """
     migrate(shop, RequireFence(model.__name__, lock))
     rows, ours, theirs = (
@@ -135,7 +138,7 @@ def test_row_of_a_uuid_is_protected_by_the_lock_of_its_row(shop):
 @postgresql_only
 def test_claim_of_a_rolled_back_savepoint_does_not_count(shop):
     """
-    A nested claim that was rolled back opens the table no more.
+    After the rollback of a nested claim the table is closed again.
     """
     migrate(shop, RequireFence("Order"))
     lease = lease_of("orders")
@@ -156,7 +159,7 @@ def test_claim_of_a_rolled_back_savepoint_does_not_count(shop):
 @postgresql_only
 def test_protection_is_removed_backwards(shop):
     """
-    The operation can be carried out again, and undone.
+    The operation can be applied again, and reversed.
     """
     operation = RequireFence("Order", "order:{id}")
     migrate(shop, operation)
@@ -205,7 +208,7 @@ def test_rows_know_their_latest_writer(shop):
 
 def test_rows_take_no_update_without_an_exclusive_lease(shop):
     """
-    A bulk update needs a lease that is held, by one.
+    A bulk update needs a valid exclusive lease.
     """
     lease = lease_of("pallets")
     lease.release()
@@ -218,7 +221,7 @@ def test_rows_take_no_update_without_an_exclusive_lease(shop):
 
 async def test_rows_are_updated_from_a_coroutine(shop):
     """
-    afenced_update() does the same without blocking.
+    afenced_update() does the same from a coroutine.
     """
     assert await Pallet.objects.using(shop).afenced_update(lease_of("pallets"), weight=1) == 0
     from asgiref.sync import sync_to_async
@@ -228,7 +231,8 @@ async def test_rows_are_updated_from_a_coroutine(shop):
 
 def test_old_fences_are_pruned(counting):
     """
-    redlock_prune_fences deletes what nobody claimed for so many days, and nothing else; a pruned lock works as before.
+    redlock_prune_fences deletes only fences that nobody claimed for the given number of days; a pruned lock works as
+    before.
     """
     old, young = lease_of("old"), lease_of("young")
     for lease in (old, young):
@@ -251,14 +255,14 @@ def test_old_fences_are_pruned(counting):
 @pytest.mark.parametrize("options", [("--older-than=1000000",), ("--database=nope",)])
 def test_pruning_what_cannot_be(options):
     """
-    A time that no clock can count, and a database that is none, are said in a line.
+    An impossible age and an unknown database are reported in one line.
     """
     with pytest.raises(CommandError, match=r"at most 36500 days|DATABASES has no 'nope'"):
         call_command("redlock_prune_fences", *options, skip_checks=True)
 
 
 def prune(alias: str, *options: str) -> str:
-    """Return what the command says."""
+    """Return the output of the command."""
     out = StringIO()
     call_command("redlock_prune_fences", *options, database=alias, stdout=out, skip_checks=True)
     return out.getvalue().strip()
@@ -267,7 +271,7 @@ def prune(alias: str, *options: str) -> str:
 @pytest.mark.parametrize("options", [{"client_flag": 0}, {"client_flag": 4 | 8}])
 def test_database_that_does_not_count_matches_is_an_error(options):
     """
-    redlock.E031: without FOUND_ROWS, a claim does not know what it matched.
+    redlock.E031: without FOUND_ROWS, a claim cannot tell what it matched.
     """
     assert checked("mysql", options) == ["redlock.E031"]
     assert checked("mysql", {"client_flag": 2 | 4}) == []
@@ -275,7 +279,7 @@ def test_database_that_does_not_count_matches_is_an_error(options):
 
 def test_isolation_level_that_conflicts_is_a_warning():
     """
-    redlock.W031: at other levels than READ COMMITTED, transactions run into each other.
+    redlock.W031: at levels other than READ COMMITTED, transactions conflict.
     """
     import psycopg
 
@@ -287,7 +291,7 @@ def test_isolation_level_that_conflicts_is_a_warning():
 
 
 def checked(engine: str, options: dict) -> list[str]:
-    """Return the ids of what is found in a database's settings."""
+    """Return the ids of the checks that a database's settings trigger."""
     connections.settings["checked"] = {"ENGINE": f"django.db.backends.{engine}", "OPTIONS": options}
     try:
         return [message.id for message in check_databases()]

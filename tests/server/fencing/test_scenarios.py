@@ -23,7 +23,7 @@ def stage(counting, engine, prepared, nodes) -> Iterator[Stage]:
 
 
 def each(*usual: str) -> pytest.MarkDecorator:
-    """Run a story on the *usual* kinds of database, and nightly on the others: where they differ other tests look."""
+    """Run a story on the *usual* kinds of database, and nightly on the others, whose differences other tests cover."""
     kinds = ("sqlite", "postgresql", "mariadb")
     chosen = [pytest.param(kind, marks=[] if kind in usual else pytest.mark.endurance) for kind in kinds]
     return pytest.mark.parametrize("engine", chosen, indirect=True)
@@ -32,16 +32,16 @@ def each(*usual: str) -> pytest.MarkDecorator:
 @each("sqlite")  # there is no fence
 def test_paused_holder_overwrites_without_a_fence(stage):
     """
-    The figure, as it goes wrong: a holder stopped past its lease overwrites what its successor wrote.
+    The figure without a fence: a holder stopped past its lease overwrites what its successor wrote.
     """
     assert scenarios.paused_without_a_fence(stage) == 1
 
 
-@each("sqlite")  # that each database refuses is in test_fenced.py
+@each("sqlite")  # test_fenced.py shows that each database refuses
 def test_paused_holder_is_refused_with_a_fence(stage):
     """
-    P14: stopped (SIGSTOP) between its look at the clock and its claim for longer than its lease, a holder is refused
-    by the database when it wakes, and its lease is lost; its successor's increment stays.
+    P14: a holder is stopped (SIGSTOP) between its check of the clock and its claim for longer than its lease. When it
+    wakes, the database refuses it, and its lease is lost. Its successor's increment stays.
     """
     refusal, reason, counter = scenarios.paused_before_its_claim(stage)
 
@@ -52,7 +52,7 @@ def test_paused_holder_is_refused_with_a_fence(stage):
 
 def test_fence_is_one_statement_more(stage):
     """
-    Doubt 1, is it realistic to change the resource: once the row is there, the fence is one statement more.
+    Doubt 1, is it realistic to change the resource: once the row exists, the fence costs one more statement.
     """
     assert scenarios.is_it_realistic(stage) == 1
 
@@ -60,7 +60,7 @@ def test_fence_is_one_statement_more(stage):
 @each("sqlite")  # the databases are the experiment's
 def test_lock_spares_the_work_that_the_fence_would_throw_away(stage):
     """
-    Doubt 2, is the lock pointless then: without it the fence cuts sections short, with it none.
+    Doubt 2, is the lock pointless: without the lock, the fence cuts sections short; with it, none.
     """
     without, with_lock = scenarios.is_the_lock_pointless(stage)
 
@@ -75,16 +75,16 @@ def test_holder_overtaken_in_one_database_writes_to_none(stage):
     assert scenarios.is_the_resource_distributed(stage) == (1, 1)
 
 
-@each("sqlite")  # that a successor's claim waits is in test_fenced.py
+@each("sqlite")  # test_fenced.py shows that a successor's claim waits
 def test_two_delayed_writers_in_order(stage):
     """
-    Doubt 4: tokens that are only compared when writing lose an increment though they arrive in order; claimed before
-    reading they lose none.
+    Doubt 4: tokens that are only compared when writing lose an increment although they arrive in order; tokens that are
+    claimed before reading lose none.
     """
     assert scenarios.two_delayed_writers(stage) == (1, 2)
 
 
-@each("sqlite")  # the databases are the experiment's
+@each("sqlite")  # the databases are those of the experiment
 def test_nothing_is_lost_behind_the_fence(stage):
     """
     Doubt 5, P9: without a fence increments are lost, with it none, whatever the lock does.
@@ -95,7 +95,7 @@ def test_nothing_is_lost_behind_the_fence(stage):
     assert behind == 0
 
 
-@each("sqlite")  # it is a lease that ends
+@each("sqlite")  # here a lease ends
 def test_wrong_ttl_costs_work_and_no_data(stage):
     """
     L53: sections that last longer than their lease are rolled back, and nothing else happens.
@@ -113,8 +113,9 @@ IMPATIENT: dict[str, dict[str, Any]] = {
 @each("sqlite", "postgresql")  # MariaDB waits and gives up as PostgreSQL does
 def test_holder_stopped_inside_its_transaction_holds_up_its_successor(stage):
     """
-    P14: a holder stopped (SIGSTOP) inside its transaction keeps the fence; its successor's claim times out as the
-    database is told to. Awake again, it may not commit, because its lease is over, and the successor goes on.
+    P14: a holder stopped (SIGSTOP) inside its transaction keeps the fence. Its successor's claim times out as
+    configured in the database. When the holder wakes, it may not commit, because its lease has ended, and the successor
+    continues.
     """
     vendor = connections[stage.database].vendor
     entry = stage.entry | {"OPTIONS": IMPATIENT[vendor]}
@@ -143,14 +144,14 @@ def test_holder_stopped_inside_its_transaction_holds_up_its_successor(stage):
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 def test_database_ends_a_transaction_that_stands_still(stage):
     """
-    P14: with idle_in_transaction_session_timeout, PostgreSQL ends a stopped holder; its successor goes on at once.
+    P14: with idle_in_transaction_session_timeout, PostgreSQL ends a stopped holder; its successor continues at once.
     """
     with stage.holder() as one, stage.holder() as two:
         one.ask("acquire", "idle", scenarios.TTL, 0)
         one.ask("begin")
         one.ask("write", 1)
         one.ask("execute", "SET idle_in_transaction_session_timeout = 500")
-        one.tell("shorten")  # during which the time may be over
+        one.tell("shorten")  # the timeout may end during this
         one.stop()
         two.ask("acquire", "idle", 30, 60)
         two.ask("begin")

@@ -35,7 +35,7 @@ def test_function_runs_in_a_transaction(counting):
 
 def test_function_is_not_repeated_unless_asked(counting):
     """
-    P13: without retries, what the database says of a conflict comes out.
+    P13: without retries, the database's error about a conflict is raised unchanged.
     """
     calls = []
 
@@ -53,7 +53,7 @@ def test_function_is_not_repeated_unless_asked(counting):
 
 def test_only_conflicts_are_repeated(counting):
     """
-    An error that would come again is raised at once.
+    An error that would occur again is raised at once.
     """
     calls = []
 
@@ -82,7 +82,7 @@ def test_lease_that_ended_stops_the_retries(counting):
 
 
 def deadlock(alias: str) -> OperationalError:
-    """Return the error by which each database says that a transaction ran into another one."""
+    """Return the error by which each database reports a conflict between transactions."""
     import sqlite3
 
     import psycopg
@@ -102,7 +102,7 @@ def deadlock(alias: str) -> OperationalError:
 
 def test_block_cannot_be_repeated(counting):
     """
-    A with block that asks for retries is told how to have them; so is one inside another transaction.
+    A with block with retries raises an error that says how to retry; so does one inside another transaction.
     """
     with pytest.raises(ValueError, match=r"fenced\(lease, retries=\.\.\.\)\.run\(function\)"):
         with fenced(lease_of("counter"), using=counting, retries=1):
@@ -126,7 +126,7 @@ def test_entering_twice_is_refused(counting):
 
 def test_nested_transaction_claims_and_commits_with_the_outer_one(counting):
     """
-    P12: with nested=True, the claim is a part of the transaction around it, and so is what the block writes.
+    P12: with nested=True, the claim and the writes of the block are part of the transaction around it.
     """
     counter, lease = CounterTable(counting), lease_of("counter", token=33)
 
@@ -141,7 +141,7 @@ def test_nested_transaction_claims_and_commits_with_the_outer_one(counting):
 
 def test_nested_refusal_leaves_the_outer_transaction_usable(counting):
     """
-    A holder who is overtaken inside another transaction loses the block, and the rest can commit.
+    A holder that is overtaken inside another transaction loses the block, and the rest can commit.
     """
     counter, early, late = CounterTable(counting), lease_of("counter", token=33), lease_of("counter", token=34)
     with fenced(late, using=counting):
@@ -179,7 +179,7 @@ def test_nested_transaction_needs_read_committed(engine, level, prepared, django
 
 async def test_block_of_a_coroutine_is_one_transaction(counting):
     """
-    ``async with`` commits what its body wrote, and nothing when the body raises.
+    ``async with`` commits the writes of its body, or nothing if the body raises.
     """
     lease = lease_of("counter")
 
@@ -196,7 +196,7 @@ async def test_block_of_a_coroutine_is_one_transaction(counting):
 
 async def test_other_tasks_stay_out_of_the_transaction(counting):
     """
-    What another task writes meanwhile is no part of the block's transaction, and stays when that is rolled back.
+    Writes of another task are not part of the block's transaction, and stay when it is rolled back.
     """
     lease, inside, written = lease_of("counter"), asyncio.Event(), asyncio.Event()
     threads = []
@@ -222,7 +222,7 @@ async def test_other_tasks_stay_out_of_the_transaction(counting):
 
 async def test_cancelled_coroutine_leaves_no_transaction(counting):
     """
-    A task that is cancelled while it waits with its claim has no transaction and no claim when it is over.
+    A task that is cancelled while its claim waits leaves no transaction and no claim.
     """
     claimed, leave = threading.Event(), threading.Event()
 
@@ -242,7 +242,7 @@ async def test_cancelled_coroutine_leaves_no_transaction(counting):
     holder.start()
     await sync_to_async(claimed.wait, thread_sensitive=False)(30)
     task = asyncio.ensure_future(wait_with_the_claim())
-    await asyncio.sleep(0.3)  # it waits now, or will; either way it must leave nothing
+    await asyncio.sleep(0.3)  # it waits now, or soon will; either way it must leave nothing
     task.cancel()
     leave.set()
 
@@ -257,7 +257,7 @@ async def test_cancelled_coroutine_leaves_no_transaction(counting):
 
 async def test_overtaken_coroutine_is_refused(counting):
     """
-    P14: the asynchronous block is refused as the other is, and its lease is lost.
+    P14: the asynchronous block is refused like the blocking one, and its lease is lost.
     """
     early, late = lease_of("counter", token=33), lease_of("counter", token=34)
     async with fenced(late, using=counting):
@@ -286,7 +286,7 @@ async def test_function_runs_from_a_coroutine(counting):
 
 async def test_lease_of_a_coroutine_is_told_of_its_loss_in_its_loop(counting):
     """
-    A task that waits for the loss of its lease wakes when the database refuses it, in another thread.
+    A task that waits for the loss of its lease wakes when the database refuses the lease in another thread.
     """
     manager = LockManager([open_node(NodeSpec("memory://coroutine"), "t:")], Rules(nodes=1, restart_guard=False))
     lease = await manager.lock("counter", renew=False).aacquire()

@@ -46,13 +46,13 @@ class Live(list["Popen[bytes]"]):
         return self.python("-m", "django", *args, **options)
 
     def use(self, entry: dict[str, Any]) -> None:
-        """Have the processes use a database."""
+        """Make the processes use a database."""
         self.env["LIVE_DATABASE"] = json.dumps({key: value for key, value in entry.items() if value is not None})
 
 
 @pytest.fixture
 def live(nodes: Servers) -> Iterator[Live]:
-    """The processes of a test; they are gone at its end."""
+    """The processes of a test; they are ended with it."""
     started = Live(nodes)
     yield started
     for process in started:
@@ -62,7 +62,7 @@ def live(nodes: Servers) -> Iterator[Live]:
 
 @pytest.fixture(scope="session")
 def prepared() -> Iterator[tuple[ExitStack, dict[str, Any]]]:
-    """The databases that the tests of this process share, by kind; each has its tables already."""
+    """The databases that the tests of this process share, by kind; each already has its tables."""
     with ExitStack() as stack:
         yield stack, {}
 
@@ -93,6 +93,6 @@ def said(process: "Popen[bytes]") -> str:
 
 
 def outcome(process: "Popen[bytes]", patience: float = PATIENCE) -> tuple[str, str, int]:
-    """Wait for the end of a process; returns what it wrote and its exit code."""
+    """Wait for the end of a process; return its output and its exit code."""
     out, err = process.communicate(timeout=patience)
     return out.decode().strip(), err.decode().strip(), process.returncode

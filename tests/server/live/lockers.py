@@ -1,7 +1,7 @@
 """
 A process that locks overlapping sets of rows for some seconds: ``python -m tests.server.live.lockers SECONDS ORDER``.
 
-It prints a line when it is ready, begins when it reads one, and prints how often it locked a set in the end.
+It prints a line when it is ready, begins when it reads one, and at the end prints how often it locked a set.
 """
 
 import random

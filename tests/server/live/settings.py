@@ -16,7 +16,7 @@ DATABASES = {"default": {**json.loads(os.environ.get("LIVE_DATABASE", IN_MEMORY)
 if DATABASES["default"]["ENGINE"].endswith("mysql"):
     drivers.install_mysql()
 
-TTL = float(os.environ.get("LIVE_TTL", "60"))  # seconds, short only where a lease is to end
+TTL = float(os.environ.get("LIVE_TTL", "60"))  # seconds, short only where a lease must end
 REDLOCK = {
     "default": {
         "NODES": os.environ.get("LIVE_NODES", "memory://a,memory://b,memory://c"),

@@ -34,7 +34,7 @@ UVICORN = ["uvicorn", "tests.server.live.asgi:application", "--log-level=warning
 
 
 class Site:
-    """A server of the project in this folder, which a test has for itself."""
+    """A server of the project in this folder, used by one test."""
 
     def __init__(self, live: Live, command: list[str]) -> None:
         self.port = reserve_port(self)
@@ -87,8 +87,8 @@ def site(live: Live, database: str, request: pytest.FixtureRequest) -> Iterator[
 )
 def test_requests_at_once_see_what_the_one_before_committed(site: Site, database: str, paths: tuple[str, str]):
     """
-    Each of 50 requests at once to a view reads what the one before it has committed, and nothing else: none is lost
-    (L52). The views are a function, a class, and a coroutine function.
+    Each of 50 concurrent requests to a view reads what the previous one has committed, and no request is lost (L52).
+    The views are a function, a class, and a coroutine function.
     """
     Order.objects.using(database).bulk_create([Order(pk=7), Order(pk=8)])
 

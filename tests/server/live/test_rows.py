@@ -25,8 +25,8 @@ from .lockers import ROWS, SET
 @pytest.mark.parametrize("seconds", [1, pytest.param(60, marks=pytest.mark.endurance)])
 def test_overlapping_sets_in_opposite_order_never_deadlock(live: Live, database: str, seconds: int):
     """
-    Two processes that lock overlapping sets of rows, one forwards and one backwards, waiting for ever, go on until
-    their time is over, and lose no increment (L56, L52).
+    Two processes that lock overlapping sets of rows, one forwards and one backwards, and wait for ever, continue until
+    their time has run out and lose no increment (L56, L52).
     """
     Order.objects.using(database).bulk_create(Order(pk=pk) for pk in range(1, ROWS + 1))
     processes = [
@@ -49,7 +49,7 @@ def test_overlapping_sets_in_opposite_order_never_deadlock(live: Live, database:
 
 @pytest.fixture
 def total_at_release(database: str, fresh_nodes: None) -> Iterator[list[int]]:
-    """What another connection reads at the moment when the lock is free."""
+    """Return what another connection reads at the moment when the lock is free."""
     seen: list[int] = []
 
     def look(**about: Any) -> None:
@@ -99,8 +99,8 @@ def test_lock_is_free_when_the_outcome_is_known(database: str, total_at_release:
 @pytest.mark.parametrize("engine", ["postgresql", "mariadb"], indirect=True)
 def test_lost_connection_undoes_the_block_and_frees_the_lock(database: str, engine: Any, total_at_release: list[int]):
     """
-    When the server ends the connection inside of the block, the error is told, nothing is kept, and the lock is free
-    (L54).
+    When the server ends the connection inside the block, the error is raised, nothing is committed, and the lock is
+    free (L54).
     """
     order = Order.objects.using(database).create(pk=7)
 
@@ -148,7 +148,7 @@ def test_rows_of_every_key_are_locked_and_read_again(database: str, engine: Any,
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 async def test_asynchronous_blocks_leave_no_connection_behind(database: str, engine: Any, fresh_nodes: None):
     """
-    Eight blocks at once have eight connections, and none of them is left when they are done.
+    Eight concurrent blocks have eight connections, and none of them is left afterwards.
     """
     await Order.objects.using(database).abulk_create(Order(pk=pk) for pk in range(1, 9))
     backends = BACKENDS["postgresql"].format(connections.settings[database]["NAME"])
@@ -169,12 +169,12 @@ async def test_asynchronous_blocks_leave_no_connection_behind(database: str, eng
     await sync_to_async(connections.close_all)()
 
     assert totals == [1] * 8
-    assert min(seen) == 10  # with that of the thread that is everybody's, and that of this test
+    assert min(seen) == 10  # with the connection of the shared thread, and that of this test
     assert wait_until(lambda: len(engine.execute(backends)) == 1)
 
 
 def wait_until(condition: Callable[[], object]) -> bool:
-    """Wait for what a server does in its own time; returns whether it did."""
+    """Wait for something that a server does in its own time; return whether it happened."""
     until = time.monotonic() + PATIENCE
     while not condition() and time.monotonic() < until:
         time.sleep(0.05)

@@ -43,7 +43,7 @@ say("ready")
 time.sleep({PATIENCE})
 """
 
-# What a shell does with a terminal: the program that it runs is in the foreground, also when it goes on after Ctrl-Z.
+# The shell's part at a terminal: the program that it runs is in the foreground, also when it continues after Ctrl-Z.
 SHELL = """
 import fcntl, os, signal, subprocess, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -80,7 +80,7 @@ def runs(live: Live) -> Runs:
 
 @pytest.fixture
 def manager(nodes: Servers) -> Iterator[LockManager]:
-    """The locks of the processes, here."""
+    """The locks of the processes, seen from here."""
     ours = LockManager([open_node(NodeSpec(url), "live:") for url in nodes.urls[:3]], rules(3))
     yield ours
     ours.close()
@@ -95,7 +95,7 @@ def is_free(manager: LockManager, name: str) -> bool:
 
 
 def wait_until_gone(pid: int) -> None:
-    """Wait for the end of a process that is nobody's here; its parent, or init, may leave it as a zombie."""
+    """Wait for the end of a process that has no parent here; its parent, or init, may leave it as a zombie."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         try:
@@ -110,7 +110,8 @@ def wait_until_gone(pid: int) -> None:
 
 def test_program_runs_under_the_lock(runs, manager):
     """
-    The program has the lock, its name and its token, and ends the command with its own exit code; then it is free.
+    The program gets the lock, its name and its token, and the command ends with the program's exit code; then the lock
+    is free.
     """
     code = f"{WORK}say(os.environ['REDLOCK_NAME'] + ' ' + os.environ['REDLOCK_FENCING_TOKEN']); input(); sys.exit(7)"
     process = runs.run("nightly", code)
@@ -127,9 +128,9 @@ def test_program_runs_under_the_lock(runs, manager):
     assert is_free(manager, "nightly")
 
 
-def test_one_of_many_servers_does_the_work(runs):
+def test_one_of_several_runs_does_the_work(runs):
     """
-    Of three runs at once one runs the program, and the others are skipped with exit code 75.
+    One of three concurrent runs runs the program, and the others are skipped with exit code 75.
     """
     three = [runs.run("nightly", f"{WORK}say('working'); input()") for _ in range(3)]
     pending = list(three)
@@ -154,7 +155,7 @@ def finish(process):
 @pytest.mark.endurance
 def test_skipping_may_be_silent(runs, manager):
     """
-    With ``--skip-exit-code 0`` a skipped run says nothing, so that cron sends no mail.
+    With ``--skip-exit-code 0`` a skipped run prints nothing, so that cron sends no mail.
     """
     with manager.lock("nightly"):
         assert outcome(runs.run("nightly", "raise SystemExit(1)", options=("--skip-exit-code", "0"))) == ("", "", 0)
@@ -163,12 +164,12 @@ def test_skipping_may_be_silent(runs, manager):
 @pytest.mark.endurance
 def test_run_may_wait_for_its_turn(runs, manager, nodes):
     """
-    With ``--wait`` a run is not skipped while the time lasts.
+    With ``--wait`` a run is not skipped until the time has run out.
     """
     lease = manager.lock("nightly").acquire()
     process = runs.run("nightly", f"{WORK}say('my turn')", options=("--wait", "forever"))
     with nodes[0].client() as client:
-        while not client.exists("live:{nightly}:q"):  # nobody is in line yet
+        while not client.exists("live:{nightly}:q"):  # nobody is queued yet
             time.sleep(0.01)
     lease.release()
 
@@ -178,7 +179,7 @@ def test_run_may_wait_for_its_turn(runs, manager, nodes):
 @pytest.mark.endurance
 def test_missing_quorum_has_an_exit_code_of_its_own(runs, nodes):
     """
-    Nobody can tell whether the lock is free: exit code 69, and the program does not run.
+    If too few nodes answer, the exit code is 69, and the program does not run.
     """
     nodes[0].kill()
     nodes[1].kill()
@@ -205,9 +206,9 @@ def test_program_that_cannot_be_started_frees_the_lock(runs, manager, program, m
 
 
 @pytest.mark.endurance
-def test_everything_behind_the_dashes_is_the_programs(runs):
+def test_arguments_after_the_dashes_belong_to_the_program(runs):
     """
-    Options and further dashes are the program's own.
+    Options and further dashes belong to the program.
     """
     code = f"{WORK}say(sys.argv[1:])"
     process = runs.run("nightly", code, "--settings", "x", "--", "-v", options=("--ttl", "60"))
@@ -222,7 +223,7 @@ OTHERS = [
 
 @pytest.fixture
 def heeded(name):
-    """The signal of this name is not ignored, as under ``nohup`` it would be, by the processes that a test starts."""
+    """Processes that a test starts do not ignore the signal of this name, as they would under ``nohup``."""
     before = signal.getsignal(getattr(signal, name))
     if before is signal.SIG_IGN:
         signal.signal(getattr(signal, name), signal.SIG_DFL)
@@ -234,7 +235,7 @@ def heeded(name):
 @pytest.mark.parametrize("name", ["SIGTERM", *OTHERS])
 def test_signals_are_passed_on(heeded, runs, manager, name):
     """
-    The program gets the signal and decides; its exit code counts, and the lock is free.
+    The program gets the signal and decides; the command ends with its exit code, and the lock is free.
     """
     process = runs.run("nightly", LISTENING)
     assert said(process) == "ready"
@@ -247,7 +248,7 @@ def test_signals_are_passed_on(heeded, runs, manager, name):
 
 def test_signal_that_comes_just_before_waiting_is_passed_on(monkeypatch, tmp_path):
     """
-    A signal that the kernel delivers after Python's last look for signals is not left until the program ends.
+    A signal that arrives just after Python last checked for signals is passed on before the program ends.
     """
     ready = tmp_path / "ready"
     program = f"trap 'exit 9' USR1; touch {ready}; sleep 20 & wait"
@@ -269,7 +270,7 @@ def test_signal_that_comes_just_before_waiting_is_passed_on(monkeypatch, tmp_pat
 
 def test_signal_that_comes_while_the_program_starts_is_passed_on(monkeypatch, manager):
     """
-    The program does not go on without its lock because ``redlock_run`` got a signal before the next line.
+    A signal that ``redlock_run`` gets before the next line does not leave the program running without its lock.
     """
 
     def start(*args, **options):
@@ -285,7 +286,7 @@ def test_signal_that_comes_while_the_program_starts_is_passed_on(monkeypatch, ma
 
 
 @pytest.mark.endurance
-def test_end_by_a_signal_is_told_as_shells_do(runs):
+def test_end_by_a_signal_has_the_exit_code_of_shells(runs):
     """
     A program that SIGTERM ended gives 143.
     """
@@ -318,7 +319,7 @@ def test_lost_lock_ends_the_program_and_its_children(runs, nodes):
 @pytest.mark.endurance
 def test_frozen_program_is_ended_when_the_lock_is_taken_over(runs, manager):
     """
-    A program that was stopped (SIGSTOP) ends all the same when somebody else has its lock.
+    A program that was stopped (SIGSTOP) is ended when another owner has its lock.
     """
     runs.env["LIVE_TTL"] = "8"
     process = runs.run("nightly", f"{WORK}say(os.getpid()); time.sleep({PATIENCE})")
@@ -339,7 +340,7 @@ def test_frozen_program_is_ended_when_the_lock_is_taken_over(runs, manager):
 @pytest.mark.endurance
 def test_program_ends_at_max_hold(runs):
     """
-    ``--max-hold`` bounds a run that hangs (L27).
+    ``--max-hold`` limits a run that hangs (L27).
     """
     runs.env["LIVE_TTL"] = "8"
     process = runs.run("nightly", f"{WORK}say('ready'); time.sleep({PATIENCE})", options=("--max-hold", "1"))
@@ -352,7 +353,7 @@ def test_program_ends_at_max_hold(runs):
 
 def test_killed_runner_takes_the_program_with_it(runs):
     """
-    Nobody renews the lock of a run that got SIGKILL, so its program and their children end too (L58).
+    If the runner gets SIGKILL, nothing renews its lock, so its program and that program's children end too (L58).
     """
     process = runs.run("nightly", FAMILY, STUBBORN, options=("--grace", "1"))
     pids = {int(said(process)), int(said(process))}
@@ -365,7 +366,7 @@ def test_killed_runner_takes_the_program_with_it(runs):
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
-    """Both ends of a terminal: ours, and that of the programs."""
+    """Both ends of a terminal: the test's, and that of the programs."""
     ours, theirs = pty.openpty()
     yield ours, theirs
     os.close(ours)
@@ -375,7 +376,7 @@ def terminal() -> Iterator[tuple[int, int]]:
 @pytest.mark.endurance
 def test_program_may_be_used_at_a_terminal(runs, terminal, manager):
     """
-    What somebody types goes to the program, and so do Ctrl-C and Ctrl-Z; the runner stops with it and goes on.
+    Typed input goes to the program, and so do Ctrl-C and Ctrl-Z; the runner stops and continues with it.
     """
     ours, theirs = terminal
     code = f"{WORK}say('got ' + input()); say('again ' + input()); time.sleep({PATIENCE})"

@@ -1,5 +1,5 @@
 """
-Views that count, and would count wrong if two of them ran at once, or one of them read what is not committed yet.
+Views that count, and would count wrong if two of them ran at once, or one of them read uncommitted data.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""No number and no size that comes from a node is taken on trust: each is bounded where it is read."""
+"""No number and no size that a node sends is taken on trust: each is bounded where it is read."""
 
 import asyncio
 import io
@@ -30,7 +30,7 @@ from django_redlock.nodes.redis.resp import LONGEST_LIST, LONGEST_REPLY, PARTIAL
 from django_redlock.testing import Servers
 from tests.managers import Blocking, Flavour, Manager, Tables, real_manager
 
-# Values that anybody can write under the key of a fencing token.
+# Values that any client can write under the key of a fencing token.
 ABSURD_TOKENS = [str(2**63 - 1), "9" * 23, str(2**53), str(HIGHEST), str(HIGHEST - 1), "1e300", "inf", "soon"]
 NAME, SLUG = "a", "{a}"
 SECRET = "a" * 32
@@ -52,7 +52,10 @@ def fences(nodes: Servers) -> list[str | None]:
 
 @pytest.mark.parametrize("value", ABSURD_TOKENS)
 async def test_absurd_token_on_one_node_does_not_spread(nodes: Servers, flavour: Flavour, value: str):
-    """P5, L7: it costs a vote; the others decide, with a token from a clock, and are not raised to the absurd one."""
+    """
+    P5, L7: an absurd token costs its node the vote; the others decide, with a token from a clock, and are not raised to
+    it.
+    """
     poison(nodes, value, 0)
     manager = real_manager(nodes.urls[:3])
 
@@ -72,7 +75,9 @@ async def test_absurd_token_on_one_node_does_not_spread(nodes: Servers, flavour:
 
 @pytest.mark.parametrize("value", ABSURD_TOKENS)
 async def test_absurd_token_on_too_many_nodes_is_named(nodes: Servers, flavour: Flavour, value: str):
-    """P5: nobody waits for what only an operator can repair, and the error names it; no lock is left behind."""
+    """
+    P5: no caller waits for a fault that only an operator can repair; the error names it, and no lock is left behind.
+    """
     poison(nodes, value, 0, 1)
     manager = real_manager(nodes.urls[:3])
 
@@ -89,8 +94,8 @@ async def test_absurd_token_on_too_many_nodes_is_named(nodes: Servers, flavour: 
     manager.close()
 
 
-async def test_holder_goes_on_when_a_token_becomes_absurd(nodes: Servers, flavour: Flavour):
-    """P19: what the nodes extend is extended; a node that lost the lock as well gives no answer, and no refusal."""
+async def test_holder_keeps_the_lock_when_a_token_becomes_absurd(nodes: Servers, flavour: Flavour):
+    """P19: the nodes that extend the lease do so; a node that lost the lock as well neither votes nor refuses."""
     manager = real_manager(nodes.urls[:3])
     lease = await flavour.acquire(manager.lock(NAME, wait=0))
     poison(nodes, str(2**63 - 1), 0, 1)
@@ -110,7 +115,7 @@ async def test_holder_goes_on_when_a_token_becomes_absurd(nodes: Servers, flavou
 
 
 async def test_taken_lock_with_an_absurd_token_is_taken(nodes: Servers, flavour: Flavour):
-    """P23: who holds it is known all the same."""
+    """P23: the holder is known even so."""
     holder, other = real_manager(nodes.urls[:3]), real_manager(nodes.urls[:3])
     lease = await flavour.acquire(holder.lock(NAME, wait=0))
     poison(nodes, str(2**63 - 1), 0, 1, 2)
@@ -126,7 +131,7 @@ async def test_taken_lock_with_an_absurd_token_is_taken(nodes: Servers, flavour:
 
 
 def test_database_node_agrees(sqlite_tables: Tables, unblocked: None):
-    """P5: what stands in a row is bounded as what stands under a key; the other node is not raised to it."""
+    """P5: a value in a row is bounded like a value under a key; the other node is not raised to it."""
     sqlite_tables.empty()
     manager = real_manager(sqlite_tables.urls[:1])
     manager.lock(NAME, wait=30).acquire().release()
@@ -143,11 +148,11 @@ def test_database_node_agrees(sqlite_tables: Tables, unblocked: None):
     manager.close()
 
 
-# What is proposed and what is accepted
+# Proposed and accepted numbers
 
 
 def test_floor_does_not_rise_above_what_can_be_proposed():
-    """P5: a token of a database or of a node that is too high for all nodes is not gone above."""
+    """P5: a token of a database or a node that is too high for all nodes is not exceeded."""
     highest = HighestToken()
     highest.lift(["a"], 2**63 - 1)
     highest.lift(["a"], HIGHEST)
@@ -178,14 +183,14 @@ EXTEND = Extend((Term((SLUG,), SECRET, SECRET, 30.0, 5),), None)
     ],
 )
 def test_reply_is_compared_with_what_was_asked(request_: Request, reply: Reply, sound: bool):
-    """P4: a node accepts the number that was proposed, or none; an answer to another question is no answer."""
+    """P4: a node accepts the number that was proposed, or none; a reply to another request does not count."""
     assert (checked(request_, reply) is reply) is sound
     assert checked(request_, reply).kind in (reply.kind, Kind.UNKNOWN)
 
 
 @pytest.mark.parametrize("word", ["FAILED", "UNKNOWN", "NO_VOTE", "EXCLUDED"])
 def test_node_cannot_say_what_only_a_client_can_know(word: str):
-    """P23: that a request was certainly not carried out is for the client to say."""
+    """P23: only the client can know that a request was certainly not executed."""
     reply = parse_reply(f"{word} 5 5 0 -1 ".encode())
 
     assert (reply.kind, reply.detail) == (Kind.UNKNOWN, "malformed reply")
@@ -196,14 +201,14 @@ NUMBERS = ["-5", "x", "", "1e3", "9" * 17, str(2**53), "9" * 5000, "٣", "0x10",
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("line", ["BUSY 5 {} 0 -1 x", "BUSY 5 5 0 {} x"], ids=["time", "place"])
-def test_number_that_is_none_makes_a_reply_malformed(line: str, number: str):
-    """P23: of the time and of the place in the queue."""
+def test_value_that_is_no_number_makes_a_reply_malformed(line: str, number: str):
+    """P23: the bounds apply to the time and to the queue position."""
     assert parse_reply(line.format(number).encode()).detail == "malformed reply"
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_fence_that_is_none_is_absurd(number: str):
-    """P5: whatever it is, the reply is understood, and the number just above all others stands for it."""
+def test_fence_that_is_no_number_is_absurd(number: str):
+    """P5: the reply is understood whatever the fence is, and the number just above all others stands for it."""
     assert parse_reply(f"GRANTED {number} 5 0 -1 ".encode()).fence == HIGHEST + 1
     assert parse_reply(f"HELD 5 5 0 -1 H{number}".encode()).terms == ((Kind.HELD, HIGHEST + 1),)
 
@@ -235,8 +240,8 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("raw", MALFORMED, ids=range(len(MALFORMED)))
-def test_survey_that_makes_no_sense_is_malformed(raw: list[bytes]):
-    """P23: it is no exception either."""
+def test_nonsensical_survey_is_malformed(raw: list[bytes]):
+    """P23: a nonsensical survey does not raise an exception."""
     assert parse_reply(raw).detail == "malformed reply"
 
 
@@ -249,7 +254,7 @@ def test_survey_bounds_times_and_tokens():
 
 
 def test_token_a_hundred_years_ahead_of_the_clock_is_absurd():
-    """P5: it would leave no room in which tokens can grow; one of another century is merely odd."""
+    """P5: such a token would leave no room for later ones; a token of another century is merely odd."""
     now = 1_800_000_000_000_000
     for fence, kind in ((now + FAR, Kind.GRANTED), (now + FAR + 1, Kind.EXCLUDED), (HIGHEST, Kind.EXCLUDED)):
         assert believable(Reply(Kind.GRANTED, fence, now)).kind is kind
@@ -271,13 +276,13 @@ TOO_MUCH = [b"$%d\r\n" % (LONGEST_REPLY + 1), b"*%d\r\n" % (LONGEST_LIST + 1), b
 
 @pytest.mark.parametrize("head", TOO_MUCH)
 def test_reply_that_announces_too_much_is_refused_before_it_is_read(head: bytes):
-    """P23: nothing of it is kept."""
+    """P23: nothing of the reply is kept."""
     with pytest.raises(ValueError, match=r"without end|no length|digits"):
         fed(head + b"\r\n").next()
 
 
 def test_reply_is_bounded_however_it_is_put_together():
-    """P23: a list of short strings is no way around it."""
+    """P23: a list of short strings does not avoid the limit."""
     part = b"$8\r\n12345678\r\n"
     replies = fed(b"*900\r\n" + 300 * part, longest=5000)
     assert replies.next() is PARTIAL
@@ -289,7 +294,9 @@ def test_reply_is_bounded_however_it_is_put_together():
 
 @contextmanager
 def flooding(head: bytes, chunk: bytes = b"x" * 65536, chunks: int = 3200) -> Iterator[list[int]]:
-    """Run a server that answers every request with *head* and about 200 MB; yields its port, and what it could send."""
+    """
+    Run a server that answers every request with *head* and about 200 MB; yield its port, and how much it could send.
+    """
     about = [0, 0]
 
     class Handler(socketserver.BaseRequestHandler):
@@ -317,7 +324,7 @@ HEADS = [b"$209715200\r\n", b"+", b"*200000\r\n$65530\r\n"]
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("open_", ["connect", "listen"])
 def test_first_reply_of_a_server_is_bounded(head: bytes, open_: str, flavour: Flavour):
-    """P23: of an INFO of 200 MB, and of the reply to a subscription, about a megabyte is read at most."""
+    """P23: of an INFO of 200 MB, or of the reply to a subscription, the client reads about a megabyte at most."""
     with flooding(head) as about:
         node = open_node(NodeSpec(f"redis://127.0.0.1:{about[0]}"), "t:")
         arguments = ("p", 5.0, print) if open_ == "listen" else (5.0,)
@@ -330,11 +337,11 @@ def test_first_reply_of_a_server_is_bounded(head: bytes, open_: str, flavour: Fl
         with pytest.raises(LinkError, match="malformed reply"):
             opened()
 
-        assert about[1] < 20 * 2**20  # the rest is in the buffers of the system
+        assert about[1] < 20 * 2**20  # the rest is in the system's buffers
 
 
 def test_messages_of_a_subscription_are_bounded():
-    """P23: those that come later, too."""
+    """P23: later messages are bounded, too."""
     head = b"*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n$209715200\r\n"
     with flooding(head) as about:
         node = open_node(NodeSpec(f"redis://127.0.0.1:{about[0]}"), "t:")
@@ -350,7 +357,7 @@ def test_messages_of_a_subscription_are_bounded():
             asyncio.run(read())
 
 
-# What operators see and do
+# Operators
 
 
 @contextmanager
@@ -364,7 +371,7 @@ def settings_of(nodes: Servers, count: int = 3) -> Iterator[None]:
 @pytest.mark.parametrize("value", [str(2**63 - 1), "9" * 23, str(HIGHEST)])
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
 def test_doctor_finds_an_absurd_token_and_clear_repairs_it(nodes: Servers, value: str, held: bool):
-    """L77: whether somebody holds the lock or not; the node then knows the highest token of the others."""
+    """L77: repair works whether or not the lock is held; afterwards the node knows the highest token of the others."""
     with settings_of(nodes):
         manager = real_manager(nodes.urls[:3])
         lease = manager.lock(NAME, wait=0).acquire()
@@ -394,7 +401,7 @@ def test_doctor_finds_an_absurd_token_and_clear_repairs_it(nodes: Servers, value
 
 
 def test_absurd_token_everywhere_is_removed(nodes: Servers):
-    """L77: if it has spread, as it could with earlier versions, the next token comes from the clock."""
+    """L77: if the token has spread, as earlier versions allowed, the next token comes from the clock."""
     with settings_of(nodes):
         poison(nodes, str(2**63 - 1), 0, 1, 2)
         out = io.StringIO()
@@ -406,7 +413,7 @@ def test_absurd_token_everywhere_is_removed(nodes: Servers):
 
 
 def test_token_that_changed_meanwhile_is_left_alone(nodes: Servers):
-    """L74: the node decides at that moment whether its token is absurd."""
+    """L74: the node itself decides at that moment whether its token is absurd."""
     with settings_of(nodes):
         poison(nodes, str(2**63 - 1), 0)
         (key,) = [key for key in stale_keys(absurd_tokens()) if key.reason is Staleness.ABSURD]
@@ -437,7 +444,7 @@ def test_absurd_token_is_no_token_of_a_listing(nodes: Servers):
 def test_node_in_memory_repairs_as_the_script_does(
     real: Callable[..., LockManager], nodes: Servers, present: int | None, number: int, keep: float | None
 ):
-    """The two agree on what is absurd, and on what is left."""
+    """The node in memory and the script agree on which tokens are absurd, and on the result."""
     manager, store = real(1), NodeState(time.time)
     if present is not None:
         poison(nodes, str(present), 0)
@@ -461,7 +468,7 @@ def test_node_in_memory_repairs_as_the_script_does(
 
 
 def test_node_in_memory_is_left_out_as_well(memory: Manager):
-    """P5: the reference of the scripts says the same of an absurd token."""
+    """P5: the reference of the scripts treats an absurd token in the same way."""
     manager = memory(3)
     manager.nodes[0].store.records.fences[SLUG] = (2**63 - 1, None)
 

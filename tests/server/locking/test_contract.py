@@ -1,4 +1,4 @@
-"""What a lock promises: the same over blocking and asyncio, over nodes in memory and real servers."""
+"""The contract of a lock: the same with blocking code and asyncio, over nodes in memory and real servers."""
 
 import asyncio
 import math
@@ -19,7 +19,7 @@ from tests.managers import Asyncio, Flavour, Manager, Virtual, eventually, held_
 
 
 async def test_free_lock_is_granted_for_its_ttl_less_the_drift(make: Manager, flavour: Flavour):
-    """L21, L80, P17, P39: validity is the ttl, counted from before the first byte, less the allowance for drift."""
+    """L21, L80, P17, P39: validity is the ttl, counted from before the first byte, minus the allowance for drift."""
     manager = make(ttl=60.0)
 
     lease = await flavour.acquire(manager.lock("order:1"))
@@ -31,8 +31,8 @@ async def test_free_lock_is_granted_for_its_ttl_less_the_drift(make: Manager, fl
     assert await flavour.release(lease) == "released"
 
 
-async def test_held_lock_is_refused_with_who_holds_it(make: Manager, flavour: Flavour):
-    """L3, L81: a held lock is *taken*, and the error names lock, attempts, time, nodes, holder and time left."""
+async def test_held_lock_is_refused_with_its_holder(make: Manager, flavour: Flavour):
+    """L3, L81: a held lock is *taken*, and the error has the lock, attempts, time, nodes, holder and time left."""
     manager = make()
     lease = await flavour.acquire(manager.lock("order:1", label="invoice run"))
 
@@ -51,7 +51,7 @@ async def test_held_lock_is_refused_with_who_holds_it(make: Manager, flavour: Fl
 
 
 async def test_failed_attempt_leaves_nothing_behind(make: Manager, flavour: Flavour):
-    """L8, L79: an attempt that did not win frees the nodes that it got, and the holder's stay."""
+    """L8, L79: an attempt without a quorum releases its nodes, and the holder's nodes are unchanged."""
     manager = make()
     lease = await flavour.acquire(manager.lock("order:1"))
 
@@ -77,8 +77,11 @@ async def test_fencing_tokens_increase_from_hold_to_hold(make: Manager, flavour:
     assert tokens == sorted(set(tokens))
 
 
-async def test_clock_that_went_back_still_gives_a_greater_token(make: Manager, flavour: Flavour, monkeypatch: Any):
-    """P2, L6: the wall clock only makes the first proposal likely; a client an hour behind takes a second round."""
+async def test_clock_that_was_set_back_still_gives_a_greater_token(make: Manager, flavour: Flavour, monkeypatch: Any):
+    """
+    P2, L6: the wall clock only makes the first proposal likely to succeed; a client an hour behind needs a second
+    round.
+    """
     ahead, behind = make(), make()
     lease = await flavour.acquire(ahead.lock("a"))
     await flavour.release(lease)
@@ -91,8 +94,8 @@ async def test_clock_that_went_back_still_gives_a_greater_token(make: Manager, f
     await flavour.release(late)
 
 
-async def test_release_says_what_it_found(make: Manager, flavour: Flavour):
-    """L35, L37: released, then expired; calling it twice does no harm to a later holder."""
+async def test_release_returns_its_outcome(make: Manager, flavour: Flavour):
+    """L35, L37: the first call returns released, the second expired, and does no harm to a later holder."""
     manager = make()
     lease = await flavour.acquire(manager.lock("a"))
 
@@ -105,8 +108,8 @@ async def test_release_says_what_it_found(make: Manager, flavour: Flavour):
     assert await flavour.release(later) == "released"
 
 
-async def test_lock_that_was_freed_by_hand_is_reported_when_the_block_ends(make: Manager, flavour: Flavour):
-    """L36: leaving the block raises the loss, for the work may not have been exclusive."""
+async def test_lock_that_an_operator_freed_is_reported_when_the_block_ends(make: Manager, flavour: Flavour):
+    """L36: leaving the block raises the loss, because the work may not have been exclusive."""
     manager = make()
 
     with pytest.raises(LockLostError, match="'a' was lost after"):
@@ -115,7 +118,7 @@ async def test_lock_that_was_freed_by_hand_is_reported_when_the_block_ends(make:
 
 
 async def test_error_of_the_body_is_not_masked_by_a_loss(make: Manager, flavour: Flavour):
-    """L36: the exception of the body counts, whatever became of the lock."""
+    """L36: the exception of the body is raised, even if the lock was lost."""
     manager = make()
 
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
@@ -138,7 +141,7 @@ async def test_extension_gives_a_whole_ttl_from_now(make: Manager, flavour: Flav
 
 
 async def test_lapsed_lease_is_never_revived(make: Manager, flavour: Flavour):
-    """P18, L26, L34: once its time is over a lease is lost, though all its keys are still there."""
+    """P18, L26, L34: once its time has run out, a lease is lost, even if all its keys still exist."""
     manager = make()
     lease = await flavour.acquire(manager.lock("a", renew=False))
     lease.hold.deadline = 0.0
@@ -154,7 +157,7 @@ async def test_lapsed_lease_is_never_revived(make: Manager, flavour: Flavour):
     assert await flavour.release(lease) == "expired"
 
 
-async def test_superseded_holder_is_told_by_its_next_extension(make: Manager, flavour: Flavour):
+async def test_superseded_holder_learns_of_it_at_its_next_extension(make: Manager, flavour: Flavour):
     """P19, L24: a majority that knows a newer holder ends the lease at once."""
     manager = make()
     lease = await flavour.acquire(manager.lock("a", renew=False))
@@ -174,12 +177,12 @@ async def test_renewal_keeps_a_lock_longer_than_its_lease(virtual: Virtual, flav
 
     async with flavour.entered(manager.lock("a")) as lease:
         await virtual.wait(101.0)
-        assert 10 <= lease.extensions <= 11  # a little early, if something else is to be sent
+        assert 10 <= lease.extensions <= 11  # a little early, if something else has to be sent
         assert lease.remaining() > 19.0
 
 
 async def test_renewal_runs_beside_the_work(real: Manager, flavour: Flavour):
-    """L22: the watchdog's thread and the timer of an event loop extend what is due, while its holder does its work."""
+    """L22: the watchdog's thread and the timer of an event loop extend leases while the holder works."""
     extended = threading.Event()
     manager = real(ttl=60.0, notify=lambda event, **about: event == "lock_extended" and extended.set())
 
@@ -192,8 +195,8 @@ async def test_renewal_runs_beside_the_work(real: Manager, flavour: Flavour):
 
 
 @pytest.mark.parametrize("renew", [True, False])
-async def test_holder_is_told_when_its_lock_is_gone(virtual: Virtual, flavour: Flavour, renew: bool):
-    """L23, L24: event and callback say it, at the latest when the lease ends by the local clock."""
+async def test_holder_is_notified_when_its_lock_is_gone(virtual: Virtual, flavour: Flavour, renew: bool):
+    """L23, L24: event and callback report the loss, at the latest when the lease ends by the local clock."""
     manager = virtual(ttl=30.0)
     told: list[Lease] = []
     lease = await flavour.acquire(manager.lock("a", renew=renew))
@@ -219,7 +222,7 @@ async def test_holder_is_told_when_its_lock_is_gone(virtual: Virtual, flavour: F
     ],
 )
 async def test_renewal_stops_at_its_bounds(virtual: Virtual, flavour: Flavour, options: Any, reason: str, ends: float):
-    """P34, L27: a holder that never ends loses the lock, and the loss says why."""
+    """P34, L27: a holder that never ends loses the lock, and the loss has the reason."""
     manager = virtual(ttl=30.0, **options)
     lease = await flavour.acquire(manager.lock("a"))
 
@@ -232,7 +235,7 @@ async def test_renewal_stops_at_its_bounds(virtual: Virtual, flavour: Flavour, o
 
 
 async def test_one_lock_may_have_a_bound_of_its_own(virtual: Virtual, flavour: Flavour):
-    """P34, L27: ``max_hold`` of a lock goes before that of the settings, and must be a time."""
+    """P34, L27: ``max_hold`` of a lock takes precedence over the setting, and must be a time."""
     manager = virtual(ttl=30.0)
     lease = await flavour.acquire(manager.lock("a", max_hold=5.0))
 
@@ -244,13 +247,16 @@ async def test_one_lock_may_have_a_bound_of_its_own(virtual: Virtual, flavour: F
         manager.lock("a", max_hold=0)
 
 
-async def test_loss_is_told_whoever_notices_it(make: Manager, flavour: Flavour, monkeypatch: Any):
-    """L23, L26: a lease that ends between two looks at the clock, in the middle of an extension, is told like any."""
+async def test_loss_is_reported_whatever_notices_it(make: Manager, flavour: Flavour, monkeypatch: Any):
+    """
+    L23, L26: a lease that ends between two readings of the clock, in the middle of an extension, is reported like any
+    other.
+    """
     manager = make()
     told: list[Lease] = []
     lease = await flavour.acquire(manager.lock("a", renew=False))
     lease.on_lost(told.append)
-    times = [lease.hold.deadline - 1e-6]  # when it is looked at, and from then on it is over
+    times = [lease.hold.deadline - 1e-6]  # valid when it is checked, and ended from then on
     # The package's attribute `locks` is the handler, not this module.
     for module in (sys.modules["django_redlock.engine.manager"], leases):
         monkeypatch.setattr(module, "steady", lambda: times.pop() if times else lease.hold.deadline)
@@ -262,7 +268,7 @@ async def test_loss_is_told_whoever_notices_it(make: Manager, flavour: Flavour, 
 
 
 async def test_loss_wakes_the_watchdog_of_a_process(real: Manager, flavour: Flavour):
-    """L23: thread and timer look at the local clock when a lease ends, without asking any node."""
+    """L23: thread and timer read the local clock when a lease ends, without a network call."""
     manager = real(node_timeout=0.1)
     lease = await flavour.acquire(manager.lock("a", wait=30, ttl=0.5, renew=False))
 
@@ -273,7 +279,7 @@ async def test_loss_wakes_the_watchdog_of_a_process(real: Manager, flavour: Flav
 
 
 async def test_hold_ends_on_the_nodes_by_their_own_clock(make: Manager, flavour: Flavour):
-    """P24, L58: a holder that is gone is in nobody's way when its time is over."""
+    """P24, L58: a dead holder blocks nobody once its lease has ended."""
     manager = make()
     await flavour.acquire(manager.lock("a", ttl=0.5, renew=False, detached=True))
 
@@ -284,7 +290,10 @@ async def test_hold_ends_on_the_nodes_by_their_own_clock(make: Manager, flavour:
 
 
 async def test_several_names_are_locked_all_or_none(make: Manager, flavour: Flavour):
-    """L56: one lease and one token for all names; who wants one of them is refused, and leaves the others free."""
+    """
+    L56: all names have one lease and one token; a caller that wants one of them is refused, and the other names stay
+    free.
+    """
     manager = make()
     lease = await flavour.acquire(manager.lock(["b", "a"]))
 
@@ -299,7 +308,7 @@ async def test_several_names_are_locked_all_or_none(make: Manager, flavour: Flav
 
 
 async def test_lock_is_taken_over_from_the_holder_that_is_named(make: Manager, flavour: Flavour):
-    """A lock left to itself passes to the process that knows its token, and to no other."""
+    """A lock without a holder object passes only to the process that knows its token."""
     manager = make()
     queued = await flavour.acquire(manager.lock("slot", ttl=600.0, token="1" * 32, detached=True))
 
@@ -314,7 +323,7 @@ async def test_lock_is_taken_over_from_the_holder_that_is_named(make: Manager, f
 
 
 async def test_waiter_gets_the_lock_when_it_is_free(virtual: Virtual, flavour: Flavour):
-    """A waiter polls until the holder is gone, and leaves nothing on the way."""
+    """A waiter polls until the holder is gone, and leaves no key behind."""
     manager = virtual()
     first = await flavour.acquire(manager.lock("a", ttl=30.0))
     virtual.sim.after(20.0, first.release)
@@ -348,7 +357,7 @@ async def test_contended_lock_lets_one_in_at_a_time(make: Manager, flavour: Flav
 
 
 async def test_one_lock_object_is_not_entered_twice(make: Manager, flavour: Flavour):
-    """L43: entering what is already entered raises instead of waiting for itself or losing the first lease."""
+    """L43: entering a lock object again raises instead of waiting for itself or losing the first lease."""
     manager = make()
     lock = manager.lock("a")
 
@@ -360,7 +369,7 @@ async def test_one_lock_object_is_not_entered_twice(make: Manager, flavour: Flav
 
 
 async def test_body_may_release_early(make: Manager, flavour: Flavour):
-    """L37: giving the lock up inside the block is no loss, and leaving the block releases nobody else's."""
+    """L37: a release inside the block is not a loss, and leaving the block releases no other hold."""
     manager = make()
 
     async with flavour.entered(manager.lock("a")) as lease:
@@ -373,7 +382,7 @@ async def test_body_may_release_early(make: Manager, flavour: Flavour):
 
 
 async def test_decorated_function_does_not_wait_for_itself(make: Manager, flavour: Flavour):
-    """L43: a call of itself inside the lock raises; it would wait for ever."""
+    """L43: a recursive call inside the lock raises, because it would wait for ever."""
     manager = make()
 
     @manager.lock("a")
@@ -423,7 +432,7 @@ async def test_decorated_function_runs_under_the_lock(make: Manager, flavour: Fl
 
 
 async def test_no_key_is_without_expiry(make: Manager, flavour: Flavour):
-    """L15, P29: holder and index expire by themselves, whoever dies."""
+    """L15, P29: holder and index expire, whatever process dies."""
     manager = make(fence_keep=60.0)
     await flavour.acquire(manager.lock(["a", "b"]))
 
@@ -450,7 +459,7 @@ HOSTILE = [
 
 
 async def test_hostile_names_are_names_like_any_other(make: Manager, flavour: Flavour):
-    """P37, L19, L20: braces, newlines, globs and any script are one lock each, and can be listed."""
+    """P37, L19, L20: names with braces, newlines, globs and any script are separate locks, and can be listed."""
     manager = make()
 
     leases = [await flavour.acquire(manager.lock(name, wait=0)) for name in HOSTILE]
@@ -463,7 +472,7 @@ async def test_hostile_names_are_names_like_any_other(make: Manager, flavour: Fl
 
 
 async def test_long_names_with_one_beginning_are_different_locks(make: Manager, flavour: Flavour):
-    """P37: a name beyond 200 bytes is cut to a readable beginning and a digest."""
+    """P37: a name longer than 200 bytes is cut to a readable beginning and a digest."""
     manager = make()
 
     one = await flavour.acquire(manager.lock("x" * 300 + "1", wait=0))
@@ -474,7 +483,7 @@ async def test_long_names_with_one_beginning_are_different_locks(make: Manager, 
 
 
 async def test_secrets_are_not_shown(make: Manager, flavour: Flavour, caplog: pytest.LogCaptureFixture):
-    """P36: the token is in no repr, no log and no error."""
+    """P36: no repr, log or error contains the secret."""
     manager = make()
     lease = await flavour.acquire(manager.lock("a"))
 
@@ -500,7 +509,7 @@ async def test_lease_is_not_copied(make: Manager, flavour: Flavour):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 async def test_any_number_of_nodes_makes_a_lock(make: Manager, flavour: Flavour, count: int):
-    """L12: the quorum is the majority, for even numbers too."""
+    """L12: the quorum is the majority, also for even numbers."""
     manager = make(count)
 
     lease = await flavour.acquire(manager.lock("a"))
@@ -512,7 +521,7 @@ async def test_any_number_of_nodes_makes_a_lock(make: Manager, flavour: Flavour,
 
 
 async def test_waiting_ends_at_its_time(virtual: Virtual, flavour: Flavour):
-    """L47, L49: a waiter gives up after ``wait``, says how long it tried, and leaves nothing."""
+    """L47, L49: a waiter gives up after ``wait``, reports how long it waited, and leaves nothing behind."""
     manager = virtual()
     lease = await flavour.acquire(manager.lock("a"))
 
@@ -527,7 +536,7 @@ async def test_waiting_ends_at_its_time(virtual: Virtual, flavour: Flavour):
 
 
 async def test_silence_is_not_taken_for_a_held_lock(make: Manager, flavour: Flavour):
-    """L3: nodes that do not vote make the lock unavailable, which is another error than taken."""
+    """L3: nodes that do not vote make the lock unavailable, which is a different error from taken."""
     manager: LockManager = make(restart_guard=True, allow_evicting=())
     for node in range(3):
         manager.admission._quarantined[node] = (math.inf, "restarted", "restart_guard")

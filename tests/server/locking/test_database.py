@@ -1,4 +1,4 @@
-"""A database as a node: what its server decides, and what is not left behind."""
+"""A database as a node: the decisions of its server, and the rows that are cleaned up."""
 
 import io
 import json
@@ -42,13 +42,13 @@ def table(tables: Tables) -> Iterator[LockTable]:
 
 @pytest.fixture
 def other(tables: Tables) -> Iterator[LockTable]:
-    """The same table over another connection, as another process has it."""
+    """The same table over another connection, as in another process."""
     with closing(LockTable(tables.aliases[0], "t:", 5.0)) as found:
         found.open()
         yield found
 
 
-# The same answers
+# The same replies
 
 
 SEQUENCES = given(sequence=st.lists(requests, min_size=1, max_size=25), together=st.booleans())
@@ -58,7 +58,9 @@ SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=[Healt
 @SETTINGS
 @SEQUENCES
 def test_database_answers_as_the_node_in_memory(table: LockTable, sequence: list[Request], together: bool):
-    """P5, P8, P28, P39: whatever is asked in whatever order, at once or one by one, replies and queues are the same."""
+    """
+    P5, P8, P28, P39: whatever requests come in whatever order, at once or one by one, replies and queues are the same.
+    """
     agree(table, sequence, together)
 
 
@@ -71,7 +73,7 @@ def test_database_answers_as_the_node_in_memory_for_long(table: LockTable, seque
 
 
 def agree(table: LockTable, sequence: list[Request], together: bool) -> None:
-    """Ask both, and compare what they say and keep."""
+    """Send a request to both, and compare replies and contents."""
     table.query(f"DELETE FROM {TABLE}")
     store = NodeState(time.time)
     if together:
@@ -88,12 +90,12 @@ def agree(table: LockTable, sequence: list[Request], together: bool) -> None:
 
 
 def forget_total(answer: Any) -> Any:
-    """How many are listed, a survey of names that are given does not count here."""
+    """The size of the list does not matter here, for a survey of given names."""
     return answer[:-1]
 
 
 def test_survey_lists_page_by_page_what_is_held(table: LockTable):
-    """L70: in the order of their ends, without those that are over."""
+    """L70: the list is in the order of the ends, without locks that have ended."""
     table.execute([acquire(f"n{number}", f"{number:032}", ttl=60.0 + number) for number in range(5)])
     table.execute([acquire("over", ttl=0.001)])
     time.sleep(0.05)
@@ -109,7 +111,7 @@ def test_survey_lists_page_by_page_what_is_held(table: LockTable):
 
 
 def test_operators_see_and_end_what_a_database_holds(tables: Tables):
-    """L70, L74: the inventory and the commands ask it like any node."""
+    """L70, L74: the inventory and the commands treat it like any node."""
     output = io.StringIO()
     entry = {"NODES": tables.urls[:1], "KEY_PREFIX": "t", "OPTIONS": {"restart_guard": False, "node_timeout": 1.4}}
     with override_settings(REDLOCK={"default": entry}):
@@ -133,7 +135,7 @@ def test_operators_see_and_end_what_a_database_holds(tables: Tables):
 
 @pytest.fixture
 def overtaken(table: LockTable, other: LockTable, monkeypatch: pytest.MonkeyPatch) -> Callable[[Request], None]:
-    """Have another connection carry out a request between the first one's look and its write."""
+    """Let another connection execute a request between the first one's read and its write."""
     decide, between = table._decide, list[Request]()
 
     def decide_slowly(asked: Sequence[Request]) -> Any:
@@ -148,7 +150,9 @@ def overtaken(table: LockTable, other: LockTable, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("known", [False, True])
 def test_slower_of_two_decides_again(table: LockTable, overtaken: Any, known: bool):
-    """P1, P16: what somebody else wrote between our look and our write is not overwritten, be the row new or not."""
+    """
+    P1, P16: another client's write between our read and our write is not overwritten, whether the row is new or not.
+    """
     if known:
         table.execute([acquire()])
         table.execute([Release(("{x}",), NONCE)])
@@ -161,7 +165,7 @@ def test_slower_of_two_decides_again(table: LockTable, overtaken: Any, known: bo
 
 @pytest.mark.parametrize("known", [False, True])
 def test_many_names_are_written_all_or_none(table: LockTable, overtaken: Any, known: bool):
-    """L56: when one of the rows is not as it was, the others are left as they were."""
+    """L56: if one of the rows has changed, the others are not written."""
     slugs = tuple(sorted(("{a}", "{b}", "{c}"), key=lambda slug: table._digest("h", slug)))
     if known:
         table.execute([acquire(slugs=slugs)])
@@ -175,8 +179,8 @@ def test_many_names_are_written_all_or_none(table: LockTable, overtaken: Any, kn
     assert [bool(row.value) for row in rows] == [False, False, True]
 
 
-def test_request_of_before_its_release_is_not_granted_after_it(table: LockTable, other: LockTable, overtaken: Any):
-    """L9, P24: also when it had been decided before the release, and is written after it."""
+def test_request_is_not_granted_after_its_own_release(table: LockTable, other: LockTable, overtaken: Any):
+    """L9, P24: this holds even if the request was decided before the release and is written after it."""
     overtaken(Release(("{x}",), NONCE, 30.0))
 
     (reply,) = table.execute([acquire()])
@@ -186,7 +190,7 @@ def test_request_of_before_its_release_is_not_granted_after_it(table: LockTable,
 
 
 def test_two_writers_of_overlapping_names_never_deadlock(table: LockTable, other: LockTable):
-    """L56: rows are written in one order, whatever order the names came in; nobody is ever left without an answer."""
+    """L56: rows are written in one order, whatever the order of the names; every request gets a reply."""
     kinds: list[Kind] = []
 
     def contend(mine: LockTable, slugs: tuple[str, ...], nonce: str) -> None:

@@ -1,4 +1,4 @@
-"""A database as a node, when it is slow, gone, locked, too new or not the one it was; and what a process leaves."""
+"""A database as a node that is slow, gone, locked, too new or another server; and what a process leaves behind."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ def one(tables: Tables) -> Iterator[LockManager]:
 
 @contextmanager
 def migrated(server: Database | SQLite, alias: str = "table") -> Iterator[str]:
-    """Have a new database with the table under an alias."""
+    """Make a new database with the table available under an alias."""
     with server.database() as name, django_database(alias, server.settings(name)):
         call_command("migrate", "redlock", database=alias, verbosity=0, skip_checks=True)
         yield alias
@@ -66,7 +66,7 @@ def threads_of_ours() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("django_redlock database")}
 
 
-# A working lock on one database: what a unique row alone does not give
+# A working lock on one database, beyond what a unique row gives
 
 
 HOLD = """
@@ -84,7 +84,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("tables", ["sqlite", *SLOW_DATABASES], indirect=True)
 def test_lock_of_a_killed_process_ends_with_its_lease(tables: Tables):
-    """L58, P24: no row stays behind as a lock for ever. That every kind of database ends a hold is tested below."""
+    """L58, P24: no row stays behind as a lock for ever. Tests below show that every kind of database ends a hold."""
     entries = json.dumps({"default": {}, "held": tables.entry()})
     with closing(real_manager(tables.urls[:1])) as manager:
         command = [sys.executable, "-c", HOLD, entries]
@@ -98,8 +98,8 @@ def test_lock_of_a_killed_process_ends_with_its_lease(tables: Tables):
 
 
 @EACH_TABLE_ONCE
-async def test_lock_is_waited_for_in_line(one: LockManager, flavour: Flavour):
-    """P27, L45: who finds it taken gets it in its turn, without being told."""
+async def test_waiters_of_a_database_are_served_in_order(one: LockManager, flavour: Flavour):
+    """P27, L45: a caller that finds the lock taken gets it in its turn, without a notification."""
     holder = await flavour.acquire(one.lock("a"))
     line = Line(flavour, one)
     tasks = [await line.join(number) for number in range(3)]
@@ -110,7 +110,7 @@ async def test_lock_is_waited_for_in_line(one: LockManager, flavour: Flavour):
     assert line.served == [0, 1, 2]
 
 
-@pytest.mark.parametrize("tables", ["sqlite"], indirect=True)  # no database is asked
+@pytest.mark.parametrize("tables", ["sqlite"], indirect=True)  # no request goes to the database
 async def test_lock_is_entered_again_by_its_holder(one: LockManager, flavour: Flavour):
     """L43: a thread or task does not wait for itself."""
     lock = one.lock("a", reentrant=True, wait=0)
@@ -125,7 +125,7 @@ async def test_lock_is_entered_again_by_its_holder(one: LockManager, flavour: Fl
 
 @pytest.mark.parametrize("tables", ["postgresql", "mariadb"], indirect=True)  # SQLite: see test_own_transaction
 def test_lock_does_not_take_part_in_a_transaction(one: LockManager, tables: Tables):
-    """L52: others see it before the commit, and a rollback does not give it back."""
+    """L52: others see the lock before the commit, and a rollback does not release it."""
     with suppress(ZeroDivisionError), transaction.atomic(using=tables.aliases[0]):
         tables.query("SELECT 1")
         lease = one.lock("a").acquire()
@@ -138,7 +138,7 @@ def test_lock_does_not_take_part_in_a_transaction(one: LockManager, tables: Tabl
 
 
 def test_hold_ends_by_the_clock_of_the_server(one: LockManager, tables: Tables, monkeypatch: pytest.MonkeyPatch):
-    """L6, P24: a client whose clock is far off holds for as long as any other, and the node tells its own time."""
+    """L6, P24: a client with a wrong clock holds as long as any other, and the node reports its own time."""
     monkeypatch.setattr("time.time", lambda: 0.0)
     monkeypatch.setattr("time.time_ns", lambda: 0)
 
@@ -152,7 +152,7 @@ def test_hold_ends_by_the_clock_of_the_server(one: LockManager, tables: Tables, 
 
 
 def test_database_whose_clock_ran_forward_gives_no_vote(sqlite_tables: Tables, monkeypatch: pytest.MonkeyPatch):
-    """P21: as with any node, what it has forgotten since nobody knows."""
+    """P21: as with any node, nobody knows what it has forgotten since."""
     sqlite_tables.empty()
     ahead = [0]
     monkeypatch.setattr("django_redlock.nodes.database.vendors.time_ns", lambda: time.time_ns() + ahead[0])
@@ -164,8 +164,8 @@ def test_database_whose_clock_ran_forward_gives_no_vote(sqlite_tables: Tables, m
             manager.lock("a", wait=0).acquire()
 
 
-def test_nothing_that_is_asked_is_logged(tables: Tables, caplog: pytest.LogCaptureFixture):
-    """P36: Django logs statements with their values while DEBUG is on; a lock's token is in none."""
+def test_requests_to_a_database_are_not_logged(tables: Tables, caplog: pytest.LogCaptureFixture):
+    """P36: Django logs statements with their values while DEBUG is on; none contains a lock's secret."""
     caplog.set_level(logging.DEBUG, logger="django.db.backends")
     with override_settings(DEBUG=True), closing(real_manager(tables.urls[:1])) as manager:
         with manager.lock("a") as lease:
@@ -177,8 +177,8 @@ def test_nothing_that_is_asked_is_logged(tables: Tables, caplog: pytest.LogCaptu
 # Rows
 
 
-def test_rows_of_no_use_are_deleted_after_a_while(tables: Tables, monkeypatch: pytest.MonkeyPatch):
-    """P29: what has expired is as good as gone, and does not stay for ever; what lasts for ever stays."""
+def test_expired_rows_are_deleted_after_a_while(tables: Tables, monkeypatch: pytest.MonkeyPatch):
+    """P29: expired rows no longer count and are deleted in time; rows without an end stay."""
     with closing(LockTable(tables.aliases[0], "t:", 5.0)) as table:
         table.execute([acquire("short", ttl=0.01, keep=0.01), acquire("long"), acquire("ever", ttl=0.01, keep=None)])
         table.execute([Release((), "c" * 32, 0.01), Release(("{short}",), "d" * 32, 0.01)])
@@ -202,11 +202,11 @@ def test_locks_of_another_prefix_are_other_locks(tables: Tables):
         assert [row.value[:32] for row in two.survey(count=5)[0].rows] == [second.token]
 
 
-# What is not carried out, and what nobody knows
+# Requests that are not executed, and unknown outcomes
 
 
-def test_row_that_somebody_keeps_locked_is_no_answer(one: LockManager, tables: Tables):
-    """P23: the statement is given up in time, certainly not carried out, and the next one is."""
+def test_locked_row_counts_as_no_reply(one: LockManager, tables: Tables):
+    """P23: the statement is given up in time and certainly not executed, and the next one is."""
     with closing(LockTable(tables.aliases[0], "t:", 0.5)) as table:
         table.execute([acquire()])
         with transaction.atomic(using=tables.aliases[0]):
@@ -225,7 +225,7 @@ def server(request: pytest.FixtureRequest) -> Database:
     return found
 
 
-def test_unclear_commit_is_no_answer(server: Database, monkeypatch: pytest.MonkeyPatch):
+def test_commit_with_an_unknown_outcome_is_no_reply(server: Database, monkeypatch: pytest.MonkeyPatch):
     """P24, L4: a server that dies while it writes may have written; one that dies while it reads has not."""
     with migrated(server) as alias, closing(LockTable(alias, "t:", 2.0)) as table:
         table.execute([acquire()])
@@ -250,13 +250,13 @@ def test_unclear_commit_is_no_answer(server: Database, monkeypatch: pytest.Monke
         server.start()
 
 
-# The same threads and pauses for both servers: only how their connections end differs, see the test before.
+# Threads and pauses are the same for both servers. Only the end of their connections differs, see the test before.
 ONE_SERVER = pytest.mark.parametrize("server", ["postgresql", *SLOW_DATABASES[1:]], indirect=True)
 
 
 @ONE_SERVER
 async def test_dead_database_is_no_quorum_and_comes_back(server: Database, flavour: Flavour):
-    """L3, P25: without an answer nothing is known, and that is said in time; afterwards all goes on."""
+    """L3, P25: without a reply nothing is known, which is reported in time; afterwards everything works again."""
     with migrated_in_thread(server) as alias:
         manager = real_manager([f"database://{alias}"], node_timeout=1.0)
         connect(manager)
@@ -275,7 +275,7 @@ async def test_dead_database_is_no_quorum_and_comes_back(server: Database, flavo
 
 @ONE_SERVER
 async def test_frozen_database_keeps_nobody_longer_than_the_node_timeout(server: Database, flavour: Flavour):
-    """L2, L40, P25: each attempt ends in time, and closing leaves neither thread nor connection."""
+    """L2, L40, P25: each attempt ends in time, and closing leaves neither a thread nor a connection."""
     with migrated_in_thread(server) as alias:
         before = threads_of_ours()
         manager = real_manager([f"database://{alias}"], node_timeout=0.5)
@@ -298,7 +298,7 @@ async def test_frozen_database_keeps_nobody_longer_than_the_node_timeout(server:
 
 @contextmanager
 def migrated_in_thread(server: Database) -> Iterator[str]:
-    """Do what :func:`migrated` does for a test that is a coroutine: Django wants a thread without an event loop."""
+    """Do what :func:`migrated` does for a test that is a coroutine: Django requires a thread without an event loop."""
     entered, leave = threading.Event(), threading.Event()
 
     def keep() -> None:
@@ -333,7 +333,7 @@ async def test_no_thread_is_left_behind(tables: Tables, flavour: Flavour):
 
 
 async def test_end_of_an_event_loop_ends_its_link(one: LockManager, tables: Tables):
-    """L40: asyncio.run() ends, nobody closes anything, and nothing is left of it."""
+    """L40: asyncio.run() ends although nobody closed anything, and nothing is left behind."""
     node = one.nodes[0]
     assert isinstance(node, DatabaseNode)
 
@@ -352,7 +352,7 @@ async def test_end_of_an_event_loop_ends_its_link(one: LockManager, tables: Tabl
 
 
 def test_child_has_a_connection_of_its_own(tables: Tables):
-    """P30, L41: after a fork both go on; the child neither uses nor ends what is its parent's."""
+    """P30, L41: after a fork both processes continue; the child neither uses nor ends anything of its parent."""
     with closing(real_manager(tables.urls[:1])) as manager:
         lease = manager.lock("a").acquire()
         reader, writer = os.pipe()
@@ -384,7 +384,7 @@ def test_child_has_a_connection_of_its_own(tables: Tables):
 
 
 def test_table_that_is_missing_is_named_with_what_to_type(tmp_path: Path):
-    """P23: nobody waits for a quorum that a command has to make, and the lock works as soon as that has run."""
+    """P23: no caller waits for a quorum that needs a command first; the lock works as soon as that command has run."""
     server = SQLite(tmp_path)
     with server.database() as name, django_database("empty", server.settings(name)):
         with closing(real_manager(["database://empty"])) as manager:
@@ -398,7 +398,7 @@ def test_table_that_is_missing_is_named_with_what_to_type(tmp_path: Path):
 
 
 def test_database_in_memory_is_refused(tmp_path: Path):
-    """P23: no other process would find the locks, nor would another connection."""
+    """P23: neither another process nor another connection would find the locks."""
     with django_database("fleeting", {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}):
         with closing(real_manager(["database://fleeting"])) as manager, pytest.raises(QuorumUnavailableError) as caught:
             manager.lock("a", wait=60).acquire()
@@ -417,7 +417,7 @@ def test_one_server_under_two_aliases_has_one_vote(sqlite_tables: Tables, tmp_pa
 
 
 def test_restarted_server_that_may_forget_gives_no_vote_for_a_while(server: Database):
-    """P20, L62: the servers of the tests run without fsync, and are guarded like a Redis."""
+    """P20, L62: the servers of the tests run without fsync, and are guarded like a Redis server."""
     with migrated(server) as alias, ExitStack() as stack:
         soon, late = (
             stack.enter_context(
@@ -440,7 +440,7 @@ def test_restarted_server_that_may_forget_gives_no_vote_for_a_while(server: Data
 
 
 def test_server_that_forgets_nothing_needs_no_guard(mariadb: MariaDB):
-    """P20: what is on disk before it is answered survives a restart, so it votes at once."""
+    """P20: a reply that is on disk before it is sent survives a restart, so the server votes at once."""
     with migrated(mariadb) as alias, closing(LockTable(alias, "t:", 5.0)) as table:
         (before,) = mariadb.execute("SELECT @@innodb_flush_log_at_trx_commit")
         mariadb.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
@@ -451,7 +451,7 @@ def test_server_that_forgets_nothing_needs_no_guard(mariadb: MariaDB):
 
 
 def test_file_survives_a_power_cut_and_needs_no_guard(tmp_path: Path):
-    """P20: SQLite waits for the disk on this connection, whatever the project thinks of its own."""
+    """P20: SQLite waits for the disk on this connection, whatever the project configured for its own."""
     server = SQLite(tmp_path)
     careless = {"init_command": "PRAGMA synchronous = OFF"}
     with server.database() as name, django_database("file", server.settings(name, OPTIONS=careless)):
@@ -463,7 +463,7 @@ def test_file_survives_a_power_cut_and_needs_no_guard(tmp_path: Path):
 
 @pytest.mark.service
 def test_standby_does_not_vote_and_is_another_server_when_promoted():
-    """P22, L63: a failover is noticed by whoever knew the server of before."""
+    """P22, L63: every process that knew the earlier server notices a failover."""
     with PostgreSQL() as server, migrated(server) as alias:
         with closing(LockTable(alias, "t:", 5.0)) as table:
             before = table.open()
@@ -480,8 +480,8 @@ def test_standby_does_not_vote_and_is_another_server_when_promoted():
     assert before.run_id != after.run_id
 
 
-def test_wrong_password_is_said_without_showing_it(postgresql: PostgreSQL):
-    """P36, L68: the word, and neither user, host nor password."""
+def test_wrong_password_is_reported_without_showing_it(postgresql: PostgreSQL):
+    """P36, L68: the error has the code, and neither user, host nor password."""
     entry = postgresql.settings("nowhere_at_all", PASSWORD="sesame")
     with django_database("shut", entry), closing(real_manager(["database://shut"])) as manager:
         with pytest.raises(QuorumUnavailableError, match="no such database") as caught:
@@ -491,7 +491,7 @@ def test_wrong_password_is_said_without_showing_it(postgresql: PostgreSQL):
 
 
 def test_rights_that_are_documented_suffice(server: Database):
-    """P35: a user who may read and write the table, and nothing else, takes, lists and clears locks."""
+    """P35: a user that may only read and write the table takes, lists and clears locks."""
     rights = "SELECT, INSERT, UPDATE, DELETE"
     with migrated(server) as alias:
         entry = connections.settings[alias]
@@ -520,7 +520,7 @@ def test_rights_that_are_documented_suffice(server: Database):
 
 
 def test_entry_that_cannot_be_a_node_is_refused():
-    """L14: with the aliases that there are."""
+    """L14: the error lists the existing aliases."""
     with pytest.raises(ValueError, match="DATABASES has no alias 'nowhere', it has 'default'"):
         open_node(NodeSpec("database://nowhere"), "t:")
     with pytest.raises(ValueError, match="takes no OPTIONS"):

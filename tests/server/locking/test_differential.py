@@ -1,4 +1,4 @@
-"""The node in memory and the scripts on a real server give the same answers."""
+"""The node in memory and the scripts on a real server give the same replies."""
 
 import time
 from typing import Any
@@ -17,11 +17,11 @@ from tests.managers import real_manager
 
 NONCES = ["a" * 32, "b" * 32, "c" * 32]
 SLUGS = [("{x}",), ("{y}",), ("{x}", "{y}"), ("{y}", "{z}"), ("{x}", "{y}", "{z}")]
-BASE = 1_795_000_000_000_000  # microseconds: tokens as clocks give them, so that Lua's own text would lose digits
+BASE = 1_795_000_000_000_000  # microseconds: tokens as clocks give them, so that Lua's default text would lose digits
 
 
 def one_queue(request: Any) -> Any:
-    """A lock with several places has one name."""
+    """A lock with several permits has one name."""
     return request if len(request.slugs) == 1 else request._replace(queue="")
 
 
@@ -74,10 +74,10 @@ requests = st.one_of(
 
 
 def comparable(reply: Reply) -> Any:
-    """Return what must be equal: all but the clock, and times left to the nearest second."""
+    """Return what must be equal: everything except the clock, with times left rounded to a second."""
     rows = [row._replace(left=row.left is None or round(row.left)) for row in reply.rows]
     left = round(reply.left) if reply.left is not None else None
-    # Which of several busy names is described is the first for both.
+    # Of several busy names, both describe the first.
     return reply.kind, reply.fence, left, reply.detail, reply.position, reply.terms, rows, reply.total
 
 
@@ -101,7 +101,7 @@ SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[Heal
 @SETTINGS
 @given(sequence=st.lists(requests, min_size=1, max_size=25))
 def test_memory_node_answers_as_the_real_one(real_node: Any, sequence: list[Request]):
-    """P5, P8, P28, P39: whatever is asked in whatever order, replies, queues and notifications are the same."""
+    """P5, P8, P28, P39: whatever requests come in whatever order, replies, queues and notifications are the same."""
     agree(real_node, sequence)
 
 
@@ -114,7 +114,10 @@ def test_memory_node_answers_as_the_real_one_for_long(real_node: Any, sequence: 
 
 
 def agree(real_node: Any, sequence: list[Request]) -> tuple[NodeState, list[str]]:
-    """Ask both, compare what they say, keep and tell; returns the node in memory, and whom it has told."""
+    """
+    Send a request to both; compare replies, contents and notifications; return the node in memory and the waiters
+    notified.
+    """
     manager, server = real_node
     store, told = NodeState(time.time), []
     store.listeners = dict.fromkeys("pq", told.append)
@@ -136,14 +139,14 @@ def agree(real_node: Any, sequence: list[Request]) -> tuple[NodeState, list[str]
 
 
 def take(names: str, nonce: str = "a", waiter: str = "", stamp: int = BASE, **options: Any) -> Acquire:
-    """Return what asks for the names of one letter each."""
+    """Return a request for names of one letter each."""
     nonce *= 32
     request = Acquire(tuple(f"{{{name}}}" for name in names), nonce, nonce, 60.0, BASE, None, 1e9)
     return request._replace(waiter=waiter, stamp=stamp, **options)
 
 
-def test_who_shared_means_nothing_without_the_key(real_node: Any):
-    """P39: a node that lost the key is given it back, for as long as is asked now and not as long as before."""
+def test_list_of_shared_holders_means_nothing_without_the_key(real_node: Any):
+    """P39: a node that lost the key accepts it again, for the time requested now and not for the earlier one."""
     term = Term(("{y}",), "c" * 32, "c" * 32, 90.0, BASE, shared=True)
     by_force = Release(("{y}",), SHARED)
 
@@ -151,8 +154,8 @@ def test_who_shared_means_nothing_without_the_key(real_node: Any):
 
 
 @pytest.mark.parametrize("revoke", [False, True])
-def test_all_who_share_are_asked_to_stop(real_node: Any, revoke: bool):
-    """P39: who ends all holds at once says to each of the holders what it would say to one."""
+def test_all_shared_holders_are_asked_to_stop(real_node: Any, revoke: bool):
+    """P39: ending all holds at once gives each holder the same reply as ending one."""
     by_force = Release(("{x}",), SHARED, 60.0, shared=True, revoke=revoke)
     term = Term(("{x}",), "a" * 32, "a" * 32, 60.0, BASE, shared=True)
 
@@ -160,8 +163,11 @@ def test_all_who_share_are_asked_to_stop(real_node: Any, revoke: bool):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_waiter_stands_in_line_up_to_the_first_name_in_the_way(real_node: Any, shared: bool):
-    """P27, P39, L56: a claim to what comes behind it would keep that from who has the first and wants it, too."""
+def test_waiter_is_queued_up_to_the_first_name_that_is_taken(real_node: Any, shared: bool):
+    """
+    P27, P39, L56: a claim to a later name would keep it from a caller that holds the first name and wants the later
+    one, too.
+    """
     held = [take("y"), take("xyz", "b", "p|1", shared=shared)]
 
     store, _ = agree(real_node, held)
@@ -170,8 +176,8 @@ def test_waiter_stands_in_line_up_to_the_first_name_in_the_way(real_node: Any, s
     assert agree(real_node, [*held, take("z", "c")])[1] == []
 
 
-def test_waiter_leaves_the_lines_behind_what_is_in_its_way_again(real_node: Any):
-    """P27, P28, P39: and the next there is told, if it was first."""
+def test_waiter_leaves_the_queues_behind_a_name_that_is_taken_again(real_node: Any):
+    """P27, P28, P39: the next waiter there is notified, if this one was first."""
     behind = [
         take("z"),
         take("yz", "b", "p|1", BASE),
@@ -205,8 +211,8 @@ def test_index_forgets_locks_that_expired(real_node: Any):
         assert client.zscore("t:index", "{forever}") == float("inf")
 
 
-def test_key_without_expiry_is_listed_when_it_is_in_the_way(real_node: Any):
-    """L77: something else wrote it and it would block the name for ever, so a refusal makes it known."""
+def test_key_without_expiry_is_listed_when_it_blocks_a_caller(real_node: Any):
+    """L77: something else wrote the key, and it would block the name for ever, so a refusal adds it to the index."""
     manager, server = real_node
     store = NodeState(time.time)
     store.put("{x}", "foreign", None)
@@ -223,7 +229,9 @@ def test_key_without_expiry_is_listed_when_it_is_in_the_way(real_node: Any):
 
 
 def test_tokens_near_the_limit_of_lua_numbers_keep_every_digit(real_node: Any):
-    """P8: a number of as many digits as 2**53 comes back as it went, and what no clock can show is no vote."""
+    """
+    P8: a number with as many digits as 2**53 comes back unchanged, and a number that no clock can show is not a vote.
+    """
     manager, _ = real_node
     for number, kind, fence in ((2**52 + 1, Kind.ACCEPTED, 2**52 + 1), (2**53 - 1, Kind.EXCLUDED, 0)):
         reply = run(manager, Acquire(("{x}",), "a" * 32, "a" * 32, 60.0, number, None, 1e10))

@@ -1,8 +1,8 @@
 """
-No node is asked before the others.
+No node is contacted before the others.
 
-Clients that ask one node after the other make the first one hot, unless each attempt takes them in another order. Here
-an attempt asks all of them at once, so there is no order to shuffle.
+Clients that contact one node after the other overload the first one, unless each attempt uses another order. Here an
+attempt contacts all nodes at once, so there is no order to shuffle.
 """
 
 import time
@@ -13,18 +13,18 @@ from django_redlock import LockTakenError
 from django_redlock.testing import Server, Servers
 from tests.managers import Flavour, Manager, eventually
 
-PATIENCE = 100.0  # seconds that a node that does not answer must not cost
+PATIENCE = 100.0  # seconds that a node without a reply must not cost
 
 
 def scripts_run(server: Server) -> int:
-    """Return how many requests for a lock a server has carried out."""
+    """Return how many requests for a lock a server has executed."""
     with server.client() as client:
         about = client.info("commandstats")
     return sum(about.get(f"cmdstat_{command}", {}).get("calls", 0) for command in ("eval", "evalsha"))
 
 
 async def test_every_node_gets_every_request(real: Manager, nodes: Servers, flavour: Flavour):
-    """L17: every node gets each request of twenty holds, and of an attempt in vain during each."""
+    """L17: every node gets each request of twenty holds, and of a failed attempt during each."""
     manager = real(ttl=60.0, node_timeout=10.0)
     await flavour.release(await flavour.acquire(manager.lock("warm up")))
     for server in nodes:
@@ -37,7 +37,7 @@ async def test_every_node_gets_every_request(real: Manager, nodes: Servers, flav
             await flavour.acquire(manager.lock("a", wait=0))
         await flavour.release(lease)
 
-    # The last requests are on their way: nobody waits for their replies.
+    # The last requests are in flight: nobody waits for their replies.
     await eventually(lambda: min(map(scripts_run, nodes)) >= 3 * 20)
     await flavour.close(manager)
 
@@ -46,7 +46,7 @@ async def test_every_node_gets_every_request(real: Manager, nodes: Servers, flav
 async def test_no_node_is_waited_for_before_the_next_is_asked(
     real: Manager, nodes: Servers, flavour: Flavour, first: int
 ):
-    """L17: whichever node does not answer, the others are asked all the same, long before its time is over."""
+    """L17: whichever node does not answer, the others get the request, long before the timeout."""
     manager = real(ttl=600.0, max_ttl=600.0, node_timeout=PATIENCE)
     await flavour.release(await flavour.acquire(manager.lock("warm up")))
     nodes[first].freeze()

@@ -1,4 +1,4 @@
-"""Nodes that are down, frozen, restarted or full: real servers and what the lock makes of them."""
+"""Nodes that are down, frozen, restarted or full: real servers, and the behaviour of the lock."""
 
 import asyncio
 import threading
@@ -30,14 +30,14 @@ from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, held
 from tests.managers import patient_manager as real_manager
 from tests.unit.locking.test_rounds import no_quorum, works
 
-HASTE = 0.3  # seconds: the node timeout where nodes stay silent; a lock that nobody holds is asked for until it is had
+HASTE = 0.3  # seconds: the node timeout where nodes stay silent; a free lock is requested until it is granted
 PATIENCE = 60.0  # seconds that a failure of two nodes must not cost
 FAULTS = {"refused": Server.kill, "frozen": Server.freeze, "missing at start": Server.kill}
 
 
 @pytest.fixture(autouse=True)
 def restless_redelivery(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have missed releases brought as soon as nodes can be reached again, not seconds later."""
+    """Redeliver missed releases as soon as nodes can be reached again, not seconds later."""
     monkeypatch.setattr(redelivery, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(redelivery, "LONGEST_PAUSE", 0.05)
 
@@ -45,9 +45,10 @@ def restless_redelivery(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_nodes_that_fail_one_after_the_other(nodes: Servers, flavour: Flavour, fault: str):
     """
-    L1, L2, L3, P25: two of five may fail without a round that waits for them; with three gone it is *no quorum*.
+    L1, L2, L3, P25: two of five may fail without a round that waits for them; with three gone the result is *no
+    quorum*.
 
-    Which of them fail is the same to a round: tests/unit/locking/test_rounds.py has every subset, and the exact time.
+    A round does not care which of them fail: tests/unit/locking/test_rounds.py has every subset, and the exact time.
     """
     managers = [real_manager(nodes.urls, ttl=600.0, max_ttl=600.0, node_timeout=limit) for limit in (PATIENCE, HASTE)]
     if fault != "missing at start":
@@ -82,7 +83,7 @@ async def on_all(lock: Lock, flavour: Flavour, nodes: Sequence[Server]) -> Lease
 
 
 async def test_request_that_a_frozen_node_runs_later_leaves_no_key(nodes: Servers, flavour: Flavour):
-    """L4, L9, P24, C30: a node that thaws finds the release behind the request, or its cancel tombstone before it."""
+    """L4, L9, P24, C30: a node that thaws finds the release behind the request, or its tombstone before it."""
     manager = real_manager(nodes.urls)
     await flavour.release(await flavour.acquire(manager.lock("warm up")))
     nodes[0].freeze()
@@ -98,7 +99,7 @@ async def test_request_that_a_frozen_node_runs_later_leaves_no_key(nodes: Server
 
 
 async def test_attempt_without_quorum_leaves_no_key_on_nodes_that_thaw(nodes: Servers, flavour: Flavour):
-    """L4, L8, P24: what timed out is released too, in order, over the same connection."""
+    """L4, L8, P24: a request that timed out is released too, in order, over the same connection."""
     manager = real_manager(nodes.urls, node_timeout=HASTE)
     await flavour.release(await on_all(manager.lock("warm up"), flavour, nodes))
     for node in range(3):
@@ -115,7 +116,7 @@ async def test_attempt_without_quorum_leaves_no_key_on_nodes_that_thaw(nodes: Se
 
 
 async def test_reply_lost_after_the_server_executed_leaves_no_key(nodes: Servers, flavour: Flavour):
-    """L4, P24: the server took the lock, the reply was dropped, and the failed attempt releases it all the same."""
+    """L4, P24: the server granted the lock, the reply was dropped, and the failed attempt still releases it."""
     with FaultProxy(nodes[0].url) as proxy:
         manager = real_manager([proxy.url, nodes[1].url], node_timeout=HASTE)
         await flavour.release(await flavour.acquire(manager.lock("warm up")))
@@ -130,12 +131,12 @@ async def test_reply_lost_after_the_server_executed_leaves_no_key(nodes: Servers
 
 
 async def test_request_behind_its_own_release_is_refused(nodes: Servers):
-    """L9, P24, P33: a request that arrives after its release finds the cancel tombstone."""
+    """L9, P24, P33: a request that arrives after its release finds the tombstone."""
     manager = real_manager(nodes.urls[:1])
     manager.lock("warm up").acquire().release()
     acquisition = manager.acquisition(manager.lock("a").description().wanted)
     round = next(acquisition.steps(instant()))
-    manager.ask(acquisition.undo())  # while the request is on its way somewhere
+    manager.ask(acquisition.undo())  # while the request is delayed somewhere
 
     manager.ask(round)  # and arrives now
 
@@ -145,7 +146,7 @@ async def test_request_behind_its_own_release_is_refused(nodes: Servers):
 
 
 async def test_restarted_node_gives_no_vote_until_the_longest_lease_has_passed(nodes: Servers, flavour: Flavour):
-    """P20, L32, L62: what it may have forgotten could still be held; the error says how long and which option."""
+    """P20, L32, L62: forgotten locks could still be held; the error has the seconds left and the option."""
     for node in nodes[:3]:
         node.kill()
     nodes.start()
@@ -160,7 +161,9 @@ async def test_restarted_node_gives_no_vote_until_the_longest_lease_has_passed(n
 
 
 async def test_node_that_restarts_empty_does_not_let_a_second_holder_in(nodes: Servers, flavour: Flavour):
-    """L62, L63, P16, C89: three nodes hold, one of them restarts without data, and two free ones are no majority."""
+    """
+    L62, L63, P16, C89: three nodes hold the lock, one of them restarts without data, and two free ones are no majority.
+    """
     holder = real_manager(nodes.urls, restart_guard=False)
     await flavour.release(await flavour.acquire(holder.lock("warm up")))
     nodes[3].kill()
@@ -176,7 +179,7 @@ async def test_node_that_restarts_empty_does_not_let_a_second_holder_in(nodes: S
         await flavour.acquire(guarded.lock("a", wait=0))
 
     assert lease.valid()
-    second = await flavour.acquire(careless.lock("a", wait=0))  # what the guard is there for
+    second = await flavour.acquire(careless.lock("a", wait=0))  # which the guard is meant to prevent
     await flavour.release(second)
     await flavour.release(lease)
     for manager in (holder, guarded, careless):
@@ -194,7 +197,7 @@ async def test_node_that_lost_its_data_gets_the_lock_back_with_the_next_extensio
         client.set("t:{a}:f", lease.fencing_token + 1)
 
     assert await flavour.extend(lease)
-    assert await flavour.extend(lease)  # its own round has ended on every node when this one has
+    assert await flavour.extend(lease)  # the earlier round has ended on every node when this one has
 
     with nodes[0].client() as client:
         assert client.get("t:{a}:h").startswith(lease.token)
@@ -235,13 +238,13 @@ async def test_foreign_key_under_the_name_is_an_error_not_a_holder(
         await flavour.acquire(manager.lock(["0", "a"], wait=0))
 
     with nodes[0].client() as client:
-        # A node that is heard too late is told to forget what it is asked: that leaves a tombstone for a while.
+        # A node that replies too late gets a release of the request, which leaves a tombstone for a while.
         assert [key for key in client.keys("t:*") if not key.startswith(("t:x:", "t:served"))] == [f"t:{{a}}:{kind}"]
     await flavour.close(manager)
 
 
-async def test_foreign_key_of_the_line_leaves_nothing_without_expiry(nodes: Servers, flavour: Flavour):
-    """P29, L68: a waiter that cannot stand in line for that leaves no half of a line behind."""
+async def test_foreign_key_of_the_queue_leaves_nothing_without_expiry(nodes: Servers, flavour: Flavour):
+    """P29, L68: a waiter that cannot join the queue because of this leaves no half of a queue behind."""
     manager = real_manager(nodes.urls[:1])
     holder = await flavour.acquire(manager.lock("a"))
     with nodes[0].client() as client:
@@ -256,8 +259,8 @@ async def test_foreign_key_of_the_line_leaves_nothing_without_expiry(nodes: Serv
     manager.close()
 
 
-async def test_node_that_was_a_replica_meanwhile_says_so():
-    """P20, L63: its run id is that of before, but its data is not, and each time that happens is another."""
+async def test_node_that_was_a_replica_meanwhile_is_reported():
+    """P20, L63: its run id is unchanged, but its data is not, and each change makes it another server."""
     with start_servers(2) as servers, servers[0].client() as client:
         node = open_node(NodeSpec(servers.urls[0]), "t:")
         assert isinstance(node, RedisNode)
@@ -306,7 +309,7 @@ async def test_one_server_under_two_addresses_has_one_vote(nodes: Servers, flavo
         await flavour.close(manager)
 
 
-async def test_node_that_wants_a_password_says_so_without_showing_any(flavour: Flavour):
+async def test_node_that_requires_a_password_is_reported_without_showing_any(flavour: Flavour):
     """L65, L68, P36: wrong and missing credentials are named; no password is in the error."""
     with start_servers(1, password="sesame-right") as guarded:
         port = guarded[0].port
@@ -339,7 +342,7 @@ async def test_servers_that_come_back_are_used_again(nodes: Servers, flavour: Fl
 
 
 async def test_link_that_is_closed_at_once_leaves_no_open_connection(nodes: Servers):
-    """A link whose task had no time to start is closed like any other, so nothing warns when it is collected."""
+    """A link whose task had no time to start is closed like any other, so no warning appears when it is collected."""
     link = await open_node(NodeSpec(nodes[0].url), "t:").aconnect(1.0)
 
     link.close()
@@ -350,7 +353,7 @@ async def test_link_that_is_closed_at_once_leaves_no_open_connection(nodes: Serv
 
 
 async def test_idle_connection_that_the_server_closed_costs_no_vote(nodes: Servers):
-    """A link that was idle is looked at before it is used, so that a single node does not lose its vote."""
+    """A link that was idle is checked before it is used, so that a single node does not lose its vote."""
     manager = real_manager(nodes.urls[:1])
     manager.lock("a").acquire().release()
     with nodes[0].client() as client:
@@ -364,7 +367,7 @@ async def test_idle_connection_that_the_server_closed_costs_no_vote(nodes: Serve
 
 
 def test_interrupted_attempt_leaves_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """L10: an exception at any moment of an attempt releases what it took; the token was known before it was sent."""
+    """L10: an exception at any moment of an attempt releases what it took; the secret was known before it was sent."""
     manager = real_manager(nodes.urls)
     manager.lock("warm up").acquire().release()
     holder = manager.lock("a").acquire()
@@ -382,7 +385,7 @@ def test_interrupted_attempt_leaves_nothing(nodes: Servers, monkeypatch: pytest.
 
 
 def test_interrupted_round_leaves_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """L10: the same in the middle of a round, with requests on their way."""
+    """L10: the same in the middle of a round, with requests in flight."""
     manager = real_manager(nodes.urls)
     manager.lock("warm up").acquire().release()
 
@@ -401,7 +404,7 @@ def test_interrupted_round_leaves_nothing(nodes: Servers, monkeypatch: pytest.Mo
 
 
 async def test_cancelled_attempt_leaves_nothing_at_every_await(nodes: Servers):
-    """P33, L11, L39: however far a cancelled acquisition got, no key stays, and the cancellation goes on."""
+    """P33, L11, L39: whenever an acquisition is cancelled, no key stays, and the cancellation continues."""
     manager = real_manager(nodes.urls)
     await (await manager.lock("warm up").aacquire()).arelease()
     for turns in range(12):
@@ -423,7 +426,7 @@ async def test_cancelled_attempt_leaves_nothing_at_every_await(nodes: Servers):
 
 
 async def test_cancelled_release_is_sent_all_the_same(nodes: Servers):
-    """L38, L39: also where its links have broken, and new ones were being made when it was cancelled."""
+    """L38, L39: this also holds on nodes whose links were broken and were being made anew at the cancellation."""
     manager = real_manager(nodes.urls, ttl=60.0, max_ttl=60.0)
     lease = await manager.lock("a").aacquire()
     for node in nodes:
@@ -445,7 +448,7 @@ async def test_cancelled_release_is_sent_all_the_same(nodes: Servers):
 
 
 def test_interrupted_release_is_sent_all_the_same(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """L38, L39: an exception out of a signal, such as a soft time limit, strikes before the first byte was sent."""
+    """L38, L39: an exception from a signal, such as a soft time limit, strikes before the first byte was sent."""
     manager = real_manager(nodes.urls, ttl=60.0, max_ttl=60.0)
     lease = manager.lock("a").acquire()
 
@@ -484,7 +487,7 @@ def test_release_overtakes_no_extension_on_its_way(nodes: Servers):
 
 @pytest.mark.parametrize("flavour", [Blocking(), Asyncio()], ids=["blocking", "asyncio"])
 async def test_survey_of_nodes_that_are_down_gives_what_is_known(real: Manager, nodes: Servers, flavour: Flavour):
-    """L73: a node that does not answer is missing from the answer, and breaks nothing."""
+    """L73: a node that does not answer is missing from the result, and breaks nothing."""
     manager = real()
     lease = await flavour.acquire(manager.lock("a"))
     nodes[0].kill()
@@ -516,7 +519,7 @@ def test_waiting_sends_no_command_that_blocks_on_the_server(nodes: Servers):
 
 
 async def connected(manager: LockManager, flavour: Flavour) -> None:
-    """Connect to all nodes: the first lock of a process is decided without those that take their time."""
+    """Connect to all nodes, because the first lock of a process is decided without slow ones."""
     until, answers = time.monotonic() + 30, 0
     while answers < len(manager.nodes):
         assert time.monotonic() < until
@@ -525,13 +528,13 @@ async def connected(manager: LockManager, flavour: Flavour) -> None:
 
 
 def owner_on(node: Server, key: str) -> str:
-    """Return the token of who holds a key on one node; empty if nobody does."""
+    """Return the secret of the holder of a key on one node; empty if there is none."""
     with node.client() as client:
         return (client.get(key) or "")[:32]
 
 
 async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour: Flavour):
-    """L38: its connection broke with the release on the way; the node is told again, in the background."""
+    """L38: the connection broke with the release in flight; the release is redelivered in the background."""
     with FaultProxy(nodes[0].url) as proxy:
         manager = real_manager([proxy.url], ttl=60.0, node_timeout=HASTE)
         lease = await flavour.acquire(manager.lock("a"))
@@ -550,7 +553,7 @@ async def test_release_that_a_node_missed_is_sent_again(nodes: Servers, flavour:
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the threads that are started."""
+    """Record the names of the threads that are started."""
     names: list[str] = []
     start = threading.Thread.start
 
@@ -563,7 +566,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_dead_nodes_are_not_connected_to_for_each_lock(nodes: Servers, threads: list[str]):
-    """L8, P23: what certainly never got the request needs no release, neither now nor from the redelivery."""
+    """L8, P23: a node that certainly never got the request needs no release, neither now nor by redelivery."""
     manager = real_manager([*nodes.urls[:3], "redis://127.0.0.1:1", "redis://127.0.0.1:2"])
 
     for _ in range(200):
@@ -575,7 +578,7 @@ def test_dead_nodes_are_not_connected_to_for_each_lock(nodes: Servers, threads: 
 
 
 def test_node_that_was_being_connected_to_is_known_to_have_nothing(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """L8, P24: the round was over before there was a link to send on, so there is nothing to release."""
+    """L8, P24: the round ended before there was a link on which to send, so there is nothing to release."""
     monkeypatch.setattr(rounds, "GRACE", 0.02)
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url])
@@ -590,7 +593,7 @@ def test_node_that_was_being_connected_to_is_known_to_have_nothing(nodes: Server
 
 
 async def test_node_that_dies_under_many_leases_gets_their_releases_later(nodes: Servers, threads: list[str]):
-    """L38: the releases do not each try to connect; the redelivery brings them when the node is there again."""
+    """L38: the releases do not each try to connect; the redelivery sends them when the node can be reached again."""
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url], ttl=60.0)
         keys = [f"t:{{a{number}}}:h" for number in range(100)]
@@ -609,7 +612,7 @@ async def test_node_that_dies_under_many_leases_gets_their_releases_later(nodes:
 
 
 async def test_release_can_be_sent_without_waiting_for_the_answers(nodes: Servers, flavour: Flavour):
-    """L39: it is on its way behind everything that was sent before, and costs its sender no round trip."""
+    """L39: the release is queued behind everything that was sent before, and costs its sender no round trip."""
     manager = real_manager(nodes.urls)
     lease = await flavour.acquire(manager.lock("a"))
 
@@ -622,7 +625,9 @@ async def test_release_can_be_sent_without_waiting_for_the_answers(nodes: Server
 
 
 async def test_attempt_whose_connection_broke_is_taken_back_all_the_same(nodes: Servers, flavour: Flavour):
-    """L4, P24: the node executed the request, the connection was reset; the key does not stay until its lease ends."""
+    """
+    L4, P24: the node executed the request and the connection was reset; the key does not stay until its lease ends.
+    """
     with FaultProxy(nodes[0].url) as proxy:
         manager = real_manager([proxy.url, nodes[1].url], ttl=60.0)
         await flavour.release(await flavour.acquire(manager.lock("warm up")))
@@ -643,7 +648,10 @@ async def test_attempt_whose_connection_broke_is_taken_back_all_the_same(nodes: 
 async def test_takeover_that_a_node_missed(
     nodes: Servers, flavour: Flavour, thawed: str, link: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """L4, L38: it is told that the hold before is over, however long that was to last, when it can be reached again."""
+    """
+    L4, L38: when the node can be reached again, it learns that the earlier hold has ended, however long that was to
+    last.
+    """
     for module in (rounds_async, rounds):
         monkeypatch.setattr(module, "GRACE", 0.02)
     with FaultProxy(nodes[2].url) as proxy:
@@ -662,7 +670,7 @@ async def test_takeover_that_a_node_missed(
             nodes[2].thaw()
             await eventually(lambda: owner_on(nodes[2], "t:{a}:h") != left.token)
             await eventually(lambda: not after.driver.redelivery)
-            await flavour.extend(lease)  # gives it back to a node that lacks it
+            await flavour.extend(lease)  # restores it on a node that lacks it
             await eventually(lambda: owner_on(nodes[2], "t:{a}:h") == lease.token)
         assert await flavour.release(lease) == "released"
         if thawed == "after the release":
@@ -676,10 +684,13 @@ async def test_takeover_that_a_node_missed(
             manager.close()
 
 
-async def test_takeover_overtakes_the_request_of_the_hold_before(nodes: Servers, flavour: Flavour):
-    """L9: a node that is frozen from before the first hold on does not get that when it is over, in whatever order."""
+async def test_takeover_overtakes_the_request_of_the_earlier_hold(nodes: Servers, flavour: Flavour):
+    """
+    L9: a node that is frozen since before the first hold does not get that hold after its end, in any order of
+    requests.
+    """
     before, after = real_manager(nodes.urls[:3]), real_manager(nodes.urls[:3])
-    for manager in (after, before):  # the node reads first what came over the older connection
+    for manager in (after, before):  # the node first reads what came over the older connection
         await connected(manager, flavour)
     nodes[2].freeze()
     left = await flavour.acquire(before.lock("a", ttl=7200, detached=True))
@@ -688,7 +699,7 @@ async def test_takeover_overtakes_the_request_of_the_hold_before(nodes: Servers,
 
     nodes[2].thaw()
 
-    await eventually(lambda: has_key(nodes[2], f"t:x:{left.token}"))  # it refuses what may have come too late
+    await eventually(lambda: has_key(nodes[2], f"t:x:{left.token}"))  # it refuses requests that may have come too late
     await eventually(lambda: not has_key(nodes[2], "t:{a}:h"))
     for manager in (before, after):
         await flavour.close(manager)
@@ -696,7 +707,7 @@ async def test_takeover_overtakes_the_request_of_the_hold_before(nodes: Servers,
 
 
 async def test_release_by_token_reaches_a_node_later(nodes: Servers, flavour: Flavour):
-    """L38: also when it was sent over a link that turned out later to be broken."""
+    """L38: this also holds if the release was sent over a link that later turned out to be broken."""
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url])
         await connected(manager, flavour)
@@ -718,7 +729,7 @@ async def test_release_by_token_reaches_a_node_later(nodes: Servers, flavour: Fl
 
 
 async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour: Flavour):
-    """L30: the renewal of a hold that was just given up touches nothing of the next one, not even in passing."""
+    """L30: the renewal of a hold that has just been released does not affect the next one, even for a moment."""
     manager = real_manager(nodes.urls, ttl=60.0)
     for _ in range(20):
         lease = await flavour.acquire(manager.lock("a"))
@@ -738,7 +749,7 @@ async def test_end_of_one_hold_does_not_disturb_the_next(nodes: Servers, flavour
 
 
 async def test_link_that_ends_with_a_release_on_its_way(nodes: Servers, flavour: Flavour):
-    """L35, L37: a node that misses a release is told again, also if the outcome was certain before its link ended."""
+    """L35, L37: a node that misses a release gets it again, even if the outcome was certain before its link ended."""
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url], ttl=60.0, node_timeout=0.5)
         lease = await on_all(manager.lock("a", renew=False), flavour, nodes[:3])
@@ -755,7 +766,7 @@ async def test_link_that_ends_with_a_release_on_its_way(nodes: Servers, flavour:
 
 
 async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nodes: Servers, flavour: Flavour):
-    """P2, L37: a node that granted the lock though it knew a higher fence gives it up like the others."""
+    """P2, L37: a node that granted the lock although it knew a higher fence releases it like the others."""
     manager = real_manager(nodes.urls[:3], ttl=60.0)
     await flavour.release(await on_all(manager.lock("b"), flavour, nodes[:3]))
     with nodes[2].client() as client:
@@ -771,7 +782,7 @@ async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nod
 
 
 async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers, flavour: Flavour):
-    """P16, L37: nodes are told later of a release that they missed, and by then the same token has the lock again."""
+    """P16, L37: nodes that missed a release get it later, when the same token holds the lock again."""
     with FaultProxy(nodes[1].url) as first, FaultProxy(nodes[2].url) as second:
         manager = real_manager([nodes[0].url, first.url, second.url], ttl=60.0, node_timeout=0.5)
         lock = manager.lock("a", token="ab" * 16, renew=False)
@@ -799,7 +810,8 @@ async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers
 
 def test_nodes_that_are_down_are_connected_to_by_one_thread_at_a_time(nodes: Servers):
     """
-    Without a quorum all nodes are asked, but not by all threads at once: that would keep an overloaded server down.
+    Without a quorum all nodes are contacted, but not by all threads at once, which would keep an overloaded server
+    down.
     """
     manager = real_manager(nodes.urls, node_timeout=0.1)
     manager.lock("a").acquire().release()

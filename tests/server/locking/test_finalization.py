@@ -1,4 +1,4 @@
-"""The end of the interpreter, while generators that are suspended inside a lock are still there."""
+"""The end of the interpreter while suspended generators hold a lock."""
 
 import os
 import subprocess

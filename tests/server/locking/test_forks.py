@@ -14,7 +14,7 @@ from .test_processes import fork
 @pytest.mark.parametrize("page", [True, False], ids=["page", "process id"])
 @pytest.mark.parametrize("fork_again", [os.fork, ctypes.PyDLL(None).fork], ids=["Python", "C"])
 def test_child_knows_that_it_is_one(monkeypatch: pytest.MonkeyPatch, page: bool, fork_again: Callable[[], int]):
-    """P30, L41: whoever forked, and whether or not the system empties a page in the child."""
+    """P30, L41: the child notices, whoever forked, and whether or not the system empties a page in the child."""
     if not page:
         monkeypatch.setattr(process, "_page", lambda: None)
 

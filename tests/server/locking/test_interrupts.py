@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:corou
 
 
 def swept(scenario: Scenario, elsewhere: bool, urls: list[str] | None = None, **how: Any) -> Sweep:
-    """Return what interrupts a scenario, over nodes in memory or over servers."""
+    """Return a sweep of interruptions of a scenario, over nodes in memory or over servers."""
     make = AsyncSweep if scenario in ASYNC else Sweep
     return make(make_manager("servers" if urls else "memory", urls or []), scenario, elsewhere=elsewhere, **how)
 
@@ -48,7 +48,7 @@ def test_lock_works_after_an_interruption(scenario: Scenario, elsewhere: bool):
 
 @pytest.mark.parametrize("scenario", [BLOCKING[0], ASYNC[0]], ids=lambda scenario: scenario.name)
 def test_lock_over_servers_works_after_an_interruption(nodes: Any, scenario: Scenario):
-    """L10: the same where connections have replies on their way when they are given up."""
+    """L10: the same when connections have replies in flight at the interruption."""
     whole = Trap(1_000_000)
     sweep = swept(scenario, False, nodes.urls[:3])
     try:
@@ -73,7 +73,7 @@ def test_lock_works_after_an_interruption_anywhere(scenario: Scenario, elsewhere
         sweep.close()
 
 
-def test_block_that_was_entered_is_released_at_once_nearly_wherever_it_is_interrupted():
+def test_entered_block_is_released_at_once_at_nearly_every_interruption():
     """L10: ``with`` leaves no key behind; the sweep counts a few points more than the interpreter has."""
     sweep = swept(Scenario("enter", enter), False)
     try:
@@ -100,8 +100,8 @@ def test_signals_at_random_moments_end_no_renewal(hits: int):
 
 
 def test_exception_that_another_thread_raises_leaves_the_lock_usable(memory: Manager, monkeypatch: Any):
-    """L10: what ``PyThreadState_SetAsyncExc`` raises in a thread that takes locks keeps no other thread from it."""
-    monkeypatch.setattr(logging.getLogger("django_redlock"), "disabled", True)  # or it strikes Python's own logging
+    """L10: an exception from ``PyThreadState_SetAsyncExc`` in a thread that takes locks blocks no other thread."""
+    monkeypatch.setattr(logging.getLogger("django_redlock"), "disabled", True)  # or it hits Python's own logging
     manager = memory(3, ttl=5.0, node_timeout=0.2)
     lock, ended = manager.lock("a", wait=5), threading.Event()
 
@@ -153,7 +153,7 @@ def at_the_edge(lock: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["__call__", "_leave"])
 def test_block_interrupted_before_the_first_line_of_its_exit_was_left(memory: Manager, name: str):
-    """L10, L28: nothing has run that could release the lock; it is released, and the next block begins at once."""
+    """L10, L28: no code has run that could release the lock; it is released, and the next block begins at once."""
     manager = memory()
     lock = manager.lock("a", wait=0)
 
@@ -166,7 +166,7 @@ def test_block_interrupted_before_the_first_line_of_its_exit_was_left(memory: Ma
 
 
 async def test_block_interrupted_before_its_exit_is_released_in_the_background(memory: Manager):
-    """L10, L28: nobody enters the same object again, and still the key does not stay for as long as it is renewed."""
+    """L10, L28: nobody enters the same object again, and still the key is not renewed any longer."""
     manager = memory(ttl=30.0)
     lock = manager.lock("a", wait=0)
 
@@ -236,7 +236,7 @@ def test_block_that_is_left_by_an_interruption_leaves_the_block_around_it_alone(
 
 
 async def test_blocks_that_are_left_as_usual_are_not_taken_for_abandoned(memory: Manager):
-    """L28: the way out of an ``async with`` lives until the block was left, though Python itself drops it sooner."""
+    """L28: the exit of an ``async with`` lives until the block was left, although Python itself drops it sooner."""
     manager = memory()
     before = len(abandoned)
     with manager.lock("a"):
@@ -265,7 +265,7 @@ def test_lock_in_an_exit_stack_is_entered_and_left(memory: Manager):
 
 
 def test_blocks_of_several_threads_end_their_own(memory: Manager):
-    """L42: a block knows its own lease, though another thread leaves it and others are inside the same lock."""
+    """L42: a block knows its own lease, even if another thread leaves it and others are inside the same lock."""
     manager = memory()
     lock = manager.lock("a", shared=True, wait=0)
 
@@ -291,14 +291,14 @@ def test_blocks_of_several_threads_end_their_own(memory: Manager):
 
 
 def lost(manager: LockManager, name: str) -> Lease:
-    """Return a lease that the watchdog looks after, and that is over."""
+    """Return a lease that the watchdog tends, and that has ended."""
     lease = manager.lock(name, renew=False).acquire()
     lease.hold.deadline = 0.0
     return lease
 
 
 async def test_callback_that_blocks_delays_no_renewal(memory: Manager):
-    """L22, L27: what a callback does is its own time."""
+    """L22, L27: a callback uses only its own time."""
     manager = memory(3, ttl=5.0, node_timeout=0.2)
     blocked, go_on = threading.Event(), threading.Event()
     kept = manager.lock("kept").acquire()
@@ -320,8 +320,8 @@ async def test_callback_that_blocks_delays_no_renewal(memory: Manager):
     manager.close()
 
 
-async def test_callbacks_are_called_whatever_the_ones_before_them_raise(memory: Manager, caplog: Any):
-    """L22: sys.exit() in one callback does not keep the next from its work, and they come in order, once."""
+async def test_callbacks_run_whatever_earlier_ones_raise(memory: Manager, caplog: Any):
+    """L22: sys.exit() in one callback does not prevent the next one, and they run in order, once each."""
     manager = memory(3, node_timeout=0.2)
     told: list[int] = []
     lease = lost(manager, "a")
@@ -340,7 +340,7 @@ async def test_callbacks_are_called_whatever_the_ones_before_them_raise(memory: 
 
 
 def test_callback_that_exits_in_the_holders_thread_ends_it_after_the_others(memory: Manager):
-    """L22: the holder that notices the loss itself calls back; an exit is an exit, once all have been called."""
+    """L22: the holder that notices the loss runs the callbacks itself; an exit is raised once all have been called."""
     manager = memory()
     told: list[int] = []
     lease = lost(manager, "a")
@@ -356,7 +356,7 @@ def test_callback_that_exits_in_the_holders_thread_ends_it_after_the_others(memo
 
 
 async def test_loss_whose_report_was_interrupted_is_reported_by_the_watchdog(memory: Manager):
-    """L22, L10: what an exception cuts short between two callbacks is finished, and nothing is done twice."""
+    """L22, L10: callbacks cut short by an exception are finished, and none runs twice."""
     for at in range(0, 400, 7):
         manager = memory(3, node_timeout=0.2)
         told: list[int] = []
@@ -372,11 +372,11 @@ async def test_loss_whose_report_was_interrupted_is_reported_by_the_watchdog(mem
             break
 
 
-# What wakes threads
+# Waking threads
 
 
-def test_ring_is_not_lost_on_one_who_is_awake():
-    """P33: who is told while it is busy does not sleep afterwards."""
+def test_wake_up_of_a_busy_thread_is_not_lost():
+    """P33: a thread that is notified while it is busy does not sleep afterwards."""
     bell = Bell(threading.Lock())
     bell.ring()
     bell.ring()
@@ -386,7 +386,7 @@ def test_ring_is_not_lost_on_one_who_is_awake():
 
 
 def test_event_that_was_interrupted_while_somebody_waited_can_be_set():
-    """L10: an exception in a thread that waits leaves nothing locked for the one that sets the event."""
+    """L10: an exception in a waiting thread leaves nothing locked for the thread that sets the event."""
     for at in range(60):
         event, trap = Event(), Trap(at)
         sys.settrace(None)
@@ -402,7 +402,7 @@ def test_event_that_was_interrupted_while_somebody_waited_can_be_set():
 
 
 async def test_errands_do_not_wait_for_one_that_blocks():
-    """P33: each that may be blocked has others take what comes after it."""
+    """P33: each errand that may block lets others run what comes after it."""
     errands, go_on, done = Errands("errands", most=3), threading.Event(), []
     for number in range(5):
         errands.run(lambda number=number: go_on.wait(60) if number < 2 else done.append(number))  # type: ignore[misc]
@@ -412,7 +412,7 @@ async def test_errands_do_not_wait_for_one_that_blocks():
 
 
 def test_pair_of_sockets_that_was_interrupted_while_it_was_made_ends_in_silence(monkeypatch: Any, capfd: Any):
-    """L40: what was never made is not closed."""
+    """L40: a pair that was never completed is not closed."""
 
     def interrupted() -> Any:
         raise Interrupted

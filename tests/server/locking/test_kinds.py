@@ -1,4 +1,4 @@
-"""Locks that several may hold, that are entered again, that watch over their work, and that have very many names."""
+"""Locks with several holders, reentrant locks, locks with a heartbeat, and locks with very many names."""
 
 import asyncio
 from typing import Any
@@ -23,8 +23,8 @@ async def take(flavour: Flavour, manager: LockManager, name: Any, **options: Any
 # limit
 
 
-async def test_lock_with_places_has_so_many_holders_and_no_more(make: Manager, flavour: Flavour):
-    """P16: a counting semaphore over a majority is unsound, so each place is an exclusive lock."""
+async def test_lock_with_a_limit_has_no_more_holders_than_that(make: Manager, flavour: Flavour):
+    """P16: a counting semaphore over a majority is unsound, so each permit is an exclusive lock."""
     manager = make()
 
     leases = [await take(flavour, manager, "a", limit=3) for _ in range(3)]
@@ -39,8 +39,8 @@ async def test_lock_with_places_has_so_many_holders_and_no_more(make: Manager, f
         assert await flavour.release(lease) == "released"
 
 
-async def test_place_is_waited_for_in_order(make: Manager, flavour: Flavour):
-    """P27: one queue for all places; whichever becomes free goes to the first in line."""
+async def test_waiters_for_a_permit_are_served_in_order(make: Manager, flavour: Flavour):
+    """P27: all permits share one queue; whichever becomes free goes to the first waiter."""
     manager = make()
     leases = [await take(flavour, manager, "a", limit=2) for _ in range(2)]
     line = Line(flavour, manager, manager.lock("a", limit=2, wait=60))
@@ -67,7 +67,7 @@ async def test_place_is_waited_for_in_order(make: Manager, flavour: Flavour):
     ],
 )
 def test_arguments_that_cannot_work_are_refused(memory: Manager, options: Any, says: str):
-    """L14: before anything is sent, with what to write instead."""
+    """L14: the error comes before anything is sent, and says what to write instead."""
     with pytest.raises(ValueError, match=says):
         memory().lock(**{"name": "a", **options})
 
@@ -95,7 +95,7 @@ async def test_shared_holders_keep_out_an_exclusive_one_and_it_them(make: Manage
 
 
 async def test_shared_holders_end_each_by_itself(make: Manager, flavour: Flavour):
-    """P18, P29: an extension is that of one holder; who lets its lease lapse takes nobody along."""
+    """P18, P29: an extension is for one holder; a holder whose lease lapses does not affect the others."""
     manager, brief = make(), make(node_timeout=0.2)
     short = await take(flavour, brief, "a", wait=30, shared=True, ttl=1.0, renew=False)
     long = await take(flavour, manager, "a", shared=True, ttl=60.0, renew=False)
@@ -114,7 +114,7 @@ async def test_shared_holders_end_each_by_itself(make: Manager, flavour: Flavour
 
 
 async def test_writer_does_not_starve(make: Manager, flavour: Flavour):
-    """P27: readers who come after a waiting writer stand behind it, and all of them follow when it is done."""
+    """P27: readers that come after a waiting writer queue behind it, and all of them follow when it is done."""
     manager = make()
     reader = await take(flavour, manager, "a", shared=True)
     writers = Line(flavour, manager)
@@ -132,7 +132,9 @@ async def test_writer_does_not_starve(make: Manager, flavour: Flavour):
 
 
 async def test_operator_ends_all_shared_holds(make: Manager, flavour: Flavour):
-    """P19, L74: who was thrown out is told by its next extension, and why, although nobody else has come."""
+    """
+    P19, L74: a removed holder learns of it, and of the reason, at its next extension, even if nobody else has come.
+    """
     manager = make()
     readers = [await take(flavour, manager, "a", shared=True, renew=False) for _ in range(2)]
     early, late = (
@@ -153,8 +155,8 @@ async def test_operator_ends_all_shared_holds(make: Manager, flavour: Flavour):
 # reentrant
 
 
-async def test_reentrant_lock_is_entered_again_without_asking_anybody(make: Manager, flavour: Flavour):
-    """L43: for the same thread or task; it is free when it has been left as often."""
+async def test_reentrant_lock_is_entered_again_without_a_network_call(make: Manager, flavour: Flavour):
+    """L43: it can be entered again by the same thread or task; it is free when it has been left as often."""
     manager = make()
     acquired = []
     manager.notify = lambda event, **about: acquired.append(event)
@@ -171,7 +173,7 @@ async def test_reentrant_lock_is_entered_again_without_asking_anybody(make: Mana
 
 
 async def test_reentrant_lock_keeps_out_other_threads_and_tasks(make: Manager, flavour: Flavour):
-    """L42, L43: it belongs to who has it, not to the object."""
+    """L42, L43: the hold belongs to its thread or task, not to the object."""
     manager = make()
     lock = manager.lock("a", reentrant=True, wait=0)
     refused = []
@@ -191,7 +193,7 @@ async def test_reentrant_lock_keeps_out_other_threads_and_tasks(make: Manager, f
 
 
 async def test_reentrant_lock_that_was_lost_is_not_entered_again(make: Manager, flavour: Flavour):
-    """L26, L43: the work that goes on under it is no longer exclusive, and is told so."""
+    """L26, L43: the work under it is no longer exclusive, and is notified."""
     manager = make()
     lease = await take(flavour, manager, "a", reentrant=True)
     lease.hold.deadline = 0.0
@@ -200,7 +202,7 @@ async def test_reentrant_lock_that_was_lost_is_not_entered_again(make: Manager, 
         await take(flavour, manager, "a", reentrant=True)
 
 
-async def test_reentrant_lock_is_not_had_both_ways(make: Manager, flavour: Flavour):
+async def test_reentrant_lock_is_not_shared_and_exclusive_at_once(make: Manager, flavour: Flavour):
     """L43: a holder that wants it exclusively beside its own shared hold would wait for itself."""
     manager = make()
 
@@ -212,8 +214,8 @@ async def test_reentrant_lock_is_not_had_both_ways(make: Manager, flavour: Flavo
 # heartbeat, loss
 
 
-async def test_lease_whose_work_gives_no_sign_of_life_is_not_extended(virtual: Virtual, flavour: Flavour):
-    """P34: a hung worker in a living process loses the lock, and the loss says why."""
+async def test_lease_without_heartbeats_is_not_extended(virtual: Virtual, flavour: Flavour):
+    """P34: a hung worker in a living process loses the lock, and the loss has the reason."""
     manager = virtual(ttl=30.0)
     lease = await take(flavour, manager, "a", heartbeat=5.0)
 
@@ -224,7 +226,7 @@ async def test_lease_whose_work_gives_no_sign_of_life_is_not_extended(virtual: V
 
 
 async def test_heartbeat_keeps_a_lease(virtual: Virtual, flavour: Flavour):
-    """P34: work that says that it goes on keeps the lock, until it says so no longer."""
+    """P34: work that sends heartbeats keeps the lock, until the heartbeats stop."""
     manager = virtual(ttl=30.0)
     lease = await take(flavour, manager, "a", heartbeat=5.0)
 
@@ -240,7 +242,7 @@ async def test_heartbeat_keeps_a_lease(virtual: Virtual, flavour: Flavour):
 
 @pytest.mark.parametrize("flavour", [Asyncio], indirect=True)
 async def test_body_is_cancelled_when_the_lock_is_lost(virtual: Virtual):
-    """L23, L24: an asyncio body need not ask; the block raises the loss in place of the cancellation."""
+    """L23, L24: an asyncio body need not check; the block raises the loss in place of the cancellation."""
     manager = virtual(ttl=30.0)
     ended = []
 
@@ -265,7 +267,7 @@ async def test_body_is_cancelled_when_the_lock_is_lost(virtual: Virtual):
 
 
 async def test_cancellation_from_elsewhere_is_not_taken_for_a_loss(memory: Manager):
-    """L36: who cancels the task gets a cancelled task. Nodes have no part in that."""
+    """L36: a task that is cancelled from outside ends as cancelled. The nodes play no part in that."""
     manager = memory()
     entered = asyncio.Event()
 
@@ -285,7 +287,7 @@ async def test_cancellation_from_elsewhere_is_not_taken_for_a_loss(memory: Manag
 
 
 def test_blocking_body_cannot_be_cancelled(memory: Manager):
-    """A promise that cannot be kept is refused."""
+    """An option that cannot be kept is refused."""
     with pytest.raises(RuntimeError, match="works with 'async with' only"):
         memory().lock("a", cancel_on_lost=True).acquire()
 
@@ -294,7 +296,7 @@ def test_blocking_body_cannot_be_cancelled(memory: Manager):
 
 
 async def test_extension_may_change_the_length_of_the_lease(make: Manager, flavour: Flavour):
-    """P17, P18: a shorter ttl counts as soon as it is sent, a longer one when a quorum agreed."""
+    """P17, P18: a shorter ttl applies as soon as it is sent, a longer one when a quorum agreed."""
     manager = make()
     lease = await take(flavour, manager, "a", ttl=40.0, renew=False)
     extend = lease.extend if isinstance(flavour, Blocking) else lease.aextend
@@ -314,7 +316,7 @@ async def _value(value: Any) -> Any:
 
 
 async def test_very_many_names_are_one_lock(nodes: Servers, flavour: Flavour):
-    """P26, L56: a request for more than 200 names goes in parts, and is still all or nothing."""
+    """P26, L56: a request for more than 200 names is sent in parts, and is still all or nothing."""
     manager = real_manager(nodes.urls, node_timeout=2.0)
     names = [f"n{number:04}" for number in range(1001)]
 
@@ -332,7 +334,7 @@ async def test_very_many_names_are_one_lock(nodes: Servers, flavour: Flavour):
 
 
 async def test_parts_that_a_server_has_forgotten_are_sent_again(nodes: Servers, flavour: Flavour):
-    """L64: scripts that were flushed cost one more request, in parts as in whole."""
+    """L64: scripts that were flushed cost one more request, whether the request is in parts or whole."""
     manager = real_manager(nodes.urls, node_timeout=2.0)
     await flavour.release(await take(flavour, manager, "warm up"))
     for node in nodes:
@@ -347,7 +349,7 @@ async def test_parts_that_a_server_has_forgotten_are_sent_again(nodes: Servers, 
 
 
 async def test_minority_of_parts_leaves_nothing(nodes: Servers, flavour: Flavour):
-    """L8: a node that granted some parts and refused others gives back what it granted."""
+    """L8: a node that granted some parts and refused others releases what it granted."""
     manager = real_manager(nodes.urls[:1], node_timeout=2.0)
     names = [f"n{number:04}" for number in range(600)]
     holder = await take(flavour, manager, "n0300")
@@ -367,7 +369,7 @@ async def test_minority_of_parts_leaves_nothing(nodes: Servers, flavour: Flavour
 
 
 async def test_leases_are_extended_together(nodes: Servers, flavour: Flavour):
-    """L31, L22: leases that are due at the same time share a round; each has an outcome of its own."""
+    """L31, L22: leases that are due at the same time share a round; each has its own outcome."""
     manager = real_manager(nodes.urls, ttl=30.0, node_timeout=1.0)
     leases = [await take(flavour, manager, f"n{number}") for number in range(250)]
     manager.release("n7", leases[7].token)
@@ -393,7 +395,7 @@ async def test_leases_are_extended_together(nodes: Servers, flavour: Flavour):
 
 
 async def test_extension_of_many_leases_survives_frozen_nodes(nodes: Servers, flavour: Flavour):
-    """L22, L25, P25: nodes that say nothing do not keep a batch from being extended; a quorum is enough."""
+    """L22, L25, P25: silent nodes do not prevent the extension of a batch; a quorum is enough."""
     manager = real_manager(nodes.urls, ttl=60.0, node_timeout=10.0)
     leases = [await take(flavour, manager, f"n{number}", renew=False) for number in range(50)]
     for node in nodes[:2]:
@@ -411,7 +413,7 @@ async def test_extension_of_many_leases_survives_frozen_nodes(nodes: Servers, fl
 
 
 async def test_nothing_is_taken_without_a_quorum(nodes: Servers, flavour: Flavour):
-    """L3: shared locks and locks with places need a quorum like any other."""
+    """L3: shared locks and locks with permits need a quorum like any other."""
     manager = real_manager(nodes.urls)
     for node in nodes[:3]:
         node.kill()

@@ -23,12 +23,12 @@ async def link_to(nodes: Servers) -> AsyncRedisLink:
 
 
 def acquire(number: int) -> Acquire:
-    """Ask for a name and with a token of its own, so that each reply tells whose it is."""
+    """Request a name with its own token, so that each reply shows its request."""
     return Acquire((f"{{{number}}}",), f"{number:032}", f"{number:032}", 60.0, time.time_ns() // 1000, 600.0, 600.0)
 
 
 class Told:
-    """Collects what the requests sent together are told."""
+    """Collects the replies to requests that were sent together."""
 
     def __init__(self, link: AsyncRedisLink) -> None:
         self.replies: dict[int, Reply] = {}
@@ -48,7 +48,7 @@ class Told:
 
 
 async def test_requests_of_one_turn_are_all_answered_in_order(nodes: Servers):
-    """Written together or not, each reply goes to who asked."""
+    """Whether or not requests were written together, each reply goes to its sender."""
     link = await link_to(nodes)
 
     told = Told(link)
@@ -61,7 +61,7 @@ async def test_requests_of_one_turn_are_all_answered_in_order(nodes: Servers):
 
 
 async def test_script_that_is_unknown_is_sent_again_for_each_of_many(nodes: Servers):
-    """L64: a server that forgot its scripts says so to every request that is on its way."""
+    """L64: a server that forgot its scripts reports it for every request in flight."""
     link = await link_to(nodes)
     first = Told(link)
     await eventually(lambda: first.all)
@@ -77,7 +77,10 @@ async def test_script_that_is_unknown_is_sent_again_for_each_of_many(nodes: Serv
 
 
 async def test_link_that_is_dropped_has_sent_what_was_given_to_it(nodes: Servers):
-    """L11, L39: a release that a cancelled task has left with the link reaches the node, though nobody is told."""
+    """
+    L11, L39: a release that a cancelled task has handed to the link reaches the node, although nobody waits for the
+    reply.
+    """
     link = await link_to(nodes)
 
     told = Told(link)
@@ -91,8 +94,8 @@ async def test_link_that_is_dropped_has_sent_what_was_given_to_it(nodes: Servers
         await eventually(lambda: len(client.keys("t:*:h")) == CALLS)
 
 
-async def test_connection_that_breaks_tells_all_who_wait(nodes: Servers):
-    """Whether their requests were executed, nobody knows."""
+async def test_connection_that_breaks_fails_all_its_requests(nodes: Servers):
+    """Nobody knows whether the requests were executed."""
     link = await link_to(nodes)
     nodes[0].freeze()
     told = Told(link)
@@ -106,7 +109,7 @@ async def test_connection_that_breaks_tells_all_who_wait(nodes: Servers):
 
 
 async def test_connection_that_ended_before_it_was_taken_over_is_noticed(nodes: Servers):
-    """redis-py's reader, which heard of the end, is not asked any more; the link would wait for ever."""
+    """redis-py's reader, which saw the end, is no longer used; the link would wait for ever."""
     node = open_node(NodeSpec(nodes[0].url), "t:")
     connection = node.connector.new_async(1.0)
     await connection.connect()
@@ -122,7 +125,7 @@ async def test_connection_that_ended_before_it_was_taken_over_is_noticed(nodes: 
 
 
 async def test_lock_that_is_soon_released_costs_no_task(nodes: Servers):
-    """The links have one each; a lock that is held needs one only while it is extended."""
+    """The links have one task each; a held lock needs a task only while it is extended."""
     manager = real_manager(nodes.urls)
     async with manager.lock("a"):
         pass

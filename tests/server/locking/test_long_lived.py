@@ -1,4 +1,6 @@
-"""What must go on for days: renewal under gevent, beside other aliases, after cancellation; and what is let go of."""
+"""
+Long-running processes: renewal under gevent, beside other aliases, after cancellation; and resources that are freed.
+"""
 
 import asyncio
 import gc
@@ -60,7 +62,9 @@ manager.close()
 
 
 def test_renewal_goes_on_after_the_watchdog_of_greenlets_has_rested(nodes: Servers):
-    """P33, L45: the thread that renews ends when idle; the next one opens its own connections, and nothing piles up."""
+    """
+    P33, L45: the thread that renews ends when idle; the next one opens its own connections, and nothing accumulates.
+    """
     needs("gevent", find_spec("gevent"), "pip install gevent")
 
     ended = subprocess.run(
@@ -71,7 +75,7 @@ def test_renewal_goes_on_after_the_watchdog_of_greenlets_has_rested(nodes: Serve
 
 
 async def test_closed_event_loops_are_forgotten(nodes: Servers):
-    """L40: a process that makes an event loop per call, as ``async_to_sync`` does, does not keep them all."""
+    """L40: a process that makes an event loop per call, as ``async_to_sync`` does, does not keep all of them."""
     manager = real_manager(nodes.urls)
     loops = []
 
@@ -91,7 +95,7 @@ async def test_closed_event_loops_are_forgotten(nodes: Servers):
 
 
 async def test_renewal_goes_on_after_all_tasks_were_cancelled(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """P34, L44: work that goes on after its event loop's tasks were cancelled keeps its lock."""
+    """P34, L44: work that continues after its event loop's tasks were cancelled keeps its lock."""
     monkeypatch.setattr(renewal, "TICK", 0.05)
     manager = real_manager(nodes.urls[:3], ttl=60.0, node_timeout=10.0)
     lease = await manager.lock("a").aacquire()
@@ -106,7 +110,7 @@ async def test_renewal_goes_on_after_all_tasks_were_cancelled(nodes: Servers, mo
     renewing()[0].cancel()
     for node in nodes[:3]:
         node.thaw()
-    lease.hold._renew_at = 0.0  # due at the next look
+    lease.hold._renew_at = 0.0  # due at the next check
 
     await eventually(lambda: lease.extensions > 0)
 
@@ -143,7 +147,7 @@ def test_connections_of_a_burst_are_closed(nodes: Servers, monkeypatch: Any):
 
 
 async def test_connections_that_were_long_idle_are_not_used(nodes: Servers, monkeypatch: Any):
-    """L5: a firewall may have forgotten them, and the first call after a quiet night must not fail."""
+    """L5: a firewall may have dropped them, and the first call after a quiet night must not fail."""
     manager = real_manager(nodes.urls)
     await (await manager.lock("a").aacquire()).arelease()
     lines = manager.driver.loop_side().gather._lines
@@ -159,7 +163,7 @@ async def test_connections_that_were_long_idle_are_not_used(nodes: Servers, monk
 
 
 async def test_round_in_a_hurry_does_not_close_the_link_of_another(nodes: Servers):
-    """L4: how long a node may be silent is said by the request that waits for it, not by the next one."""
+    """L4: the request that waits for a node sets how long it may be silent, not the next request."""
     manager = real_manager(nodes.urls[:1])
     await (await manager.lock("a").aacquire()).arelease()
     asking = manager.driver.loop_side().gather
@@ -182,7 +186,7 @@ async def test_round_in_a_hurry_does_not_close_the_link_of_another(nodes: Server
 
 
 class Away(Exception):
-    """What a cloud's credential provider may raise."""
+    """An exception that a cloud's credential provider may raise."""
 
 
 class Provider(CredentialProvider):
@@ -195,7 +199,7 @@ class Provider(CredentialProvider):
 
 
 async def test_credential_provider_that_fails_is_a_node_that_fails(nodes: Servers, caplog: Any):
-    """L3, L45: whatever a node's connection raises, the round is told, and listening begins again later."""
+    """L3, L45: whatever a node's connection raises, the round gets it, and listening begins again later."""
     provider = Provider()
     odd = open_node(NodeSpec(nodes[0].url, options={"credential_provider": provider}), "t:")
     manager = LockManager([odd, *(open_node(NodeSpec(url), "t:") for url in nodes.urls[1:3])], rules(3))
@@ -216,7 +220,9 @@ async def test_credential_provider_that_fails_is_a_node_that_fails(nodes: Server
 
 
 async def test_loop_that_had_no_time_takes_no_node_for_silent(nodes: Servers):
-    """P39, L80: what has come while a task kept the loop is heard, though the next task asks before it is read."""
+    """
+    P39, L80: replies that came while a task blocked the loop count, even if the next task asks before they are read.
+    """
     manager = real_manager(nodes.urls[:3], node_timeout=0.5)
     await (await manager.lock("a").aacquire()).arelease()
     lines = manager.driver.loop_side().gather._lines
@@ -240,7 +246,7 @@ async def test_loop_that_had_no_time_takes_no_node_for_silent(nodes: Servers):
 
 
 def test_thread_that_had_no_time_hears_what_has_come(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """P39, L80: a thread that comes to read only when the time is over, because others kept it, counts the replies."""
+    """P39, L80: a thread that was delayed until after the timeout still counts the replies that have come."""
     manager = real_manager(nodes.urls[:3], node_timeout=0.5)
     manager.lock("a").acquire().release()
     send = connections.Connection.send
@@ -260,7 +266,7 @@ def test_thread_that_had_no_time_hears_what_has_come(nodes: Servers, monkeypatch
 
 
 async def test_process_that_cannot_start_threads_still_locks(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """L35: at the limit of threads, and at the end of a process, in which Python starts none any more."""
+    """L35: this applies at the limit of threads, and at the end of a process, when Python starts no more threads."""
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -276,7 +282,7 @@ async def test_process_that_cannot_start_threads_still_locks(nodes: Servers, mon
             lease = manager.lock("a").acquire()
             other = manager.lock("b").acquire()
             proxy.black_hole("requests")
-            assert lease.release() == "unknown"  # nobody can bring it now
+            assert lease.release() == "unknown"  # nobody can redeliver it now
         assert len(manager.driver.redelivery) == 1
         assert other.release() == "unknown"  # but when there are threads again
         proxy.reset()

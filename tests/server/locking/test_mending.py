@@ -1,4 +1,4 @@
-"""Nodes that died and came back empty: how soon they know of the leases again that are held."""
+"""Nodes that died and came back empty: how soon they know the held leases again."""
 
 import threading
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ TABLE = Path("/proc/net/tcp")  # columns: number, own address, the other's, ...;
 
 @pytest.fixture(autouse=True)
 def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have only rounds that mend wait for connections."""
+    """Let only rounds that heal nodes wait for connections."""
     for module in (rounds_async, rounds):
         monkeypatch.setattr(module, "GRACE", 0.0)
 
@@ -41,14 +41,14 @@ def key_on(node: Server, name: str = "a") -> str:
 @pytest.mark.parametrize("dead", [1, 2])
 async def test_first_extension_gives_an_empty_node_the_key_back(nodes: Servers, flavour: Flavour, dead: int):
     """
-    L32, P19: it waits for the connections, although the others have decided; no second extension is needed.
+    L32, P19: the round waits for the connections, although the others have decided; no second extension is needed.
     """
     manager = real_manager(nodes.urls, ttl=60.0, max_ttl=60.0, node_timeout=10.0)
     lease = await flavour.acquire(manager.lock("a", renew=False))
     assert await flavour.extend(lease)
     for node in nodes[:dead]:
         node.restart()
-    if isinstance(flavour, Asyncio):  # a loop hears of the end of a connection in its next turn
+    if isinstance(flavour, Asyncio):  # a loop notices the end of a connection in its next turn
         lines = manager.driver.loop_side().gather._lines
         await eventually(lambda: all(lines[node].link.broken for node in range(dead)))
 
@@ -61,7 +61,7 @@ async def test_first_extension_gives_an_empty_node_the_key_back(nodes: Servers, 
 
 async def test_node_that_failed_before_the_last_pause_is_asked(nodes: Servers, manager: LockManager):
     """
-    L32: how long a node is left alone counts from its failure, not from when somebody learns of that.
+    L32: the pause for a node counts from its failure, not from when that is noticed.
     """
     lease = manager.lock("a", renew=False).acquire()
     assert lease.extend()
@@ -79,7 +79,7 @@ async def test_node_that_failed_before_the_last_pause_is_asked(nodes: Servers, m
 
 @contextmanager
 def busy(manager: LockManager) -> Iterator[None]:
-    """Have threads take locks, each its own, and give them up."""
+    """Let threads take and release locks, each its own."""
     over = threading.Event()
 
     def use(name: str) -> None:
@@ -101,7 +101,7 @@ def busy(manager: LockManager) -> Iterator[None]:
 @pytest.mark.parametrize("dead", [1, 2])
 async def test_watchdog_gives_empty_nodes_the_key_back(nodes: Servers, real: Manager, dead: int):
     """
-    L32: also while other threads of the process use locks, each with connections of its own, and other leases are due.
+    L32: also while other threads of the process use locks with their own connections, and other leases are due.
     """
     manager = real(5, ttl=60.0, node_timeout=10.0)
     connect(manager)
@@ -116,7 +116,7 @@ async def test_watchdog_gives_empty_nodes_the_key_back(nodes: Servers, real: Man
         before = lease.extensions
         while not all(key_on(node) == lease.token for node in nodes[:dead]):
             assert lease.extensions - before <= 3
-            # An extension while a node is left alone does not reach it; the next one does.
+            # An extension during the pause of a node does not reach it; the next one does.
             await eventually(lambda: steady() > max(breaker.until for breaker in breakers))
             extensions = lease.extensions
             for one in [*others, lease]:
@@ -131,7 +131,8 @@ async def test_watchdog_gives_empty_nodes_the_key_back(nodes: Servers, real: Man
 @pytest.mark.skipif(not TABLE.exists(), reason="counts connections as Linux shows them")
 async def test_black_hole_gets_no_end_of_connections(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
     """
-    L8, P23: a process has no more connections to a silent node at once than it has threads that ask, and a redelivery.
+    L8, P23: to a silent node, a process has no more connections at once than it has requesting threads, plus one for
+    redelivery.
     """
     monkeypatch.setattr(breaker, "LONGEST_REST", 0.1)
     monkeypatch.setattr(rounds, "CONNECT_TIMEOUT", 0.1)
@@ -150,6 +151,6 @@ async def test_black_hole_gets_no_end_of_connections(nodes: Servers, monkeypatch
 
 
 def connections_to(port: int) -> int:
-    """Return how many connections to a port of this machine are open, as who opened them sees it."""
+    """Return how many connections to a port of this machine are open, as seen by the side that opened them."""
     rows = [row.split() for row in TABLE.read_text().splitlines()[1:]]
     return sum(int(row[2].split(":")[1], 16) == port and row[9] != "0" for row in rows)

@@ -1,4 +1,4 @@
-"""Why a node is down is in the log and in the signal, and ``check --deploy`` finds one that can never vote."""
+"""Why a node is down is in the log and in the signal, and ``check --deploy`` finds a node that can never vote."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -71,7 +71,7 @@ async def test_reason_is_logged_and_sent(
     state: Callable[[Server, redis.Redis], str],
     why: str,
 ):
-    """L65, L73: an operator need not guess, nor look into the node's log first; no password is in it."""
+    """L65, L73: an operator need not guess, or read the node's log first; the text has no password."""
     heard: list[dict[str, Any]] = []
     with patient.client() as client:
         urls = [*nodes.urls[:2], state(patient, client)]
@@ -99,7 +99,7 @@ async def test_reason_is_logged_and_sent(
 
 
 async def test_reason_is_sent_with_the_signal_of_django(nodes: Servers, patient: Server):
-    """L73: the receivers of ``node_down`` get it."""
+    """L73: the receivers of ``node_down`` get the reason."""
     heard: list[str] = []
 
     def down(sender: Any, node: str, reason: str, **about: Any) -> None:
@@ -124,7 +124,7 @@ async def test_reason_is_sent_with_the_signal_of_django(nodes: Servers, patient:
 
 
 def deployed(*nodes: str, **options: Any) -> dict[str, str]:
-    """Return what ``check --deploy`` says of nodes that can never vote, and what ``check`` alone says of them."""
+    """Return what ``check --deploy`` reports about nodes that can never vote, and what ``check`` alone reports."""
     with override_settings(REDLOCK={"default": {"NODES": list(nodes), "OPTIONS": options}}):
         plain = checks.run_checks(tags=["redlock"], databases=[])
         messages = checks.run_checks(tags=["redlock"], include_deployment_checks=True, databases=[])
@@ -142,7 +142,7 @@ def name(url: str) -> str:
 def test_check_finds_a_node_that_can_never_vote(
     nodes: Servers, patient: Server, state: Callable[[Server, redis.Redis], str], why: str
 ):
-    """L66: it answers, and will not vote until the server or the settings are changed."""
+    """L66: such a node answers, but will not vote until the server or the settings are changed."""
     with patient.client() as client:
         url = state(patient, client)
 
@@ -150,7 +150,7 @@ def test_check_finds_a_node_that_can_never_vote(
 
 
 def test_check_finds_one_that_may_evict_and_one_that_is_listed_twice(nodes: Servers, patient: Server):
-    """L66: what only INFO tells, the check finds as well."""
+    """L66: the check also finds faults that only INFO shows."""
     with patient.client() as client, FaultProxy(nodes.urls[0]) as twice:
         client.config_set("maxmemory", "100mb")
         client.config_set("maxmemory-policy", "allkeys-lru")
@@ -163,7 +163,7 @@ def test_check_finds_one_that_may_evict_and_one_that_is_listed_twice(nodes: Serv
 
 
 def test_check_is_silent_about_nodes_that_do_not_answer_or_that_are_only_new(nodes: Servers, patient: Server):
-    """L66: where checks run, the network may be another one; a server that has just started will vote."""
+    """L66: checks may run in another network; a server that has just started will vote."""
     patient.kill()
 
     assert deployed(*nodes.urls[:2], patient.url, node_timeout=1.0) == {}

@@ -1,4 +1,4 @@
-"""A file of SQLite that is a node and that the project's own transaction writes to."""
+"""An SQLite file that is a node and to which the project's own transaction writes."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ pytestmark = [pytest.mark.usefixtures("unblocked"), pytest.mark.parametrize("tab
 
 @pytest.fixture
 def one(tables: Tables) -> Iterator[LockManager]:
-    """A manager whose only node is a file of SQLite."""
+    """A manager whose only node is an SQLite file."""
     with closing(patient_manager(tables.urls[:1])) as manager:
         connect(manager)
         yield manager
 
 
 def test_lock_inside_a_transaction_of_its_own_file_fails_at_once(one: LockManager, tables: Tables):
-    """L52: the lock would wait for the transaction, and the transaction for the lock; the error has the ways out."""
+    """L52: the lock would wait for the transaction, and the transaction for the lock; the error lists the ways out."""
     with transaction.atomic(using=tables.aliases[0]):
         with pytest.raises(QuorumUnavailableError) as caught:
             one.lock("a").acquire()
@@ -40,7 +40,7 @@ def test_lock_inside_a_transaction_of_its_own_file_fails_at_once(one: LockManage
 
 
 def test_release_inside_a_transaction_of_its_own_file_is_redelivered(tables: Tables):
-    """L28: the node gets the release when the transaction is over."""
+    """L28: the node gets the release when the transaction has ended."""
     with closing(real_manager(tables.urls[:1], ttl=60.0, node_timeout=0.2)) as one:
         connect(one)
         lease = one.lock("a").acquire()
@@ -52,7 +52,7 @@ def test_release_inside_a_transaction_of_its_own_file_is_redelivered(tables: Tab
 
 
 def test_other_nodes_decide_when_one_file_is_locked(tables: Tables):
-    """L9: a transaction costs the vote of its own file, and no other."""
+    """L9: a transaction costs only its own file the vote."""
     with closing(patient_manager(tables.urls[:3])) as manager:
         connect(manager)
         with transaction.atomic(using=tables.aliases[0]):
@@ -72,7 +72,7 @@ def test_fence_in_the_only_nodes_file_is_refused(one: LockManager, tables: Table
 
 
 def test_file_of_requests_in_transactions_is_reported_as_a_node(tables: Tables):
-    """L67: with ATOMIC_REQUESTS, every view would run into it."""
+    """L67: with ATOMIC_REQUESTS, every view would have this problem."""
     entry = connections.settings[tables.aliases[0]]
     with override_settings(REDLOCK={"default": {"NODES": tables.urls[:1]}}):
         assert "redlock.W011" not in found()

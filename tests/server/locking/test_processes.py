@@ -30,7 +30,7 @@ PATIENCE = 120.0  # seconds
 def working(
     folder: Path, urls: list[str], processes: int, times: int, **options: Any
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run processes that increment the counter; on exit they must have ended well."""
+    """Run processes that increment the counter; at the end they must have exited with success."""
     (folder / "counter").write_text("0")
     (folder / "tokens").touch()
     order = {"folder": str(folder), "urls": urls, "processes": processes, "times": times, "options": options}
@@ -47,7 +47,7 @@ def working(
 
 
 def wait_for(folder: Path, acquisitions: int, process: subprocess.Popen[str]) -> None:
-    """Wait until so many acquisitions have been noted."""
+    """Wait until the given number of acquisitions has been recorded."""
     while len((folder / "tokens").read_text().splitlines()) < acquisitions:
         assert process.poll() is None, "the processes ended early"
         time.sleep(0.01)
@@ -72,7 +72,7 @@ def test_contended_counter_loses_nothing_while_a_node_restarts_empty(nodes: Serv
 
 
 def test_tokens_increase_across_processes_while_a_node_is_away(nodes: Servers, tmp_path: Path):
-    """P1, P2: acquisitions in a row, by four processes, with a node down for part of the time."""
+    """P1, P2: consecutive acquisitions by four processes, with a node down for part of the time."""
     options = {"ttl": 30.0, "retry_delay": 0.005, "restart_guard": False}
 
     with working(tmp_path, nodes.urls, 4, 25, **options) as process:
@@ -87,9 +87,9 @@ def test_tokens_increase_across_processes_while_a_node_is_away(nodes: Servers, t
 
 
 def start(child: Callable[[], Any]) -> int:
-    """Run *child* in a forked process; returns its id. It exits with what *child* returned, if that was a number."""
+    """Run *child* in a forked process; return its id. It exits with the result of *child*, if that is a number."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # forking a process with threads is the point
+        warnings.simplefilter("ignore", DeprecationWarning)  # the test forks a process with threads on purpose
         pid = os.fork()
     if not pid:
         try:
@@ -101,12 +101,12 @@ def start(child: Callable[[], Any]) -> int:
 
 
 def fork(child: Callable[[], Any]) -> int:
-    """Run *child* in a forked process to its end; returns its exit code."""
+    """Run *child* in a forked process to its end; return its exit code."""
     return os.waitstatus_to_exitcode(os.waitpid(start(child), 0)[1])
 
 
 def test_lock_of_a_killed_process_is_free_after_its_lease(nodes: Servers):
-    """P24, L28, L58: who dies extends nothing; the next one waits for the rest of the lease and no longer."""
+    """P24, L28, L58: a dead process extends nothing; the next caller waits for the rest of the lease and no longer."""
 
     def child() -> None:
         manager = real_manager(nodes.urls, ttl=1.0, node_timeout=0.2)
@@ -125,7 +125,7 @@ def test_lock_of_a_killed_process_is_free_after_its_lease(nodes: Servers):
 
 
 def test_forked_child_holds_nothing_and_releases_nothing(real: Manager):
-    """P30, L28, L41: the child's lease is invalid from the start; the parent's goes on undisturbed."""
+    """P30, L28, L41: the child's lease is invalid from the start; the parent's lease is unaffected."""
     manager = real()
     lease = manager.lock("a").acquire()
 
@@ -141,7 +141,10 @@ def test_forked_child_holds_nothing_and_releases_nothing(real: Manager):
 
 
 def test_lock_that_was_made_before_the_fork_is_taken_in_the_name_of_the_child(real: Manager):
-    """L81, C87: a decorator in a module that a master process imported; its workers, not it, hold the lock."""
+    """
+    L81, C87: a module that a master process imported has a decorator; the master's workers, not the master, hold the
+    lock.
+    """
     manager = real()
     lock = manager.lock("a", wait=0)
     lock.acquire().release()
@@ -183,7 +186,7 @@ def test_forked_child_uses_connections_of_its_own(real: Manager):
 
 
 def test_threads_of_a_forked_child_wait_until_the_parents_connections_are_put_away(real: Manager):
-    """P30, C87: two threads that a child begins with at once take no connection of the parent between them."""
+    """P30, C87: two threads that start in a child at once take no connection of the parent between them."""
     manager = real(3)
     manager.lock("warm up", detached=True).acquire().release()
     ports = {
@@ -197,7 +200,7 @@ def test_threads_of_a_forked_child_wait_until_the_parents_connections_are_put_aw
 
     def hang_up_slowly() -> None:
         hanging_up.set()
-        sent.wait(0.5)  # in vain, as a rule: nobody sends anything meanwhile
+        sent.wait(0.5)  # usually in vain: nobody sends anything meanwhile
         hang_up()
 
     def note(link: RedisLink, *args: Any, **options: Any) -> None:
@@ -221,7 +224,7 @@ def test_threads_of_a_forked_child_wait_until_the_parents_connections_are_put_aw
 
 
 def unannounced_fork(child: Callable[[], Any]) -> int:
-    """Fork as uWSGI does, in C and without Python's hooks; only where there is no other thread to wait for."""
+    """Fork as uWSGI does, in C and without Python's hooks; only in a process without other threads."""
     for thread in threading.enumerate()[1:]:
         thread.join()  # such as connect
     pid = ctypes.PyDLL(None).fork()
@@ -235,7 +238,7 @@ def unannounced_fork(child: Callable[[], Any]) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def test_fork_that_python_is_not_told_of_is_noticed_by_the_next_acquisition(nodes: Servers):
+def test_fork_without_pythons_hooks_is_noticed_by_the_next_acquisition(nodes: Servers):
     """P30, C87: uWSGI forks in C and calls none of Python's hooks; parent and child must not share connections."""
 
     def parent() -> None:
@@ -258,8 +261,8 @@ def test_fork_that_python_is_not_told_of_is_noticed_by_the_next_acquisition(node
     assert fork(parent) == 0  # has no threads, unlike this process
 
 
-def test_fork_that_python_is_not_told_of_leaves_the_parents_lease_alone(nodes: Servers):
-    """P30, L41: before it has taken any lock of its own, such a child neither has, sends nor releases anything."""
+def test_fork_without_pythons_hooks_does_not_affect_the_parents_lease(nodes: Servers):
+    """P30, L41: before it has taken a lock of its own, such a child neither has, sends nor releases anything."""
 
     def parent() -> None:
         manager = real_manager(nodes.urls, ttl=60.0)
@@ -285,7 +288,10 @@ def test_fork_that_python_is_not_told_of_leaves_the_parents_lease_alone(nodes: S
 
 
 def test_forked_child_ends_though_the_parents_threads_were_busy(memory: Manager):
-    """L40, L41: a lock that another thread had when the process forked is held for ever in the child; it waits not."""
+    """
+    L40, L41: an internal lock that another thread held at the fork stays held in the child for ever; the child does not
+    wait for it.
+    """
     manager = memory()
     busy, done = threading.Event(), threading.Event()
 
@@ -310,7 +316,7 @@ def test_forked_child_ends_though_the_parents_threads_were_busy(memory: Manager)
 
 
 def test_process_that_was_stopped_longer_than_its_lease_knows_it(nodes: Servers):
-    """P31, L7, L34: the first look after SIGCONT says lost, and no extension revives it."""
+    """P31, L7, L34: the first check after SIGCONT reports the loss, and no extension revives the lease."""
     (held, hold), (went_on, go_on) = os.pipe(), os.pipe()
 
     def child() -> None:
@@ -338,7 +344,7 @@ def test_process_that_was_stopped_longer_than_its_lease_knows_it(nodes: Servers)
 
 
 def test_dropped_lease_is_not_renewed(real: Manager):
-    """L28: a lease that its holder dropped without a release ends by itself."""
+    """L28: a lease that its holder dropped without a release ends with its ttl."""
     manager = real(ttl=1.0, node_timeout=0.2)
     manager.lock("a").acquire()  # dropped at once
 
@@ -360,7 +366,7 @@ def manager_of_nodes():
     return LockManager([open_node(NodeSpec(url), "t:") for url in sys.argv[1:]], rules)
 
 """
-# Without tests.managers, whose imports take longer than all else that these processes do.
+# Without tests.managers, whose imports take longer than the rest of these processes.
 
 
 def test_interpreter_that_exits_with_a_held_lock_neither_hangs_nor_prints(nodes: Servers):
@@ -419,7 +425,7 @@ print(len(threading.enumerate()), sockets() - before)
 
 
 def test_nothing_is_left_when_the_last_lease_is_released_and_the_manager_closed(nodes: Servers):
-    """L40: no thread, no socket and no task; in development mode nothing warns."""
+    """L40: no thread, no socket and no task is left; in development mode nothing warns."""
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", MANAGER + LEFTOVERS, *nodes.urls]
 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -1,4 +1,4 @@
-"""The reason of a loss says what the nodes told, and nothing that nobody knows."""
+"""The reason of a loss states what the nodes reported, and nothing that nobody knows."""
 
 from collections.abc import Callable
 
@@ -25,19 +25,21 @@ async def later_holder(nodes: Servers, flavour: Flavour, manager: LockManager, l
 
 
 async def later_attempt_that_failed(nodes: Servers, flavour: Flavour, manager: LockManager, lease: Lease) -> None:
-    """The nodes lose the keys and accept the token of an attempt, whose quorum then comes too late."""
+    """The nodes lose the keys and accept the token of an attempt whose quorum then comes too late."""
     on_each(nodes, "DEL", f"t:{SLUG}:h")
     on_each(nodes, "SET", f"t:{SLUG}:f", str(lease.fencing_token + 1))
 
 
 async def earlier_data(nodes: Servers, flavour: Flavour, manager: LockManager, lease: Lease) -> None:
-    """The nodes are restored from a time when somebody else had the lock; that hold has long ended."""
+    """The nodes are restored from a time when another owner had the lock; that hold has long ended."""
     on_each(nodes, "SET", f"t:{SLUG}:h", "f" * 32 + '{"host":"h"}')
     on_each(nodes, "SET", f"t:{SLUG}:f", str(lease.fencing_token - 1))
 
 
 async def removed_by_token(nodes: Servers, flavour: Flavour, manager: LockManager, lease: Lease) -> None:
-    """Another process that knows the token releases the lock, and what is on its way to put it back is refused."""
+    """
+    Another process that knows the token releases the lock, and requests in flight that would restore it are refused.
+    """
     on_each(nodes, "DEL", f"t:{SLUG}:h")
     on_each(nodes, "SET", f"t:x:{lease.token}", "1")
 
@@ -51,7 +53,7 @@ async def removed_by_token(nodes: Servers, flavour: Flavour, manager: LockManage
         (removed_by_token, "forgotten"),
     ],
 )
-async def test_refused_extension_says_what_the_nodes_told(
+async def test_refused_extension_has_the_reason_that_the_nodes_gave(
     nodes: Servers, flavour: Flavour, happen: Callable[..., object], reason: str
 ):
     """L24, P19: a later token means that another caller came; without one, the nodes only do not know the holder."""
@@ -67,7 +69,7 @@ async def test_refused_extension_says_what_the_nodes_told(
 
 
 async def test_block_whose_lock_was_removed_is_not_superseded(nodes: Servers, flavour: Flavour):
-    """L24: nobody else had it; the nodes no longer did when it was given back."""
+    """L24: nobody else had the lock; the nodes no longer had it at the release."""
     manager = real_manager(nodes.urls[:3])
     with pytest.raises(LockLostError, match="no longer know this holder") as caught:
         async with flavour.entered(manager.lock("a", renew=False)):
@@ -79,7 +81,7 @@ async def test_block_whose_lock_was_removed_is_not_superseded(nodes: Servers, fl
 
 
 async def test_block_whose_lock_somebody_else_has_is_superseded(nodes: Servers, flavour: Flavour):
-    """L24: the nodes name another holder when it is given back."""
+    """L24: the nodes name another holder at the release."""
     manager = real_manager(nodes.urls[:3])
     with pytest.raises(LockLostError, match="another caller") as caught:
         async with flavour.entered(manager.lock("a", renew=False)):

@@ -1,4 +1,4 @@
-"""Every error reply has one meaning: no vote. Each is given by a real server that is really in that state."""
+"""Every error reply has one meaning: no vote. Real servers in the real state give each of them."""
 
 import asyncio
 import shutil
@@ -27,7 +27,7 @@ ENDLESS = "while true do end"
 
 @dataclass
 class Patient:
-    """A server that is about to give errors, and what to connect as."""
+    """A server that is about to give errors, and the credentials to use."""
 
     server: Server
     client: redis.Redis
@@ -47,7 +47,7 @@ class Patient:
             time.sleep(0.01)
 
     def says(self, word: str, *command: str) -> bool:
-        """Tell whether the server answers a command with this error."""
+        """Return whether the server answers a command with this error."""
         try:
             self.client.execute_command(*command)
         except redis.RedisError as error:
@@ -55,7 +55,7 @@ class Patient:
         return False
 
 
-# Each of these brings a server into a state, and out of it.
+# Each of these puts a server into a state, and takes it out again.
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def crowd(it: Patient) -> Iterator[None]:
 @contextmanager
 def loading(it: Patient) -> Iterator[None]:
     it.client.config_set("rdbcompression", "no")
-    step = "loading-process-events-interval-bytes"  # so much is loaded between two looks at the connections
+    step = "loading-process-events-interval-bytes"  # the amount loaded between two looks at the connections
     if it.client.config_get(step):
         keys, size, args = 600, 2_000, ("--key-load-delay", "50000", f"--{step}", "1024")  # microseconds
     else:  # Redis 6.2, where this is 2 MB
@@ -182,11 +182,11 @@ class Case:
     One state of a server.
 
     Args:
-        word: What the error of the lock says of the node.
-        state: Brings it about.
+        word: The code in the lock's error for the node.
+        state: Produces the state.
         at_once: Whether nobody waits for such a node.
-        warm: Whether a connection of before gets the error, too.
-        cold_word: What is said of it to a new connection, if that differs.
+        warm: Whether an earlier connection gets the error, too.
+        cold_word: The code for a new connection, if it differs.
     """
 
     word: str
@@ -222,7 +222,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def hospital() -> Iterator[Server]:
-    """A server for all tests of this file; each cures it of what it gave it."""
+    """A server for all tests of this file; each test undoes the state that it produced."""
     with Server() as server:
         yield server
 
@@ -236,7 +236,7 @@ def patient(hospital: Server) -> Iterator[Patient]:
 
 
 async def refused(flavour: Flavour, manager: LockManager, wait: float = 0) -> QuorumUnavailableError:
-    """Try to take the lock; returns the error, which is never that it is taken."""
+    """Try to take the lock; return the error, which is never that it is taken."""
     with pytest.raises(QuorumUnavailableError) as caught:
         await flavour.acquire(manager.lock("a", wait=wait))
     return caught.value
@@ -247,10 +247,13 @@ WITH_OLD_CONNECTION = [(case, True) for case in CASES if case.warm]
 
 
 @pytest.mark.parametrize(("case", "warm"), WITH_NEW_CONNECTION + WITH_OLD_CONNECTION, ids=str)
-async def test_error_is_no_vote_and_keeps_its_word(
+async def test_error_is_no_vote_and_is_reported_by_its_code(
     nodes: Servers, patient: Patient, flavour: Flavour, case: Case, warm: bool
 ):
-    """P23, L65, L3: no vote, nobody's hold, named by its word; others go on, and so does a node that is well again."""
+    """
+    P23, L65, L3: no vote and no hold, reported by its code; other nodes work, and so does the node once it is healthy
+    again.
+    """
     with ExitStack() as stack:
         if warm:
             alone = real_manager([patient.url], node_timeout=2.0)
@@ -280,7 +283,7 @@ async def test_error_is_no_vote_and_keeps_its_word(
 
 
 async def test_half_a_grant_is_taken_back(patient: Patient, flavour: Flavour):
-    """P23, P24: a script that may not do everything may have done something; the release says cancelled as well."""
+    """P23, P24: a script that may not do everything may have done something; the release treats it as granted."""
     with no_right(patient, "-zadd"):
         manager = real_manager([patient.url])
 
@@ -291,8 +294,8 @@ async def test_half_a_grant_is_taken_back(patient: Patient, flavour: Flavour):
         await flavour.close(manager)
 
 
-async def test_full_node_still_lets_go(patient: Patient, flavour: Flavour):
-    """L65: whoever holds a lock can release it although the node has become full."""
+async def test_full_node_still_executes_releases(patient: Patient, flavour: Flavour):
+    """L65: a holder can release its lock although the node has become full."""
     manager = real_manager([patient.url])
     lease = await flavour.acquire(manager.lock("a"))
     with full(patient):
@@ -303,7 +306,7 @@ async def test_full_node_still_lets_go(patient: Patient, flavour: Flavour):
 
 
 async def test_scripts_forgotten_between_the_two_rounds_are_sent_again(nodes: Servers, flavour: Flavour):
-    """L64, P26: SCRIPT FLUSH after the grant and before the token is raised costs a message, not the lock."""
+    """L64, P26: SCRIPT FLUSH between the grant and the raise of the token costs a message, not the lock."""
     manager = real_manager(nodes.urls)
     await flavour.release(await flavour.acquire(manager.lock("a")))
     for node in nodes:
@@ -335,7 +338,7 @@ async def test_scripts_forgotten_between_the_two_rounds_are_sent_again(nodes: Se
 
 
 async def test_cluster_is_a_configuration_error(flavour: Flavour):
-    """P22, P23, L65: the keys of a lock are in several slots, and a cluster forgets; nobody waits for one."""
+    """P22, P23, L65: the keys of a lock are in several slots, and a cluster forgets; no caller waits for a cluster."""
     with cluster_nodes(1) as (server,), server.client() as client:
         mute = silenced(client, server)
         for url, words in ((server.url, {"runs in cluster mode"}), (mute, {"CLUSTERDOWN", "CROSSSLOT"})):
@@ -349,13 +352,13 @@ async def test_cluster_is_a_configuration_error(flavour: Flavour):
 
 
 def silenced(client: redis.Redis, server: Server) -> str:
-    """Return the URL of a user to whom the server does not say what it is."""
+    """Return the URL of a user that may not read the server's INFO."""
     client.execute_command(*f"{USER} -info".split())
     return server.url.replace("//", "//worker:sesame@")
 
 
 async def test_slot_that_another_node_serves_is_a_configuration_error():
-    """P23, L65: CROSSSLOT where the slots are served, MOVED where the one key of a question is served elsewhere."""
+    """P23, L65: CROSSSLOT where the slots are served, MOVED where another server has the only key of a request."""
     with cluster_nodes(2) as servers:
         empty, owner = servers
         with owner.client() as client:
@@ -381,12 +384,12 @@ async def test_slot_that_another_node_serves_is_a_configuration_error():
             manager.close()
 
 
-# Replies that are none
+# Malformed replies
 
 
 @dataclass
 class Babbler:
-    """A server that introduces itself as a real one does and then answers every request with the same bytes."""
+    """A server that introduces itself like a real one and then answers every request with the same bytes."""
 
     greeting: bytes
     reply: bytes
@@ -426,7 +429,7 @@ BROKEN = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$x\r\n", b":x\r\n", b"*x\r\n", 
 
 @pytest.mark.parametrize("reply", [*WELL_FORMED, *BROKEN])
 async def test_malformed_reply_is_no_vote(nodes: Servers, flavour: Flavour, reply: bytes):
-    """P23: a malformed reply is no grant and no holder; what the node may have done is released, with a tombstone."""
+    """P23: a malformed reply is no grant and no holder; whatever the node did is released, with a tombstone."""
     with nodes[0].client(decode_responses=False) as client:
         text = b"run_id:%s\r\nuptime_in_seconds:1000\r\nrole:master\r\n" % client.info("server")["run_id"].encode()
     with babbler(b"$%d\r\n%s\r\n$-1\r\n" % (len(text), text), reply) as server:
@@ -448,7 +451,7 @@ async def test_malformed_reply_is_no_vote(nodes: Servers, flavour: Flavour, repl
     "greeting", [b"+OK\r\n", b":1\r\n", b"$3\r\nhey\r\n", b"$x\r\n", b"HTTP/1.1 400 Bad Request\r\n"]
 )
 async def test_something_else_than_a_node_is_named(flavour: Flavour, greeting: bytes):
-    """P23: what does not introduce itself as a node gets no request."""
+    """P23: a server that does not introduce itself as a node gets no request."""
     with babbler(greeting, b"+OK\r\n") as server:
         manager = real_manager([f"redis://127.0.0.1:{server.port}"])
 
@@ -459,10 +462,8 @@ async def test_something_else_than_a_node_is_named(flavour: Flavour, greeting: b
         await flavour.close(manager)
 
 
-async def test_node_that_says_nothing_of_itself_has_no_vote_while_restarts_are_guarded(
-    patient: Patient, flavour: Flavour
-):
-    """P20, P22, P23: without INFO nobody knows when it started; that is a matter of rights, not of waiting."""
+async def test_node_that_refuses_info_has_no_vote_while_restarts_are_guarded(patient: Patient, flavour: Flavour):
+    """P20, P22, P23: without INFO nobody knows when it started; this needs a right, and waiting does not help."""
     with no_right(patient, "-info"):
         guarded, careless = (real_manager([patient.url], restart_guard=guard) for guard in (True, False))
 
@@ -476,7 +477,7 @@ async def test_node_that_says_nothing_of_itself_has_no_vote_while_restarts_are_g
 
 
 def test_reply_that_is_known_gets_no_tombstone(patient: Patient):
-    """P23: an error that certainly changed nothing is released without a tombstone; there is nothing left to come."""
+    """P23: an error that certainly changed nothing is released without a tombstone, because nothing can arrive late."""
     with full(patient):
         manager = real_manager([patient.url])
         acquisition = manager.acquisition(manager.lock("a").description().wanted)

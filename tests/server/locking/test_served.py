@@ -22,7 +22,7 @@ from django_redlock.testing import FaultProxy, Server, Servers, start_servers
 from tests.managers import Flavour
 
 REPLICATES_AT_ONCE = ("--repl-diskless-sync-delay", "0")
-TTL = 3.0  # seconds; the guard time is a little more
+TTL = 3.0  # seconds; the guard time is a little longer
 WEEK = 7 * 86_400.0
 
 
@@ -34,27 +34,27 @@ def until(true: Callable[[], object]) -> None:
 
 
 def guarded(urls: list[str], **options: object) -> LockManager:
-    """Return a manager as a fresh process has it: it knows nothing of the nodes."""
+    """Return a manager as in a fresh process: it knows nothing of the nodes."""
     numbers = {"ttl": TTL, "max_ttl": TTL, "renew": False, "restart_guard": True, "node_timeout": 0.5, **options}
     return LockManager([open_node(NodeSpec(url), "t:") for url in urls], Rules(len(urls), **numbers))
 
 
 def replicate(replica: Server, master: str) -> None:
-    """Have a server copy all that another one has, and return when it has."""
+    """Let a server copy all data of another one, and return when it has."""
     with replica.client() as client:
         client.replicaof(*master.removeprefix("redis://").removesuffix("/0").split(":"))
         until(lambda: client.info("replication")["master_link_status"] == "up")
 
 
 def greeting(server: Server) -> Greeting:
-    """Return what a new connection learns of a server."""
+    """Return what a new connection learns about a server."""
     link = open_node(NodeSpec(server.url), "t:").connect(1.0)
     link.close()
     return link.greeting
 
 
 def served(client: redis.Redis, **change: object) -> str:
-    """Write the key of this server as of a week ago, but for the *change*; returns the ids."""
+    """Write the key of this server as of a week ago, with the given *change*; return the ids."""
     ids = f"{client.info('server')['run_id']}/{client.info('replication')['master_replid']}"
     seconds, micros = client.time()
     about = {"ids": ids, "since": seconds * 10**6 + micros - int(WEEK * 1e6), **change}
@@ -75,7 +75,7 @@ def client(server: Server) -> Iterator[redis.Redis]:
 
 
 class Moving:
-    """Three masters behind endpoints, and a replica of the second that has been running for long."""
+    """Three masters behind endpoints, and a replica of the second that has been running for a long time."""
 
     def __init__(self, servers: Servers, endpoints: list[FaultProxy], wire: FaultProxy) -> None:
         self.endpoints = endpoints
@@ -83,11 +83,11 @@ class Moving:
         self._wire = wire
 
     def cut(self) -> None:
-        """Have the replica get nothing from now on."""
+        """Cut the replica off from new writes."""
         self._wire.black_hole()
 
     def move(self) -> None:
-        """Promote the replica, and lead the second endpoint to it."""
+        """Promote the replica, and point the second endpoint to it."""
         with self._replica.client() as client:
             client.replicaof("NO", "ONE")
         self.endpoints[1].target = self._replica.url
@@ -109,7 +109,9 @@ def moving() -> Iterator[Moving]:
 async def test_promoted_replica_gives_no_vote_to_a_process_that_did_not_know_the_master(
     moving: Moving, flavour: Flavour, copied: bool
 ):
-    """P20: one node misses the lock, another one's endpoint moves to a replica that lost it; nobody gets it twice."""
+    """
+    P20: one node misses the lock, and another one's endpoint moves to a replica that lost it; no second caller gets it.
+    """
     urls = [endpoint.url for endpoint in moving.endpoints]
     holder, newcomer = guarded(urls), guarded(urls)
     if not copied:
@@ -133,7 +135,9 @@ async def test_promoted_replica_gives_no_vote_to_a_process_that_did_not_know_the
 async def test_server_that_is_new_to_the_locks_votes_after_the_guard_time_for_everybody(
     server: Server, client: redis.Redis, flavour: Flavour
 ):
-    """P20, L62: one that has been running for long may have been emptied; the time counts from the first connection."""
+    """
+    P20, L62: a server that has been running for long may have been emptied; the time counts from the first connection.
+    """
     first, second = guarded([server.url]), guarded([server.url])
     with pytest.raises(QuorumUnavailableError, match="restarted or is new to these locks, votes again in"):
         await flavour.acquire(first.lock("a", wait=0))
@@ -151,7 +155,7 @@ async def test_server_that_is_new_to_the_locks_votes_after_the_guard_time_for_ev
 
 
 def test_key_names_the_server_and_never_expires(server: Server, client: redis.Redis):
-    """L62: it holds the run id, the replication id and the time of the first connection, and stays as it is."""
+    """L62: the key holds the run id, the replication id and the time of the first connection, and does not change."""
     greeting(server)
     written = client.get("t:served")
     ids, since = written.split(" ")
@@ -167,7 +171,7 @@ def test_key_names_the_server_and_never_expires(server: Server, client: redis.Re
 
 
 def test_age_is_that_of_the_service(server: Server, client: redis.Redis):
-    """L62: in seconds, by the clock of the node."""
+    """L62: the age is in seconds, by the clock of the node."""
     served(client)
 
     assert greeting(server).age == pytest.approx(WEEK, abs=30.0)
@@ -244,7 +248,7 @@ JUNK = ["", "no key of ours", "a/b", "a/b ", "a/b x", "a/b -5", "a/b 1e3", f"a/b
 
 @pytest.mark.parametrize("junk", JUNK)
 def test_junk_under_the_key_is_replaced(server: Server, client: redis.Redis, junk: str):
-    """Anybody may write the key; what is no record of this server counts as none."""
+    """Anybody may write the key; a value that is not a record of this server counts as missing."""
     ids = served(client, ids="{ids}")
     client.set("t:served", junk.replace("a/b", ids))
 
@@ -253,7 +257,7 @@ def test_junk_under_the_key_is_replaced(server: Server, client: redis.Redis, jun
 
 
 def test_key_of_another_type_is_replaced(server: Server, client: redis.Redis):
-    """The same goes for a key that is no string."""
+    """The same applies to a key that is not a string."""
     client.rpush("t:served", "a")
 
     assert greeting(server).age == 0.0
@@ -261,18 +265,18 @@ def test_key_of_another_type_is_replaced(server: Server, client: redis.Redis):
     assert client.type("t:served") == "string"
 
 
-def test_clock_that_went_back_begins_anew(server: Server, client: redis.Redis):
-    """L6: a time in the future would keep the node from voting until that time has come."""
+def test_clock_that_was_set_back_starts_the_age_anew(server: Server, client: redis.Redis):
+    """L6: a time in the future would keep the node from voting until then."""
     seconds, _ = client.time()
     served(client, since=(seconds + 86_400) * 10**6)
 
     assert greeting(server).age == 0.0
     served(client, since=0)
-    assert greeting(server).age > 1e9  # the first second that there is: absurd, and yet a number
+    assert greeting(server).age > 1e9  # the earliest possible second: absurd, and yet a number
 
 
 def test_node_in_memory_agrees_with_the_script(server: Server, client: redis.Redis):
-    """The simulation uses the one, locks use the other: both say the same of every record."""
+    """The simulation uses the node in memory, locks use the script: both treat every record in the same way."""
     ids = served(client)
     run, replication = ids.split("/")
     for about in (ids, f"other/{replication}", f"{run}/other", "other/other"):
@@ -288,8 +292,8 @@ def test_node_in_memory_agrees_with_the_script(server: Server, client: redis.Red
             assert theirs == pytest.approx(store.serve(run, replication), abs=4.0), (about, since)
 
 
-def test_node_that_cannot_write_says_no_age_but_one_that_need_not_write_does(server: Server, client: redis.Redis):
-    """L65: a full node has kept what it has."""
+def test_node_that_cannot_write_reports_no_age_unless_it_need_not_write(server: Server, client: redis.Redis):
+    """L65: a full node has kept its data."""
     client.config_set("maxmemory", "1")
     assert greeting(server).age is None
 
@@ -300,8 +304,8 @@ def test_node_that_cannot_write_says_no_age_but_one_that_need_not_write_does(ser
     assert greeting(server).age > WEEK - 1
 
 
-def test_server_that_cannot_say_its_age_votes_when_it_has_been_known_for_the_guard_time():
-    """P20: each connection finds the same server; were the time to begin anew with each, it would never vote."""
+def test_server_without_an_age_votes_when_it_has_been_known_for_the_guard_time():
+    """P20: each connection finds the same server; if the time began anew with each, the server would never vote."""
     now = [1000.0]
     watch = Admission(Rules(3), ("a", "b", "c"), lambda: now[0], lambda: 1e9)
     for _ in range(3):
@@ -366,14 +370,14 @@ def test_age_is_bounded_where_it_is_read(said: bytes, age: float | None):
 
 
 def test_script_that_another_server_carried_out_is_noticed():
-    """P22: an endpoint that gives the commands of one connection to several servers is no node."""
+    """P22: an endpoint that sends the commands of one connection to several servers is not a node."""
     with babbling(bulk(INFO), bulk(b"SERVED def 5000000")) as url:
         with pytest.raises(LinkError, match="answers as two servers"):
             open_node(NodeSpec(url), "t:").connect(5.0)
 
 
 async def test_durable_node_votes_without_a_key(server: Server, flavour: Flavour):
-    """P20: the operator says that it loses nothing."""
+    """P20: the operator has declared that it loses nothing."""
     name = server.url.removeprefix("redis://").removesuffix("/0")
     manager = guarded([server.url], durable=(name,))
 
@@ -391,7 +395,7 @@ def findings(server: Server) -> list[Finding]:
 
 
 def test_doctor_reports_the_age_of_the_service(server: Server, client: redis.Redis):
-    """P20: a server that is new to the locks, one that has served them for long, and one that cannot say."""
+    """P20: a server that is new to the locks, one that has served them for a long time, and one that cannot tell."""
     (new,) = [finding for finding in findings(server) if finding.id == "restarted"]
     served(client)
     known = {finding.id for finding in findings(server)}

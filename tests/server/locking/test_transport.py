@@ -1,4 +1,4 @@
-"""How a node is reached: TLS, credentials, sockets, addresses, databases; and what is said when it is not."""
+"""How a node is reached: TLS, credentials, sockets, addresses, databases; and the errors if it is not."""
 
 import ssl
 from pathlib import Path
@@ -33,7 +33,10 @@ async def works(flavour: Flavour, *urls: str, **options: Any) -> None:
 
 
 async def complaint(flavour: Flavour, url: str, *, at_once: bool, attempts: int = 1, **options: Any) -> str:
-    """Fail to take a lock; returns what is said of the node. Nobody waits if only a change of settings can help."""
+    """
+    Fail to take a lock; return what the error says about the node. A caller does not wait if only new settings can
+    help.
+    """
     manager = manager_of(url, **options)
     with pytest.raises(QuorumUnavailableError) as caught:
         await flavour.acquire(manager.lock("a", wait=60 if at_once else 0))
@@ -60,7 +63,7 @@ async def test_tls_settings_can_be_in_the_url(secure: Server, certificates: Cert
 
 
 async def test_verification_can_be_switched_off_by_name(tls: Certificates, flavour: Flavour):
-    """L69: what some managed servers need is possible, but never the default."""
+    """L69: some managed servers need this; it is possible, but never the default."""
     with tls_server(tls, "elsewhere") as server:
         url = f"rediss://localhost:{server.port}/0"
         for off in ("none", None, ssl.CERT_NONE):
@@ -84,7 +87,7 @@ async def test_tls_carries_much_in_both_directions(secure: Server, certificates:
 
 
 async def test_client_certificate(tls: Certificates, flavour: Flavour):
-    """L65, L69: a server may want to know who connects; whoever has no certificate is told."""
+    """L65, L69: a server may require client certificates; the error says so to a client without one."""
     with tls_server(tls, clients="yes") as server:
         url = f"rediss://localhost:{server.port}/0"
         own = {"ssl_certfile": tls["client.crt"], "ssl_keyfile": tls["client.key"]}
@@ -97,7 +100,9 @@ async def test_client_certificate(tls: Certificates, flavour: Flavour):
 
 
 async def test_certificate_that_is_not_good_enough_is_refused(secure: Server, tls: Certificates, flavour: Flavour):
-    """L65, P36: an unknown authority, another host and an expired certificate are told apart, and are no vote."""
+    """
+    L65, P36: an unknown authority, another host and an expired certificate have different errors, and give no vote.
+    """
     authority = {"ssl_ca_certs": tls["ca.crt"]}
     with tls_server(tls, "elsewhere") as elsewhere, tls_server(tls, "expired") as expired:
         urls = [f"rediss://{LOGIN}localhost:{one.port}/0" for one in (secure, elsewhere, expired)]
@@ -114,13 +119,13 @@ async def test_certificate_that_is_not_good_enough_is_refused(secure: Server, tl
 
 
 async def test_file_of_the_authority_that_is_missing_is_named(secure: Server, flavour: Flavour):
-    """L65: a typing error in a path is not called an unreachable node."""
+    """L65: a typing error in a path is not reported as an unreachable node."""
     url = f"rediss://localhost:{secure.port}/0"
     assert await complaint(flavour, url, ssl_ca_certs="/no/such/file", at_once=False) == "no such file"
 
 
 async def test_tls_on_one_side_only(secure: Server, certificates: Certificates, nodes: Servers, flavour: Flavour):
-    """L65: a plain server asked for TLS, and the reverse, say that something is wrong with the connection."""
+    """L65: TLS to a plain server, and the reverse, are reported as a wrong connection."""
     plain = f"rediss://127.0.0.1:{nodes[0].port}/0"
     # Redis waits for the end of a line that does not come.
     authority = {"ssl_ca_certs": certificates["ca.crt"]}
@@ -133,7 +138,9 @@ async def test_tls_on_one_side_only(secure: Server, certificates: Certificates, 
 
 
 async def test_user_and_password(flavour: Flavour):
-    """L65, L68, P36: an ACL user works, with any characters in the password; wrong ones are named and not shown."""
+    """
+    L65, L68, P36: an ACL user works, with any characters in the password; wrong credentials are reported and not shown.
+    """
     with start_servers(1) as servers, servers[0].client() as client:
         client.execute_command("ACL", "SETUSER", "app", "on", ">s3same@:x", "~*", "&*", "+@all")
         client.execute_command("ACL", "SETUSER", "default", "off")
@@ -169,7 +176,7 @@ async def test_ipv6(flavour: Flavour):
 
 
 async def test_database_number(flavour: Flavour):
-    """L69: locks live in the database of the URL; one that the server does not have is a configuration error."""
+    """L69: locks are in the database of the URL; a number that the server does not have is a configuration error."""
     with Server() as server:
         url = server.url.removesuffix("/0")
         await works(flavour, f"{url}/5")
@@ -189,12 +196,12 @@ async def test_database_number(flavour: Flavour):
     ],
 )
 async def test_node_that_is_not_there(flavour: Flavour, url: str, said: str):
-    """P25: who refuses and who cannot be found are told apart."""
+    """P25: refused connections and unknown hosts have different errors."""
     assert await complaint(flavour, url, at_once=False) == said
 
 
 def test_names_and_errors_of_nodes_show_no_password():
-    """L68, P36: the password of a URL or of OPTIONS is in no name, address or repr."""
+    """L68, P36: no name, address or repr contains the password of a URL or of OPTIONS."""
     secret = {"password": "s3same", "username": "app"}
     nodes = [
         open_node(NodeSpec(f"redis://{LOGIN}lock-1"), "t:"),

@@ -1,4 +1,4 @@
-"""Who waits gets its turn: in order, told of it, and without asking for ever."""
+"""Waiters get their turn: in order, notified, and without requests without end."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from tests.managers import Asyncio, Blocking, Flavour, Manager, eventually, held
 
 
 def waiting(manager: LockManager, name: str = "a") -> int:
-    """Return how many stand in line on most nodes; one that the holder does not have keeps no line."""
+    """Return how many waiters most nodes have queued; a node without the holder keeps no queue."""
     return sorted(in_line(node, f"{{{name}}}") for node in manager.nodes)[len(manager.nodes) // 2]
 
 
@@ -46,7 +46,7 @@ def in_line(node: Node, slug: str) -> int:
 
 
 def queue_in(alias: str, slug: str) -> list[str]:
-    """Return who stands in line at a database; Django wants a thread without an event loop for that."""
+    """Return the waiters queued at a database; Django requires a thread without an event loop for that."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(read_queue, alias, slug).result()
 
@@ -59,13 +59,13 @@ def read_queue(alias: str, slug: str) -> list[str]:
 
 
 def in_queue(states: list[Any], slug: str) -> list[str]:
-    """Return who stands in line for a name, by the rows of a table."""
+    """Return the waiters queued for a name, from the rows of a table."""
     queue = next((state.get("queue", {}) for state in states if state.get("slug") == slug), {})
     return [waiter for waiter, (_, until) in queue.items() if until > time.time()]
 
 
 class Line:
-    """Lets contenders join one after the other, and notes in which order they were served."""
+    """Lets contenders join one after the other, and records the order of service."""
 
     def __init__(self, flavour: Flavour, manager: LockManager, lock: Lock | None = None) -> None:
         self.flavour, self.manager = flavour, manager
@@ -79,7 +79,7 @@ class Line:
         await self.flavour.release(lease)
 
     async def join(self, number: int) -> "asyncio.Future[None]":
-        """Have one more wait, and return once it stands in line."""
+        """Start one more waiter, and return once it is queued."""
         before = waiting(self.manager)
         if isinstance(self.flavour, Blocking):
             loop = asyncio.get_running_loop()
@@ -91,7 +91,7 @@ class Line:
 
 
 async def test_waiters_are_served_in_the_order_of_their_arrival(make: Manager, flavour: Flavour):
-    """P27, L48: first come, first served, on every kind of node; see also ``test_lock_is_waited_for_in_line``."""
+    """P27, L48: first come, first served; ``test_waiters_of_a_database_are_served_in_order`` shows it for databases."""
     manager = make()
     line = Line(flavour, manager)
     holder = await flavour.acquire(manager.lock("a"))
@@ -105,7 +105,9 @@ async def test_waiters_are_served_in_the_order_of_their_arrival(make: Manager, f
 
 
 async def test_order_is_kept_when_no_notification_arrives(real: Manager, flavour: Flavour, monkeypatch: Any):
-    """P27, L45: with all notification connections dead the line still drains in order, within the fallback's pauses."""
+    """
+    P27, L45: with all notification connections dead, the queue still drains in order, within the fallback's pauses.
+    """
     manager = real()
     monkeypatch.setattr(Waiters, "reached", lambda self, node: None)
     monkeypatch.setattr(Waiters, "notification", lambda self, node, name: None)
@@ -121,7 +123,7 @@ async def test_order_is_kept_when_no_notification_arrives(real: Manager, flavour
 
 
 async def test_order_is_kept_when_notification_connections_are_killed(nodes: Servers, flavour: Flavour):
-    """P27, L46: the connections come back by themselves, and what was missed meanwhile is asked for."""
+    """P27, L46: the connections come back, and waiters ask about what they missed meanwhile."""
     manager = real_manager(nodes.urls)
     line = Line(flavour, manager)
     holder = await flavour.acquire(manager.lock("a"))
@@ -138,8 +140,8 @@ async def test_order_is_kept_when_notification_connections_are_killed(nodes: Ser
     manager.close()
 
 
-async def test_free_lock_is_kept_for_the_first_in_line(make: Manager, flavour: Flavour):
-    """P27, L3: who does not wait is refused with "others wait", and may barge in if it says so."""
+async def test_free_lock_is_reserved_for_the_first_waiter(make: Manager, flavour: Flavour):
+    """P27, L3: a caller that does not wait is refused with "others wait", and may barge in with ``barge=True``."""
     manager = make()
     holder = await flavour.acquire(manager.lock("a"))
     steps = manager.acquisition(manager.lock("a").description().wanted, "elsewhere|1").steps(instant())
@@ -156,8 +158,8 @@ async def test_free_lock_is_kept_for_the_first_in_line(make: Manager, flavour: F
     await flavour.release(pushy)
 
 
-async def test_waiter_that_gives_up_leaves_the_line_at_once(make: Manager, flavour: Flavour):
-    """L47, L49: nobody waits behind who has gone; that waiting lasts its time is proven in virtual time."""
+async def test_waiter_that_gives_up_leaves_the_queue_at_once(make: Manager, flavour: Flavour):
+    """L47, L49: nobody queues behind a waiter that left; a test in virtual time shows that waiting lasts its time."""
     manager = make()
     holder = await flavour.acquire(manager.lock("a"))
 
@@ -168,8 +170,8 @@ async def test_waiter_that_gives_up_leaves_the_line_at_once(make: Manager, flavo
     await flavour.release(holder)
 
 
-async def test_cancelled_waiter_leaves_the_line(make: Manager):
-    """L11, L47, P33: cancellation while waiting takes the place in line back, too."""
+async def test_cancelled_waiter_leaves_the_queue(make: Manager):
+    """L11, L47, P33: a cancelled waiter also leaves the queue."""
     manager = make()
     holder = await manager.lock("a").aacquire()
     waiter = asyncio.ensure_future(manager.lock("a").aacquire())
@@ -183,8 +185,8 @@ async def test_cancelled_waiter_leaves_the_line(make: Manager):
     assert await holder.arelease() == "released"
 
 
-async def test_waiter_that_is_gone_is_passed_when_its_place_has_lapsed(nodes: Servers):
-    """P27, L47: a dead first in line delays the next by no more than its enrolment."""
+async def test_dead_waiter_is_skipped_when_its_queue_entry_has_lapsed(nodes: Servers):
+    """P27, L47: a dead first waiter delays the next by no more than its enrolment."""
     manager = real_manager(nodes.urls)
     holder = manager.lock("a").acquire()
     manager.ask(next(manager.acquisition(manager.lock("a").description().wanted, "elsewhere|1").steps(instant())))
@@ -203,7 +205,7 @@ async def test_waiter_that_is_gone_is_passed_when_its_place_has_lapsed(nodes: Se
 async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
     make: Manager, flavour: Flavour, monkeypatch: Any
 ):
-    """L45, P28: told of its turn, a waiter needs one more attempt, however long its pause would have been."""
+    """L45, P28: after its notification, a waiter needs one more attempt, however long its pause would have been."""
     manager = make()
     monkeypatch.setattr(backoff, "POLL", 30.0)
     holder = await flavour.acquire(manager.lock("a", ttl=30.0))
@@ -222,8 +224,8 @@ async def test_waiter_wakes_by_a_notification_and_not_by_its_own_clock(
 
 
 @pytest.mark.parametrize("contenders", [20])
-async def test_requests_per_turn_do_not_grow_with_those_who_wait(nodes: Servers, flavour: Flavour, contenders: int):
-    """P28, L48: each turn costs its holder a few requests and wakes one other, not all."""
+async def test_requests_per_turn_do_not_grow_with_the_waiters(nodes: Servers, flavour: Flavour, contenders: int):
+    """P28, L48: each turn costs its holder a few requests and wakes one other waiter, not all."""
     manager = real_manager(nodes.urls[:3], ttl=30.0)
     line = Line(flavour, manager)
     holder = await flavour.acquire(manager.lock("a"))
@@ -245,15 +247,15 @@ async def test_requests_per_turn_do_not_grow_with_those_who_wait(nodes: Servers,
         with node.client() as client:
             stats = client.info("commandstats")
             calls += sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
-    # Twelve is what a turn costs: asked and refused, asked and granted, released, each on three nodes. Those that ask
-    # again after a second in line come on top, if the machine is that slow.
+    # A turn costs twelve: asked and refused, asked and granted, released, each on three nodes. Waiters that ask again
+    # after a second in the queue come on top, if the machine is that slow.
     assert calls <= 14 * contenders, calls
     await flavour.close(manager)
     manager.close()
 
 
 async def test_release_lost_by_a_minority_wakes_the_waiter_all_the_same(nodes: Servers, flavour: Flavour):
-    """P27: notifications from a quorum are enough; a node that is away tells nobody."""
+    """P27: notifications from a quorum are enough; an unreachable node sends none."""
     manager = real_manager(nodes.urls)
     holder = await flavour.acquire(manager.lock("a"))
     line = Line(flavour, manager)
@@ -270,7 +272,7 @@ async def test_release_lost_by_a_minority_wakes_the_waiter_all_the_same(nodes: S
 
 
 async def test_several_names_are_waited_for_together(make: Manager, flavour: Flavour):
-    """P27, L56: who waits for two names gets both, when the last of them is free."""
+    """P27, L56: a caller that waits for two names gets both when the last of them is free."""
     manager = make()
     first, second = await flavour.acquire(manager.lock("a")), await flavour.acquire(manager.lock("b"))
     line = Line(flavour, manager, manager.lock(["a", "b"], wait=30))
@@ -287,8 +289,11 @@ async def test_several_names_are_waited_for_together(make: Manager, flavour: Fla
 
 
 @pytest.mark.parametrize("shared", [False, True])
-async def test_who_waits_for_the_first_name_leaves_the_others_alone(make: Manager, flavour: Flavour, shared: bool):
-    """P27, L56: everybody takes names in one order, so who has the first gets the second, whoever waits for both."""
+async def test_waiter_for_the_first_name_does_not_claim_the_others(make: Manager, flavour: Flavour, shared: bool):
+    """
+    P27, L56: all callers take names in one order, so a caller with the first name gets the second, whoever waits for
+    both.
+    """
     manager = make()
     first = await flavour.acquire(manager.lock("a"))
     line = Line(flavour, manager, manager.lock(["a", "b"], wait=60, shared=shared))
@@ -303,8 +308,11 @@ async def test_who_waits_for_the_first_name_leaves_the_others_alone(make: Manage
     assert line.served == [0]
 
 
-async def test_who_has_the_first_name_waits_for_the_second_in_line(make: Manager, flavour: Flavour):
-    """P27, L56: names are kept for the first in line up to the one it waits for; others who want that come later."""
+async def test_holder_of_the_first_name_gets_the_second_in_order(make: Manager, flavour: Flavour):
+    """
+    P27, L56: names are reserved for the first waiter up to the one that it waits for; others who want that one come
+    later.
+    """
     manager = make()
     holder = await flavour.acquire(manager.lock("b"))
     line = Line(flavour, manager, manager.lock(["a", "b"], wait=60))
@@ -319,8 +327,8 @@ async def test_who_has_the_first_name_waits_for_the_second_in_line(make: Manager
     assert line.served == [0]
 
 
-async def test_who_waits_for_several_names_does_not_starve(make: Manager, flavour: Flavour):
-    """P27: among those who take one of its names again and again, it gets both."""
+async def test_waiter_for_several_names_does_not_starve(make: Manager, flavour: Flavour):
+    """P27: a waiter for several names gets them although others take one of the names again and again."""
     manager = make()
     served = asyncio.Event()
 
@@ -346,7 +354,7 @@ async def test_who_waits_for_several_names_does_not_starve(make: Manager, flavou
     await asyncio.gather(*tasks)
 
 
-async def test_slow_node_does_not_hold_up_the_line(nodes: Servers, flavour: Flavour):
+async def test_slow_node_does_not_delay_the_queue(nodes: Servers, flavour: Flavour):
     """P25, P27: notifications of the quick nodes are a quorum."""
     with FaultProxy(nodes[0].url) as proxy:
         proxy.delay(0.1)
@@ -361,7 +369,7 @@ async def test_slow_node_does_not_hold_up_the_line(nodes: Servers, flavour: Flav
 
 
 async def test_refusal_of_a_slow_node_is_heard_out(nodes: Servers, flavour: Flavour, monkeypatch: Any):
-    """P28: who waits takes nothing back from a node that has only refused it a little later than the others."""
+    """P28: a waiter releases nothing on a node that has only refused it a little later than the others."""
     monkeypatch.setattr(attempt, "PATIENCE", 20.0)
     with FaultProxy(nodes[0].url) as proxy, nodes[0].client() as client:
         manager = real_manager([proxy.url, *nodes.urls[1:]], ttl=60.0, max_ttl=60.0, node_timeout=10.0)
@@ -388,7 +396,9 @@ async def test_refusal_of_a_slow_node_is_heard_out(nodes: Servers, flavour: Flav
 
 
 async def test_waiters_of_a_process_take_turns_in_reading_the_notifications(nodes: Servers, monkeypatch: Any):
-    """L45, P27: the time of the one who reads for all is over, and another goes on reading, and so on."""
+    """
+    L45, P27: when the waiter that reads for all has reached its timeout, another one continues to read, and so on.
+    """
     monkeypatch.setattr(backoff, "POLL", 30.0)
     manager = real_manager(nodes.urls[:3])
     holder = manager.lock("a", ttl=60.0).acquire()
@@ -410,7 +420,7 @@ async def test_waiters_of_a_process_take_turns_in_reading_the_notifications(node
 
 
 class Waiting(threading.Thread):
-    """Waits for so long; it is the first, so it reads for all."""
+    """Waits for the given time; it is the first, so it reads for all."""
 
     def __init__(self, manager: LockManager, seconds: float) -> None:
         super().__init__()
@@ -447,7 +457,7 @@ async def test_notifications_end_with_the_manager(nodes: Servers):
 
 
 @pytest.mark.parametrize("manager", ["memory", "real"], indirect=True)
-async def test_call_that_comes_before_the_wait_is_heard(manager: Manager, monkeypatch: Any):
+async def test_notification_that_comes_before_the_wait_is_not_lost(manager: Manager, monkeypatch: Any):
     """L46, P27: the lock is released between a waiter's first refusal and its wait; it asks again at once."""
     one = manager()
     line = Line(Blocking(), one)
@@ -463,7 +473,7 @@ async def test_call_that_comes_before_the_wait_is_heard(manager: Manager, monkey
     def ask_and_be_called(round: Round) -> None:
         ask(round)
         monkeypatch.undo()
-        holder.release()  # with their replies, a quorum of nodes has also called the next in line
+        holder.release()  # with their replies, a quorum of nodes has also notified the next waiter
         monkeypatch.setattr(backoff, "POLL", 60.0)
 
     monkeypatch.setattr(one, "ask", ask_and_be_called)
@@ -477,7 +487,9 @@ async def test_call_that_comes_before_the_wait_is_heard(manager: Manager, monkey
 
 
 async def test_notification_connection_that_is_reset_has_ended(nodes: Servers):
-    """L46: redis-py drops the socket of a connection that is reset; that is its end, not an error nobody expects."""
+    """
+    L46: redis-py drops the socket of a connection that is reset; this counts as its end, not as an unexpected error.
+    """
     with FaultProxy(nodes[0].url) as proxy:
         manager = real_manager([proxy.url])
         link = manager.nodes[0].listen("p", 5.0, print)

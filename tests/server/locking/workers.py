@@ -1,7 +1,7 @@
 """
 Processes that contend for one lock; run as ``python -m tests.server.locking.workers``.
 
-Each of them increments a counter in a file, protected by nothing but the lock, and notes its fencing tokens.
+Each of them increments a counter in a file that only the lock protects, and records its fencing tokens.
 """
 
 import json
@@ -16,7 +16,7 @@ from django_redlock.nodes import NodeSpec, open_node
 
 
 def work(folder: Path, urls: list[str], times: int, options: dict[str, Any]) -> None:
-    """Increment the counter so many times, under the lock."""
+    """Increment the counter the given number of times, under the lock."""
     manager = LockManager([open_node(NodeSpec(url), "t:") for url in urls], Rules(len(urls), **options))
     counter, tokens = folder / "counter", folder / "tokens"
     for _ in range(times):
@@ -29,7 +29,7 @@ def work(folder: Path, urls: list[str], times: int, options: dict[str, Any]) -> 
 
 
 def main() -> None:
-    """Fork the processes that the arguments ask for, and wait for them."""
+    """Fork the number of processes given in the arguments, and wait for them."""
     order = json.loads(sys.argv[1])
     children = []
     for _ in range(order["processes"]):

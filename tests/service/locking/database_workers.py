@@ -1,9 +1,9 @@
 """
-Processes that contend for one lock of which a database has a vote:
-``python -m tests.service.locking.database_workers``.
+Processes that contend for one lock in which a database has a vote: ``python -m
+tests.service.locking.database_workers``.
 
-Each of them increments a counter in a file, protected by nothing but the lock, until a file ``stop`` appears, and
-notes every increment with its fencing token. Time without a quorum is waited out.
+Until a file ``stop`` appears, each of them increments a counter in a file that only the lock protects, and records
+every increment with its fencing token. When there is no quorum, it waits.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.drivers import install_mysql
 
 
 def work(folder: Path, urls: list[str], options: dict[str, Any]) -> None:
-    """Increment the counter under the lock until told to stop."""
+    """Increment the counter under the lock until the file ``stop`` appears."""
     from django_redlock import LockTakenError, QuorumUnavailableError
     from django_redlock.core.rules import Rules
     from django_redlock.engine.manager import LockManager
@@ -39,7 +39,7 @@ def work(folder: Path, urls: list[str], options: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Fork the processes that the arguments ask for, and wait for them."""
+    """Fork the number of processes given in the arguments, and wait for them."""
     order = json.loads(sys.argv[1])
     install_mysql()
     settings.configure(DATABASES=order["databases"])

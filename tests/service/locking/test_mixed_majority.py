@@ -33,12 +33,13 @@ from tests.services import PostgreSQL, django_database
 ENDURANCE = pytest.mark.endurance
 pytestmark = pytest.mark.usefixtures("unblocked")
 
-# Who restarts gives no vote for as long as a lease may be; PostgreSQL neither, for it runs without fsync in the tests.
+# A restarted server gives no vote for as long as a lease may last. So does PostgreSQL, because it runs without fsync in
+# the tests.
 OPTIONS = {"ttl": 4.0, "max_ttl": 4.0, "node_timeout": 0.5, "retry_delay": 0.01, "restart_guard": True}
 
 
 class Contenders:
-    """Processes that increment a counter which the lock alone protects."""
+    """Processes that increment a counter that only the lock protects."""
 
     def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
         self.folder, self.process = folder, process
@@ -48,7 +49,7 @@ class Contenders:
         return [int(line) for line in (self.folder / "tokens").read_text().split()]
 
     def go_on(self, times: int) -> None:
-        """Wait until they have incremented so many times more."""
+        """Wait until they have incremented the given number of times more."""
         enough, until = len(self.tokens) + times, time.monotonic() + 60
         while len(self.tokens) < enough:
             assert self.process.poll() is None, self.process.communicate()[1]
@@ -58,7 +59,7 @@ class Contenders:
 
 @contextmanager
 def contending(folder: Path, urls: list[str], databases: dict[str, Any], **options: Any) -> Iterator[Contenders]:
-    """Run four processes that contend; on exit they must have ended well."""
+    """Run four processes that contend; at the end they must have exited with success."""
     (folder / "counter").write_text("0")
     (folder / "tokens").touch()
     order = {"folder": str(folder), "urls": urls, "databases": databases, "processes": 4, "options": options}
@@ -78,10 +79,10 @@ def contending(folder: Path, urls: list[str], databases: dict[str, Any], **optio
 @pytest.mark.endurance
 def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql: PostgreSQL, tmp_path: Path):
     """
-    P16, P20, P25, L62: a counter that nothing else protects loses nothing, and goes on with any one dead.
+    P16, P20, P25, L62: a counter that nothing else protects loses nothing, and continues with any one server dead.
 
-    Each Redis is killed and comes back empty, PostgreSQL is stopped, killed and frozen; one after the other, while
-    four processes increment.
+    Each Redis server is killed and comes back empty; PostgreSQL is stopped, killed and frozen; one after the other,
+    while four processes increment.
     """
     with postgresql.database() as name, django_database("counting", postgresql.settings(name)):
         call_command("migrate", "redlock", database="counting", verbosity=0, skip_checks=True)
@@ -102,7 +103,7 @@ def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql:
                 contenders.go_on(15)
                 revive()
                 contenders.go_on(5)
-                time.sleep(OPTIONS["max_ttl"] + 1)  # until it votes again, for the other two can spare nobody
+                time.sleep(OPTIONS["max_ttl"] + 1)  # until it votes again, because the other two can spare no vote
                 contenders.go_on(5)
 
         tokens = contenders.tokens
@@ -114,7 +115,9 @@ def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql:
     "tables", ["postgresql", pytest.param("sqlite", marks=ENDURANCE), SLOW_DATABASES[1]], indirect=True
 )
 def test_contended_counter_on_one_database_loses_nothing(tables: Tables, tmp_path: Path):
-    """P1, P2, P16: four processes increment it, guarded by the lock of a single database alone; tokens increase."""
+    """
+    P1, P2, P16: four processes increment a counter, guarded only by the lock of a single database; tokens increase.
+    """
     databases = {"default": {}, "counting": tables.entry()}
     options = {"ttl": 10.0, "node_timeout": 2.0, "retry_delay": 0.01, "restart_guard": False}
 
@@ -144,8 +147,10 @@ async def test_redis_and_database_are_asked_at_the_same_time(nodes: Servers, tab
 
 
 @EACH_TABLE_ONCE
-async def test_waiters_of_a_mixed_majority_are_told_by_the_others(nodes: Servers, tables: Tables, flavour: Flavour):
-    """P27, L45: two Redis servers are enough to call the next in line; nobody listens to the database."""
+async def test_waiters_of_a_mixed_majority_are_notified_by_the_redis_servers(
+    nodes: Servers, tables: Tables, flavour: Flavour
+):
+    """P27, L45: two Redis servers are enough to notify the next waiter; the database sends no notifications."""
     manager = real_manager([*nodes.urls[:2], tables.urls[0]])
     connect(manager)
     holder = await flavour.acquire(manager.lock("a"))

@@ -1,4 +1,4 @@
-"""A node whose master a real sentinel looks after, and the failover of it."""
+"""A node whose master a real sentinel monitors, and its failover."""
 
 import time
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ sentinel failover-timeout mymaster 5000
 
 
 class Sentinel:
-    """A sentinel that looks after the first of two servers, which the second replicates."""
+    """A sentinel that monitors the first of two servers, which the second replicates."""
 
     def __init__(self, servers: Servers, folder: Path) -> None:
         self.servers = servers
@@ -48,7 +48,7 @@ class Sentinel:
         until(lambda: self.known("slaves"))
 
     def known(self, what: str) -> object:
-        """Return what the sentinel knows of the service, or nothing as long as it does not answer."""
+        """Return what the sentinel knows of the service, or nothing while it does not answer."""
         with suppress(redis.ConnectionError), self.client() as client:
             return client.execute_command("SENTINEL", what, "mymaster")
         return None
@@ -100,7 +100,7 @@ async def test_promoted_replica_gives_no_vote_until_the_guard_has_passed(tmp_pat
             newcomers = [(flavour, manager_of(url, guard=True)) for flavour in (Blocking(), Asyncio())]
             for flavour, manager in knew + newcomers:
                 with pytest.raises(QuorumUnavailableError, match=r"votes again in \d+ s"):
-                    await flavour.acquire(manager.lock("b", wait=0.3))  # a connection of before may be found closed
+                    await flavour.acquire(manager.lock("b", wait=0.3))  # an earlier connection may be found closed
 
         for flavour, manager in knew + newcomers:
             lease = await flavour.acquire(manager.lock("b", wait=30))
@@ -112,7 +112,7 @@ async def test_promoted_replica_gives_no_vote_until_the_guard_has_passed(tmp_pat
 
 
 async def test_demoted_master_is_left_for_the_new_one(tmp_path: Path, flavour: Flavour):
-    """L63, L65: a connection to a master that became a replica is given up, and the wait goes on at the new one."""
+    """L63, L65: a connection to a master that became a replica is closed, and the wait continues at the new master."""
     with watched(tmp_path) as sentinel:
         nowhere = f"redis://127.0.0.1:{reserve_port(sentinel)}"
         manager = manager_of(nowhere, f"redis://127.0.0.1:{sentinel.port}")
@@ -139,8 +139,11 @@ async def test_demoted_master_is_left_for_the_new_one(tmp_path: Path, flavour: F
         await flavour.close(manager)
 
 
-async def test_sentinel_that_cannot_help_is_told_from_a_node_that_cannot(tmp_path: Path, flavour: Flavour):
-    """L65: no sentinel, an unknown service and a server that is no sentinel are named; only settings end a wait."""
+async def test_useless_sentinel_and_useless_node_have_different_errors(tmp_path: Path, flavour: Flavour):
+    """
+    L65: a missing sentinel, an unknown service and a server that is not a sentinel are reported; only settings end a
+    wait.
+    """
     with watched(tmp_path) as sentinel:
         url, server = f"redis://127.0.0.1:{sentinel.port}", sentinel.servers[0].url
         for at, service, said, at_once in (
@@ -162,7 +165,7 @@ async def test_sentinel_that_cannot_help_is_told_from_a_node_that_cannot(tmp_pat
 
 
 def test_a_sentinel_that_is_down_is_no_alarm(tmp_path: Path):
-    """P22: the doctor asks the sentinels one after the other, as is done when a lock is taken."""
+    """P22: the doctor asks the sentinels one after the other, as taking a lock does."""
     with watched(tmp_path) as sentinel:
         node = {
             "SENTINELS": ["redis://127.0.0.1:1", f"redis://127.0.0.1:{sentinel.port}"],

@@ -1,4 +1,4 @@
-"""One attempt after the other, decided without clock, network or luck."""
+"""Attempts, decided without clock, network or randomness."""
 
 import gc
 import weakref
@@ -24,7 +24,7 @@ NOW = 1_795_000_000_000_000
 
 
 class Attempt:
-    """Drives an acquisition by hand."""
+    """Drives an acquisition step by step."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Attempt:
             self.step.receive(node, Reply(kind, number, left=left))
 
     def go_on(self, seconds: float = 0.0) -> Any:
-        """Let time pass and take the next step; returns it, or the outcome."""
+        """Let time pass and take the next step; return it, or the outcome."""
         self.time += seconds
         try:
             self.step = self.steps.send(self._instant())
@@ -69,7 +69,7 @@ class Attempt:
         return self.step
 
     def proceed(self, seconds: float = 0.0) -> Any:
-        """Do the same, and carry out what gives the attempt back."""
+        """Do the same, and carry out the release of the attempt."""
         step = self.go_on(seconds)
         while isinstance(step, Round) and step.cleanup:
             step = self.go_on()
@@ -80,7 +80,7 @@ A, G, B, F, U = Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.FAILED, Kind.UNKNOW
 
 
 def test_quorum_that_accepted_the_token_is_enough():
-    """P4, P26: one round, five requests, the proposed number is the token."""
+    """P4, P26: one round, five requests, and the proposed number is the token."""
     attempt = Attempt()
     request = attempt.step.requests[0]
 
@@ -94,7 +94,7 @@ def test_quorum_that_accepted_the_token_is_enough():
 
 
 def test_validity_counts_from_before_the_first_byte():
-    """P17, L5, L7: a quorum whose replies are read late has nothing left, and is released."""
+    """P17, L5, L7: a quorum whose replies are read late has no validity left, and is released."""
     attempt = Attempt()
     attempt.reply(A, A, A)
 
@@ -116,7 +116,10 @@ def test_deadline_is_start_plus_ttl_less_drift(pause: float):
 
 
 def test_token_that_was_too_low_is_raised_in_a_second_round():
-    """P4, P26: granted but not accepted costs one more round, to the nodes that granted, above all they have seen."""
+    """
+    P4, P26: granted but not accepted costs one more round, to the nodes that granted, above every number they have
+    seen.
+    """
     attempt = Attempt()
     attempt.reply(G, G, G, fence=NOW * 2)
 
@@ -130,7 +133,10 @@ def test_token_that_was_too_low_is_raised_in_a_second_round():
 
 
 def test_token_is_not_small_where_the_nodes_know_none():
-    """P2, P7: who proposed more than they accept, and hears of no token, goes by the slowest clock that granted."""
+    """
+    P2, P7: a client whose proposal is too high for them, and that hears of no token, uses the slowest clock that
+    granted.
+    """
     attempt = Attempt()
     for node, ahead in enumerate([2, 1, 3]):
         attempt.step.receive(node, Reply(G, 0, NOW + ahead * 1_000_000))
@@ -143,7 +149,7 @@ def test_token_is_not_small_where_the_nodes_know_none():
 
 
 def test_votes_of_two_rounds_are_not_mixed():
-    """P4: two accepted the first number and two the second: that is no quorum for either."""
+    """P4: two nodes accepted the first number and two the second, which is no quorum for either."""
     attempt = Attempt()
     attempt.reply(A, A, G, G, F, fence=NOW * 2)
     attempt.go_on()
@@ -172,7 +178,7 @@ def test_votes_of_two_rounds_are_not_mixed():
         (3, [B, B], True),
     ],
 )
-def test_taken_and_cannot_tell_are_told_apart(nodes: int, replies: list[Kind], taken: bool):
+def test_taken_and_cannot_tell_are_different_errors(nodes: int, replies: list[Kind], taken: bool):
     """L3, L12, P23: taken needs a quorum of answers, or too many busy nodes; silence is never a holder."""
     attempt = Attempt(nodes)
 
@@ -183,7 +189,7 @@ def test_taken_and_cannot_tell_are_told_apart(nodes: int, replies: list[Kind], t
 
 
 def test_failure_is_certain_before_all_have_answered():
-    """P25: nothing waits for a node that can change nothing."""
+    """P25: nothing waits for a node that cannot change the result."""
     attempt = Attempt()
 
     attempt.reply(B, B, None, B)
@@ -192,7 +198,7 @@ def test_failure_is_certain_before_all_have_answered():
 
 
 def test_two_busy_and_one_silent_node_wait_for_the_others():
-    """L3: the outcome is a failure, but whether it is taken only the rest can tell."""
+    """L3: the outcome is a failure, but only the other nodes can tell whether it is taken."""
     attempt = Attempt()
 
     attempt.reply(B, B, F)
@@ -201,7 +207,10 @@ def test_two_busy_and_one_silent_node_wait_for_the_others():
 
 
 def test_release_goes_to_all_that_may_have_granted_and_leaves_tombstones_for_what_is_unanswered():
-    """L8, P23, P24: where the request may still arrive it leaves a tombstone; who refused for certain has nothing."""
+    """
+    L8, P23, P24: where the request may still arrive the release leaves a tombstone; a node that certainly refused has
+    none.
+    """
     attempt = Attempt()
     attempt.reply(A, B, U, F)
     attempt.step.close()
@@ -224,7 +233,7 @@ def test_tombstone_lasts_no_longer_than_a_lease_may():
 
 
 def test_node_that_never_got_the_request_is_known():
-    """L8, P23: it needs no release, unless it has the waiter in its queue or something of an earlier hold."""
+    """L8, P23: the node needs no release, unless it has queued the waiter or has a key of an earlier hold."""
     once = Attempt()
     once.reply(F, U, A, A, A)
     assert once.go_on().untouched == {0}
@@ -244,7 +253,7 @@ def test_node_that_never_got_the_request_is_known():
 
 
 def test_attempt_leaves_no_work_for_the_garbage_collector():
-    """Its rounds live longer than it, for the lease and for late replies, and do not hold on to it."""
+    """Its rounds outlive it, for the lease and for late replies, and hold no reference to it."""
     attempt = Attempt()
     acquisition = weakref.ref(attempt.acquisition)
     gc.disable()
@@ -275,8 +284,8 @@ def test_every_attempt_has_a_nonce_of_its_own():
     assert attempt.step.requests[0].nonce != first
 
 
-def test_number_goes_above_everything_seen():
-    """P2: also what a refusal said, so a waiter needs no second round when its turn comes."""
+def test_number_is_above_everything_seen():
+    """P2: numbers in refusals count too, so a waiter needs no second round when its turn comes."""
     attempt = Attempt(wait=None)
     attempt.reply(B, B, B, fence=NOW * 2)
     attempt.proceed()
@@ -300,7 +309,7 @@ def test_late_reply_still_teaches_the_floor():
 
 @pytest.mark.parametrize(("left", "told"), [(0.03, 0.04), (9.0, 1.01), (0.001, 0.03)])
 def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, told: float):
-    """L45, P27: it asks again when a quorum can be free by expiry; told of its turn, once a second is enough."""
+    """L45, P27: it asks again when expiry can free a quorum; with notifications, once a second is enough."""
     attempt = Attempt(wait=None)
     attempt.reply(B, B, B, left=left)
 
@@ -311,8 +320,8 @@ def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, told: float
 
 
 @pytest.mark.parametrize(("place", "seconds"), [(0, 0.025), (1, 0.075), (9, 0.475), (400, 1.01)])
-def test_waiter_that_nobody_can_tell_asks_the_sooner_the_nearer_its_turn(place: int, seconds: float):
-    """P27: without notifications the first in line asks most often."""
+def test_waiter_without_notifications_asks_the_sooner_the_nearer_its_turn(place: int, seconds: float):
+    """P27: without notifications the first waiter asks most often."""
     attempt = Attempt(wait=None)
     for node in range(3):
         attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=place))
@@ -321,7 +330,7 @@ def test_waiter_that_nobody_can_tell_asks_the_sooner_the_nearer_its_turn(place: 
 
 
 def test_waiter_leaves_the_queue_when_it_gives_up():
-    """L47: every node that may have put it in line is told."""
+    """L47: every node that may have queued it gets a release."""
     attempt = Attempt(wait=1.0, waiter="p|1")
     for node in range(2):
         attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=0))
@@ -332,8 +341,8 @@ def test_waiter_leaves_the_queue_when_it_gives_up():
     assert {node: request.leaving for node, request in leaving.requests.items()} == dict.fromkeys(range(5), "p|1")
 
 
-def test_waiter_keeps_its_place_between_two_attempts():
-    """P27: what it was granted by a minority it gives back, and stays in line there and everywhere."""
+def test_waiter_stays_queued_between_two_attempts():
+    """P27: it releases grants of a minority, and stays queued there and everywhere."""
     attempt = Attempt(wait=None, waiter="p|1")
     attempt.step.receive(0, Reply(A))
     for node in range(1, 4):
@@ -345,8 +354,10 @@ def test_waiter_keeps_its_place_between_two_attempts():
 
 
 @pytest.mark.parametrize(("waiter", "hears"), [("p|1", True), ("", False)])
-def test_who_waits_hears_out_the_nodes_that_have_not_refused_it_yet(waiter: str, hears: bool):
-    """P28: there is nothing to take back from a node whose refusal came last; who does not wait is told at once."""
+def test_waiter_waits_briefly_for_nodes_that_have_not_refused_it_yet(waiter: str, hears: bool):
+    """
+    P28: a node whose refusal came last has nothing to release; a caller that does not wait gets its result at once.
+    """
     attempt = Attempt(wait=None, waiter=waiter)
     for node in range(3):
         attempt.step.receive(node, Reply(B, left=30.0, detail="b", position=0))
@@ -359,8 +370,8 @@ def test_who_waits_hears_out_the_nodes_that_have_not_refused_it_yet(waiter: str,
     assert isinstance(attempt.go_on(), Pause)
 
 
-def test_waiter_that_is_cut_off_gives_up_its_place():
-    """P27: who cannot reach a quorum must not be first in line on the nodes that it does reach."""
+def test_waiter_that_is_cut_off_leaves_the_queue():
+    """P27: a waiter that cannot reach a quorum must not be first in the queue on the nodes that it does reach."""
     attempt = Attempt(wait=None, waiter="p|1")
     attempt.step.receive(0, Reply(B, left=30.0, detail="b", position=0))
     for node in range(1, 5):
@@ -372,8 +383,8 @@ def test_waiter_that_is_cut_off_gives_up_its_place():
 
 
 @pytest.mark.parametrize("wait", [1.0, 3.0])
-def test_what_is_interrupted_while_it_is_given_back_is_given_back_again(wait: float):
-    """L10, P33: nobody knows how far the round came, so undoing it asks all of its nodes, and leaves the lines."""
+def test_interrupted_release_of_an_attempt_is_repeated(wait: float):
+    """L10, P33: nobody knows how far the round came, so undoing it goes to all of its nodes, and leaves the queues."""
     attempt = Attempt(wait=wait, waiter="p|1")
     attempt.step.receive(0, Reply(A))
     for node in range(1, 4):
@@ -390,7 +401,7 @@ def test_what_is_interrupted_while_it_is_given_back_is_given_back_again(wait: fl
 
 
 def test_waiter_acts_on_notifications_from_a_quorum_of_nodes():
-    """P28: one node may notify because a waiter gave a minority back; acting on that would wake the next one."""
+    """P28: one node may notify because a waiter released a minority; acting on that would wake the next one."""
     waiter = Waiter("p|1", 3)
 
     assert [waiter.hear(node) for node in (0, 0, 4, 0, 2)] == [False, False, False, False, True]
@@ -399,8 +410,10 @@ def test_waiter_acts_on_notifications_from_a_quorum_of_nodes():
     assert not waiter.called
 
 
-def test_waiter_is_not_called_by_what_it_gave_back():
-    """P28: nodes that granted in vain would grant again, and call it for that; it asks when one more calls."""
+def test_waiter_is_not_notified_by_its_own_returned_grants():
+    """
+    P28: nodes that granted in vain would grant again, and notify it for that; it asks when one more node notifies.
+    """
     waiter = Waiter("p|1", 3)
 
     waiter.gives_back({0, 1, 2})
@@ -412,7 +425,7 @@ def test_waiter_is_not_called_by_what_it_gave_back():
 
 
 def test_grants_without_votes_are_followed_by_the_pause_of_a_contender():
-    """P24, P28: who is first in line and lacks only votes is told by nobody when there are some: it asks soon again."""
+    """P24, P28: nobody notifies the first waiter that lacks only votes when there are some: it asks again soon."""
     attempt = Attempt(nodes=5, wait=None, waiter="p|1")
     attempt.reply(A, A, Kind.NO_VOTE, Kind.NO_VOTE)
     attempt.step.receive(4, Reply(Kind.QUEUED, position=1))
@@ -424,7 +437,7 @@ def test_grants_without_votes_are_followed_by_the_pause_of_a_contender():
 
 
 def test_waiter_that_may_have_missed_notifications_asks_once_more():
-    """L46: nodes may have called it before they could be heard."""
+    """L46: nodes may have notified it before it listened."""
     waiter = Waiter("p|1", 3)
 
     waiter.recall()
@@ -434,8 +447,8 @@ def test_waiter_that_may_have_missed_notifications_asks_once_more():
     assert not waiter.called
 
 
-def test_lock_with_places_tries_them_all():
-    """P16: each place is an exclusive lock of its own; refused in one, it asks for the next without a pause."""
+def test_lock_with_permits_tries_them_all():
+    """P16: each permit is an exclusive lock of its own; refused one, the caller tries the next without a pause."""
     attempt = Attempt(limit=3)
     asked = []
     for _ in range(3):
@@ -448,7 +461,7 @@ def test_lock_with_places_tries_them_all():
 
 
 def survey(attempt: Attempt, taken: Callable[[int, int], bool]) -> None:
-    """Answer which places are taken on which node."""
+    """Reply which permits are taken on which node."""
     request = attempt.step.requests[0]
     assert (request.waiters, len(request.slugs)) == (None, 59)
     for node in range(3):
@@ -458,8 +471,8 @@ def survey(attempt: Attempt, taken: Callable[[int, int], bool]) -> None:
         attempt.step.receive(node, Reply(Kind.LISTED, rows=tuple(rows)))
 
 
-def test_lock_with_many_places_asks_which_are_taken():
-    """L49, P16: a round for each of them would take longer than anybody was to wait."""
+def test_lock_with_many_permits_asks_which_are_taken():
+    """L49, P16: a round for each of them would take longer than any caller was to wait."""
     attempt = Attempt(limit=60)
     attempt.reply("b", "b", "b")
     attempt.proceed(0.05)
@@ -470,8 +483,8 @@ def test_lock_with_many_places_asks_which_are_taken():
     assert (outcome.taken, outcome.attempts) == (True, 1)
 
 
-def test_lock_with_many_places_tries_those_that_a_quorum_may_have():
-    """P16: that one is taken on few nodes is no reason not to ask for it."""
+def test_lock_with_many_permits_tries_those_that_a_quorum_may_have():
+    """P16: a permit that is taken on only a few nodes is worth a request."""
     attempt = Attempt(limit=60)
     attempt.reply("b", "b", "b")
     attempt.proceed(0.05)
@@ -488,8 +501,8 @@ def test_lock_with_many_places_tries_those_that_a_quorum_may_have():
     assert attempt.proceed(0.05).attempts == 3
 
 
-def test_lock_with_places_waits_no_longer_than_it_was_to():
-    """L49, P25: neither silent nodes nor slow ones are asked for one place after the other."""
+def test_lock_with_permits_waits_no_longer_than_its_time():
+    """L49, P25: neither silent nor slow nodes are asked for one permit after the other."""
     silent, slow = Attempt(limit=60, node_timeout=0.2), Attempt(limit=3, node_timeout=0.2)
     silent.reply(F, F, F)
     assert silent.proceed(0.2).attempts == 1
@@ -500,8 +513,8 @@ def test_lock_with_places_waits_no_longer_than_it_was_to():
     assert slow.proceed(0.19).attempts == 2
 
 
-def test_lock_with_places_stays_behind_those_that_wait():
-    """P27: others are first in line, whichever place is free."""
+def test_lock_with_permits_queues_behind_earlier_waiters():
+    """P27: others are first in the queue, whichever permit is free."""
     attempt = Attempt(limit=3)
     attempt.reply(Kind.QUEUED, Kind.QUEUED, Kind.QUEUED)
 
@@ -511,7 +524,7 @@ def test_lock_with_places_stays_behind_those_that_wait():
 
 
 def test_waiting_ends_with_its_time():
-    """L49: the last pause ends when the time does, and one attempt follows it."""
+    """L49: the last pause ends with the waiting time, and one attempt follows it."""
     attempt = Attempt(wait=1.0)
     attempt.reply(B, B, B)
     pause = attempt.proceed(0.95)
@@ -530,7 +543,9 @@ def test_waiting_ends_with_its_time():
     [["b", "b", "c", "c", A], [A, "b", "c", "d", "e"], ["b", "c", A, F, F], ["b", "b", "c", A, U]],
 )
 def test_split_vote_is_repeated_for_one_node_timeout(replies: list[Any]):
-    """L16: contenders that share the nodes between them would otherwise all be refused, and nobody has the lock."""
+    """
+    L16: contenders that share the nodes between them would otherwise all be refused, and nobody would hold the lock.
+    """
     attempt = Attempt(wait=0.0, node_timeout=0.2)
     attempt.reply(*replies)
 
@@ -549,7 +564,7 @@ def test_split_vote_is_repeated_for_one_node_timeout(replies: list[Any]):
     "replies", [["b", "b", "b"], ["b", "b", "c", "b"], [F, "b", "b", "b"], ["b", "b", "c", "c", "b"]]
 )
 def test_holder_with_a_quorum_is_not_asked_again(replies: list[Any]):
-    """L3: wait=0 is one attempt when somebody does have the lock."""
+    """L3: wait=0 makes one attempt if somebody does hold the lock."""
     attempt = Attempt(wait=0.0)
     attempt.reply(*replies)
     assert attempt.step.closed
@@ -561,7 +576,7 @@ def test_holder_with_a_quorum_is_not_asked_again(replies: list[Any]):
 
 
 def test_holder_that_one_node_did_not_extend_is_one_holder():
-    """L16, L32: what nodes store differs by the number of extensions; that is no split vote."""
+    """L16, L32: stored values differ by the number of extensions; that is no split vote."""
     value = encode("", Owner("host", 7))
     attempt = Attempt(nodes=3, wait=0.0)
     attempt.reply(counted(value, 2), counted(value, 1), F)
@@ -574,7 +589,7 @@ def test_holder_that_one_node_did_not_extend_is_one_holder():
 
 
 def test_no_quorum_is_explained_while_waiting():
-    """A waiter that waits for nodes, not for another holder, can say so."""
+    """A waiter that waits for nodes, not for another holder, can report that."""
     attempt = Attempt(wait=None)
     attempt.reply(F, F, F)
 
@@ -602,7 +617,7 @@ CLUSTER = Reply(Kind.EXCLUDED, detail="runs in cluster mode")
     ("replies", "closed", "misconfigured"),
     [
         ([NOAUTH, CLUSTER, NOAUTH], True, True),
-        ([REFUSED, NOAUTH, REFUSED], False, False),  # the other two may be set up as badly
+        ([REFUSED, NOAUTH, REFUSED], False, False),  # the other two may have the same configuration error
         ([REFUSED, NOAUTH, REFUSED, NOAUTH, NOAUTH], True, True),
         ([REFUSED, REFUSED, REFUSED], True, False),  # at most two can be
         ([REFUSED, NOAUTH, NOAUTH, REFUSED, REFUSED], True, False),
@@ -611,7 +626,7 @@ CLUSTER = Reply(Kind.EXCLUDED, detail="runs in cluster mode")
 def test_nobody_waits_for_a_quorum_that_the_configuration_forbids(
     replies: list[Reply], closed: bool, misconfigured: bool
 ):
-    """P23, L65: more nodes than may be missing will never vote as they are set up; anything else may pass."""
+    """P23, L65: more nodes than may be missing will never vote as configured; any other failure may pass."""
     attempt = Attempt(wait=None)
     for node, reply in enumerate(replies):
         attempt.step.receive(node, reply)

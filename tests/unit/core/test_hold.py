@@ -1,4 +1,4 @@
-"""A held lock, told the time and the replies."""
+"""A held lock, given the time and the replies."""
 
 import itertools
 import json
@@ -68,7 +68,7 @@ def test_extension_counts_from_the_start_of_its_round():
 
 
 def test_extension_that_completes_after_the_deadline_does_not_extend():
-    """P18: a lease that lapsed while the nodes were asked is lost, though all of them agreed."""
+    """P18: a lease that lapsed during the round is lost, though all nodes agreed."""
     hold = held()
     round = extension(hold, DEADLINE - 0.1)
     assert round is not None
@@ -89,7 +89,9 @@ def test_extension_waits_no_longer_than_the_lease_lasts():
 
 @pytest.mark.parametrize("replies", [[F, F, F], [U, U, U, U, U], [H, H, F, F, F], [H, H, R, R, U], []])
 def test_round_without_a_verdict_changes_nothing(replies: list[Kind]):
-    """L25, L22: unknown is not lost. The deadline stays, and it is tried again after a twelfth of the ttl."""
+    """
+    L25, L22: unknown is not lost. The deadline stays, and the extension is tried again after a twelfth of the ttl.
+    """
     hold = held()
     round = extension(hold, 103.0)
     assert round is not None
@@ -132,7 +134,7 @@ def test_first_reason_of_an_end_stays():
 
 
 def test_renewal_is_due_every_third_of_the_ttl():
-    """L22: and never later than the deadline, of which the holder must be told."""
+    """L22: renewal is never due later than the deadline, because the holder must be notified then."""
     hold = held()
 
     assert hold.due(renewing=True) == START + 3.0
@@ -143,7 +145,7 @@ def test_renewal_is_due_every_third_of_the_ttl():
     ("options", "reason"), [({"max_extensions": 0}, "max_extensions"), ({"max_hold": 3.0}, "max_hold")]
 )
 def test_bounds_of_renewal_are_named(options: dict[str, Any], reason: str):
-    """P34, L27: beyond them nothing is extended, and the lapse says which it was."""
+    """P34, L27: beyond them nothing is extended, and the lapse has the reason."""
     hold = held(**options)
 
     assert extension(hold, START + 3.0) is None
@@ -154,7 +156,7 @@ def test_bounds_of_renewal_are_named(options: dict[str, Any], reason: str):
 
 @pytest.mark.parametrize("start", [7734.392480692, 0.1, 1e6 / 3])
 def test_lease_at_its_bound_is_next_due_at_its_deadline(start: float):
-    """P34: once it may not be extended it is left alone until it ends, however the seconds round."""
+    """P34: a lease that may not be extended is not touched until it ends, however the seconds round."""
     rules = Rules(5, ttl=0.6, node_timeout=0.1, max_hold=0.2)
     granted = Granted(("{x}",), "a" * 32, "", 7, start, rules.deadline(start, 0.6), ())
     hold = Hold(Wanted(("x",), 0.6, None, Owner()), granted, rules, HighestToken())
@@ -165,7 +167,7 @@ def test_lease_at_its_bound_is_next_due_at_its_deadline(start: float):
 
 
 def test_release_leaves_a_tombstone_for_what_is_still_on_its_way():
-    """L29, P24: a node that owes an answer may extend after the release; it finds a tombstone instead."""
+    """L29, P24: a node with a reply in flight may extend after the release; it finds a tombstone instead."""
     hold = held()
     round = extension(hold, 103.0)
     assert round is not None
@@ -204,8 +206,8 @@ def test_release_leaves_out_what_never_got_a_request():
         ([F, F, F, U, U], "unknown"),
     ],
 )
-def test_release_says_what_it_found(kinds: list[Kind], outcome: str):
-    """L35: released, expired, taken, or unknown."""
+def test_release_returns_its_outcome(kinds: list[Kind], outcome: str):
+    """L35: the outcome is released, expired, taken, or unknown."""
     assert release_outcome(answer(held().release(0.2), *kinds), Rules(5)) == outcome
 
 
@@ -221,7 +223,7 @@ steps = st.lists(
 
 @given(steps)
 def test_tokens_accepted_by_a_node_strictly_increase(sequence: list[tuple[str, str, int]]):
-    """P3: whatever is asked of a node, each number that it accepts is greater than the last, in the order of holds."""
+    """P3: for any requests, each number that a node accepts is greater than the last, in the order of holds."""
     clock = itertools.count(1_000_000.0, 0.0)
     store = NodeState(lambda: next(clock))
     accepted: list[int] = []
@@ -232,7 +234,7 @@ def test_tokens_accepted_by_a_node_strictly_increase(sequence: list[tuple[str, s
             case "raise":
                 reply = store.execute(Raise(SLUGS, nonce, number, None))
             case "extend":
-                # A holder extends with the token it was granted, never with one that it made up.
+                # A holder extends with the token it was granted, never with an invented one.
                 token = max(accepted, default=0)
                 reply = store.execute(Extend((Term(SLUGS, nonce, nonce, 5.0, token),), None))
             case "release":
@@ -246,7 +248,7 @@ def test_tokens_accepted_by_a_node_strictly_increase(sequence: list[tuple[str, s
 
 
 def test_shorter_time_counts_as_soon_as_it_is_asked_for():
-    """P17: the nodes may have done it though their answers do not come."""
+    """P17: the nodes may have executed it although their replies do not come."""
     hold = held()
 
     extension(hold, 101.0, ttl=3.0)
@@ -254,7 +256,7 @@ def test_shorter_time_counts_as_soon_as_it_is_asked_for():
     assert hold.deadline == pytest.approx(101.0 + 3.0 - 0.032)
 
 
-def test_node_that_owes_a_shortening_is_not_counted_for_a_longer_time():
+def test_node_that_may_execute_a_shortening_is_not_counted_for_a_longer_time():
     """P17, P18: it may execute the older request last."""
     hold = held(3)
     shorter = extension(hold, 101.0, ttl=3.0)
@@ -269,7 +271,7 @@ def test_node_that_owes_a_shortening_is_not_counted_for_a_longer_time():
 
 
 def test_extension_by_the_old_time_does_not_prolong_a_lease_that_was_shortened():
-    """P18: the renewal was on its way when the holder asked for less."""
+    """P18: the renewal was in flight when the holder asked for less."""
     hold = held()
     renewing = extension(hold, 103.0)
     extension(hold, 103.1, ttl=2.0)
@@ -281,7 +283,7 @@ def test_extension_by_the_old_time_does_not_prolong_a_lease_that_was_shortened()
 
 
 def test_heartbeat_that_is_missing_ends_the_renewal():
-    """P34: and the loss says so, at the deadline."""
+    """P34: the loss at the deadline has this reason."""
     hold = held(heartbeat=2.0)
     hold.beat(START + 1.0)
 
@@ -293,7 +295,7 @@ def test_heartbeat_that_is_missing_ends_the_renewal():
 
 
 def test_heartbeat_is_looked_for_when_the_extension_is_due():
-    """P34: whether the work will have given a sign of life by then, nobody knows before; a late one still counts."""
+    """P34: nobody knows beforehand whether the work will have sent a heartbeat by then; a late one still counts."""
     hold = held(heartbeat=1.0)
 
     assert hold.due(renewing=True) == pytest.approx(START + TTL / 3)

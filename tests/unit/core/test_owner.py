@@ -1,5 +1,5 @@
 """
-What a lock's key says of its holder.
+The description of the holder in a lock's key.
 """
 
 import json
@@ -22,7 +22,7 @@ owners = st.builds(
 @given(owners)
 def test_value_is_the_json_of_its_fields(owner):
     """
-    A value is its nonce and what Python's JSON makes of the holder's fields, whatever characters they have.
+    A value is its nonce and the JSON of the holder's fields, whatever characters they have.
     """
     fields = owner._asdict() | {"label": owner.label[:MAX_LABEL], "ref": owner.ref[:MAX_REF]}
     del fields["extensions"]
@@ -39,7 +39,7 @@ def test_value_is_the_json_of_its_fields(owner):
 @given(owners, times)
 def test_value_is_read_as_it_was_written(owner, since):
     """
-    What was stored is read again as the same holder, its texts cut to their greatest length.
+    A stored value is read as the same holder, its texts cut to their greatest length.
     """
     said = decode(encode_since(NONCE, owner, since))
 

@@ -30,7 +30,9 @@ def test_majority(nodes: int, needed: int):
     "ttl", [0, -1, -0.5, math.nan, math.inf, -math.inf, 0.01, 60.5, 1e9, "30", None, True, 10**400]
 )
 def test_ttl_that_cannot_work_is_refused(ttl: Any):
-    """L14: zero, negative, not a number, too short, too long: before any node is asked, and the message says why."""
+    """
+    L14: zero, negative, not a number, too short, too long: refused before any request, and the message has the reason.
+    """
     with pytest.raises(ValueError, match="ttl must be"):
         manager().lock("a", ttl=ttl) if ttl is not None else Rules(3, ttl=ttl)
 
@@ -117,7 +119,7 @@ def test_round_over_many_names_may_take_longer(ttl: float, names: int, timeout: 
 
 
 def test_names_of_a_lock_are_shown_without_filling_pages():
-    """P37: what an error or a log line says of ten thousand names can be read."""
+    """P37: an error or a log line about ten thousand names is readable."""
     lock = manager().lock(f"n{number:05}" for number in range(10_000))
 
     assert lock.name.endswith("n00018, n00019 and 9980 more")
@@ -130,7 +132,7 @@ def test_quorum_above_the_majority_is_allowed():
 
 
 def test_value_round_trips_and_is_capped():
-    """L78: what the holder is doing is readable, bounded, and apart from the nonce."""
+    """L78: the description of the holder's work is readable, bounded, and apart from the nonce."""
     owner = Owner("host", 7, "task", "l" * 500, "r" * 5000, 1.5, 30.0)
     value = encode("f" * 32, owner)
 
@@ -165,14 +167,14 @@ def admission(**options: Any) -> tuple[Admission, Clock]:
 
 
 def test_restarted_node_votes_after_the_guard_time():
-    """P20, L62: the longest lease and its drift after its start, and it says how long that is."""
+    """P20, L62: the guard time is the longest lease and its drift after the start, and the error has it."""
     watch, clock = admission()
     watch.greet(0, Greeting("r1", age=11.0))
 
     assert watch.judge(0, VOTE, 1000.0).kind is Kind.NO_VOTE
     assert watch.objection(0) == "restarted or is new to these locks, votes again in 51 s (OPTIONS['restart_guard'])"
     clock.now += 50.7
-    assert watch.judge(0, VOTE, 1000.0).kind is Kind.NO_VOTE  # said in quarantine, read after it
+    assert watch.judge(0, VOTE, 1000.0).kind is Kind.NO_VOTE  # sent during the guard time, read after it
     assert watch.judge(0, VOTE, clock.now).kind is Kind.ACCEPTED
 
 
@@ -185,7 +187,7 @@ def test_node_that_has_been_up_for_long_votes_at_once():
 
 
 def test_uptime_is_not_believed_when_the_old_run_answered_later():
-    """P20, L6: a node clock that ran forward makes the uptime too long; a new run id and our own clock know better."""
+    """P20, L6: a node clock that ran forward makes the uptime too long; a new run id and our own clock detect it."""
     watch, clock = admission()
     watch.greet(0, Greeting("r1", age=5000.0))
     watch.judge(0, VOTE, 1000.0)
@@ -198,7 +200,9 @@ def test_uptime_is_not_believed_when_the_old_run_answered_later():
 
 @pytest.mark.parametrize(("before", "silent", "said"), [("", 0.0, "61 s"), ("first", 20.0, "41 s")])
 def test_node_that_was_a_replica_meanwhile_votes_after_the_guard_time(before: str, silent: float, said: str):
-    """P20, L63: it has the data of another server, though it has not been restarted; counted from its last reply."""
+    """
+    P20, L63: it has the data of another server, though it has not been restarted; the time counts from its last reply.
+    """
     watch, clock = admission()
     watch.greet(0, Greeting("r1", age=5000.0, promoted=before))
     assert watch.judge(0, VOTE, 1000.0) is VOTE
@@ -210,7 +214,9 @@ def test_node_that_was_a_replica_meanwhile_votes_after_the_guard_time(before: st
 
 
 def test_promotion_that_has_been_known_costs_no_vote():
-    """P20, L63: it is the same at every connection, and servers forget it when they have had no replica for long."""
+    """
+    P20, L63: the id is the same at every connection, and servers change it when they have had no replica for long.
+    """
     watch, _ = admission()
     for promoted in ("once", "once", ""):
         watch.greet(0, Greeting("r1", age=5000.0, promoted=promoted))
@@ -219,7 +225,7 @@ def test_promotion_that_has_been_known_costs_no_vote():
 
 
 def test_threads_that_connect_at_once_do_not_disturb_each_other():
-    """P22: each is told what the others' nodes said, while more of them say something."""
+    """P22: each thread gets the findings of its own connection, while others report more."""
     watch, _ = admission()
     greetings = iter([1])
 
@@ -240,7 +246,7 @@ def test_threads_that_connect_at_once_do_not_disturb_each_other():
 
 @pytest.mark.parametrize("options", [{"restart_guard": False}, {"durable": ("a",)}])
 def test_guard_can_be_turned_off_and_durable_nodes_need_none(options: dict[str, Any]):
-    """P20: for tests and for nodes whose append-only file is synced always."""
+    """P20: for tests, and for nodes whose append-only file is always synced."""
     watch, _ = admission(**options)
     watch.greet(0, Greeting("r1", age=0.0))
 
@@ -248,7 +254,7 @@ def test_guard_can_be_turned_off_and_durable_nodes_need_none(options: dict[str, 
 
 
 def test_guard_is_on_from_three_nodes():
-    """With one or two nodes a restart loses the lock anyway, and the documentation says so."""
+    """With one or two nodes a restart loses the lock anyway, as the documentation says."""
     assert [Rules(nodes).guards_restarts for nodes in (1, 2, 3, 5)] == [False, False, True, True]
 
 
@@ -270,7 +276,7 @@ def test_node_that_does_not_say_its_uptime_gives_no_vote_for_the_guard_time():
     ],
 )
 def test_node_that_is_no_independent_master_never_votes(greeting: Greeting, why: str):
-    """P22, L13, L66: and the error says what it is."""
+    """P22, L13, L66: the error has the reason."""
     watch, _ = admission()
     watch.greet(0, greeting)
 
@@ -279,7 +285,7 @@ def test_node_that_is_no_independent_master_never_votes(greeting: Greeting, why:
 
 
 def test_same_server_twice_has_no_two_votes_though_threads_connect_at_once():
-    """P22: each of two threads learns of one of its names before either of them has noted it."""
+    """P22: each of two threads learns of one of its names before either of them has recorded it."""
 
     class Watch(Admission):
         def _exclusion(self, node: int, greeting: Greeting) -> str:
@@ -317,7 +323,7 @@ EPOCH = 1_795_000_000.0
 
 
 def tell(watch: Admission, clock: Clock, node: int, ahead: float = 0.0, took: float = 0.001) -> Reply:
-    """Have a node answer with its time, *ahead* of the right one."""
+    """Let a node answer with its time, *ahead* of the right one."""
     sent = clock.now
     clock.now += took
     time = round((sent + took / 2 + EPOCH + ahead) * 1e6)
@@ -325,7 +331,7 @@ def tell(watch: Admission, clock: Clock, node: int, ahead: float = 0.0, took: fl
 
 
 def test_node_whose_clock_ran_forward_gives_no_vote():
-    """P21: its keys may have ended too early; it votes again when every lease of before has ended."""
+    """P21: its keys may have ended too early; it votes again when every earlier lease has ended."""
     watch, clock = clocked()
     assert tell(watch, clock, 0).kind is Kind.ACCEPTED
 
@@ -339,7 +345,7 @@ def test_node_whose_clock_ran_forward_gives_no_vote():
 
 
 def test_small_step_costs_the_vote_as_well():
-    """P21: it is more than the leases of a second and less allow for, however long the usual ones are."""
+    """P21: the step is more than leases of a second and less allow for, however long the usual ones are."""
     watch, clock = clocked()
     tell(watch, clock, 0)
 
@@ -349,8 +355,8 @@ def test_small_step_costs_the_vote_as_well():
 
 
 @pytest.mark.parametrize(("ahead", "took"), [(0.0025, 0.001), (-30.0, 0.001), (2.0, 5.0)])
-def test_step_that_harms_nobody_or_cannot_be_told_costs_no_vote(ahead: float, took: float):
-    """P21: within the rounding of expiry, backwards, or no larger than the reply took to come."""
+def test_step_that_is_harmless_or_undetectable_costs_no_vote(ahead: float, took: float):
+    """P21: within the rounding of expiry, backwards, or no larger than the reply took to arrive."""
     watch, clock = clocked()
     tell(watch, clock, 0)
 
@@ -358,7 +364,7 @@ def test_step_that_harms_nobody_or_cannot_be_told_costs_no_vote(ahead: float, to
 
 
 def test_clock_that_gains_slowly_costs_no_vote():
-    """P21: a clock is not said to have run forward because nobody looked at it for a day."""
+    """P21: a clock that nobody read for a day does not count as run forward."""
     watch, clock = clocked()
     tell(watch, clock, 0)
 
@@ -368,7 +374,7 @@ def test_clock_that_gains_slowly_costs_no_vote():
 
 
 def test_clock_far_from_most_others_gives_no_vote_to_a_client_that_has_just_started():
-    """P21: who has seen no step compares the nodes with each other, when the round is decided."""
+    """P21: a client that has seen no step compares the nodes with each other, when the round is decided."""
     watch, clock = clocked()
     for node, ahead in enumerate([60.0, 0.0, 0.2]):
         tell(watch, clock, node, ahead)
@@ -379,7 +385,8 @@ def test_clock_far_from_most_others_gives_no_vote_to_a_client_that_has_just_star
 
 def test_clock_that_was_far_ahead_is_put_back_while_a_client_looks():
     """
-    P21: who has just started saw that it was wrong, and not when it began. Keys of before may have ended too early.
+    P21: a client that has just started saw that the clock was wrong, and not since when. Earlier keys may have ended
+    too early.
     """
     watch, clock = clocked()
     for node, ahead in enumerate([60.0, 0.0, 0.2]):
@@ -393,8 +400,8 @@ def test_clock_that_was_far_ahead_is_put_back_while_a_client_looks():
     assert tell(watch, clock, 0).kind is Kind.ACCEPTED
 
 
-def test_own_clock_has_a_say_while_few_nodes_are_known():
-    """P21: of two nodes that disagree, the one that the client agrees with votes; a wrong client agrees with none."""
+def test_own_clock_counts_while_few_nodes_are_known():
+    """P21: of two nodes that disagree, the one that agrees with the client votes; a wrong client agrees with none."""
     watch, clock = clocked()
     tell(watch, clock, 0, ahead=60.0)
     assert list(watch.doubted()) == [0]
@@ -419,7 +426,7 @@ def test_two_clocks_are_not_compared_unless_asked_for():
 
 
 def test_doubted_votes_do_not_count():
-    """P4, P21: a quorum needs the votes of nodes that are not doubted at the moment of deciding."""
+    """P4, P21: a quorum needs the votes of nodes that are not doubted at the moment of the decision."""
     doubted = {0: "its clock is far from the others'"}
     round = Round({0: VOTE, 1: VOTE, 2: VOTE}, lambda replies: count(replies, Kind.ACCEPTED) >= 2, 1.0)
     round.doubted = lambda: doubted

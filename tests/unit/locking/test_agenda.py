@@ -1,4 +1,4 @@
-"""Which leases the watchdog takes up together."""
+"""Which leases the watchdog extends together."""
 
 import math
 
@@ -28,7 +28,7 @@ def agenda(*leases: Lease) -> Agenda:
 
 
 def test_leases_that_are_soon_due_are_extended_with_those_that_are():
-    """L31: so that ten thousand leases that were taken one after the other cost a hundred rounds, not ten thousand."""
+    """L31: ten thousand leases that were taken one after the other cost a hundred rounds, not ten thousand."""
     now, soon, later = Lease(10.0), Lease(10.9, slack=1.0), Lease(12.0, slack=1.0)
     todo = agenda(later, soon, now)
 
@@ -40,13 +40,13 @@ def test_leases_that_are_soon_due_are_extended_with_those_that_are():
 
 
 def test_lease_that_ends_is_not_looked_at_early():
-    """L23: one that is not extended is told of its end, not before it."""
+    """L23: a lease that is not extended gets the notice of its end, not before it."""
     todo = agenda(due := Lease(10.0, slack=1.0), Lease(10.5))
 
     assert todo.take(10.0) == [due]
 
 
-def test_what_ended_or_was_dropped_does_not_pile_up():
+def test_ended_and_dropped_leases_do_not_accumulate():
     """L28: the agenda keeps no lease alive, and no memory of many that were soon released."""
     todo = Agenda()
     kept = Lease(50.0)
@@ -63,7 +63,7 @@ def test_what_ended_or_was_dropped_does_not_pile_up():
 
 
 def test_lease_that_was_extended_meanwhile_is_due_later():
-    """L29: what is due is asked of the lease, not remembered."""
+    """L29: whether a lease is due is read from the lease, not remembered."""
     todo = agenda(lease := Lease(10.0))
     lease.when = 20.0
 
@@ -75,7 +75,7 @@ def test_lease_that_was_extended_meanwhile_is_due_later():
 
 
 def test_lease_that_was_dropped_while_it_was_tended_is_not_put_back():
-    """C51: a slot that is handed over is nobody's to extend, whoever was about to."""
+    """C51: a slot that was handed over is not extended, whichever thread was about to."""
     todo = agenda(lease := Lease(10.0))
     taken = todo.take(10.0)
     todo.drop(lease)
@@ -86,7 +86,7 @@ def test_lease_that_was_dropped_while_it_was_tended_is_not_put_back():
 
 
 def test_lease_that_is_put_on_again_and_again_is_there_once():
-    """L28: a lease that its holder extends by hand moves on the agenda, and leaves no old places behind."""
+    """L28: a lease that its holder extends itself moves on the agenda, and leaves no old entries behind."""
     todo = Agenda()
     lease = Lease(10.0)
     for turn in range(1000):
@@ -96,7 +96,7 @@ def test_lease_that_is_put_on_again_and_again_is_there_once():
     assert len(todo._leases) == 1
     assert todo.take(1008.0) == []
     assert todo.take(1009.0) == [lease]
-    assert todo.take(1009.0) == []  # it is being looked after
+    assert todo.take(1009.0) == []  # it is being tended
 
 
 def test_lease_that_is_due_earlier_than_it_was_is_taken_once():
@@ -111,8 +111,8 @@ def test_lease_that_is_due_earlier_than_it_was_is_taken_once():
     assert todo.take(30.0) == [lease]
 
 
-def test_process_that_takes_a_lock_while_it_stops_saying_that_it_lives_goes_on():
-    """L77: otherwise what it holds would count as a dead process's."""
+def test_heartbeat_continues_when_a_lock_is_taken_while_it_stops():
+    """L77: otherwise its locks would count as those of a dead process."""
     watched: list[object] = []
 
     class Dog:
@@ -122,7 +122,7 @@ def test_process_that_takes_a_lock_while_it_stops_saying_that_it_lives_goes_on()
         def tends(self, keeper: object) -> bool:
             if held:
                 return True
-            held.append("a lock")  # taken by another thread, right after the look that found none
+            held.append("a lock")  # taken by another thread, right after the check that found none
             heartbeat.join()
             return False
 

@@ -1,5 +1,5 @@
 """
-What is said to a node: the bytes of a command.
+Requests to a node: the bytes of a command.
 """
 
 from hypothesis import given
@@ -15,14 +15,14 @@ words = st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1,
 
 @given(words)
 def test_bytes_are_those_of_redis_py(words: list[str]):
-    """Every word has its length in bytes in front, whatever letters it has."""
+    """Every word has its length in bytes in front, whatever characters it has."""
     packed = b"".join(CONNECTION.pack_command("EVAL", *words))
 
     assert resp(["EVAL", *words]) == packed
 
 
 def test_bytes_are_made_once_for_all_nodes():
-    """A round says the same to every node; with and without the script's text are two things."""
+    """A round sends the same bytes to every node; with and without the script's text are two versions."""
     request: Request = Acquire(("{a}",), "n" * 32, "n" * 32 + "{}", 30.0, 1, None, 30.0)
     encoder, packed = Encoder("redlock:"), dict[int, bytes]()
 

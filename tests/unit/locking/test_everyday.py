@@ -1,4 +1,4 @@
-"""What people write with ``lock()``: at import, in an event loop, twice, to skip what is taken, in a transaction."""
+"""Everyday uses of ``lock()``: at import, in an event loop, twice, to skip a taken lock, in a transaction."""
 
 import asyncio
 import pickle
@@ -51,14 +51,14 @@ def clean() -> Any:
 
 @pytest.fixture(autouse=True)
 def blocking_in_coroutine_tests() -> None:
-    """Have coroutine tests refused what users are refused."""
+    """Let coroutine tests get the same refusals as users."""
 
 
 # At import
 
 
 def test_lock_of_a_module_needs_no_settings_until_it_is_taken():
-    """A module with @lock can be imported whatever the settings say; the call reports what is wrong with them."""
+    """A module with @lock can be imported whatever the settings are; the call reports what is wrong with them."""
     with override_settings(REDLOCK=None):
 
         @lock("module")
@@ -111,7 +111,7 @@ def test_decorator_that_the_settings_do_not_allow_is_found_by_the_check():
 
 
 async def test_blocking_lock_in_an_event_loop_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """L80: it would stop all tasks; Django does the same with its database, and both heed the same variable."""
+    """L80: it would stop all tasks; Django does the same with its database, and both obey the same variable."""
     monkeypatch.delenv("DJANGO_ALLOW_ASYNC_UNSAFE", raising=False)
     refused = [
         lambda: lock("loop").__enter__(),
@@ -170,7 +170,7 @@ async def test_task_that_would_wait_for_itself_raises_at_once():
     ],
 )
 def test_block_that_waits_for_nothing_of_its_own_is_let_in(outer: dict[str, Any], inner: dict[str, Any]):
-    """L43: a thread may hold two places, or two shared holds; a lock with places is another lock."""
+    """L43: a thread may hold two permits, or two shared holds; a lock with permits is another lock."""
     with lock("many", **outer), lock("many", **inner) as lease:
         assert lease.valid()
 
@@ -211,7 +211,7 @@ def test_wait_in_a_called_context_causes_a_warning_after_one_ttl(caplog: pytest.
         assert record.getMessage().count("test_everyday.py:") == 2
 
 
-# To skip what is taken
+# To skip a taken lock
 
 
 def test_lock_that_is_taken_is_skipped_without_an_error():
@@ -244,7 +244,7 @@ async def test_lock_that_is_taken_is_skipped_in_an_event_loop():
 
 
 def test_skipping_is_not_for_nodes_that_cannot_tell(memory: Manager):
-    """L79: None says that somebody else has the lock; that nobody can tell stays an error."""
+    """L79: None means that somebody else holds the lock; too few nodes to tell stay an error."""
     manager = memory(3)
     for node in manager.nodes[:2]:
         node.silent = True  # type: ignore[attr-defined]
@@ -299,7 +299,7 @@ async def test_decorated_function_is_skipped_when_the_lock_is_taken():
 
 
 def test_project_decides_how_long_a_lock_waits():
-    """OPTIONS["wait"] counts wherever a lock does not say; None is for ever, also against the option."""
+    """OPTIONS["wait"] applies wherever a lock does not say; None waits for ever, also against the option."""
     with redlock(wait=0):
         with lock("wait"):
             with pytest.raises(LockTakenError):
@@ -314,7 +314,7 @@ def test_project_decides_how_long_a_lock_waits():
 
 
 def test_check_advises_a_wait_for_production():
-    """by default a request waits for ever, so check --deploy asks for a decision."""
+    """By default a request waits for ever, so check --deploy asks for a decision."""
     assert "redlock.W105" in ids(check_deployment())
     with redlock(wait=10):
         assert "redlock.W105" not in ids(check_deployment())
@@ -327,7 +327,7 @@ def test_check_advises_a_wait_for_production():
 
 @pytest.mark.django_db(transaction=True)
 def test_lock_inside_a_transaction_warns_that_it_is_released_before_the_commit():
-    """L52: the next holder would read what is not committed yet; the warning names the line, once."""
+    """L52: the next holder would read uncommitted data; the warning names the line, once."""
     with warnings.catch_warnings(record=True) as caught, transaction.atomic():
         warnings.simplefilter("default")
         for _ in range(2):
@@ -410,7 +410,7 @@ async def test_lock_for_the_commit_is_for_blocks_of_synchronous_code():
 
 
 def test_threads_do_not_see_the_transactions_of_others():
-    """L52: what another thread has open is no concern of this one."""
+    """L52: transactions of other threads do not count."""
     errors: list[Any] = []
     done = threading.Thread(target=lambda: errors.append(lock("inside", wait=0).try_acquire() is not None))
     done.start()
@@ -418,7 +418,7 @@ def test_threads_do_not_see_the_transactions_of_others():
     assert errors == [True]
 
 
-# Mistakes of people who know other locks
+# Mistakes of users of other locks
 
 
 def work() -> None: ...
@@ -452,7 +452,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("mistake", "kind", "message"), MISTAKES, ids=[message[:30] for _, _, message in MISTAKES])
-def test_mistake_with_a_lock_is_told_what_to_write(mistake: Any, kind: type[Exception], message: str):
-    """L68: users of redis-py's locks find the way to this one from the error."""
+def test_mistake_with_a_lock_says_what_to_write(mistake: Any, kind: type[Exception], message: str):
+    """L68: the error shows users of redis-py's locks how to use this one."""
     with pytest.raises(kind, match=message):
         mistake()

@@ -1,4 +1,4 @@
-"""Who is inside a lock: threads and tasks that enter it again, leave it elsewhere, or are told that it is lost."""
+"""Threads and tasks inside a lock: they enter it again, leave it elsewhere, or learn that it is lost."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from tests.managers import Flavour, Manager, held_by, holders
 
 @pytest.fixture
 async def make(memory: Manager) -> AsyncIterator[Manager]:
-    """Make managers over nodes in memory: who is inside a lock is no business of the nodes."""
+    """Make managers over nodes in memory: the nodes play no part in reentrancy."""
     managers: list[LockManager] = []
 
     def made(*args: Any, **options: Any) -> LockManager:
@@ -29,7 +29,7 @@ async def make(memory: Manager) -> AsyncIterator[Manager]:
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:
-    """Return what *work* returned in a thread of its own, which has ended; the next one may get its ident."""
+    """Return the result of *work* in a thread of its own, which has ended; the next thread may get its ident."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(work()))
     thread.start()
@@ -38,7 +38,7 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
 
 
 def lose(lease: Any) -> None:
-    """Let the time of *lease* be over."""
+    """Let the time of *lease* run out."""
     lease.hold.deadline = 0.0
 
 
@@ -46,7 +46,7 @@ def lose(lease: Any) -> None:
 
 
 def test_thread_whose_ident_was_used_before_is_another_one(memory: Manager):
-    """L43, P16: the system gives the idents of threads that ended to new ones; a lock must not."""
+    """L43, P16: the system reuses the idents of ended threads; a lock must not confuse the two."""
     manager = memory()
     idents: list[int] = []
 
@@ -70,7 +70,7 @@ def test_thread_whose_ident_was_used_before_is_another_one(memory: Manager):
 
 
 async def test_ended_task_is_not_taken_for_the_next(make: Manager):
-    """L43: a task that has ended leaves its lease to whom it handed it, not to a task in the same memory."""
+    """L43: an ended task leaves its lease to its new owner, not to a task in the same memory."""
     manager = make()
 
     async def take() -> Any:
@@ -87,7 +87,7 @@ async def test_ended_task_is_not_taken_for_the_next(make: Manager):
 
 
 async def test_reentrant_lock_that_was_lost_and_left_can_be_taken_again(make: Manager, flavour: Flavour):
-    """L43, L26: who tries again after the loss gets the lock, though it still has the lease that it lost."""
+    """L43, L26: a caller that tries again after the loss gets the lock, though it still has the lost lease."""
     manager = make()
     lock = manager.lock("a", reentrant=True, wait=0)
 
@@ -104,8 +104,8 @@ async def test_reentrant_lock_that_was_lost_and_left_can_be_taken_again(make: Ma
     assert again is not lost
 
 
-async def test_reentrant_lock_that_was_given_back_can_be_had_the_other_way(make: Manager, flavour: Flavour):
-    """L43: a lease that is over is in nobody's way, be it that its holder keeps the object."""
+async def test_released_reentrant_lock_can_be_taken_in_the_other_mode(make: Manager, flavour: Flavour):
+    """L43: an ended lease blocks nobody, even if its holder keeps the object."""
     manager = make()
     over = await flavour.acquire(manager.lock("a", reentrant=True, shared=True))
     await flavour.release(over)
@@ -116,8 +116,8 @@ async def test_reentrant_lock_that_was_given_back_can_be_had_the_other_way(make:
     assert await flavour.release(exclusive) == "released"
 
 
-async def test_place_of_a_reentrant_lock_is_not_the_lock_itself(make: Manager, flavour: Flavour):
-    """L43, P16: a lock with places and one without are two locks, also for who may enter them again."""
+async def test_permit_of_a_reentrant_lock_is_not_the_lock_itself(make: Manager, flavour: Flavour):
+    """L43, P16: a lock with permits and one without are two locks, also for reentrancy."""
     manager = make()
     place = await flavour.acquire(manager.lock("a", limit=2, reentrant=True))
 
@@ -134,7 +134,7 @@ async def test_place_of_a_reentrant_lock_is_not_the_lock_itself(make: Manager, f
 
 @pytest.mark.parametrize("noticed", ["ensure", "valid", "another thread", "when it is left"])
 async def test_body_that_notices_the_loss_itself_is_not_cancelled_after_it(make: Manager, noticed: str):
-    """L23, L36: a task that has left the block with the loss goes on; no cancellation strikes it later."""
+    """L23, L36: a task that has left the block with the loss continues; no cancellation hits it later."""
     manager = make()
     with pytest.raises(LockLostError):  # noqa: PT012
         async with manager.lock("a", renew=False, cancel_on_lost=True) as lease:
@@ -152,8 +152,8 @@ async def test_body_that_notices_the_loss_itself_is_not_cancelled_after_it(make:
     assert lease.lost.is_set()
 
 
-async def test_body_that_goes_on_after_the_loss_is_cancelled_where_it_waits(make: Manager):
-    """L23: a loss that the body has seen and not heeded cancels it all the same, at its next await."""
+async def test_body_that_continues_after_the_loss_is_cancelled_where_it_waits(make: Manager):
+    """L23: a loss that the body has seen and ignored still cancels it, at its next await."""
     manager = make()
     went_on = []
 
@@ -169,7 +169,7 @@ async def test_body_that_goes_on_after_the_loss_is_cancelled_where_it_waits(make
 
 
 async def test_lock_that_was_entered_twice_cancels_once(make: Manager):
-    """L23, L43: the outer block of a reentrant lock alone asked for it, so the inner one is left like any other."""
+    """L23, L43: only the outer block of a reentrant lock asked for it, so the inner one is left like any other."""
     manager = make()
 
     with pytest.raises(LockLostError):  # noqa: PT012
@@ -182,11 +182,11 @@ async def test_lock_that_was_entered_twice_cancels_once(make: Manager):
     assert asyncio.current_task().cancelling() == 0
 
 
-async def test_loss_that_another_thread_notices_is_told_in_the_loop(make: Manager):
+async def test_loss_that_another_thread_notices_is_reported_in_the_loop(make: Manager):
     """L23: an event that wakes tasks is set by their loop, so that asyncio's debug mode finds nothing wrong."""
     manager = make()
     asyncio.get_running_loop().set_debug(True)
-    asyncio.get_running_loop().slow_callback_duration = 60  # a machine that stands still is not what is tested
+    asyncio.get_running_loop().slow_callback_duration = 60  # pauses of the machine are not under test
     told: list[Any] = []
     lease = await manager.lock("a", renew=False).aacquire()
     lease.on_lost(told.append)
@@ -208,7 +208,7 @@ async def test_loss_that_another_thread_notices_is_told_in_the_loop(make: Manage
 
 
 async def test_generator_that_is_left_early_gives_its_lock_back(make: Manager):
-    """L42: an async generator is closed by a task of the loop's, which has not entered the lock; it leaves it."""
+    """L42: an async generator is closed by a task of the loop that has not entered the lock; that task leaves it."""
     manager = make()
     lock = manager.lock("a", wait=0)
 
@@ -242,7 +242,7 @@ def test_block_that_another_thread_leaves_is_left(memory: Manager):
 
 
 async def test_leaving_what_nobody_or_more_than_one_entered_is_an_error(make: Manager):
-    """L42: who has not entered a lock cannot say whose hold to end, if there are several; it ends none."""
+    """L42: a thread that has not entered a lock cannot tell which of several holds to end; it ends none."""
     manager = make()
     lock = manager.lock("a", shared=True)
     inside = [asyncio.create_task(lock.__aenter__()) for _ in range(2)]
@@ -296,7 +296,7 @@ async def async_generator() -> AsyncIterator[int]:
 
 @pytest.mark.parametrize("function", [generator, partial(generator), async_generator, Rows()])
 def test_generators_cannot_be_decorated(memory: Manager, function: Any):
-    """L79: the body of a generator would run after the call, without the lock; that is refused when it is written."""
+    """L79: the body of a generator would run after the call, without the lock; the decoration is refused."""
     with pytest.raises(TypeError, match=r"cannot be decorated with a lock.* inside it"):
         memory().lock("a")(function)
 

@@ -1,4 +1,4 @@
-"""Replies are read from a stream of bytes, however it was cut; what is no reply is found out."""
+"""Replies are read from a stream of bytes, however it was cut; malformed replies are detected."""
 
 from contextlib import suppress
 from itertools import pairwise
@@ -22,7 +22,7 @@ wanted = st.recursive(plain, lambda inner: st.lists(inner, max_size=4), max_leav
 
 
 def said(reply: Any) -> bytes:
-    """Say a reply as a server does."""
+    """Encode a reply as a server does."""
     match reply:
         case None:
             return b"$-1\r\n"
@@ -37,7 +37,7 @@ def said(reply: Any) -> bytes:
 
 
 def shown(reply: Any) -> Any:
-    """Return a reply as something that can be compared: two exceptions are never equal."""
+    """Return a comparable form of a reply, because two exceptions are never equal."""
     if isinstance(reply, list):
         return [shown(part) for part in reply]
     return f"-{reply}" if isinstance(reply, Exception) else reply
@@ -63,7 +63,7 @@ def test_replies_are_the_same_however_the_stream_was_cut(sent: list[Any], cuts: 
 
 
 @given(wanted)
-def test_reply_of_which_a_byte_is_missing_is_not_told(sent: Any):
+def test_incomplete_reply_is_not_returned(sent: Any):
     replies, stream = Replies(ValueError), said(sent)
 
     for byte in stream[:-1]:
@@ -99,8 +99,8 @@ def test_noise_is_read_or_refused_and_nothing_else(noise: bytes):
         b"+" * (LONGEST_LINE + 2),
     ],
 )
-def test_what_is_no_reply_is_refused(malformed: bytes):
-    """Whatever follows it would be read wrongly as well, and given to the wrong round."""
+def test_malformed_reply_is_refused(malformed: bytes):
+    """Everything after it would be misread as well, and given to the wrong round."""
     replies = Replies(ValueError)
     assert read_all(replies, b"$2\r\nok\r\n") == [b"ok"]
 

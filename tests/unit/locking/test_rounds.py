@@ -26,7 +26,7 @@ from tests.managers import Blocking, Flavour, Manager, eventually, renew_now, ru
 
 NAMES = ("a", "b", "c")
 PATIENT = {"ttl": 600.0, "max_ttl": 600.0, "node_timeout": 60.0}
-HASTY = {"node_timeout": 0.01}  # where asyncio waits for nodes that do not answer
+HASTY = {"node_timeout": 0.01}  # asyncio waits here for nodes that do not answer
 
 
 async def works(manager: LockManager, flavour: Flavour) -> None:
@@ -51,7 +51,9 @@ async def no_quorum(manager: LockManager, flavour: Flavour) -> None:
 @pytest.mark.parametrize("failing", range(6))
 @pytest.mark.parametrize("fault", ["down", "deaf", "silent"])
 async def test_every_subset_of_failing_nodes(flavour: Flavour, fault: str, failing: int):
-    """L1, L2, L3, P25: any two of five may fail in any way; with three gone it is *no quorum*, never *taken*."""
+    """
+    L1, L2, L3, P25: any two of five may fail in any way; with three gone the result is *no quorum*, never *taken*.
+    """
     for subset in combinations(range(5), failing):
         nodes = [MemoryNode(f"m{number}") for number in range(5)]
         manager = LockManager(nodes, rules(5, **(PATIENT if failing <= 2 else HASTY)))
@@ -74,10 +76,10 @@ def admission() -> Admission:
 
 
 class MuteLink(MemoryLink):
-    """A link whose node takes everything and answers nothing."""
+    """A link whose node accepts everything and answers nothing."""
 
     def fileno(self) -> int:
-        return 0  # to be waited for, unlike those of memory
+        return 0  # makes rounds wait for it, unlike links of memory
 
     def readable(self) -> bool:
         return False
@@ -91,7 +93,7 @@ class Mute(MemoryNode):
 
 
 def test_blocking_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
-    """L3, P25: nodes that do not answer keep nobody longer than one node timeout, to the millisecond."""
+    """L3, P25: silent nodes keep no caller longer than one node timeout, to the millisecond."""
     now = 100.0
 
     def wait(connections: ConnectionSet, seconds: float) -> list[object]:
@@ -138,7 +140,7 @@ async def test_asyncio_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_extension_does_not_wait_for_a_connection_that_has_failed_already(monkeypatch: pytest.MonkeyPatch):
-    """L32: a round that mends waits for connections that may come, not for one that was refused at once."""
+    """L32: a round that heals waits for connections that may come, not for one that was refused at once."""
     nodes = [MemoryNode(name) for name in NAMES]
     manager = LockManager(nodes, rules(3, **PATIENT))
     lease = manager.lock("a", renew=False).acquire()
@@ -151,7 +153,7 @@ def test_extension_does_not_wait_for_a_connection_that_has_failed_already(monkey
 
 
 class Halting(MemoryNode):
-    """A node that takes as long as a test says to connect, and to answer."""
+    """A node that takes as long as a test wants to connect, and to answer."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -159,7 +161,7 @@ class Halting(MemoryNode):
 
     async def aconnect(self, timeout: float) -> AsyncMemoryLink:
         await self.connects.wait()
-        await asyncio.sleep(0)  # one turn, as the answers that are held back need
+        await asyncio.sleep(0)  # one turn, as the held replies need
         return HaltingLink(self)
 
 
@@ -182,7 +184,7 @@ class HaltingLink(AsyncMemoryLink):
 
 async def test_link_that_comes_with_the_deciding_vote():
     """
-    L32: a round that mends is also sent to a node whose link comes in the very turn in which the round is decided.
+    L32: a healing round is also sent to a node whose link arrives in the very turn that decides the round.
     """
     nodes = [Halting(name) for name in NAMES]
     gather = AsyncGather(nodes, admission(), Breakers(3))
@@ -194,7 +196,7 @@ async def test_link_that_comes_with_the_deciding_vote():
     nodes[2].answers.set()
     asked = asyncio.create_task(gather.ask(round))
     await eventually(lambda: len(gather._lines) == 2 and len(round.replies) == 1)
-    nodes[1].answers.set()  # of both the round hears in one turn, of the vote first
+    nodes[1].answers.set()  # the round learns of both in one turn, of the vote first
     nodes[2].connects.set()
     await asked
 
@@ -204,7 +206,7 @@ async def test_link_that_comes_with_the_deciding_vote():
 
 
 def test_late_end_of_a_try_to_connect_lets_nobody_in_beside_the_next():
-    """The next one may begin when the time of the one before is over, and has its own time then."""
+    """The next try may begin when the time of the earlier one has run out, and then has its own time."""
     breaker = Breaker()
     breaker.failed(0.0)
     first = breaker.admits(0.0, 0.25)
@@ -238,7 +240,7 @@ def test_connection_set_may_be_taken_at_once_by_another_thread(memory: Manager):
 async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(
     memory: Manager, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ):
-    """L38: a node that stays away is not called upon for ever, and no thread is left."""
+    """L38: redelivery to a node that stays away ends in time, and no thread is left."""
     monkeypatch.setattr(redelivery, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(redelivery, "LONGEST_PAUSE", 0.01)
     manager = memory(1, ttl=30.0)
@@ -258,7 +260,7 @@ async def test_release_that_cannot_be_brought_is_forgotten_with_its_lease(
 
 
 async def test_nodes_that_do_not_answer_do_not_delay_other_aliases(flavour: Flavour):
-    """Leases that nobody can extend cost one round of a node timeout in all, and those of others go on."""
+    """Leases that cannot be extended cost one round of a node timeout in all, and those of others continue."""
     ill, well = (LockManager([MemoryNode(name) for name in NAMES], rules(3, **some)) for some in (HASTY, PATIENT))
     wasted = [await flavour.acquire(ill.lock(f"a{number}")) for number in range(300)]
     lease = await flavour.acquire(well.lock("b"))

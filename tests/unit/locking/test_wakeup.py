@@ -1,5 +1,5 @@
 """
-What wakes a thread that polls.
+The wake-up of a thread that polls.
 """
 
 import select
@@ -8,8 +8,8 @@ import threading
 from django_redlock.engine.wakeup import WakeUp
 
 
-def test_who_polls_is_woken():
-    """A call ends the poll of another thread, also one that came before it; taken back, it wakes nobody."""
+def test_polling_thread_is_woken():
+    """A call ends the poll of another thread, also one that came before it; a cancelled call wakes nobody."""
     wakeup, poll = WakeUp(), select.poll()
     poll.register(wakeup, select.POLLIN)
     thread = threading.Thread(target=wakeup.ring)
@@ -21,8 +21,8 @@ def test_who_polls_is_woken():
     assert not poll.poll(0)
 
 
-def test_nobody_is_left_to_be_woken():
-    """Closed, it takes calls and does nothing; forgotten, it closes itself, and no warning tells of open sockets."""
+def test_closed_wake_up_wakes_nobody():
+    """Closed, it accepts calls and does nothing; forgotten, it closes itself, and no warning reports open sockets."""
     wakeup = WakeUp()
     wakeup.close()
 

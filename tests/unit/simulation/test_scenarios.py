@@ -1,4 +1,4 @@
-"""Situations that chance seldom makes."""
+"""Situations that rarely occur by chance."""
 
 from dataclasses import replace
 
@@ -29,13 +29,13 @@ SEEDS = range(10)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_clients_propose_the_same_number(seed: int):
-    """P1, P2, L6: wall clocks that stand still cost a second round, not the order of tokens."""
+    """P1, P2, L6: wall clocks that do not advance cost a second round, not the order of tokens."""
     assert same_microsecond(seed) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_second_rounds_come_late(seed: int):
-    """P1, P2, P3: a node raises the token of nobody but its holder, however late it is asked."""
+    """P1, P2, P3: a node raises the token only of its holder, however late the request is."""
     assert late_raises(seed) == []
 
 
@@ -53,7 +53,7 @@ def test_connections_are_reset_after_the_request(seed: int):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_clock_of_a_node_steps(seed: int):
-    """P21: the node that dropped the key gives no vote, neither to who knows it nor to who has just started."""
+    """P21: the node that dropped the key gives no vote, neither to a client that knows it nor to a new one."""
     assert stepping_node(seed) == []
 
 
@@ -71,7 +71,7 @@ def test_no_lock_at_all(seed: int):
 
 @pytest.mark.parametrize(("nodes", "quorum", "forgetful"), [(4, 3, 1), (5, 4, 2), (2, 2, 1)])
 def test_quorums_that_survive_amnesia(nodes: int, quorum: int, forgetful: int):
-    """P6: without the restart guard, 2q - N - 1 nodes may forget all they know, with clocks that are off by seconds."""
+    """P6: without the restart guard, 2q - N - 1 nodes may forget everything, with clocks that are off by seconds."""
     scenario = amnesia(nodes, quorum, forgetful, skew=2.0, cut=0.05)
 
     assert [violation for seed in range(12) for violation in scenario(seed)] == []
@@ -79,7 +79,7 @@ def test_quorums_that_survive_amnesia(nodes: int, quorum: int, forgetful: int):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_acquisitions_are_cancelled(seed: int):
-    """P33, L10, L11: whatever it waits for, as a thread or as a task, it leaves neither a key nor a place in line."""
+    """P33, L10, L11: whatever it waits for, as a thread or as a task, it leaves neither a key nor a queue entry."""
     assert cancelled(seed) == []
 
 
@@ -97,7 +97,9 @@ def test_clocks_lag_beyond_the_guard(seed: int):
 
 @pytest.mark.parametrize(("nodes", "down"), [(3, 1), (4, 1), (5, 2)])
 def test_nodes_that_are_down_cost_no_time(nodes: int, down: int):
-    """P25: as many nodes as may be are silent, and an acquisition over warm links waits for none of them."""
+    """
+    P25: the greatest allowed number of nodes is silent, and an acquisition over warm links waits for none of them.
+    """
     schedule = Schedule(replace(CALM, sizes=((nodes, None),)), seed=1)
     client = schedule.start_client(idle=True)
     took = []
@@ -188,7 +190,7 @@ def test_waiters_are_served_in_order(nodes: int):
 
 
 def test_notifications_that_are_lost():
-    """P27: without notifications the order is the same, and nobody waits longer than the poll of the first in line."""
+    """P27: without notifications the order is the same, and nobody waits longer than the poll of the first waiter."""
     served, took, _ = queue(1, waiters=20, hush=1.0)
 
     assert served == list(range(20))
@@ -197,19 +199,22 @@ def test_notifications_that_are_lost():
 
 @pytest.mark.parametrize("hazards", [{}, {"cut": 0.02}], ids=["calm", "lost requests"])
 def test_commands_do_not_grow_with_the_waiters(hazards: dict[str, float]):
-    """P28: ten waiters or forty, each acquisition costs the nodes about as much, also when holders lack a node."""
+    """
+    P28: an acquisition costs the nodes about the same with ten waiters as with forty, also when holders lack a node.
+    """
     few = max(queue(seed, waiters=10, **hazards)[2] for seed in range(5))
     many = max(queue(seed, waiters=40, **hazards)[2] for seed in range(5))
 
     assert many < few + 12
 
 
-def test_grants_that_are_given_back_call_nobody():
+def test_returned_grants_notify_nobody():
     """
-    P28: a waiter that is first in line, and lacks votes, is not called by what it gives back itself.
+    P28: the first waiter, if it lacks only votes, is not notified by its own returned grants.
 
     When the holder releases, the clock of one node has just stepped, so that it may not vote for a while, and another
-    keeps the place of somebody who is gone. Nobody tells when that is over: the waiter asks as contenders do.
+    node reserves the lock for a waiter that is gone. Nobody notifies when that has ended: the waiter asks as contenders
+    do.
     """
     schedule = Schedule(replace(CALM, sizes=((3, None),)), seed=1)
     world, (doubtful, occupied, _) = schedule.world, schedule.machines
@@ -233,7 +238,7 @@ def test_grants_that_are_given_back_call_nobody():
     world.run(1.3)
 
     assert not got
-    assert schedule.oracles.commands < 150  # thousands, if each attempt led to the next
+    assert schedule.oracles.commands < 150  # thousands, if each attempt triggered the next
     world.run(10.0)
     assert got[0] < 0.3 + 1.02 * TTL + 10 * waiter.rules.retry_delay
 
@@ -248,7 +253,7 @@ def outcome(request: Request, store: NodeState) -> tuple[Kind, object]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_requests_that_are_repeated(seed: int):
-    """P5: repeating any request at once changes nothing on the node, and nothing of the answer but its second half."""
+    """P5: repeating any request at once changes nothing on the node, and only the second half of the reply."""
     again = {Kind.ACCEPTED: {Kind.GRANTED}, Kind.RELEASED: {Kind.GONE, Kind.BUSY}}
     world = World(seed)
     random, store = world.random, NodeState(lambda: 1_795_000_000.0)

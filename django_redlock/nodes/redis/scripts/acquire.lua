@@ -1,5 +1,5 @@
--- Take a lock on this node, or say who has it and wait in queue. All names or none.
--- KEYS: index, cancel tombstone; of all names the holders, the fences, the queues, the enrolments; if shared, the holders
+-- Take a lock on this node, or say who has it and join the queue. All names or none.
+-- KEYS: index, cancel tombstone; the holders, the fences, the queues, the enrolments of all names; if shared, the holders
 --       of each name
 -- ARGV: nonce, value, ttl ms, proposed token, fence keep ms ('' is for ever), ahead µs, nonce to adopt, prefix,
 --       waiter ('' does not wait), its stamp, enrolment ms, barge, shared, passing, strict ('1' or '')
@@ -13,14 +13,14 @@ local clock = call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
 local now_ms = math.floor(tonumber(stamp) / 1000)
 local names = (#KEYS - 2) / (shared and 5 or 4)
-local h, f, q, s, r = 2, 2 + names, 2 + 2 * names, 2 + 3 * names, 2 + 4 * names -- what stands before each kind of key
+local h, f, q, s, r = 2, 2 + names, 2 + 2 * names, 2 + 3 * names, 2 + 4 * names -- offset of each kind of key
 
 -- Read every key before writing any: a key of another type must not leave half a grant behind. (Waiters whose
--- enrolment is over are dropped on the way: that takes nothing from anybody.)
+-- enrolment has ended are dropped meanwhile, which takes nothing from anybody.)
 call('ZCARD', index)
 local cancelled = call('EXISTS', tombstone) == 1
--- Of several names, what costs most is the number of commands. If all that exists is what is read here, nobody waits
--- for any of them, and no key is of another type.
+-- With several names, the number of commands costs most. If no other keys exist than those read here, nobody waits
+-- for any of the names, and no key has another type.
 local strings, plain = nil, names > 1 and not shared
 if plain then
   strings = call('MGET', unpack(KEYS, h + 1, q))
@@ -31,7 +31,7 @@ if plain then
   plain = call('EXISTS', unpack(KEYS, h + 1, s)) == found
 end
 local high, busy, queued, left, endless, first_in_queue, alone = '0', nil, false, 0, {}, {}, {}
-local stop -- the first name that is in the way
+local stop -- the first name that is not free
 for i = 1, names do
   local current, fence
   if plain then
@@ -78,7 +78,7 @@ for i = 1, names do
   end
 end
 if cancelled then return 'CANCELLED ' .. high .. ' ' .. stamp .. ' 0 -1 ' end
--- A key without expiry was written by something else and blocks the name for ever: let people find it.
+-- A key without expiry was written by something else and blocks the name for ever: let operators find it.
 for _, slug in ipairs(endless) do
   call('ZADD', index, '+inf', slug)
   if call('PTTL', index) < ttl then call('PEXPIRE', index, ttl) end
@@ -88,8 +88,8 @@ if busy or queued then
   if waiter ~= '' then
     for i = 1, names do
       local queue, enrolments = KEYS[q + i], KEYS[s + i]
-      -- As who takes one name after the other, in their order: it has no claim yet to what comes behind the name it
-      -- waits for, and who has that name may want those.
+      -- As if the waiter took one name after the other, in their order: it has no claim yet to the names after the one
+      -- that it waits for, and the holder of that one may want those.
       if i > stop then
         local first = call('ZRANGE', queue, 0, 0)[1]
         if call('ZREM', queue, waiter) == 1 then
@@ -116,7 +116,7 @@ for i = 1, names do
   local ends = now_ms + ttl
   if shared then
     local holders = KEYS[r + i]
-    if alone[i] then call('DEL', holders) end -- of no meaning unless the holder's key says shared
+    if alone[i] then call('DEL', holders) end -- has a meaning only if the holder's key says shared
     call('ZREMRANGEBYSCORE', holders, '-inf', now_ms)
     call('ZADD', holders, ends, nonce)
     ends = tonumber(call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
@@ -154,7 +154,7 @@ for _, slug in ipairs(call('ZRANGEBYSCORE', index, '-inf', now_ms, 'LIMIT', 0, 8
   end
 end
 -- Strictly greater, and not absurdly in the future. Compare as numbers (exact below 2^53), store the text:
--- Lua's own text of such a number loses digits.
+-- Lua's default text of such a number loses digits.
 if tonumber(number) > tonumber(high) and tonumber(number) <= tonumber(stamp) + ahead then
   for i = f + 1, q do
     if keep == '' then call('SET', KEYS[i], number) else call('SET', KEYS[i], number, 'PX', keep) end

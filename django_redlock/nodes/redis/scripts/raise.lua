@@ -1,5 +1,5 @@
 -- Raise the fencing token of a lock that this node granted.
--- KEYS: of all names the holders, the fences; if shared, the holders of each name
+-- KEYS: the holders and the fences of all names; if shared, the holders of each name
 -- ARGV: nonce, token, fence keep ms ('' is for ever), shared ('1' or '')
 local nonce, number, keep, shared = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 local SHARED = 'shared--------------------------'

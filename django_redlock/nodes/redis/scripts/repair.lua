@@ -1,6 +1,6 @@
--- Replace an absurd fencing token, if it is still there; a sound one stays as it is.
--- KEYS: index, holder, fence. ARGV: slug, number to write ('0' is none), fence keep ms ('' is for ever), how many µs
--- ahead of the clock a token may be
+-- Replace an absurd fencing token, if it is still there; a valid one does not change.
+-- KEYS: index, holder, fence. ARGV: slug, number to write ('0' is none), fence keep ms ('' is for ever), by how many µs
+-- a token may be ahead of the clock
 local index, holder, fence = KEYS[1], KEYS[2], KEYS[3]
 local slug, number, keep = ARGV[1], ARGV[2], ARGV[3]
 local clock = redis.call('TIME')

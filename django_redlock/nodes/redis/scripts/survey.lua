@@ -1,7 +1,7 @@
--- Report locks: the names given, with those that wait for them, or one page of the index in the order of expiry; with
--- the first page, why the node would refuse to write. Each step is bounded, whatever others have written: a command
--- that takes long keeps everybody waiting.
--- KEYS: index. ARGV: prefix, cursor of the page before ('' is none), size of the page (0 is the names given), waiters to
+-- Report locks: the given names with their waiters, or one page of the index in the order of expiry. The first page
+-- also reports why the node would refuse to write. Each step is bounded, whatever others have written, because a
+-- command that takes long blocks all clients.
+-- KEYS: index. ARGV: prefix, cursor of the previous page ('' is none), size of the page (0 is the given names), waiters to
 -- name at most ('' does not even count them), then slugs
 local LONGEST_VALUE, LONGEST_SLUG, LONGEST_WAITER = 16384, 10000, 500
 local index, prefix, after, size, left = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -12,8 +12,8 @@ local total = redis.call('ZCARD', index)
 local slugs, cursor = {}, ''
 for i = 5, #ARGV do slugs[#slugs + 1] = ARGV[i] end
 
--- A page goes on behind the last name of the one before, and if that was extended meanwhile, from where it stood: by
--- number, names would be passed over as others before them move to the end.
+-- A page continues after the last name of the previous page or, if that name was extended meanwhile, from its old
+-- position. With page numbers, names would be skipped as others before them move to the end.
 if size > 0 then
   local from, score, last = 0, string.match(after, '^(%S+) (.*)$')
   if last and redis.call('ZSCORE', index, last) == score then
@@ -31,7 +31,7 @@ if size > 0 then
   end
 end
 
--- Those whose enrolment is over died, or gave up without saying so. A key of another type has no waiters.
+-- Waiters whose enrolment has ended died, or gave up without a release. A key of another type has no waiters.
 local function waiters(slug, held)
   local base = prefix .. (string.match(slug, '^(.+)#%d+$') or slug)
   local first = redis.pcall('ZRANGEBYSCORE', base .. ':s', '(' .. now_ms, '+inf', 'LIMIT', 0, 1)[1]
@@ -48,8 +48,8 @@ local function waiters(slug, held)
   return count, table.concat(said, ' ')
 end
 
--- One command for all values: most of what a page costs is the number of its commands. A key of another type counts
--- as an empty one.
+-- One command for all values, because the number of commands is most of the cost of a page. A key of another type
+-- counts as an empty one.
 local keys, cells, lines = {}, {}, {}
 for i, slug in ipairs(slugs) do
   keys[2 * i - 1], keys[2 * i] = prefix .. slug .. ':h', prefix .. slug .. ':f'
@@ -63,7 +63,7 @@ end
 for i, slug in ipairs(slugs) do
   local value, fence, at = values[2 * i - 1] or '', values[2 * i] or '0', 4 * i
   if #value > LONGEST_VALUE then value = string.sub(value, 1, LONGEST_VALUE) end
-  if #fence > 16 then fence = '9007199254740992' end -- absurd: one more than these scripts can count to
+  if #fence > 16 then fence = '9007199254740992' end -- absurd: one more than these scripts can count
   cells[at - 3], cells[at - 2], cells[at - 1], cells[at] = slug, value, redis.call('PTTL', keys[2 * i - 1]), fence
   if left then lines[2 * i - 1], lines[2 * i] = waiters(slug, value ~= '') end
 end

@@ -25,5 +25,5 @@ class Command(BaseCommand):
 
 
 def seconds(run: ImportRun) -> float | None:
-    """Return how long an import took; None when it did not come to its end."""
+    """Return how long an import took; None if it did not finish."""
     return (run.finished - run.started).total_seconds() if run.finished else None

@@ -23,14 +23,16 @@ class Command(BaseCommand):
     requires_system_checks = []  # the settings of this process are not the shop's
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--seconds", type=float, help="run unattended for so long, check everything, and end")
-        parser.add_argument("--port", type=int, default=0, help="of the web server; the system chooses by default")
+        parser.add_argument("--seconds", type=float, help="run unattended for that time, check everything, exit")
+        parser.add_argument(
+            "--port", type=int, default=0, help="port of the web server; the system chooses one by default"
+        )
 
     def handle(self, *, seconds: float | None, port: int, **options: Any) -> None:
         if seconds is not None and not SHORTEST <= seconds < 86400:
             raise CommandError(f"--seconds must be from {SHORTEST:.0f} to 86400, not {seconds:g}.")
         stop_like_ctrl_c()
-        # Without a visitor to look at them, imports may be short: several shall fit.
+        # Without a visitor, imports may be short, so that several fit into the time.
         slow = float(environ.get("SHOP_IMPORT_SECONDS", "30"))
         pace = slow if seconds is None else min(30.0, max(6.0, seconds / 5))
         try:
@@ -73,7 +75,7 @@ class Command(BaseCommand):
 
 @contextmanager
 def folder_for_files() -> Iterator[Path]:
-    """Make a folder, and remove it at the end; it stays if something failed of which there are logs."""
+    """Make a folder, and remove it at the end; it stays if something with logs failed."""
     folder = Path(tempfile.mkdtemp(prefix="redlock-demo-"))
     try:
         yield folder
@@ -88,18 +90,18 @@ def folder_for_files() -> Iterator[Path]:
 
 
 def stop_like_ctrl_c() -> None:
-    """Have SIGTERM, and the end of the terminal, do what Ctrl-C does."""
+    """Make SIGTERM, and the end of the terminal, act like Ctrl-C."""
     for each in ENDINGS:
         if signal.getsignal(each) is not signal.SIG_IGN:
             signal.signal(each, _interrupt)
 
 
 def ignore_signals() -> None:
-    """Let nothing but SIGKILL disturb the end."""
+    """Ignore every signal but SIGKILL while the demo ends."""
     for each in ENDINGS:
         signal.signal(each, signal.SIG_IGN)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    ignore_signals()  # tox, for one, sends Ctrl-C on to those who have got it already
+    ignore_signals()  # tox, for one, sends Ctrl-C to processes that have already got it
     raise KeyboardInterrupt

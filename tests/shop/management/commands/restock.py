@@ -1,4 +1,4 @@
-"""A command under a lock, for one supplier after the other; reads a line before it goes on."""
+"""A command under a lock, for one supplier after the other; reads a line before it continues."""
 
 import sys
 from typing import Any
