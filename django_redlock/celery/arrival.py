@@ -21,6 +21,7 @@ from .execution import EXECUTION, Execution, begun_name, done_name, leave_queue,
 from .interrupt import SlotLostError
 from .options import Return, SingletonOptions
 from .pending import began_name, begin, has_begun, is_superseded, keep, turn
+from .sightings import Seen, look, peek
 from .signals import tell
 from .slots import (
     HEADER,
@@ -30,12 +31,9 @@ from .slots import (
     RUN_HEADER,
     RUNNING,
     Holder,
-    Seen,
     Ticket,
     free,
     is_token,
-    look,
-    peek,
     take_note,
     take_running,
 )

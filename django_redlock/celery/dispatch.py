@@ -11,31 +11,15 @@ from typing import Any
 
 from celery import signals, states
 from celery.utils.time import maybe_iso8601, maybe_make_aware
-from django.utils.crypto import salted_hmac
 
-from ..engine.manager import fresh_nonce
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from .execution import Execution
-from .keys import canonical
 from .options import SingletonOptions
-from .pending import DIGEST, label_of, take_over, turn
+from .pending import digest_of, label_of, settle, take_over, turn
 from .result import SingletonResult, store_revoked
+from .sightings import Record, Seen, look, peek
 from .signals import tell
-from .slots import (
-    HEADER,
-    RECEIVED_HEADER,
-    RUN_HEADER,
-    RUNNING,
-    Holder,
-    Record,
-    Seen,
-    Ticket,
-    claim_waiting,
-    free,
-    look,
-    peek,
-    take_waiting,
-)
+from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Holder, Ticket, claim_waiting, free, take_waiting
 
 OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
 OVER = frozenset({states.SUCCESS, states.FAILURE, states.REVOKED})
@@ -87,7 +71,8 @@ class Call:
             if self.rules.without_nodes("enqueue") == "raise":
                 raise
             _warn_once(self.ticket.using, error)
-            return self.publish(replace(self.ticket, token=""))
+            # Some nodes may have made the record of a first message. So it keeps its token, and begins under that.
+            return self.publish(self.ticket if self.ticket.number == 1 else replace(self.ticket, token=""))
 
     def send_owned(self) -> SingletonResult[Any]:
         """Send a call whose id somebody has: with the slot of the run that it goes on with, if there is one."""
@@ -173,17 +158,20 @@ class Call:
     def _send_trailing(self) -> SingletonResult[Any]:
         """Take the slot if nobody has it and no call is pending, or take part in the pending call."""
         run, record = self._look()
-        if not run.value and not record.value and not claim_waiting(self.ticket, self.ttl, self._label):
-            _unanswered.discard(self.ticket.using)
-            return self.publish(self.ticket)
+        holder = run.holder if run.value else record.holder
+        if not run.value and record.free:
+            refusal = claim_waiting(self.ticket, self.ttl, self._label)
+            if not refusal:
+                _unanswered.discard(self.ticket.using)
+                return self.publish(self.ticket)
+            holder = refusal
         if self.rules.trails and not self._linked:
             if self._says_the_same(record):
                 return self._joined(run, record)
             with turn(self.ticket):
-                return self._take_part(*self._look())
-        if not run.value and not record.value:
-            run, record = self._look()
-        return self._answer(run.holder if run.value else record.holder)
+                run, record = self._look()
+                return self._take_part(run, settle(self.ticket, record))
+        return self._answer(holder)
 
     def _take_part(self, run: Seen, record: Seen) -> SingletonResult[Any]:
         """Create the pending call, or take it over; in this call's turn."""
@@ -195,14 +183,16 @@ class Call:
             return (
                 self._noted(record.holder).publish(replace(self.ticket, token="")).about(record.holder, accepted=True)
             )
-        if run.value:
-            self.ticket = replace(self.ticket, number=1)
-        refused = claim_waiting(self.ticket, self.ttl, self._label)
-        if refused:
-            raise LockTakenError(self.ticket.waiting)
-        if not run.value:
+        # What runs is decided by the attempt to take its slot, because a value on single nodes decides nothing.
+        holder = run.holder if run.value else claim_waiting(self.ticket, self.ttl, self._label)
+        if holder is None:
             return self.publish(self.ticket)
-        return self._noted(run.holder).publish(self.ticket).about(run.holder, accepted=True)
+        if run.value or not self.ticket.number:
+            self.ticket = replace(self.ticket, number=1)
+            if claim_waiting(self.ticket, self.ttl, self._label):
+                raise LockTakenError(self.ticket.waiting)
+            return self._noted(holder).publish(self.ticket).about(holder, accepted=True)
+        raise LockTakenError(self.ticket.waiting)
 
     def _take_over_pending(self, run: Seen, seen: Seen, record: Record) -> SingletonResult[Any]:
         """Send the message that counts from now on, under the id of the pending call; in this call's turn."""
@@ -234,7 +224,7 @@ class Call:
         """Return whether the pending call has these arguments. One that is put off is moved all the same."""
         found = record.record
         moved = self.rules.on_duplicate == "replace"
-        return found is not None and not moved and found.digest == self._digest()
+        return found is not None and not moved and found.digest == digest_of(self.task, self.args, self.kwargs)
 
     @property
     def _linked(self) -> bool:
@@ -247,7 +237,8 @@ class Call:
 
     @property
     def _pending_label(self) -> str:
-        return label_of(self.task.name, self._digest(), max(1, self.ticket.number))
+        digest = digest_of(self.task, self.args, self.kwargs)
+        return label_of(self.task.name, digest, max(1, self.ticket.number))
 
     def _noted(self, holder: Holder) -> "Call":
         """Tell that the call is a duplicate; returns the call."""
@@ -308,14 +299,6 @@ class Call:
         except LockTakenError:
             return False
         return True
-
-    def _digest(self) -> str:
-        """Return what tells these arguments from others, and tells people nothing of them."""
-        try:
-            text = canonical(self.task.singleton_parameters, self.args, self.kwargs)
-        except (TypeError, ValueError):  # it has no key, so it may be new
-            text = fresh_nonce()
-        return salted_hmac("django_redlock.celery.next", text, algorithm="sha256").hexdigest()[:DIGEST]
 
 
 def _note_beat(**about: Any) -> None:

@@ -19,7 +19,8 @@ from kombu.exceptions import SerializerNotInstalled
 from django_redlock import LockLostError, QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask, Return, dispatch, override_singleton, signals, singleton_task
 from django_redlock.celery.explain import explain_call
-from django_redlock.celery.slots import HEADER, Ticket, free, peek
+from django_redlock.celery.sightings import peek
+from django_redlock.celery.slots import HEADER, Ticket, free
 
 from .slots import NAME, names, tickets
 
