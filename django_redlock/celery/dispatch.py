@@ -9,20 +9,19 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from celery import signals, states
+from celery import signals
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from .execution import Execution
 from .options import SingletonOptions
 from .pending import digest_of, label_of, settle, take_over, turn
-from .result import SingletonResult, store_revoked
+from .result import SingletonResult, is_gone, is_over, store_revoked
 from .sightings import Record, Seen, look, peek
 from .signals import tell
 from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Holder, Ticket, claim_waiting, free, take_waiting
 
 OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
-OVER = frozenset({states.SUCCESS, states.FAILURE, states.REVOKED})
 
 log = logging.getLogger("django_redlock")
 
@@ -64,7 +63,8 @@ class Call:
         if self.ticket.scope == RUNNING:
             return self.publish(replace(self.ticket, token=""))
         own: SingletonOptions = self.task.singleton_options
-        self.ticket = replace(self.ticket, number=int(own.pends))
+        # A later call would take it over without its links, so a linked call keeps its place and its arguments.
+        self.ticket = replace(self.ticket, number=int(own.pends and not self._linked))
         try:
             return self._send_trailing() if own.trails else self._take_and_send()
         except QuorumUnavailableError as error:
@@ -198,7 +198,9 @@ class Call:
         """Send the message that counts from now on, under the id of the pending call; in this call's turn."""
         holder = run.holder if run.value else seen.holder
         self.ticket = ticket = replace(self.ticket, number=record.number + 1)
-        if self._is_over(seen.holder):  # its callers have been told, and nobody waits for it any more
+        if is_over(
+            self.task, seen.holder, self.rules.queue_ttl
+        ):  # its callers have been told, and nobody waits for it any more
             take_over(ticket, self.ttl, self._pending_label, seen)
             return self.publish(ticket)
         ticket = replace(ticket, task_id=record.task_id)
@@ -251,7 +253,7 @@ class Call:
 
     def _answer(self, holder: Holder) -> SingletonResult[Any]:
         """Answer the caller: its duplicate has the slot, or is pending."""
-        if holder.state == "queued" and self._is_over(holder) and self._take_from(holder):
+        if holder.state == "queued" and is_over(self.task, holder, self.rules.queue_ttl) and self._take_from(holder):
             return self.publish(self.ticket)
         how = self.rules.on_duplicate
         self._noted(holder)
@@ -260,8 +262,8 @@ class Call:
         # The holder would not follow the links of this call, and nobody would notice that they are lost.
         if (how == "raise" and not beat) or self._linked:
             error = self.task.singleton_error
-            raise error(holder.task_id, holder.state, holder.retry_after, self.ticket.name) from None
-        if how != "skip" and holder.task_id:
+            raise error.found(holder.task_id, holder.state, holder.retry_after, self.ticket.name) from None
+        if how != "skip" and holder.task_id and not is_gone(self.task, holder):
             return self._result(holder.task_id).about(holder, accepted=False)
         self._store_skipped(f"Skipped: {self.ticket.name} is {holder}.")
         return self._result(self.ticket.task_id).about(holder, accepted=False)
@@ -274,20 +276,6 @@ class Call:
     def _result(self, task_id: str) -> SingletonResult[Any]:
         result: SingletonResult[Any] = self.task.AsyncResult(task_id)
         return result
-
-    def _is_over(self, holder: Holder) -> bool:
-        """
-        Return whether a holder that waits for its time is over already, as its result says: it was revoked.
-
-        Others are not looked up. Their slot is freed as soon as a worker gets the message.
-        """
-        delayed = holder.retry_after is not None and holder.retry_after > self.rules.queue_ttl
-        if not delayed or not holder.task_id:
-            return False
-        try:
-            return self.task.backend.get_state(holder.task_id) in OVER
-        except Exception:  # there is no result backend, or it cannot be asked
-            return False
 
     def _take_from(self, holder: Holder) -> bool:
         """Take the slot from a waiting holder; returns whether it still waited."""

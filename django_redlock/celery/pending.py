@@ -200,15 +200,20 @@ def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> Non
     Raises:
         QuorumUnavailableError: Too few nodes answered.
     """
-    tokens = [one.token for one in seen.sightings if one.record and one.record.task_id == ticket.task_id]
     # Nodes that are away may hide the record. Then the one with this message's token is freed unseen.
-    outcomes = [free(ticket.using, ticket.following, token) for token in tokens or [ticket.token]]
-    if "unknown" in outcomes and not peek(ticket.using, ticket.following).free:
+    tokens = _tokens(ticket, seen) or [ticket.token]
+    outcomes = [free(ticket.using, ticket.following, token) for token in tokens]
+    if "unknown" in outcomes and _tokens(ticket, peek(ticket.using, ticket.following)):
         raise QuorumUnavailableError(ticket.following, needed=locks[ticket.using].rules.needed)
     label = f"{task[:NAME]} #{UNKNOWN}.{ticket.number}{NOTE}"
     left, older = max((one.left for one in seen.sightings), default=0.0), began.sightings
     about = (max(ttl, left), _began_token(ticket.token), ticket.task_id, label)
     take_note(ticket.using, began_name(ticket.task_id), *about, adopt=older[0].token if older else "")
+
+
+def _tokens(ticket: Ticket, seen: Seen) -> list[str]:
+    """Return the tokens of all records of a message's call that any node has."""
+    return [one.token for one in seen.sightings if one.record and one.record.task_id == ticket.task_id]
 
 
 def began_name(task_id: str) -> str:

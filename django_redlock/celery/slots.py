@@ -150,11 +150,13 @@ class Holder:
         task_id: Id of the task that has it; None when the holder is not a task, or runs where it was called.
         state: ``queued``, ``running``, or ``held`` when the task is over or the holder is not a task.
         retry_after: Seconds until the hold ends unless it is renewed; None when unknown.
+        since: When the holder got into that state, in seconds since the epoch on its own clock; 0.0 when unknown.
     """
 
     task_id: str | None
     state: str
     retry_after: float | None
+    since: float = 0.0
 
     @classmethod
     def of(cls, refusal: LockTakenError) -> "Holder":
@@ -166,7 +168,7 @@ class Holder:
         """Return whom the description of a holder tells of, and for how long the hold lasts."""
         if owner is None or owner.kind != "task" or not owner.ref:
             return cls(None, "held", left)
-        return cls(None if owner.label.endswith(INLINE) else owner.ref, state_of(owner.label), left)
+        return cls(None if owner.label.endswith(INLINE) else owner.ref, state_of(owner.label), left, owner.since)
 
     def __str__(self) -> str:
         if self.task_id:

@@ -26,7 +26,7 @@ from ..core.cleanup import cleanup
 from ..core.hold import BATCH, Hold, batches, release_outcome, renewal
 from ..core.names import check_names, named, slug
 from ..core.owner import Owner, decode
-from ..core.replies import ANSWERS, Reply
+from ..core.replies import ANSWERS, Reply, votes_in
 from ..core.requests import Instant, Release, Survey
 from ..core.round import Round
 from ..core.rules import MIN_TTL, UNSET, Rules, Wait, check_label, check_wait, seconds
@@ -613,9 +613,9 @@ class LockManager:
         name = named(wanted.names)
         said = {node.name: str(outcome.replies.get(place, "not waited for")) for place, node in enumerate(self.nodes)}
         if not outcome.taken:
-            return QuorumUnavailableError(
-                name, outcome.waited, outcome.attempts, said, self.rules.needed, outcome.misconfigured
-            )
+            after = votes_in(outcome.replies.values(), self.rules.needed) or None
+            about = (self.rules.needed, outcome.misconfigured, after)
+            return QuorumUnavailableError(name, outcome.waited, outcome.attempts, said, *about)
         holder = decode(outcome.holder)
         return LockTakenError(
             name, outcome.waited, outcome.attempts, said, outcome.retry_after, holder._asdict() if holder else None
