@@ -86,6 +86,8 @@ class QuorumUnavailableError(_AttemptError):
         nodes: What each node said, by the node's display name.
         needed: How many votes a quorum takes.
         misconfigured: Whether no quorum is possible until servers or settings are changed; then nobody waits for one.
+        retry_after: Seconds until a quorum votes again, if enough nodes answered and some of them give no vote for a
+            while, such as after a restart; None when unknown.
     """
 
     def __init__(
@@ -96,11 +98,13 @@ class QuorumUnavailableError(_AttemptError):
         nodes: Mapping[str, str] | None = None,
         needed: int = 0,
         misconfigured: bool = False,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(name, waited, attempts, nodes)
         self.needed = needed
         self.misconfigured = misconfigured
-        self.args = (name, waited, attempts, self.nodes, needed, misconfigured)
+        self.retry_after = retry_after
+        self.args = (name, waited, attempts, self.nodes, needed, misconfigured, retry_after)
 
     def __str__(self) -> str:
         needed = f"{self.needed} of {len(self.nodes)} nodes" if self.needed else "a majority of the nodes"

@@ -20,7 +20,9 @@ from .dispatch import Call
 from .execution import EXECUTION, Execution, begun_name, done_name, leave_queue, moved_on
 from .interrupt import SlotLostError
 from .options import Return, SingletonOptions
+from .pauses import FIRST_WAIT, LONGEST_PAUSE, LONGEST_WAIT, backoff, pause_without_nodes
 from .pending import began_name, begin, has_begun, is_superseded, keep, turn
+from .sightings import Seen, look, peek
 from .signals import tell
 from .slots import (
     HEADER,
@@ -30,20 +32,13 @@ from .slots import (
     RUN_HEADER,
     RUNNING,
     Holder,
-    Seen,
     Ticket,
     free,
     is_token,
-    look,
-    peek,
     take_note,
     take_running,
 )
 
-LONGEST_PAUSE = 60.0  # seconds until a message whose slot could not be looked up is tried again
-# Seconds for which a message that waits for its equal is put back. Celery's delayed delivery over quorum queues counts
-# whole ones, and fails with none.
-FIRST_WAIT, LONGEST_WAIT = 1.0, 10.0
 PREFETCHED = 1.0  # seconds in a worker's hands after which the broker may have given the message to another one
 DONE = frozenset({states.SUCCESS, states.REVOKED})  # a task that failed is left to Celery's rules for redelivery
 
@@ -52,6 +47,14 @@ log = logging.getLogger("django_redlock")
 
 class Answered(Exception):
     """The task has a result without running; the first argument is the result."""
+
+
+class Skipped(Ignore):
+    """A message ended without running; *holder* is who has its slot, None if it is not about that."""
+
+    def __init__(self, reason: str, holder: Holder | None) -> None:
+        super().__init__(reason)
+        self.holder = holder
 
 
 class Arrival:
@@ -237,14 +240,14 @@ class Arrival:
             )
         if how == "fail":
             error = self.task.singleton_error
-            raise error(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
+            raise error.found(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
         if isinstance(how, Return):
             raise Answered(how.value)
         if how in ("wait", "follow") and not self.request.is_eager:
             self._wait(holder, follow=how == "follow")
-        self._skip(f"Skipped: {ticket.name} is {holder}.")
+        self._skip(f"Skipped: {ticket.name} is {holder}.", holder)
 
-    def _skip(self, reason: str) -> NoReturn:
+    def _skip(self, reason: str, holder: Holder | None = None) -> NoReturn:
         """
         End the task unrun, as revoked.
 
@@ -259,12 +262,12 @@ class Arrival:
                 store_result=not self._result_ignored(),
                 state=states.REVOKED,
             )
-        raise Ignore(reason) from None
+        raise Skipped(reason, holder) from None
 
     def _wait(self, holder: Holder, follow: bool) -> NoReturn:
         """Put the message back until its equal is done; uses up no retry."""
         ticket = self.ticket
-        if follow and holder.task_id:
+        if follow and holder.task_id and not isinstance(self.task.backend, DisabledBackend):
             ticket = replace(ticket, joined=ticket.joined or holder.task_id)
             self._answer_with(ticket.joined)
         pause = backoff(FIRST_WAIT, LONGEST_WAIT, ticket.tries)
@@ -273,7 +276,7 @@ class Arrival:
             left = limit - ticket.waited
             pause = min(pause, max(left, FIRST_WAIT))
             if left <= 0:
-                self._skip(f"Skipped: {ticket.name} is {holder}, after {ticket.waited:.1f} s.")
+                self._skip(f"Skipped: {ticket.name} is {holder}, after {ticket.waited:.1f} s.", holder)
         self._send_again(replace(ticket, waited=ticket.waited + pause), pause)
         raise Ignore(f"{self.request.id} waits for its equal; it is tried again in {pause:.1f} s.") from None
 
@@ -424,7 +427,7 @@ class Arrival:
         if how == "fail" or self.request.is_eager:
             raise error
         # Uses up no retry: without an answer from the nodes the body must not run.
-        pause = backoff(1.0, LONGEST_PAUSE, self.ticket.tries)
+        pause = pause_without_nodes(error, self.ticket.tries)
         self._send_again(self.ticket, pause)
         if self.ticket.trailing:  # the state RETRY would be stored over what another message of the call has stored
             raise Ignore(f"The lock nodes do not answer: {error}") from error
@@ -455,11 +458,6 @@ def ticket_of(task: Any, request: Any, args: Any, kwargs: Any) -> tuple[Ticket, 
     return found or task.singleton_ticket(request.id, args, kwargs), found is None
 
 
-def backoff(first: float, longest: float, tries: int) -> float:
-    """Return for how long to put a message back that has been put back *tries* times, in seconds."""
-    return min(longest, first * 2.0 ** min(tries, 32))
-
-
 @contextmanager
 def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     """
@@ -481,7 +479,7 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     except LockTakenError as refusal:
         holder = Holder.of(refusal)
         error = task.singleton_error
-        raise error(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
+        raise error.found(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
     execution = Execution(task, ticket, rules, lease)
     task.push_request(**{EXECUTION: execution})
     try:

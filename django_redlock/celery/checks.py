@@ -15,12 +15,13 @@ from weakref import WeakSet
 
 from celery import _state
 from celery.backends.base import DisabledBackend
+from celery.backends.rpc import RPCBackend
 from celery.signals import celeryd_after_setup
 from django.core.checks import CheckMessage, Error, Warning
 
 from ..conf import InvalidRedlockError, aliases
 from ..handler import locks
-from .slots import WAITING
+from .slots import RUNNING, WAITING
 from .task import SingletonTask
 
 REDELIVERING = ("redis", "valkey", "sentinel")  # brokers with a visibility timeout
@@ -70,6 +71,7 @@ def _check_task(app: Any, task: Any) -> Iterator[CheckMessage]:
     yield from _late_ack(app, task)
     yield from _hold(app, task)
     yield from _results(task)
+    yield from _reach(task)
     if not isinstance(task, _chosen(app)):
         yield Warning(
             f"The singleton task {task.name} is not of the app's own task class {_chosen(app).__name__}.",
@@ -158,6 +160,22 @@ def _results(task: Any) -> Iterator[CheckMessage]:
             f"{wants[0]} of the singleton task {task.name} needs results, and {without}.",
             hint='Store its results, or choose another way, such as on_overlap="wait".',
             id="redlock.W022",
+        )
+
+
+def _reach(task: Any) -> Iterator[CheckMessage]:
+    """Report that the results of ``rpc://`` reach only the process that sent the message."""
+    options = task.singleton_options
+    if not isinstance(task.backend, RPCBackend) or task.ignore_result:
+        return
+    asked = "" if options.scope == RUNNING or options.on_duplicate == "raise" else options.on_duplicate
+    if asked or options.overlap == "follow":
+        option = f'on_duplicate="{asked}"' if asked else 'on_overlap="follow"'
+        yield Warning(
+            f"{option} of the singleton task {task.name} needs results that all processes can read, and those of "
+            "rpc:// reach only the process that sent the message: get() of a duplicate may never return.",
+            hint='Choose another result backend, such as Redis or a database, or on_duplicate="raise".',
+            id="redlock.W026",
         )
 
 

@@ -9,36 +9,19 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from celery import signals, states
+from celery import signals
 from celery.utils.time import maybe_iso8601, maybe_make_aware
-from django.utils.crypto import salted_hmac
 
-from ..engine.manager import fresh_nonce
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from .execution import Execution
-from .keys import canonical
 from .options import SingletonOptions
-from .pending import DIGEST, label_of, take_over, turn
-from .result import SingletonResult, store_revoked
+from .pending import digest_of, label_of, settle, take_over, turn
+from .result import SingletonResult, is_gone, is_over, store_revoked
+from .sightings import Record, Seen, look, peek
 from .signals import tell
-from .slots import (
-    HEADER,
-    RECEIVED_HEADER,
-    RUN_HEADER,
-    RUNNING,
-    Holder,
-    Record,
-    Seen,
-    Ticket,
-    claim_waiting,
-    free,
-    look,
-    peek,
-    take_waiting,
-)
+from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Holder, Ticket, claim_waiting, free, take_waiting
 
 OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
-OVER = frozenset({states.SUCCESS, states.FAILURE, states.REVOKED})
 
 log = logging.getLogger("django_redlock")
 
@@ -80,14 +63,16 @@ class Call:
         if self.ticket.scope == RUNNING:
             return self.publish(replace(self.ticket, token=""))
         own: SingletonOptions = self.task.singleton_options
-        self.ticket = replace(self.ticket, number=int(own.pends))
+        # A later call would take it over without its links, so a linked call keeps its place and its arguments.
+        self.ticket = replace(self.ticket, number=int(own.pends and not self._linked))
         try:
             return self._send_trailing() if own.trails else self._take_and_send()
         except QuorumUnavailableError as error:
             if self.rules.without_nodes("enqueue") == "raise":
                 raise
             _warn_once(self.ticket.using, error)
-            return self.publish(replace(self.ticket, token=""))
+            # Some nodes may have made the record of a first message. So it keeps its token, and begins under that.
+            return self.publish(self.ticket if self.ticket.number == 1 else replace(self.ticket, token=""))
 
     def send_owned(self) -> SingletonResult[Any]:
         """Send a call whose id somebody has: with the slot of the run that it goes on with, if there is one."""
@@ -173,17 +158,20 @@ class Call:
     def _send_trailing(self) -> SingletonResult[Any]:
         """Take the slot if nobody has it and no call is pending, or take part in the pending call."""
         run, record = self._look()
-        if not run.value and not record.value and not claim_waiting(self.ticket, self.ttl, self._label):
-            _unanswered.discard(self.ticket.using)
-            return self.publish(self.ticket)
+        holder = run.holder if run.value else record.holder
+        if not run.value and record.free:
+            refusal = claim_waiting(self.ticket, self.ttl, self._label)
+            if not refusal:
+                _unanswered.discard(self.ticket.using)
+                return self.publish(self.ticket)
+            holder = refusal
         if self.rules.trails and not self._linked:
             if self._says_the_same(record):
                 return self._joined(run, record)
             with turn(self.ticket):
-                return self._take_part(*self._look())
-        if not run.value and not record.value:
-            run, record = self._look()
-        return self._answer(run.holder if run.value else record.holder)
+                run, record = self._look()
+                return self._take_part(run, settle(self.ticket, record))
+        return self._answer(holder)
 
     def _take_part(self, run: Seen, record: Seen) -> SingletonResult[Any]:
         """Create the pending call, or take it over; in this call's turn."""
@@ -195,20 +183,24 @@ class Call:
             return (
                 self._noted(record.holder).publish(replace(self.ticket, token="")).about(record.holder, accepted=True)
             )
-        if run.value:
-            self.ticket = replace(self.ticket, number=1)
-        refused = claim_waiting(self.ticket, self.ttl, self._label)
-        if refused:
-            raise LockTakenError(self.ticket.waiting)
-        if not run.value:
+        # What runs is decided by the attempt to take its slot, because a value on single nodes decides nothing.
+        holder = run.holder if run.value else claim_waiting(self.ticket, self.ttl, self._label)
+        if holder is None:
             return self.publish(self.ticket)
-        return self._noted(run.holder).publish(self.ticket).about(run.holder, accepted=True)
+        if run.value or not self.ticket.number:
+            self.ticket = replace(self.ticket, number=1)
+            if claim_waiting(self.ticket, self.ttl, self._label):
+                raise LockTakenError(self.ticket.waiting)
+            return self._noted(holder).publish(self.ticket).about(holder, accepted=True)
+        raise LockTakenError(self.ticket.waiting)
 
     def _take_over_pending(self, run: Seen, seen: Seen, record: Record) -> SingletonResult[Any]:
         """Send the message that counts from now on, under the id of the pending call; in this call's turn."""
         holder = run.holder if run.value else seen.holder
         self.ticket = ticket = replace(self.ticket, number=record.number + 1)
-        if self._is_over(seen.holder):  # its callers have been told, and nobody waits for it any more
+        if is_over(
+            self.task, seen.holder, self.rules.queue_ttl
+        ):  # its callers have been told, and nobody waits for it any more
             take_over(ticket, self.ttl, self._pending_label, seen)
             return self.publish(ticket)
         ticket = replace(ticket, task_id=record.task_id)
@@ -234,7 +226,7 @@ class Call:
         """Return whether the pending call has these arguments. One that is put off is moved all the same."""
         found = record.record
         moved = self.rules.on_duplicate == "replace"
-        return found is not None and not moved and found.digest == self._digest()
+        return found is not None and not moved and found.digest == digest_of(self.task, self.args, self.kwargs)
 
     @property
     def _linked(self) -> bool:
@@ -247,7 +239,8 @@ class Call:
 
     @property
     def _pending_label(self) -> str:
-        return label_of(self.task.name, self._digest(), max(1, self.ticket.number))
+        digest = digest_of(self.task, self.args, self.kwargs)
+        return label_of(self.task.name, digest, max(1, self.ticket.number))
 
     def _noted(self, holder: Holder) -> "Call":
         """Tell that the call is a duplicate; returns the call."""
@@ -260,7 +253,7 @@ class Call:
 
     def _answer(self, holder: Holder) -> SingletonResult[Any]:
         """Answer the caller: its duplicate has the slot, or is pending."""
-        if holder.state == "queued" and self._is_over(holder) and self._take_from(holder):
+        if holder.state == "queued" and is_over(self.task, holder, self.rules.queue_ttl) and self._take_from(holder):
             return self.publish(self.ticket)
         how = self.rules.on_duplicate
         self._noted(holder)
@@ -269,8 +262,8 @@ class Call:
         # The holder would not follow the links of this call, and nobody would notice that they are lost.
         if (how == "raise" and not beat) or self._linked:
             error = self.task.singleton_error
-            raise error(holder.task_id, holder.state, holder.retry_after, self.ticket.name) from None
-        if how != "skip" and holder.task_id:
+            raise error.found(holder.task_id, holder.state, holder.retry_after, self.ticket.name) from None
+        if how != "skip" and holder.task_id and not is_gone(self.task, holder):
             return self._result(holder.task_id).about(holder, accepted=False)
         self._store_skipped(f"Skipped: {self.ticket.name} is {holder}.")
         return self._result(self.ticket.task_id).about(holder, accepted=False)
@@ -284,20 +277,6 @@ class Call:
         result: SingletonResult[Any] = self.task.AsyncResult(task_id)
         return result
 
-    def _is_over(self, holder: Holder) -> bool:
-        """
-        Return whether a holder that waits for its time is over already, as its result says: it was revoked.
-
-        Others are not looked up. Their slot is freed as soon as a worker gets the message.
-        """
-        delayed = holder.retry_after is not None and holder.retry_after > self.rules.queue_ttl
-        if not delayed or not holder.task_id:
-            return False
-        try:
-            return self.task.backend.get_state(holder.task_id) in OVER
-        except Exception:  # there is no result backend, or it cannot be asked
-            return False
-
     def _take_from(self, holder: Holder) -> bool:
         """Take the slot from a waiting holder; returns whether it still waited."""
         seen = peek(self.ticket.using, self.ticket.waiting)
@@ -308,14 +287,6 @@ class Call:
         except LockTakenError:
             return False
         return True
-
-    def _digest(self) -> str:
-        """Return what tells these arguments from others, and tells people nothing of them."""
-        try:
-            text = canonical(self.task.singleton_parameters, self.args, self.kwargs)
-        except (TypeError, ValueError):  # it has no key, so it may be new
-            text = fresh_nonce()
-        return salted_hmac("django_redlock.celery.next", text, algorithm="sha256").hexdigest()[:DIGEST]
 
 
 def _note_beat(**about: Any) -> None:

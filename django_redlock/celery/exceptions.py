@@ -1,5 +1,7 @@
 """The error about a task that was refused because its equal is waiting or running."""
 
+from typing import Self
+
 from ..exceptions import RedlockError
 
 
@@ -26,6 +28,11 @@ class DuplicateTask(RedlockError):
         self.state = state
         self.retry_after = retry_after
         self.name = name
+
+    @classmethod
+    def found(cls, holder_id: str | None, state: str, retry_after: float | None, name: str) -> Self:
+        """Return the error about a holder; a subclass whose constructor takes something else overrides this."""
+        return cls(holder_id, state, retry_after, name)
 
     def __str__(self) -> str:
         if self.holder_id is None:

@@ -11,7 +11,8 @@ from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from .keys import canonical
 from .options import Return, SingletonOptions, nearest
-from .slots import RUNNING, Holder, Ticket, peek, state_of
+from .sightings import peek
+from .slots import RUNNING, Holder, Ticket, state_of
 
 ANSWERS = {
     "join": "send nothing, and return the result of task {id}",

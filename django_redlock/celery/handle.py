@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from ..engine.lease import Lease
 from .keys import lock_name
 from .result import store_revoked
-from .slots import Holder, Seen, Ticket, free, peek, state_of
+from .sightings import Seen, peek
+from .slots import Holder, Ticket, free, state_of
 
 if TYPE_CHECKING:
     from .task import SingletonTask

@@ -7,16 +7,19 @@ One changes an import, and nothing else. Old options are mapped to those of
 """
 
 import inspect
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from inspect import BoundArguments
+from typing import Any, Self
 
 from celery.contrib.django.task import DjangoTask
+from celery.utils.imports import symbol_by_name
 
 from .exceptions import DuplicateTask
 from .keys import check_key
-from .options import SingletonOptions, nearest
+from .options import Key, SingletonOptions, nearest
 from .result import SingletonResult
 from .task import SingletonTask
 
@@ -25,21 +28,65 @@ PER_CALL = ("graceful", "timeout")
 
 
 class AlreadyQueued(DuplicateTask):
-    """celery-once's error about a duplicate."""
+    """
+    celery-once's error about a duplicate.
+
+    Args:
+        countdown: Seconds until the slot frees itself unless its holder keeps it; None when unknown.
+        holder_id: Id of the task that has the slot; None when it is not a task.
+        state: What it does, as in :class:`DuplicateTask`.
+        name: The lock's name.
+    """
+
+    def __init__(
+        self, countdown: float | None = None, holder_id: str | None = None, state: str = "held", name: str = ""
+    ) -> None:
+        super().__init__(holder_id, state, countdown, name)
+        self.args = (countdown, holder_id, state, name)
+        self.countdown = countdown
+
+    @classmethod
+    def found(cls, holder_id: str | None, state: str, retry_after: float | None, name: str) -> Self:
+        """Return the error about a holder."""
+        return cls(retry_after, holder_id, state, name)
 
     @property
-    def countdown(self) -> float | None:
-        """Seconds until the slot frees itself unless its holder keeps it."""
-        return self.retry_after
+    def message(self) -> str:
+        """The same as celery-once's."""
+        return f"Expires in {self.countdown} seconds"
 
 
 class DuplicateTaskError(DuplicateTask):
-    """celery-singleton's error about a duplicate."""
+    """
+    celery-singleton's error about a duplicate.
 
-    @property
-    def task_id(self) -> str | None:
-        """Id of the task that has the slot."""
-        return self.holder_id
+    Args:
+        message: What happened.
+        task_id: Id of the task that has the slot; None when it is not a task.
+        state: What it does, as in :class:`DuplicateTask`.
+        retry_after: Seconds until the slot frees itself unless its holder keeps it; None when unknown.
+        name: The lock's name.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        task_id: str | None = None,
+        state: str = "held",
+        retry_after: float | None = None,
+        name: str = "",
+    ) -> None:
+        super().__init__(task_id, state, retry_after, name)
+        self.args = (message, task_id, state, retry_after, name)
+        self.task_id = task_id
+
+    @classmethod
+    def found(cls, holder_id: str | None, state: str, retry_after: float | None, name: str) -> Self:
+        """Return the error about a holder."""
+        return cls(f"Attempted to queue a duplicate of task ID {holder_id}", holder_id, state, retry_after, name)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class MigratedTask(SingletonTask[..., Any], DjangoTask):  # type: ignore[type-arg]
@@ -140,7 +187,7 @@ class Singleton(MigratedTask):
         """Return what the attributes and the app's ``singleton_`` settings mean here."""
         raises = conf.get("singleton_raise_on_duplicate") if cls.raise_on_duplicate is None else cls.raise_on_duplicate
         return SingletonOptions(
-            key=_names(cls.unique_on),
+            key=_key(_names(cls.unique_on), conf.get("singleton_json_encoder_class")),
             on_duplicate="raise" if raises else "join",
             queue_ttl=float(cls.lock_expiry or conf.get("singleton_lock_expiry") or 3600),
         )
@@ -170,6 +217,20 @@ def _chosen(once: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names(names: Sequence[str] | str | None) -> tuple[str, ...] | None:
-    if not names:
+    """Return the parameters that count; None for all. An empty list or name makes all calls of the task equal."""
+    if names is None:
         return None
-    return (names,) if isinstance(names, str) else tuple(names)
+    return tuple(filter(None, (names,) if isinstance(names, str) else names))
+
+
+def _key(names: tuple[str, ...] | None, encoder: type[json.JSONEncoder] | str | None) -> Key:
+    """Return the key that these parameters make, with the encoder that the app's settings name."""
+    if encoder is None:
+        return names
+    chosen = symbol_by_name(encoder) if isinstance(encoder, str) else encoder
+
+    def encoded(call: BoundArguments) -> str:
+        counted = call.arguments if names is None else {name: call.arguments[name] for name in names}
+        return json.dumps(counted, sort_keys=True, cls=chosen)
+
+    return encoded

@@ -19,8 +19,13 @@ take over
     The record is there. The caller sends a message with the record's id, the next number and a fresh token, and then
     replaces the record's token by its own. Workers look at the record in the turn, so none can come in between.
 begin
-    A worker has the message that counts. It takes the slot of the run, notes which number began under this id
-    (``began:<id>``), and frees the record.
+    A worker has the message that counts. It takes the slot of the run, frees the record, and notes which number began
+    under this id (``began:<id>``).
+
+While a node is away, the others may have neither one value nor none: the record is *split*. Nobody guesses then. A
+worker needs no more than evidence. It drops a message if any node has a higher number, because a message is sent before
+its number is written. A caller that has to know the record settles it in its turn: it writes the newest value back to a
+quorum, as the readers of a replicated register do, or frees it if its message has begun.
 
 A worker drops a message only on evidence that another one is at least as new: the record has its id and no lower
 number, or the note says so of a message that has begun. A message without such evidence runs, whatever has become of
@@ -35,16 +40,23 @@ A process that stands still for longer than that loses its turn and changes noth
 that it has seen. What remains is a call whose message was sent and may not count. It is sent once more without a slot.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
+from typing import Any
+
+from django.utils.crypto import salted_hmac
 
 from ..core.rules import Rules
 from ..engine.lease import Lease
+from ..engine.manager import fresh_nonce
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import locks
-from .slots import NEXT, NOTE, Seen, Ticket, free, take_note
+from .keys import canonical
+from .sightings import Seen, peek, write_back
+from .slots import NEXT, NOTE, Ticket, free, take_note
 
+REPAIRS = 3  # how often a caller settles a record before it gives up
 TURN = 5.0  # seconds for which a process that was killed in its turn keeps the others waiting
 LONGEST_LINE = 15.0  # seconds for which a process waits for its turn
 DIGEST = 10  # hexadecimal digits that tell the arguments of pending calls apart
@@ -86,6 +98,15 @@ def label_of(task: str, digest: str, number: int) -> str:
     return f"{task[:NAME]} #{digest}.{number}{NEXT}"
 
 
+def digest_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return a text that tells the arguments of a call from others, and that shows people nothing of them."""
+    try:
+        text = canonical(task.singleton_parameters, args, kwargs)
+    except (TypeError, ValueError):  # it has no key, so it may be new
+        text = fresh_nonce()
+    return salted_hmac("django_redlock.celery.next", text, algorithm="sha256").hexdigest()[:DIGEST]
+
+
 def take_over(ticket: Ticket, ttl: float, label: str, seen: Seen) -> None:
     """
     Make the message with this ticket the one that counts, in place of the one seen; in the caller's turn.
@@ -99,14 +120,54 @@ def take_over(ticket: Ticket, ttl: float, label: str, seen: Seen) -> None:
     take_note(ticket.using, ticket.following, *about, adopt=seen.token)
 
 
-def is_superseded(ticket: Ticket, seen: Seen, began: Seen) -> bool:
-    """Return whether a message is no newer than another one of the same call, as the record or the note says."""
-    if seen.token == ticket.token:
+def settle(ticket: Ticket, seen: Seen) -> Seen:
+    """
+    Return the record as a quorum of nodes has it, after deciding it if it is split; in the caller's turn.
+
+    The reader writes the newest value back to a quorum. It frees older values, and a value whose message has begun or
+    that a node refuses, because that node knows of a later one or of its release.
+
+    Raises:
+        QuorumUnavailableError: Too few nodes answered, or the nodes keep changing.
+    """
+    for _ in range(REPAIRS):
+        if not seen.split:
+            return seen
+        newest, *older = seen.split
+        for value in older:
+            free(ticket.using, ticket.following, value.token)
+        if _has_run(ticket.using, newest) or not write_back(ticket.using, ticket.following, newest):
+            free(ticket.using, ticket.following, newest.token)
+        seen = peek(ticket.using, ticket.following)
+    raise QuorumUnavailableError(ticket.following, needed=locks[ticket.using].rules.needed)
+
+
+def _has_run(using: str, seen: Seen) -> bool:
+    """Return whether the call of a record has begun; then nodes that were away have kept the record."""
+    record = seen.record
+    if record is None:
         return False
-    record, note = seen.record, began.record
-    if record and record.task_id == ticket.task_id and record.number >= ticket.number:
-        return True
-    return note is not None and note.number >= ticket.number and not has_begun(ticket, began)
+    notes = [note.record for note in peek(using, began_name(record.task_id)).sightings]
+    return any(note is not None and note.number >= record.number for note in notes)
+
+
+def is_superseded(ticket: Ticket, seen: Seen, began: Seen) -> bool:
+    """
+    Return whether a message is no newer than another one of the same call, as the record or the note says.
+
+    What a single node has is evidence enough: a message is sent before its number is written anywhere. So a
+    number that was written to a quorum is never missed, whichever nodes are away.
+    """
+    known = bool(seen.value) or any(sighting.token == ticket.token for sighting in seen.split)
+    for sighting in seen.sightings:
+        if sighting.token == ticket.token:
+            break  # the note counts all the same: a node that was away keeps the record of a message that has begun
+        record = sighting.record
+        # Of two messages with one number, a split record tells the older one only if it has both.
+        if record and record.task_id == ticket.task_id and record.number + known > ticket.number:
+            return True
+    own = _began_token(ticket.token)
+    return any(note.record and note.record.number >= ticket.number and note.token != own for note in began.sightings)
 
 
 def has_begun(ticket: Ticket, began: Seen) -> bool:
@@ -125,7 +186,9 @@ def keep(ticket: Ticket, ttl: float, seen: Seen) -> None:
 
 def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> None:
     """
-    Note that a message begins its run, and free the record; in the worker's turn.
+    Free the record, and note that a message begins its run; in the worker's turn.
+
+    In this order, so that a record whose message has begun is only what nodes that were away have left of it.
 
     Args:
         ticket: The message's.
@@ -137,13 +200,20 @@ def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> Non
     Raises:
         QuorumUnavailableError: Too few nodes answered.
     """
+    # Nodes that are away may hide the record. Then the one with this message's token is freed unseen.
+    tokens = _tokens(ticket, seen) or [ticket.token]
+    outcomes = [free(ticket.using, ticket.following, token) for token in tokens]
+    if "unknown" in outcomes and _tokens(ticket, peek(ticket.using, ticket.following)):
+        raise QuorumUnavailableError(ticket.following, needed=locks[ticket.using].rules.needed)
     label = f"{task[:NAME]} #{UNKNOWN}.{ticket.number}{NOTE}"
-    about = (max(ttl, seen.left), _began_token(ticket.token), ticket.task_id, label)
-    take_note(ticket.using, began_name(ticket.task_id), *about, adopt=began.token)
-    record = seen.record
-    ours = record is not None and record.task_id == ticket.task_id
-    # Nodes that are away may hide the record. Only the one with this message's token is freed unseen.
-    free(ticket.using, ticket.following, seen.token if ours else ticket.token)
+    left, older = max((one.left for one in seen.sightings), default=0.0), began.sightings
+    about = (max(ttl, left), _began_token(ticket.token), ticket.task_id, label)
+    take_note(ticket.using, began_name(ticket.task_id), *about, adopt=older[0].token if older else "")
+
+
+def _tokens(ticket: Ticket, seen: Seen) -> list[str]:
+    """Return the tokens of all records of a message's call that any node has."""
+    return [one.token for one in seen.sightings if one.record and one.record.task_id == ticket.task_id]
 
 
 def began_name(task_id: str) -> str:

@@ -1,13 +1,18 @@
 """What a caller of a singleton task gets back."""
 
 import logging
+from time import time
 from typing import Any, Self, cast
+
+from celery import states
 
 from ._compat import BaseResult, R
 from .slots import Holder
 
 log = logging.getLogger("django_redlock")
 
+STORED = 10.0  # seconds after the end of a run by which its result is stored; clocks of machines differ by less
+OVER = frozenset({states.SUCCESS, states.FAILURE, states.REVOKED})
 SAID = ("duplicate", "reason", "holder_id", "accepted")
 
 
@@ -71,3 +76,32 @@ def result_of(task: Any, task_id: str, **options: Any) -> SingletonResult[Any]:
     """Return the result of a task's message."""
     options = {"backend": task.backend, "task_name": task.name, "app": task.app} | options
     return SingletonResult(task_id, **options)
+
+
+def is_over(task: Any, holder: Holder, queue_ttl: float) -> bool:
+    """
+    Return whether a holder that waits for its time is over already, as its result says: it was revoked.
+
+    Others are not looked up. Their slot is freed as soon as a worker gets the message.
+    """
+    delayed = holder.retry_after is not None and holder.retry_after > queue_ttl
+    return bool(delayed and holder.task_id and _state(task, holder) in OVER)
+
+
+def is_gone(task: Any, holder: Holder) -> bool:
+    """
+    Return whether a task is over whose slot is still held, and its result does not exist any more.
+
+    The slot of a run is held before its result is stored, so only some time later is a missing result gone.
+    """
+    if holder.state != "held" or task.ignore_result or time() - holder.since < STORED:
+        return False
+    return _state(task, holder) == states.PENDING
+
+
+def _state(task: Any, holder: Holder) -> str:
+    """Return the state of a holder; empty if there is no result backend, or if it cannot be asked."""
+    try:
+        return str(task.backend.get_state(holder.task_id))
+    except Exception:
+        return ""

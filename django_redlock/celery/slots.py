@@ -15,20 +15,17 @@ another (``watch:``), which message has been done (``done:``), or has begun (``b
 import json
 import logging
 import re
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
-from ..core.names import slug
-from ..core.owner import Owner, decode, nonce_of
-from ..core.replies import Row
+from ..core.owner import Owner, decode
 from ..core.rules import MIN_TTL
 from ..core.wanted import Wanted
 from ..engine.lease import Lease
-from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..exceptions import LockTakenError
 from ..handler import locks
 from ..signals import lock_acquired, lock_taken
 
@@ -39,7 +36,6 @@ FORMAT = 2
 LABEL = 100  # characters of a task's name that fit into a label
 QUEUED, HELD, NOTE = " (queued)", " (held)", " (note)"
 NEXT = " (next)" + QUEUED  # of a pending call, which later calls may take over
-RECORD = re.compile(r" #([0-9a-f]{10})\.(\d{1,9})(?: \(next\) \(queued\)| \(note\))\Z", re.ASCII)
 INLINE = " (inline)"  # of a run in the process of its caller: nobody ever gets a result by its id
 LIFETIME, RUNNING, WAITING, BOTH = "until_executed", "while_executing", "until_executing", "until_and_while_executing"
 SCOPES = (LIFETIME, RUNNING, WAITING, BOTH)
@@ -154,11 +150,13 @@ class Holder:
         task_id: Id of the task that has it; None when the holder is not a task, or runs where it was called.
         state: ``queued``, ``running``, or ``held`` when the task is over or the holder is not a task.
         retry_after: Seconds until the hold ends unless it is renewed; None when unknown.
+        since: When the holder got into that state, in seconds since the epoch on its own clock; 0.0 when unknown.
     """
 
     task_id: str | None
     state: str
     retry_after: float | None
+    since: float = 0.0
 
     @classmethod
     def of(cls, refusal: LockTakenError) -> "Holder":
@@ -170,100 +168,12 @@ class Holder:
         """Return whom the description of a holder tells of, and for how long the hold lasts."""
         if owner is None or owner.kind != "task" or not owner.ref:
             return cls(None, "held", left)
-        return cls(None if owner.label.endswith(INLINE) else owner.ref, state_of(owner.label), left)
+        return cls(None if owner.label.endswith(INLINE) else owner.ref, state_of(owner.label), left, owner.since)
 
     def __str__(self) -> str:
         if self.task_id:
             return f"{self.state} as task {self.task_id}"
         return "running where it was called" if self.state == "running" else "held by something that is not a task"
-
-
-class Record(NamedTuple):
-    """
-    A pending call.
-
-    Args:
-        task_id: Its id.
-        digest: Tells the arguments of the message that counts from others.
-        number: The number of that message.
-    """
-
-    task_id: str
-    digest: str
-    number: int
-
-
-class Seen(NamedTuple):
-    """
-    What a quorum of nodes has under a lock's key.
-
-    Args:
-        value: The key's value; empty if it is free, or split between several.
-        left: Seconds until it expires, on the node that says least.
-        nodes: How many nodes agree.
-    """
-
-    value: str
-    left: float
-    nodes: int
-
-    @property
-    def token(self) -> str:
-        """The holder's token; empty if there is none."""
-        return nonce_of(self.value) if self.value else ""
-
-    @property
-    def owner(self) -> Owner | None:
-        """Who has it; None if nobody, or nobody of ours."""
-        return decode(self.value) if self.value else None
-
-    @property
-    def record(self) -> "Record | None":
-        """What it says of a pending call; None if it is none."""
-        owner = self.owner
-        if owner is None or owner.kind != "task" or not owner.ref:
-            return None
-        found = RECORD.search(owner.label)
-        return Record(owner.ref, found[1], int(found[2])) if found else None
-
-    @property
-    def holder(self) -> Holder:
-        """The same as a refusal would tell it."""
-        return Holder.described(self.owner, self.left)
-
-
-def peek(using: str, name: str) -> Seen:
-    """
-    Ask the nodes who has a lock, in one round trip.
-
-    Raises:
-        QuorumUnavailableError: Too few nodes answered.
-    """
-    return look(using, name)[0]
-
-
-def look(using: str, *names: str) -> tuple[Seen, ...]:
-    """
-    Ask the nodes who has each of some locks, in one round trip for all of them.
-
-    Raises:
-        QuorumUnavailableError: Too few nodes answered.
-    """
-    manager, slugs = locks[using], tuple(map(slug, names))
-    replies = manager.survey(slugs=slugs)
-    needed = manager.rules.needed
-    if sum(bool(reply.rows) for reply in replies.values()) < needed:
-        said = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
-        raise QuorumUnavailableError(names[0], nodes=said, needed=needed)
-    rows = [row for reply in replies.values() for row in reply.rows]
-    return tuple(_seen([row for row in rows if row.slug == one], needed) for one in slugs)
-
-
-def _seen(rows: list[Row], needed: int) -> Seen:
-    value, votes = Counter(row.value for row in rows).most_common(1)[0]
-    if votes < needed or not value:
-        return Seen("", 0.0, 0)
-    return Seen(value, min(row.left or 0.0 for row in rows if row.value == value), votes)
 
 
 def take_waiting(ticket: Ticket, ttl: float, label: str, adopt: str = "") -> None:

@@ -12,13 +12,14 @@ from functools import cache, cached_property
 from typing import Any, Literal, cast
 
 from celery.exceptions import Ignore, Retry
+from celery.result import EagerResult
 from celery.utils import uuid
 
 from ..core.rules import Rules
 from ..engine.manager import fresh_nonce
 from ..handler import locks
 from ._compat import BaseTask, P, R
-from .arrival import Answered, Arrival, stays_with_its_message, ticket_of, under_direct_call
+from .arrival import Answered, Arrival, Skipped, stays_with_its_message, ticket_of, under_direct_call
 from .dispatch import Call
 from .exceptions import DuplicateTask
 from .execution import EXECUTION, Execution
@@ -135,12 +136,31 @@ class SingletonTask(BaseTask[P, R]):
             done = Call(self, args, kwargs, options, rules, ticket).publish(ticket)
             return cast(SingletonResult[R], eager_result(done))
         if self.app.conf.task_always_eager:
-            done = self.singleton_publish(args, kwargs, task_id=task_id, **options)
-            return cast(SingletonResult[R], eager_result(done))
+            return self._call_eagerly(rules, args, kwargs, task_id=task_id, **options)
         self._check_arguments(args, kwargs)
         ticket = self.singleton_ticket(task_id or uuid(), args, kwargs, fresh_nonce())
         call = Call(self, args, kwargs, options, rules, ticket)
         return call.send() if task_id is None else call.send_owned()
+
+    def _call_eagerly(self, rules: SingletonOptions, args: Any, kwargs: Any, **options: Any) -> SingletonResult[R]:
+        """
+        Run the call at once, as Celery's eager mode does. Nothing can wait, so a duplicate is skipped.
+
+        Raises:
+            DuplicateTask: It is a duplicate, and *rules* say to raise.
+        """
+        done: Any = self.singleton_publish(args, kwargs, **options)
+        skipped = done.result
+        if not isinstance(skipped, Skipped):
+            return cast(SingletonResult[R], eager_result(done))
+        done, holder = eager_result(EagerResult(done.id, None, done.state, name=self.name)), skipped.holder
+        if holder and rules.on_duplicate == "raise" and options["task_id"] is None:
+            name = self.singleton.key(*args, **kwargs)
+            raise self.singleton_error.found(holder.task_id, holder.state, holder.retry_after, name)
+        if holder:
+            done.duplicate, done.reason, done.holder_id = True, holder.state, holder.task_id
+        done.accepted = False
+        return cast(SingletonResult[R], done)
 
     def singleton_publish(self, args: Any, kwargs: Any, **options: Any) -> SingletonResult[R]:
         """Send a message as every task of Celery does."""

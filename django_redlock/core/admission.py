@@ -115,7 +115,7 @@ class Admission:
             return reply
         # What it said in quarantine does not count because it is read later.
         if why := self._quarantine_left(node, sent):
-            return no_vote(reply, why)
+            return no_vote(reply, why, votes_in=max(0.0, self._quarantined[node][0] - now))
         if why := self._excluded.get(node, ""):
             return no_vote(reply, why, Kind.EXCLUDED)
         return reply

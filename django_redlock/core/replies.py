@@ -1,5 +1,6 @@
 """What a node replies to a request (internal)."""
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -91,6 +92,7 @@ class Reply(NamedTuple):
         total: How many names the node's index has.
         cursor: Where the next page of the index begins, for ``Survey.after``; empty behind the last.
         failure: Why there is no vote, for decisions; None if there is one, or if the node may not vote.
+        votes_in: Seconds until a node votes that gives no vote for a while; 0.0 for all others.
     """
 
     kind: Kind
@@ -104,6 +106,7 @@ class Reply(NamedTuple):
     total: int = 0
     cursor: str = ""
     failure: Failure | None = None
+    votes_in: float = 0.0
 
     def __str__(self) -> str:
         silent = self.kind in (Kind.NO_VOTE, Kind.EXCLUDED, Kind.FAILED, Kind.UNKNOWN)
@@ -143,6 +146,16 @@ def believable(reply: Reply) -> Reply:
     return reply._replace(fence=max([fence for _, fence in terms], default=0), terms=terms)
 
 
-def no_vote(reply: Reply, why: str, kind: Kind = Kind.NO_VOTE) -> Reply:
-    """Return *reply* as that of a node that may not vote."""
-    return reply._replace(kind=kind, detail=why, terms=())
+def no_vote(reply: Reply, why: str, kind: Kind = Kind.NO_VOTE, votes_in: float = 0.0) -> Reply:
+    """Return *reply* as that of a node that may not vote, or not for another *votes_in* seconds."""
+    return reply._replace(kind=kind, detail=why, terms=(), votes_in=votes_in)
+
+
+def votes_in(replies: Iterable[Reply], needed: int) -> float | None:
+    """
+    Return after how many seconds *needed* nodes vote, if those that give no vote for a while are all that is missing.
+
+    None if too few nodes answer.
+    """
+    waits = sorted(reply.votes_in for reply in replies if reply.votes_in or reply.kind in ANSWERS)
+    return waits[needed - 1] if len(waits) >= needed else None

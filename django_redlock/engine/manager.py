@@ -25,7 +25,7 @@ from ..core.hold import BATCH, Hold, batches, release_outcome, renewal
 from ..core.names import check_names, named, slug
 from ..core.outcome import Outcome
 from ..core.owner import HolderKind, Owner, decode
-from ..core.replies import ANSWERS, Reply
+from ..core.replies import ANSWERS, Reply, votes_in
 from ..core.requests import Instant, Release
 from ..core.round import Round
 from ..core.rules import MIN_TTL, UNSET, Rules, Wait, check_label, check_wait, seconds
@@ -517,9 +517,9 @@ class LockManager:
         name = named(wanted.names)
         said = {node.name: str(outcome.replies.get(number, "not waited for")) for number, node in enumerate(self.nodes)}
         if not outcome.taken:
-            return QuorumUnavailableError(
-                name, outcome.waited, outcome.attempts, said, self.rules.needed, outcome.misconfigured
-            )
+            after = votes_in(outcome.replies.values(), self.rules.needed) or None
+            why = (self.rules.needed, outcome.misconfigured, after)
+            return QuorumUnavailableError(name, outcome.waited, outcome.attempts, said, *why)
         holder = decode(outcome.holder)
         about, queued = holder._asdict() if holder else None, outcome.queued
         return LockTakenError(name, outcome.waited, outcome.attempts, said, outcome.retry_after, about, queued)

@@ -80,15 +80,25 @@ class Stage:
                 return None
             raise
 
-    def runs_again(self, task: Any, what: str, seconds: float = 0.0) -> str:
-        """Call a task with the same arguments until its body runs once more; return how long that took."""
-        before, start = self.count(what, "began"), time.monotonic()
+    def runs_again(self, task: Any, what: str, seconds: float = 0.0, since: float | None = None) -> str:
+        """
+        Call a task with the same arguments until its body runs once more; return how long that took.
+
+        Args:
+            since: When the time begins, in seconds on the steady clock; None is now.
+        """
+        before, start = self.count(what, "began"), time.monotonic() if since is None else since
         while time.monotonic() < start + PATIENCE:
             self.call(task, what, seconds)
             with suppress(TimeoutError):
-                self.until(lambda: self.count(what, "began") > before, 1)
-                return f"free after {time.monotonic() - start:.0f} s"
+                self.until(lambda: self.count(what, "began") > before, 0.25)
+                began = [when for event, _, when in self.heard(what) if event == "began"]
+                return f"free after {max(0.0, began[before] - start):.1f} s"
         raise AssertionError(f"taken for more than {PATIENCE:.0f} s")
+
+    def idle(self) -> bool:
+        """Return whether the broker has no message, neither waiting nor with a worker."""
+        return not self.project.told.llen("celery") and not self.project.told.hlen("unacked")
 
 
 def retry(stage: Stage) -> str:
@@ -118,14 +128,17 @@ def worker(stage: Stage) -> str:
 def limit(stage: Stage) -> str:
     stage.call(stage.project.limited, "limit", 60.0)
     stage.wait("limit", "began")
-    time.sleep(3)
-    return stage.runs_again(stage.project.limited, "limit", 60.0)
+    (_, _, began), *_ = stage.heard("limit")
+    outcome = stage.runs_again(stage.project.limited, "limit", 60.0, began + stage.project.LIMIT)
+    stage.end()  # for some seconds a worker does nothing but kill the child that exceeded its limit
+    stage.workers.clear()
+    stage.new_worker()
+    return outcome
 
 
 def revoke(stage: Stage) -> str:
     result = stage.call(stage.project.work, "revoke", 0.0, countdown=3)
     result.revoke()
-    time.sleep(5)
     return stage.runs_again(stage.project.work, "revoke")
 
 
@@ -141,7 +154,8 @@ def equal(stage: Stage) -> str:
         with suppress(Exception):
             result.get(timeout=20)
     stage.wait("equal", "ended")
-    time.sleep(2)
+    stage.until(stage.idle, 20)
+    stage.until(lambda: stage.count("equal", "began") == stage.count("equal", "ended"), 20)
     runs = stage.count("equal", "ended")
     assert runs == 1, f"{runs} runs of 3 equal calls"
     return "1 run"
@@ -173,7 +187,8 @@ def redelivery(stage: Stage) -> str:
     stage.new_worker("1")
     stage.call(stage.project.late, "late", 6.0)
     stage.wait("late", "ended", 30)
-    time.sleep(8)
+    with suppress(TimeoutError):
+        stage.until(stage.idle, 60)
     told = stage.heard("late")
     depth = most = 0
     for event, _, _ in sorted(told, key=lambda one: one[2]):
@@ -197,7 +212,8 @@ def get_then_delay(stage: Stage, times: int = 500) -> str:
             lost += stage.project.told.llen("told:again") == before
         except Exception:
             lost += 1
-            time.sleep(0.2)
+            with suppress(TimeoutError):  # one that is only late does not count for the next
+                stage.until(lambda before=before: stage.project.told.llen("told:again") > before, 0.2)
         if number == 49 and lost > 25:
             raise AssertionError(f"{lost} of the first 50 lost")
     assert not lost, f"{lost} of {times} lost"

@@ -8,6 +8,7 @@ from typing import Any
 import redis
 from celery import Celery
 
+LIMIT = 1  # seconds, the hard time limit of the task that exceeds it
 URL = os.environ.get("COMPARE_URL", "redis://127.0.0.1:1")
 
 app = Celery("tests.comparison.project", broker=URL, backend=URL)
@@ -99,7 +100,7 @@ def late(what: str, seconds: float = 0.0) -> str:
     return body(what, seconds)
 
 
-@single(name="compare.limited", time_limit=1)
+@single(name="compare.limited", time_limit=LIMIT)
 def limited(what: str, seconds: float = 0.0) -> str:
     return body(what, seconds)
 

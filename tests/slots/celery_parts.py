@@ -13,7 +13,7 @@ from celery.app.trace import build_tracer
 from celery.backends.base import BaseBackend
 
 from django_redlock.celery import SingletonOptions, SingletonTask
-from django_redlock.celery.slots import RECEIVED_HEADER, RUN_HEADER
+from django_redlock.celery.slots import HEADER, RECEIVED_HEADER, RUN_HEADER, Ticket
 from django_redlock.engine.manager import fresh_nonce
 
 from .world import Dead, Machine, World
@@ -129,7 +129,7 @@ class Results(BaseBackend):  # type: ignore[type-arg]
 
 @dataclass(slots=True)
 class Run:
-    """One run of the body; *end* is None if its worker died."""
+    """One run of the body; *end* is None if its worker died. *message* is the number of a pending call's message."""
 
     id: str
     value: Any
@@ -138,6 +138,7 @@ class Run:
     end: float | None = None
     failed: bool = False
     ended: int = 0
+    message: int = 0
 
 
 class Recorder:
@@ -174,7 +175,8 @@ class RecordingTask(Task):  # type: ignore[type-arg]
 
     def run(self, key: int, value: Any) -> Any:
         here = self.recorder
-        run = Run(str(self.request.id), value, here.world.now, next(here.steps))
+        ticket = Ticket.unpack(self.request.get(HEADER), self.request.id)
+        run = Run(str(self.request.id), value, here.world.now, next(here.steps), message=ticket.number if ticket else 0)
         here.runs.append(run)
         here.world.note(f"begins {run.id[:4]} with {value}")
         here.world.sleep(here.world.random.uniform(0.2, 2.0) * here.length)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from django_redlock.celery import arrival, dispatch, slots
+from django_redlock.celery import arrival, dispatch, sightings, slots
 from django_redlock.celery.execution import Execution
 from django_redlock.engine.manager import fresh_nonce
 
@@ -75,7 +75,7 @@ def forgets_the_record(right: Any) -> Any:
     """Note that the call has begun, and leave the record."""
 
     def begin(ticket: Any, ttl: float, task: str, seen: Any, began: Any) -> None:
-        right(replace(ticket, token=fresh_nonce()), ttl, task, seen._replace(value=""), began)
+        right(replace(ticket, token=fresh_nonce()), ttl, task, sightings.FREE, began)
 
     return begin
 
@@ -94,7 +94,7 @@ def sees_nothing(right: Any) -> Any:
 
     def look(call: Any) -> Any:
         run, _ = right(call)
-        return run, slots.Seen("", 0.0, 0)
+        return run, sightings.Seen("", 0.0, 0)
 
     return look
 
@@ -127,6 +127,11 @@ def accepted(right: Any) -> Any:
     return lambda *about: right(*about).about(slots.Holder(None, "running", None), accepted=True)
 
 
+def quorums_only(right: Any) -> Any:
+    """Take a record or a note for gone if no quorum of the nodes that answer has it."""
+    return lambda ticket, *seen: right(ticket, *(one._replace(split=()) for one in seen))
+
+
 MUTANTS = (
     Mutant("no turn for callers", ("rerun burst", "replace burst"), (dispatch, "turn"), lambda right: no_turn),
     Mutant("an id for each caller", ("rerun burst",), (dispatch.Call, "_take_over_pending"), fresh_id),
@@ -142,6 +147,8 @@ MUTANTS = (
     ),
     Mutant("every message is older", ("rerun",), (arrival, "is_superseded"), lambda right: lambda *a: True),
     Mutant("a copy runs beside the run", ("redelivered",), (arrival, "take_running"), shared_token),
+    Mutant("copies of what began run", ("redelivered",), (arrival, "has_begun"), lambda right: lambda *a: False),
+    Mutant("single nodes are no evidence", ("nodes come and go",), (arrival, "is_superseded"), quorums_only),
     Mutant("slots stay", ("once",), (Execution, "end"), never_free),
     Mutant("pending calls are skipped", ("rerun",), (arrival.Arrival, "_wait"), not_waiting),
     Mutant("wrong answers", ("rerun",), (dispatch.Call, "_joined"), accepted),

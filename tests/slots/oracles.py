@@ -65,6 +65,17 @@ def newest_arguments_run(history: "History") -> list[str]:
     return found
 
 
+def older_arguments_run_first(history: "History") -> list[str]:
+    """No message of a pending call runs after a newer message of the same call."""
+    found = []
+    newest: dict[str, int] = {}
+    for run in sorted(history.runs, key=lambda run: run.number):
+        if 0 < run.message < newest.get(run.id, 0):
+            found.append(f"{run.id[:4]} ran with {run.value}, message {run.message}, after message {newest[run.id]}")
+        newest[run.id] = max(run.message, newest.get(run.id, 0))
+    return found
+
+
 def one_id_for_a_run(history: "History") -> list[str]:
     """All calls that are made during one run have one id, and it runs once."""
     found = []

@@ -9,13 +9,14 @@ from .oracles import (
     newest_arguments_run,
     nothing_is_left,
     nothing_overlaps,
+    older_arguments_run_first,
     one_id_for_a_run,
     one_waits,
 )
 from .schedule import Profile
 
 ALWAYS = (every_call_ends, nothing_overlaps, answers_are_true, nothing_is_left)
-TRAILING = (*ALWAYS, newest_arguments_run, one_id_for_a_run, each_id_runs_once)
+TRAILING = (*ALWAYS, newest_arguments_run, older_arguments_run_first, one_id_for_a_run, each_id_runs_once)
 KEY = ("key",)
 
 RERUN = SingletonOptions(key=KEY, on_duplicate="rerun")
@@ -24,7 +25,7 @@ BOTH = {"key": KEY, "scope": "until_and_while_executing"}
 ONCE = SingletonOptions(key=KEY)
 SERIAL = SingletonOptions(key=KEY, scope="while_executing")
 # An operator who frees the record lets one more call wait, and a dead worker lets a run begin anew.
-ENDING = (*ALWAYS, newest_arguments_run)
+ENDING = (*ALWAYS, newest_arguments_run, older_arguments_run_first)
 BURST = {"spread": 0.0, "callers": 5, "calls": 1, "held": True, "length": 5.0}
 CROWD = {"callers": 6, "spread": 1.0, "length": 0.5, "workers": 3}
 
@@ -49,7 +50,8 @@ PROFILES = {
         Profile("own ids", RERUN, ENDING, owned=1),
         Profile("broker away", REPLACE, TRAILING, broken=2),
         Profile("node away", RERUN, ENDING, downs=3),
-        Profile("redelivered", RERUN, (*ENDING, one_id_for_a_run), late=True, redeliver=0.5),
+        Profile("nodes come and go", REPLACE, TRAILING, downs=8, callers=5, spread=4.0, workers=3, length=0.5),
+        Profile("redelivered", RERUN, TRAILING, late=True, redeliver=0.5),
         Profile("killed", RERUN, ENDING, late=True, kills=2),
         Profile("killed early", REPLACE, (*ALWAYS[:3], newest_arguments_run), kills=2),
         Profile("purged", RERUN, ALWAYS[:3], purge=True),

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from django_redlock.celery import SingletonOptions
-from django_redlock.celery.slots import free, peek
+from django_redlock.celery.sightings import peek
+from django_redlock.celery.slots import free
 from django_redlock.exceptions import RedlockError
 
 from . import oracles

@@ -22,7 +22,7 @@ from django_redlock import (
     locked_view,
     locks,
 )
-from django_redlock.celery import Singleton, SingletonTask, singleton_task
+from django_redlock.celery import Return, Singleton, SingletonOptions, SingletonTask, singleton_task
 
 
 def blocks() -> None:
@@ -154,3 +154,65 @@ def calls() -> None:
     bound.delay_on_commit(7)
     import_catalogue("7")  # type: ignore[arg-type]
     import_catalogue.delay_on_comit(7)  # type: ignore[attr-defined]
+
+
+@singleton_task(
+    key=("shop", "since"),
+    scope="until_and_while_executing",
+    on_duplicate="rerun",
+    on_overlap=Return({"skipped": True}),
+    on_unavailable={"enqueue": "raise", "run": "fail"},
+    hold_for=1.5,
+    wait_for=None,
+    lease=30,
+    queue_ttl=3600.0,
+    using="default",
+    group="shops",
+    version=2,
+    on_lost="raise",
+    redelivery="drop",
+    lock_direct_calls=True,
+    acks_late=True,
+)
+def every_option(shop: int, since: int = 0) -> None: ...
+
+
+@singleton_task(key="shop:{shop}", scope="until_executed", on_duplicate="join", on_overlap="wait")
+def first_values(shop: int) -> None: ...
+
+
+@singleton_task(key=lambda call: str(call.arguments["shop"]), scope="until_executing", on_overlap="drop")
+def second_values(shop: int) -> None: ...
+
+
+@singleton_task(scope="while_executing", on_overlap="follow", on_lost="flag", redelivery="resume")
+def third_values(shop: int) -> None: ...
+
+
+@singleton_task(on_duplicate="skip", on_overlap="fail", on_unavailable={"run": "retry"})
+def fourth_values(shop: int) -> None: ...
+
+
+def wrong_options() -> None:
+    singleton_task(key=7)  # type: ignore[call-overload]
+    singleton_task(scope="lifetime")  # type: ignore[call-overload]
+    singleton_task(on_duplicate="enqueue")  # type: ignore[call-overload]
+    singleton_task(on_overlap="skip")  # type: ignore[call-overload]
+    singleton_task(on_unavailable={"run": "publish"})  # type: ignore[call-overload]
+    singleton_task(on_lost="ignore")  # type: ignore[call-overload]
+    singleton_task(redelivery="never")  # type: ignore[call-overload]
+    singleton_task(hold_for="60")  # type: ignore[call-overload]
+    singleton_task(wait_for="60")  # type: ignore[call-overload]
+    singleton_task(lease=None)  # type: ignore[call-overload]
+    singleton_task(queue_ttl="1h")  # type: ignore[call-overload]
+    singleton_task(using=None)  # type: ignore[call-overload]
+    singleton_task(group=7)  # type: ignore[call-overload]
+    singleton_task(version="2")  # type: ignore[call-overload]
+    singleton_task(bind=True, lock_direct_calls="yes")  # type: ignore[call-overload]
+    SingletonOptions(scope="running")  # type: ignore[arg-type]
+    SingletonOptions(challenge=True)  # type: ignore[call-arg]
+
+
+def options_of_a_class() -> None:
+    SingletonOptions(on_duplicate="replace", on_unavailable={"enqueue": "publish", "run": "run"})
+    SingletonOptions(on_duplicate="raise", on_overlap=Return())

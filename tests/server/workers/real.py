@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_redlock.celery.slots import peek
+from django_redlock.celery.sightings import peek
 
 from . import project
 from .project import LEASE as LEASE

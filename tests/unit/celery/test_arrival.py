@@ -1,6 +1,7 @@
 """What becomes of messages that come late, twice, without their header, or to a worker that cannot run them."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from celery.exceptions import Ignore, Reject, TaskRevokedError
@@ -10,6 +11,7 @@ from django_redlock import locks
 from django_redlock.celery import Return, arrival, singleton_task
 from django_redlock.celery.dispatch import Call
 from django_redlock.celery.slots import HEADER, Ticket, take_note
+from django_redlock.testing import Simulation
 
 from .slots import NAME, names
 
@@ -390,3 +392,25 @@ def test_broker_fails_when_a_copy_is_put_back(make, worker, monkeypatch, late, s
     assert worker.run(message) == "SUCCESS"
     assert seen == [state, "PENDING"]
     assert names() == set()
+
+
+def test_message_comes_back_when_the_nodes_vote_again(make, worker):
+    """
+    After an outage the nodes name the seconds for which they give no vote, and a message is put back for that long. C88
+    """
+    task = make()
+    with Simulation(nodes=3, check=False) as simulation:
+        task.delay(7)
+        for node in simulation.nodes[:2]:
+            node.crash()
+            node.restart()
+        simulation.advance(20.0)
+        before = datetime.now(UTC)
+
+        assert worker.run() == "RETRY"
+
+        (headers,) = worker.headers
+        pause = (datetime.fromisoformat(headers["eta"]) - before).total_seconds()
+        assert 30.0 < pause < 45.0  # of 60 seconds and some drift, 20 are over
+        simulation.advance(pause)
+        assert worker.run() == "SUCCESS"

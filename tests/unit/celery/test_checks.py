@@ -146,3 +146,23 @@ def test_beat_entry_that_is_not_known(app, declare):
     app.conf.beat_schedule = {"nightly": {"task": "shop.nightly", "schedule": 60.0}}
 
     assert declare() == ["redlock.W024"]
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({}, ["redlock.W026"]),
+        ({"on_duplicate": "rerun"}, ["redlock.W026"]),
+        ({"scope": "while_executing", "on_overlap": "follow"}, ["redlock.W026"]),
+        ({"on_duplicate": "raise"}, []),
+        ({"scope": "while_executing"}, []),
+        ({"ignore_result": True}, []),
+    ],
+)
+def test_results_that_reach_one_process(app, declare, options, found):
+    """
+    With ``rpc://`` a duplicate in another process never gets the result that it joined, and a check says so. C94
+    """
+    app.conf.result_backend = "rpc://"
+
+    assert declare(**options) == found

@@ -1,8 +1,13 @@
 """The base classes of celery-once and celery-singleton, over our slots."""
 
+import json
+import pickle
+from types import SimpleNamespace
+
 import pytest
 from celery.contrib.django.task import DjangoTask
 
+from django_redlock import locks
 from django_redlock.celery import DuplicateTask
 from django_redlock.celery.migration import AlreadyQueued, DuplicateTaskError, QueueOnce, Singleton
 
@@ -129,3 +134,74 @@ def test_options_of_a_call(app, worker):
         task.apply_async((7,), once={"gracefull": True})
     assert task.apply_async((7,), once={"graceful": True}, singleton=False).id != first.id
     assert task.apply_async((7,), once={"graceful": True}, singleton={"queue_ttl": 5}).id == first.id
+
+
+def test_eager_mode(app):
+    """
+    In eager mode, as tests of projects use it, a held lock raises, and a graceful call has no value. C44
+    """
+    app.conf.task_always_eager = True
+
+    @app.task(base=QueueOnce, name="shop.once")
+    def once(shop_id): ...
+
+    @app.task(base=Singleton, name="shop.singleton", raise_on_duplicate=True)
+    def singleton(shop_id): ...
+
+    with locks["default"].lock([once.singleton.key(7), singleton.singleton.key(7)], ttl=30, wait=0):
+        with pytest.raises(AlreadyQueued) as queued:
+            once.delay(7)
+        with pytest.raises(DuplicateTaskError):
+            singleton.delay(7)
+        assert once.apply_async((7,), once={"graceful": True}).result is None
+
+    assert 0 < queued.value.countdown <= 30
+
+
+def test_errors_are_made_as_before():
+    """
+    Code of a project that raises or copies these errors itself works as before. C103
+    """
+    queued, duplicate = AlreadyQueued(60), DuplicateTaskError("a duplicate", task_id="x")
+
+    assert (queued.countdown, queued.message) == (60, "Expires in 60 seconds")
+    assert (duplicate.task_id, str(duplicate)) == ("x", "a duplicate")
+    for error in (queued, duplicate, AlreadyQueued.found("x", "running", 5.0, "name")):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), again.holder_id) == (type(error), str(error), error.holder_id)
+        assert (again.state, again.retry_after, again.name) == (error.state, error.retry_after, error.name)
+
+
+@pytest.mark.parametrize("unique_on", [[], (), "", [""]])
+def test_unique_on_nothing(app, unique_on):
+    """
+    An empty ``unique_on`` makes all calls of the task equal, as in celery-singleton 0.3. C1
+    """
+
+    @app.task(base=Singleton, name="shop.one", unique_on=unique_on)
+    def one(shop_id): ...
+
+    assert one.delay(7).id == one.delay(8).id
+
+
+class ShopEncoder(json.JSONEncoder):
+    """Encodes shops by their number alone, as an encoder of a project does."""
+
+    def default(self, value):
+        return value.number
+
+
+@pytest.mark.parametrize("encoder", [ShopEncoder, f"{__name__}.ShopEncoder"])
+@pytest.mark.parametrize("unique_on", [None, "shop"])
+def test_json_encoder_of_the_settings(app, encoder, unique_on):
+    """
+    ``singleton_json_encoder_class`` decides what makes calls equal, as before. C7
+    """
+    app.conf.singleton_json_encoder_class = encoder
+    shop = SimpleNamespace(number=7, loaded=1)
+
+    @app.task(base=Singleton, name="shop.encoded", unique_on=unique_on)
+    def encoded(shop): ...
+
+    assert encoded.singleton.key(shop) == encoded.singleton.key(SimpleNamespace(number=7, loaded=2))
+    assert encoded.singleton.key(shop) != encoded.singleton.key(SimpleNamespace(number=8))

@@ -17,9 +17,10 @@ from django.core.management import CommandError, call_command
 from kombu.exceptions import SerializerNotInstalled
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
-from django_redlock.celery import DuplicateTask, Return, dispatch, override_singleton, signals, singleton_task
+from django_redlock.celery import DuplicateTask, Return, dispatch, override_singleton, result, signals, singleton_task
 from django_redlock.celery.explain import explain_call
-from django_redlock.celery.slots import HEADER, Ticket, free, peek
+from django_redlock.celery.sightings import peek
+from django_redlock.celery.slots import HEADER, Ticket, free
 
 from .slots import NAME, names, tickets
 
@@ -1187,3 +1188,102 @@ def test_older_message_of_a_pending_call_leaves_its_result(make, worker, memory_
     assert worker.run(older) == "IGNORED"
 
     assert second.state == "SUCCESS"
+
+
+@pytest.mark.parametrize("how", ["join", "skip", "rerun", "raise"])
+def test_eager_duplicate(make, app, how):
+    """
+    In eager mode a duplicate is skipped, or raises if the options say so, and its result says that it is one. C44
+    """
+    app.conf.task_always_eager = True
+    task = make(on_duplicate=how)
+
+    with locks["default"].lock(NAME, ttl=30, wait=0):
+        if how == "raise":
+            with pytest.raises(DuplicateTask):
+                task.delay(7)
+            assert task.apply_async((7,), task_id="own").state == "IGNORED"
+            return
+        skipped = task.delay(7)
+
+    assert (skipped.state, skipped.result, skipped.get()) == ("IGNORED", None, None)
+    assert (skipped.duplicate, skipped.accepted, skipped.reason, skipped.holder_id) == (True, False, "held", None)
+    assert (task.delay(7).get(), task.delay(7).duplicate) == (7, False)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_result_of_the_holder_is_gone(make, worker, monkeypatch, ignored):
+    """
+    A duplicate of a task that is over, and whose result was forgotten, does not wait for that result for ever. C94
+    """
+    task = make(hold_for=60, ignore_result=ignored)
+    first = task.delay(7)
+    worker.run()
+
+    joined = task.delay(7)
+    assert joined.id == first.id
+    first.forget()
+    monkeypatch.setattr(result, "time", lambda: time.time() + 11.0, raising=False)
+    late = task.delay(7)
+
+    assert (late.duplicate, late.accepted, late.reason) == (True, False, "held")
+    assert (late.id == first.id) is ignored
+    if not ignored:
+        with pytest.raises(TaskRevokedError):
+            late.get(timeout=1)
+
+
+@pytest.mark.parametrize("scope", ["until_executed", "until_executing", "until_and_while_executing"])
+def test_linked_call_is_not_replaced(make, worker, app, scope):
+    """
+    A call whose message has a link runs with its own arguments, so that the link gets its result. C93
+    """
+    ran = []
+
+    def body(self, shop_id):
+        ran.append(self.request.args[1])
+        return self.request.args[1]
+
+    sync = make(body, on_duplicate="replace", scope=scope)
+
+    @app.task(name="shop.after")
+    def after(value):
+        ran.append(f"after {value}")
+
+    first = sync.apply_async((7, "linked"), link=after.s())
+    second = sync.apply_async((7, "newer"))
+    for _ in range(3):
+        worker.run_all()
+
+    assert sorted(ran) == ["after linked", "linked", "newer"]
+    assert (first.get(timeout=1), second.get(timeout=1)) == ("linked", "newer")
+
+
+@pytest.mark.parametrize("backend", [None, "disabled://"])
+def test_follow_without_a_result_backend(make, worker, app, backend):
+    """
+    Without a result backend a message that follows its duplicate waits for the slot and then runs itself. C94
+    """
+    app.conf.result_backend, ran = backend, []
+    task = make(lambda self, shop_id: ran.append(shop_id), on_overlap="follow")
+    task.delay(7)
+    task.apply_async((7,), task_id="own")
+    first, second = worker.take(), worker.take()
+
+    assert worker.run(second) == "IGNORED"
+    assert worker.run(first) == "SUCCESS"
+    assert (worker.run(), ran) == ("SUCCESS", [7, 7])
+
+
+def test_waiting_call_is_moved_to_another_queue(make, worker):
+    """
+    A call that waits in a queue that nobody consumes is cancelled, and then the next call goes to another queue. C69
+    """
+    task = make()
+    stuck = task.apply_async((7,), queue="nobody")
+    assert task.delay(7).id == stuck.id
+
+    task.singleton.cancel(7)
+    moved = task.delay(7)
+
+    assert (moved.accepted, worker.run(), stuck.state) == (True, "SUCCESS", "REVOKED")

@@ -1,0 +1,153 @@
+"""
+What the lock nodes have under the name of a slot, and what to do when they disagree (internal).
+"""
+
+import re
+from collections import Counter
+from typing import NamedTuple
+
+from ..core.names import slug
+from ..core.owner import Owner, decode, nonce_of
+from ..core.replies import Kind, Row
+from ..core.requests import Extend, Term
+from ..core.rules import MIN_TTL
+from ..exceptions import QuorumUnavailableError
+from ..handler import locks
+from ..inventory.release import everywhere
+from .slots import Holder
+
+RECORD = re.compile(r" #([0-9a-f]{10})\.(\d{1,9})(?: \(next\) \(queued\)| \(note\))\Z", re.ASCII)
+
+
+class Record(NamedTuple):
+    """
+    A pending call.
+
+    Args:
+        task_id: Its id.
+        digest: Tells the arguments of the message that counts from others.
+        number: The number of that message.
+    """
+
+    task_id: str
+    digest: str
+    number: int
+
+
+class Seen(NamedTuple):
+    """
+    What the nodes have under a lock's key.
+
+    Args:
+        value: The value that a quorum has; empty if the key is free, or if no quorum has one value.
+        left: Seconds until it expires, on the node that says least.
+        nodes: How many nodes agree.
+        fence: The fencing token under which it was written.
+        split: The values that fewer nodes than a quorum have, newest first, if no quorum agrees on one value or on
+            a free key. The nodes that did not answer may decide either way, so the lock is neither held nor free.
+    """
+
+    value: str
+    left: float
+    nodes: int
+    fence: int = 0
+    split: tuple["Seen", ...] = ()
+
+    @property
+    def free(self) -> bool:
+        """Whether a quorum of nodes has nothing under the key."""
+        return not self.value and not self.split
+
+    @property
+    def sightings(self) -> "tuple[Seen, ...]":
+        """Values of any node, as evidence that they were once written; newest first."""
+        return (self,) if self.value else self.split
+
+    @property
+    def token(self) -> str:
+        """The holder's token; empty if there is none."""
+        return nonce_of(self.value) if self.value else ""
+
+    @property
+    def owner(self) -> Owner | None:
+        """Who has it; None if nobody, or nobody of ours."""
+        return decode(self.value) if self.value else None
+
+    @property
+    def record(self) -> "Record | None":
+        """What it says of a pending call; None if it is none."""
+        owner = self.owner
+        if owner is None or owner.kind != "task" or not owner.ref:
+            return None
+        found = RECORD.search(owner.label)
+        return Record(owner.ref, found[1], int(found[2])) if found else None
+
+    @property
+    def holder(self) -> Holder:
+        """The same as a refusal would tell it."""
+        return Holder.described(self.owner, self.left)
+
+
+FREE = Seen("", 0.0, 0)
+
+
+def peek(using: str, name: str) -> Seen:
+    """
+    Ask the nodes who has a lock, in one round trip.
+
+    Raises:
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    return look(using, name)[0]
+
+
+def look(using: str, *names: str) -> tuple[Seen, ...]:
+    """
+    Ask the nodes who has each of some locks, in one round trip for all of them.
+
+    Raises:
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    manager, slugs = locks[using], tuple(map(slug, names))
+    replies = manager.survey(slugs=slugs)
+    needed = manager.rules.needed
+    if sum(bool(reply.rows) for reply in replies.values()) < needed:
+        said = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
+        raise QuorumUnavailableError(names[0], nodes=said, needed=needed)
+    rows = [row for reply in replies.values() for row in reply.rows]
+    return tuple(_seen([row for row in rows if row.slug == one], needed) for one in slugs)
+
+
+def _seen(rows: list[Row], needed: int) -> Seen:
+    votes = Counter(row.value for row in rows)
+    value, most = votes.most_common(1)[0]
+    if most >= needed:
+        return _agreed([row for row in rows if row.value == value]) if value else FREE
+    found = [_agreed([row for row in rows if row.value == value]) for value in votes if value]
+    return FREE._replace(split=tuple(sorted(found, key=lambda seen: seen.fence, reverse=True)))
+
+
+def _agreed(rows: list[Row]) -> Seen:
+    return Seen(rows[0].value, min(row.left or 0.0 for row in rows), len(rows), min(row.fence for row in rows))
+
+
+def write_back(using: str, name: str, seen: Seen) -> bool:
+    """
+    Have a quorum of nodes keep a value that fewer are known to have; returns whether a quorum does now.
+
+    A node that knows of a later holder, or that this one was released, refuses. The value keeps its token.
+
+    Raises:
+        QuorumUnavailableError: Too few nodes answered.
+    """
+    manager = locks[using]
+    term = Term((slug(name),), seen.token, seen.value, max(MIN_TTL, seen.left), seen.fence)
+    request = Extend((term,), manager.rules.fence_keep)
+    replies = everywhere(manager, request).replies
+    kinds = [reply.terms[0][0] for reply in replies.values() if reply.terms]
+    if kinds.count(Kind.HELD) >= manager.rules.needed:
+        return True
+    if len(kinds) < manager.rules.needed:
+        said = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
+        raise QuorumUnavailableError(name, nodes=said, needed=manager.rules.needed)
+    return False
