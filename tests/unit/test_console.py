@@ -5,14 +5,17 @@ import json
 import re
 import sys
 import time
+from datetime import timedelta
 from io import StringIO
 from traceback import walk_tb
 
 import pytest
 from celery import Celery
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
+from django.utils.timezone import now
 from django.views.debug import (
     ExceptionReporter,
     SafeExceptionReporterFilter,
@@ -37,6 +40,7 @@ from django_redlock.inventory import (
     held_locks,
     stale_keys,
 )
+from django_redlock.models import key_of
 from django_redlock.nodes.memory import forget_nodes
 from django_redlock.nodes.redis.inspect import Inspection
 
@@ -287,6 +291,61 @@ def test_a_full_disk_is_no_traceback(five):
 
     with pytest.raises(CommandError, match="could not be written: No space left on device"):
         call_command("redlock_list", stdout=Full(), stderr=StringIO())
+
+
+# What the pages show of one lock
+
+
+def test_a_request_to_stop_is_a_badge_in_the_list(two, operator):
+    """
+    L71: the row of the very holder that was asked says how long ago; a lock of that name in another alias does not.
+    """
+    lease = lock("orders:7", renew=False).acquire()
+    for node in locks["other"].nodes:
+        node.down = False
+    other = lock("orders:7", using="other", renew=False).acquire()
+    [held] = held_locks().locks
+    chosen = {"_selected_action": key_of(held.fingerprint, "default", held.slug)}
+    operator.post(LIST, {"action": "stop", "index": "0", "confirmed": "yes", **chosen})
+    LogEntry.objects.update(action_time=now() - timedelta(minutes=14, seconds=5))
+
+    listed = operator.get(LIST).content.decode()
+    detail = operator.get(f"{LIST}lock/", {"key": chosen["_selected_action"]}).content.decode()
+
+    assert listed.count("asked to stop 14 min ago") == 1
+    assert "asked to stop 14 min ago" in detail
+    assert lease.extend() is False
+    assert other.extend() is True
+
+
+def test_a_lock_without_an_end_is_called_that_on_every_page(five, operator):
+    """
+    L71: the page of the lock and the confirmation say what the list says.
+    """
+    put(five, "orders:7", None)
+    [held] = held_locks().locks
+    key = key_of(held.fingerprint, "default", held.slug)
+
+    pages = [
+        operator.get(LIST),
+        operator.get(f"{LIST}lock/", {"key": key}),
+        operator.post(LIST, {"action": "release", "index": "0", "_selected_action": key}),
+    ]
+
+    facts = [re.sub("<table.*?</table>", "", page.content.decode(), flags=re.DOTALL) for page in pages[1:]]
+    assert ["never ends" in text for text in facts] == [True, True]
+    assert "never ends" in pages[0].content.decode()
+
+
+@pytest.mark.parametrize(("length", "copied"), [(20, False), (100, True), (500, False)])
+def test_a_name_that_the_list_cuts_can_be_copied(five, operator, length, copied):
+    """
+    L71: a button copies the whole name; of a name that the nodes keep cut there is no whole name to copy.
+    """
+    put(five, name := "x" * length)
+
+    assert (f'data-name="{name}"' in operator.get(LIST).content.decode()) is copied
+    assert ("data-name" in operator.get(LIST).content.decode()) is copied
 
 
 # Bounds
