@@ -5,10 +5,11 @@ No message shows a URL: it may hold a password.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from django.conf import settings
@@ -17,6 +18,8 @@ from django.core.exceptions import ImproperlyConfigured
 from .core.rules import Rules
 from .nodes import KINDS, Node, NodeSpec, open_node
 
+P = ParamSpec("P")
+T = TypeVar("T")
 DEFAULT_ALIAS = "default"
 ALIAS_KEYS = ("NODES", "KEY_PREFIX", "OPTIONS")
 NODE_KEYS = ("URL", "NAME", "OPTIONS")
@@ -64,6 +67,25 @@ class AliasConfig:
     rules: Rules
 
 
+def _without_frames(read: Callable[P, T]) -> Callable[P, T]:
+    """
+    Have errors of the settings leave the frames in which they arose behind.
+
+    The variables of these frames are the settings, passwords included. Django's debug page and error trackers show the
+    variables of every frame in a traceback.
+    """
+
+    @wraps(read)
+    def reading(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return read(*args, **kwargs)
+        except InvalidRedlockError as error:
+            raise error.with_traceback(None) from None
+
+    return reading
+
+
+@_without_frames
 def aliases() -> tuple[str, ...]:
     """
     Return the aliases of the ``REDLOCK`` setting.
@@ -74,6 +96,7 @@ def aliases() -> tuple[str, ...]:
     return tuple(_setting())
 
 
+@_without_frames
 def read_alias(alias: str) -> AliasConfig:
     """
     Return what the setting says of one alias; connects to nothing.

@@ -13,7 +13,17 @@ class RedlockError(Exception):
     """Base class; catch it to catch every error below."""
 
 
-class _AttemptError(RedlockError):
+class _OneLineError(RedlockError):
+    """An error whose text is one line, whatever a label or a node's reply contains: it ends up in logs."""
+
+    def __str__(self) -> str:
+        return "".join(char if char.isprintable() else _escaped(char) for char in self._text())
+
+    def _text(self) -> str:
+        raise NotImplementedError
+
+
+class _AttemptError(_OneLineError):
     """What a failed acquisition knows: the lock, the time and what each node said."""
 
     def __init__(
@@ -66,7 +76,7 @@ class LockTakenError(_AttemptError):
         self.queued = queued
         self.args = (name, waited, attempts, self.nodes, retry_after, self.holder, queued)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         if self.queued:
             return f"Lock {self.name!r} is free, but others wait for it and are served first ({self._effort()})."
         parts = (str(self.holder.get(part, "")) for part in ("kind", "label", "ref"))
@@ -106,7 +116,7 @@ class QuorumUnavailableError(_AttemptError):
         self.retry_after = retry_after
         self.args = (name, waited, attempts, self.nodes, needed, misconfigured, retry_after)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         needed = f"{self.needed} of {len(self.nodes)} nodes" if self.needed else "a majority of the nodes"
         if self.misconfigured:
             why = "must vote, and too few can until their configuration or the REDLOCK setting is changed"
@@ -115,7 +125,7 @@ class QuorumUnavailableError(_AttemptError):
         return f"Lock {self.name!r}: {needed} {why} ({self._effort()})."
 
 
-class LockLostError(RedlockError):
+class LockLostError(_OneLineError):
     """
     The lease ended while its holder still relied on it; the work may no longer be exclusive.
 
@@ -133,11 +143,11 @@ class LockLostError(RedlockError):
         self.reason = reason
         self.held = held
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"Lock {self.name!r} was lost after {self.held:.2f} s: {EXPLANATIONS.get(self.reason, self.reason)}."
 
 
-class StaleTokenError(RedlockError):
+class StaleTokenError(_OneLineError):
     """
     The database has already seen a later holder of this lock; nothing of the refused transaction was kept.
 
@@ -151,8 +161,12 @@ class StaleTokenError(RedlockError):
         self.name = name
         self.token = token
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"Lock {self.name!r}: fencing token {self.token} has been overtaken by a later holder."
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode()
 
 
 EXPLANATIONS = {

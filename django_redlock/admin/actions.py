@@ -18,7 +18,7 @@ from ..conf import InvalidRedlockError
 from ..handler import locks
 from ..inventory import ask_to_stop, extend_lock, find_locks, force_release, printable
 from ..models import HeldLock, parse_key
-from .columns import held_for
+from .columns import held_for, remaining
 from .rows import known_aliases
 
 log = logging.getLogger("django_redlock")
@@ -68,6 +68,11 @@ class Choice:
     def held_for(self) -> str:
         """For how long the holder has held it."""
         return held_for(self.row) if self.row else ""
+
+    @property
+    def remaining(self) -> str:
+        """The time until it ends unless its holder extends it."""
+        return remaining(self.row.lock) if self.row else ""
 
     @property
     def waiting(self) -> int:

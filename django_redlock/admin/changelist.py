@@ -17,6 +17,7 @@ from ..core.names import slug
 from ..inventory import HeldLock as Held
 from ..inventory import find_locks, holder_of, printable
 from ..models import HeldLock
+from .requests import note_requests
 from .rows import FILTERS, HeldLocks, banners
 from .tiles import tiles
 
@@ -42,7 +43,7 @@ class LockSearchForm(ChangeListSearchForm):
 
 
 class HeldLockChangeList(ChangeList):
-    """A change list whose rows come from the nodes: one answer per page, never a query."""
+    """A change list whose rows come from the nodes: one answer per page, and a query of the admin's log."""
 
     search_form_class = LockSearchForm
 
@@ -83,6 +84,8 @@ class HeldLockChangeList(ChangeList):
         everything = self.show_all and self.can_show_all
         self.result_list = [HeldLock.of(lock) for lock in (self.queryset if everything else page.object_list)]
         self._count_waiters(self.result_list)
+        if self.result_list:
+            note_requests(self.result_list)
         self.show_admin_actions = bool(self.result_list)
         self.paginator = paginator
 

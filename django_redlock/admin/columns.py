@@ -15,6 +15,8 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..core.names import is_cut
+from ..inventory import HeldLock as Held
 from ..inventory import State, duration, middle, printable
 from ..models import HeldLock
 from .rows import KINDS
@@ -40,12 +42,13 @@ class Columns:
             text = breakable(middle(row.name, LONGEST))
             return format_html('<span class="redlock-name" data-lock="{}">{}</span>', identity, text)
         return format_html(
-            '<a class="redlock-name" data-lock="{}" href="{}?{}" title="{}">{}</a>',
+            '<a class="redlock-name" data-lock="{}" href="{}?{}" title="{}">{}</a>{}',
             identity,
             url,
             urlencode({"key": row.pk}),
             row.name,
             breakable(middle(row.name, LONGEST)),
+            copy_button(row.name),
         )
 
     @admin.display(description=_("Alias"), ordering="alias")
@@ -57,13 +60,14 @@ class Columns:
     def lock_state(self, row: HeldLock) -> SafeString:
         """Return the state in words."""
         state = row.lock.state
-        return format_html('<span class="redlock-state redlock-{}">{}</span>', state.value, state.label)
+        badge = format_html('<span class="redlock-state redlock-{}">{}</span>', state.value, state.label)
+        return format_html("{} {}", badge, stopping(row.asked)) if row.asked else badge
 
     @admin.display(description=_("Remaining"), ordering="remaining")
     def time_left(self, row: HeldLock) -> str:
         """Return the time left, for people and for the script."""
         if row.remaining is None:
-            return labelled(_("Remaining"), DASH if row.state != State.NO_EXPIRY else gettext("never ends"))
+            return labelled(_("Remaining"), remaining(row.lock))
         bar = format_html(
             '<progress max="{}" value="{}" aria-hidden="true"></progress>',
             f"{max(row.lock.ttl or row.remaining, 0.1):.1f}",
@@ -138,6 +142,13 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
+def remaining(lock: Held) -> str:
+    """Return the time until a lock ends unless its holder extends it, in words if it never does."""
+    if lock.remaining is None:
+        return gettext("never ends") if lock.state == State.NO_EXPIRY else DASH
+    return clock(lock.remaining)
+
+
 def held_for(row: HeldLock) -> str:
     """Return for how long a lock has been held, with the moment since when."""
     seconds = row.lock.held_for(time.time())
@@ -147,6 +158,25 @@ def held_for(row: HeldLock) -> str:
         '<span class="redlock-for">{}</span> <span class="redlock-where">{}</span>',
         duration(seconds),
         moment(row.since),
+    )
+
+
+def stopping(asked: str) -> SafeString:
+    """Return a badge that says how long ago the holder was asked to stop."""
+    text = gettext("asked to stop %(asked)s ago") % {"asked": asked}
+    return format_html('<span class="redlock-state redlock-stopping">{}</span>', text)
+
+
+def copy_button(name: str) -> SafeString:
+    """Return a button that copies a name which the list cuts; nothing for one that the nodes keep cut, too."""
+    if len(name) <= LONGEST or is_cut(name):
+        return SafeString("")
+    return format_html(
+        ' <button type="button" class="button redlock-copy" data-name="{}">'
+        '{}<span class="visually-hidden"> {}</span></button>',
+        name,
+        gettext("Copy"),
+        middle(name, LONGEST),
     )
 
 

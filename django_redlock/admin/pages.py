@@ -3,24 +3,24 @@ The page of one lock, and the panel of nodes.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.contrib.admin.models import LogEntry
-from django.contrib.contenttypes.models import ContentType
 from django.http import Http404
-from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import InvalidRedlockError
+from ..core.names import is_cut
 from ..handler import locks
 from ..inventory import HeldLock as Held
-from ..inventory import Snapshot, View, described, duration, find_locks, held_locks, name_of, printable, stale_keys
+from ..inventory import Snapshot, View, described, find_locks, held_locks, name_of, printable, stale_keys
 from ..inventory.doctor import remedy_of
 from ..models import HeldLock, key_of, parse_key
-from .actions import AUDITED, LOGGED_ALIAS
-from .columns import DASH, clock, held_for
+from .actions import LOGGED_ALIAS
+from .columns import DASH, clock, held_for, remaining, stopping
+from .requests import entries_of, note_requests
 from .rows import known_aliases
 
 EXAMINE = 0.5  # seconds for each answer of a node: the page must not wait for one that is silent
@@ -70,21 +70,24 @@ def detail(key: str) -> dict[str, Any]:
     except (ValueError, InvalidRedlockError):
         raise Http404(gettext("There is no such lock.")) from None
     name = printable(name_of(slug))
-    entries = _entries(name, alias)
     held = snapshot.locks[0] if snapshot.locks else None
+    row = HeldLock.of(held) if held else None
+    if row:
+        note_requests([row])
     return {
         "name": name,
+        "copied_name": "" if is_cut(name) else name,
         "alias": alias,
         "snapshot": snapshot,
-        "row": HeldLock.of(held) if held else None,
+        "row": row,
+        "stopping": stopping(row.asked) if row else "",
         "key": key_of(held.fingerprint, alias, slug) if held else "",
         "facts": _facts(held) if held else [],
         "views": [_view(held, view) for view in held.views] if held else [],
         "waiters": [printable(str(waiter)) for waiter in held.waiters] if held else [],
         "more_waiters": held.waiting - len(held.waiters) if held else 0,
         "stale": [(each.reason.label, ", ".join(each.nodes)) for each in stale_keys(snapshot)],
-        "entries": entries,
-        "asked": _asked(held, entries) if held else "",
+        "entries": _entries(name, alias),
     }
 
 
@@ -105,7 +108,7 @@ def panels() -> Iterator[Panel]:
 def _facts(held: Held) -> list[tuple[Any, str]]:
     row = HeldLock.of(held)
     return [
-        (_("Remaining"), DASH if held.remaining is None else clock(held.remaining)),
+        (_("Remaining"), remaining(held)),
         (_("Votes"), f"{held.votes}/{held.nodes}"),
         (_("Holder"), described(held.owner) or gettext("another program")),
         (_("Held for"), held_for(row)),
@@ -129,19 +132,8 @@ def _view(held: Held, view: View) -> tuple[str, ...]:
 
 
 def _entries(name: str, alias: str) -> list[LogEntry]:
-    about = ContentType.objects.get_for_model(HeldLock, for_concrete_model=False)
-    found = LogEntry.objects.filter(content_type=about, object_id=name, change_message__contains=LOGGED_ALIAS % alias)
-    found = found.select_related("user")
-    return list(found.order_by("-action_time")[:ENTRIES])
-
-
-def _asked(held: Held, entries: list[LogEntry]) -> str:
-    """Return how long ago this holder was asked to stop; empty if it was not."""
-    done = AUDITED["stop"][1]
-    for entry in entries:
-        if entry.change_message.startswith(done) and held.fingerprint in entry.change_message:
-            return duration(max(1.0, (now() - entry.action_time).total_seconds()))
-    return ""
+    found = entries_of([name]).filter(change_message__contains=LOGGED_ALIAS % alias)
+    return list(found.select_related("user")[:ENTRIES])
 
 
 def _panel(alias: str) -> Panel:
@@ -150,6 +142,9 @@ def _panel(alias: str) -> Panel:
     manager = locks[alias]
     snapshot = held_locks(alias)
     said = inspect_all(manager.nodes, EXAMINE, rights=False)
+    nodes = zip(snapshot.nodes, said, strict=True)  # a node that is silent has one reason, the later one
+    silent = [replace(node, detail=each.detail or node.detail) if not node.answered else node for node, each in nodes]
+    snapshot = replace(snapshot, nodes=tuple(silent))
     rows = [_node(snapshot, place, examined) for place, examined in enumerate(said)]
     return Panel(alias, snapshot, tuple(rows))
 
@@ -161,7 +156,7 @@ def _node(snapshot: Snapshot, place: int, said: Any) -> NodeRow:
     count = sum(bool(lock.views[place].fingerprint) for lock in snapshot.locks)
     held = f"{count}+" if not snapshot.complete else str(count)
     if not said.info:
-        remedy = remedy_of(said.failure) if detail and not status.answered else ""
+        remedy = remedy_of(said.failure).replace("`", "") if detail and not status.answered else ""
         return NodeRow(status.name, status.votes, answers, locks=held if status.answered else DASH, remedy=remedy)
     limited = said.number("maxmemory")
     policy = said.info.get("maxmemory_policy", DASH)
@@ -174,7 +169,7 @@ def _node(snapshot: Snapshot, place: int, said: Any) -> NodeRow:
         round_trip=f"{said.round_trip * 1000:.2f} ms",
         role=said.info.get("role", DASH),
         version=f"{server} {said.info.get('valkey_version') or said.info.get('redis_version')}",
-        clock=f"{said.ahead:+.3f} s",
+        clock=f"{round(said.ahead, 3) + 0.0:+.3f} s",  # no minus before zero
         locks=held,
         memory=policy if limited else gettext("unlimited"),
         persistence=gettext("append-only file") if appends else gettext("none"),

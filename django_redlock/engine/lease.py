@@ -470,7 +470,7 @@ class Lease:
                 try:
                     callback(self)
                 except BaseException as error:
-                    log.exception("a callback of lock %s failed", self.name)
+                    log.exception("a callback of lock %s failed", printable(self.name))
                     fatal = fatal or (None if isinstance(error, Exception) else error)
         self._teller = None
         if self._callbacks:  # given by another thread, which saw that this one was at it

@@ -2,29 +2,63 @@
 
 import json
 import time
+from contextlib import contextmanager, nullcontext
 
 import pytest
+from django.conf import settings
+from django.test import override_settings
+from django.utils.timezone import now
 
 from django_redlock import locks
+from django_redlock.contrib.history.models import Hold
 from django_redlock.core.owner import Owner, encode
 from django_redlock.inventory import find_lock
 
-from .conftest import expect
+from .audit import serious
+from .conftest import expect, named
 
 pytestmark = pytest.mark.xdist_group("browser")
+HISTORY = "/admin/redlock_history/hold/"
 WIDTHS = (400, 800, 1280, 1400)
+SCHEMES = ("light", "dark")
+# The layout is the same in both schemes; the contrast and the order of what is read out are not the same everywhere.
+LOOKS = {**dict.fromkeys([("light", width) for width in WIDTHS], False), ("light", 400): True, ("dark", 1400): True}
+EVERY_LOOK = {(scheme, width): True for scheme in SCHEMES for width in WIDTHS}
+# Texts that lie on top of each other: the boxes of all text nodes, as far as anybody can see them.
 OVERLAPPING = """() => {
-    const seen = (e) => e.offsetParent !== null && e.textContent.trim() && getComputedStyle(e).position !== 'absolute';
-    const groups = ['#result_list tbody tr', '.redlock-tiles', '.redlock-bar', '.redlock-facts', '.redlock-buttons'];
-    const found = [];
-    for (const group of document.querySelectorAll(groups.join(','))) {
-        const boxes = Array.from(group.children).filter(seen).map((e) => [e, e.getBoundingClientRect()]);
-        boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
-            const wide = Math.min(p.right, q.right) - Math.max(p.left, q.left);
-            const high = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
-            if (wide > 1 && high > 1) { found.push(`${a.className} ${b.className}`); }
-        }));
+    const boxes = [];
+    const style = (e) => getComputedStyle(e);
+    const hidden = (e) => e.closest('.visually-hidden, [hidden], option') || style(e).visibility === 'hidden';
+    const frames = new Map();  // what is left of the window within an element and what it is in
+    const frame = (e) => {
+        if (!e) { return {left: -1e6, top: -1e6, right: 1e6, bottom: 1e6}; }
+        if (!frames.has(e)) {
+            const f = frame(e.parentElement), box = e.getBoundingClientRect(), cut = style(e).overflowX !== 'visible';
+            frames.set(e, cut ? {...f, left: Math.max(f.left, box.left), right: Math.min(f.right, box.right)} : f);
+        }
+        return frames.get(e);
+    };
+    const walk = document.createTreeWalker(document.querySelector('#content'), NodeFilter.SHOW_TEXT);
+    while (walk.nextNode()) {
+        const node = walk.currentNode;
+        if (!node.data.trim() || hidden(node.parentElement)) { continue; }
+        const range = document.createRange();
+        range.selectNodeContents(node);
+        const {left, right} = frame(node.parentElement);
+        for (const {x, y, width, height} of range.getClientRects()) {
+            const box = {left: Math.max(x, left), right: Math.min(x + width, right), top: y, bottom: y + height};
+            if (box.right - box.left > 1 && height > 1) { boxes.push([node, box]); }
+        }
     }
+    const found = [];
+    boxes.sort(([, p], [, q]) => p.top - q.top);
+    boxes.forEach(([a, p], i) => {
+        for (let j = i + 1; j < boxes.length && boxes[j][1].top < p.bottom - 3; j++) {
+            const [b, q] = boxes[j];
+            const wide = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+            if (a !== b && wide > 2) { found.push(`${a.data.trim()} | ${b.data.trim()}`); }
+        }
+    });
     return found;
 }"""
 
@@ -44,51 +78,168 @@ def fill(nodes, count: int) -> None:
             pipe.execute()
 
 
-def check(page, width: int) -> None:
-    """Fail if a page is wider than its window, or if texts are on top of each other."""
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate(OVERLAPPING) == []
-
-
-@pytest.mark.parametrize(("count", "scheme"), [(0, "light"), (1, "dark"), (50, "light"), (5000, "light")])
-def test_every_page_fits_every_window(site, open_page, nodes, shoot, count, scheme):
+class Visit:
     """
-    L71, L73: the list, a lock, the confirmation and the nodes fit windows of 400 to 1400 pixels, healthy and not.
+    Look at a page at every width and in both colour schemes, without loading it again.
+
+    Args:
+        page: The browser's page.
+        shoot: Takes the pictures.
+        prefix: What their names end with, before the scheme and the width.
+        looks: The schemes and widths, and whether axe looks at the page in them.
     """
-    fill(nodes, count)
-    page = open_page(color_scheme=scheme)
 
-    def visit(what: str) -> None:
-        for width in WIDTHS:
-            page.set_viewport_size({"width": width, "height": 800})
-            check(page, width)
-            shoot(page, f"{what}-{count}-{scheme}-{width}", whole=False)
+    def __init__(self, page, shoot, state: str, looks=LOOKS) -> None:
+        self.page = page
+        self._shoot = shoot
+        self._state = state
+        self._looks = looks
 
-    visit("list")
-    if count:
-        page.locator("#result_list .redlock-name").first.click()
-        expect(page.get_by_text("What each node has").first).to_be_visible()
-        visit("lock")
-        page.get_by_role("button", name="Release").click()
-        expect(page.get_by_role("button", name="Ask it to stop")).to_be_visible()
-        visit("confirm")
-    if count in (5000, 0):
-        return
+    def __call__(self, what: str, path: str = "") -> None:
+        """Fail if the page is wider than its window, if texts overlap, or if axe finds something serious."""
+        if path:
+            self.page.goto(path)
+        for (scheme, width), audited in self._looks.items():
+            self.page.emulate_media(color_scheme=scheme)
+            self.page.set_viewport_size({"width": width, "height": 800})
+            where = (what, scheme, width)
+            assert self.page.evaluate("document.documentElement.scrollWidth") <= width, where
+            assert (*where, self.page.evaluate(OVERLAPPING)) == (*where, [])
+            assert (*where, serious(self.page) if audited else []) == (*where, [])
+            self._shoot(self.page, f"{what}-{self._state}-{scheme}-{width}", whole=False)
+
+    def one_lock(self) -> None:
+        """Visit the page of the first lock, and all confirmations."""
+        self.page.locator("#result_list .redlock-name").first.click()
+        expect(self.page.get_by_text("What each node has").first).to_be_visible()
+        self("lock")
+        for button, confirm in CONFIRMATIONS.items():
+            self.page.get_by_role("button", name=button, exact=True).click()
+            expect(self.page.get_by_role("button", name=confirm)).to_be_visible()
+            self(f"confirm-{confirm.split()[0].lower()}")
+            self.page.go_back()
+
+
+CONFIRMATIONS = {
+    "Ask the holder to stop": "Ask it to stop",
+    "Keep others out for longer": "Give more time",
+    "Release": "Release it",
+}
+
+
+def one_down(nodes) -> None:
+    """Stop one of five nodes."""
     nodes[4].kill()
-    page.goto("/admin/redlock/heldlock/nodes/")
-    expect(page.locator(".redlock-panel tr.redlock-no")).to_contain_text("lock-5")
-    visit("nodes")
-    page.goto("/admin/redlock/heldlock/")
-    visit("list-down")
+
+
+def no_quorum(nodes) -> None:
+    """Stop three of five nodes."""
     for server in nodes[:3]:
         server.kill()
-    page.clock.fast_forward(6000)
-    expect(page.locator(".redlock-asof")).to_contain_text("too few nodes answer")
-    expect(page.locator("#result_list tbody tr").first).to_have_class("redlock-old")
+
+
+@contextmanager
+def second_alias(nodes):
+    """Have a second alias on the last three nodes, one of which answers: it has no quorum, and the first one has."""
+    options = {"restart_guard": False, "node_timeout": 7.0, "max_ttl": 900.0}
+    other = {"NODES": named(nodes)[2:], "KEY_PREFIX": "other", "OPTIONS": options}
+    with override_settings(REDLOCK={**settings.REDLOCK, "other": other}):
+        held = [locks["other"].lock(f"reports:{number}", ttl=600, renew=False).acquire() for number in range(2)]
+        yield held
+    locks.reset()
+
+
+@pytest.mark.parametrize("count", [0, 1, 50, 5000])
+def test_every_page_fits_every_window(site, open_page, nodes, shoot, count):
+    """
+    L71, L73: the list, a lock, the confirmations and the nodes fit windows of 400 to 1400 pixels, light and dark, and
+    an audit finds nothing that keeps people from using them.
+    """
+    fill(nodes, count)
+    visit = Visit(open_page(), shoot, f"{count}")
+
+    visit("list")
+    if count == 5000:
+        visit.one_lock()
+    if count == 0:
+        visit("nodes", "/admin/redlock/heldlock/nodes/")
+
+
+def test_every_page_in_trouble(site, open_page, nodes, shoot):
+    """
+    L73: the same with a node down and without a quorum, as the page finds out by itself and after a reload.
+    """
+    fill(nodes, 50)
+    visit = Visit(open_page(), shoot, "down")
+    one_down(nodes)
+    visit("nodes", "/admin/redlock/heldlock/nodes/")
+    expect(visit.page.locator(".redlock-panel tr.redlock-no")).to_contain_text("refused")
+    visit("list", "/admin/redlock/heldlock/")
+    no_quorum(nodes)
+    visit.page.clock.fast_forward(6000)
+    expect(visit.page.locator(".redlock-asof")).to_contain_text("too few nodes answer")
+    expect(visit.page.locator("#result_list tbody tr").first).to_have_class("redlock-old")
     visit("list-old")
-    page.reload()
-    expect(page.locator(".redlock-taken")).to_contain_text("Too few nodes answer")
-    visit("list-unknown")
+    visit("list-unknown", "/admin/redlock/heldlock/")
+    expect(visit.page.locator(".redlock-taken")).to_contain_text("Too few nodes answer")
+
+
+def test_one_of_two_aliases_in_trouble(site, open_page, nodes, shoot):
+    """
+    L73: the pages with a second alias that has lost its quorum: its locks are unknown, those of the first are shown.
+    """
+    fill(nodes, 3)
+    with second_alias(nodes):
+        visit = Visit(open_page(), shoot, "aliases")
+        expect(visit.page.locator("#result_list tbody tr")).to_have_count(5)
+        visit("list-both")
+        nodes[3].kill()
+        nodes[4].kill()
+        visit.page.clock.fast_forward(6000)
+        expect(visit.page.locator("#result_list tbody tr.redlock-old")).to_have_count(2)
+        visit("list-old")
+        visit("list", "/admin/redlock/heldlock/")
+        expect(visit.page.locator("#result_list tbody tr")).to_have_count(3)
+        expect(visit.page.locator(".redlock-alias.redlock-error")).to_contain_text("other")
+        visit("nodes", "/admin/redlock/heldlock/nodes/")
+
+
+def test_the_history_fits_every_window(site, open_page, shoot):
+    """
+    The list of former locks and their kinds: empty, with rows, and with no match.
+    """
+    visit = Visit(open_page(), shoot, "history")
+    visit("former-none", HISTORY)
+    about = {"alias": "default", "host": "web-1", "pid": 7, "ttl": 30.0, "ended": now()}
+    for name, outcome, seconds in (("shop.import:*", "expired", 840.0), ("orders:*", "released", 0.0004)):
+        row = {**about, "name": name, "template": name, "outcome": outcome, "waited": 0.2, "held": seconds}
+        Hold.objects.bulk_create(Hold(**row) for _ in range(30))
+    visit("former", HISTORY)
+    visit("kinds", f"{HISTORY}kinds/")
+    visit("former-unmatched", f"{HISTORY}?q=nothing")
+
+
+@pytest.mark.endurance
+@pytest.mark.parametrize(
+    "trouble", [None, one_down, no_quorum, second_alias], ids=lambda each: getattr(each, "__name__", "")
+)
+@pytest.mark.parametrize("count", [0, 1, 50, 5000])
+def test_every_page_in_every_state(site, open_page, nodes, shoot, count, trouble):
+    """
+    L71, L73: every page at every width and in both schemes, audited in each, with every number of locks in every state.
+    """
+    fill(nodes, count)
+    with second_alias(nodes) if trouble is second_alias else nullcontext():
+        visit = Visit(open_page(), shoot, f"{count}-{getattr(trouble, '__name__', 'healthy')}", EVERY_LOOK)
+        if trouble is second_alias:
+            nodes[3].kill()
+            nodes[4].kill()
+        elif trouble:
+            trouble(nodes)
+        visit("list", "/admin/redlock/heldlock/")
+        if count and trouble is not no_quorum:
+            visit.one_lock()
+        visit("nodes", "/admin/redlock/heldlock/nodes/")
 
 
 @pytest.mark.parametrize("width", [400, 1400])

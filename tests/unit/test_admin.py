@@ -549,12 +549,12 @@ def test_the_live_rows_are_not_cached(nodes, viewer):
 
 def test_no_table_is_ever_asked(nodes, operator, django_assert_num_queries):
     """
-    The list asks the database for session, user and permissions only; the model finds nothing without asking.
+    The list asks the database for session, user, permissions and the requests to stop; the model asks nothing.
     """
     put("orders:7")
     operator.get(LIST)  # caches content types
 
-    with django_assert_num_queries(4):
+    with django_assert_num_queries(5):
         operator.get(LIST)
     with django_assert_num_queries(0):
         assert (HeldLock.objects.count(), list(HeldLock._base_manager.all())) == (0, [])

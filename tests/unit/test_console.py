@@ -3,16 +3,27 @@
 import errno
 import json
 import re
+import sys
 import time
+from datetime import timedelta
 from io import StringIO
+from traceback import walk_tb
 
 import pytest
 from celery import Celery
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
+from django.utils.timezone import now
+from django.views.debug import (
+    ExceptionReporter,
+    SafeExceptionReporterFilter,
+    get_default_exception_reporter_filter,
+)
 
-from django_redlock import lock, locks
+from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError, lock, locks
+from django_redlock.conf import InvalidRedlockError
 from django_redlock.contrib.telemetry import MAX_LABELS, Labels
 from django_redlock.core.names import slug
 from django_redlock.core.owner import Owner, encode
@@ -29,6 +40,7 @@ from django_redlock.inventory import (
     held_locks,
     stale_keys,
 )
+from django_redlock.models import key_of
 from django_redlock.nodes.memory import forget_nodes
 from django_redlock.nodes.redis.inspect import Inspection
 
@@ -281,6 +293,61 @@ def test_a_full_disk_is_no_traceback(five):
         call_command("redlock_list", stdout=Full(), stderr=StringIO())
 
 
+# What the pages show of one lock
+
+
+def test_a_request_to_stop_is_a_badge_in_the_list(two, operator):
+    """
+    L71: the row of the very holder that was asked says how long ago; a lock of that name in another alias does not.
+    """
+    lease = lock("orders:7", renew=False).acquire()
+    for node in locks["other"].nodes:
+        node.down = False
+    other = lock("orders:7", using="other", renew=False).acquire()
+    [held] = held_locks().locks
+    chosen = {"_selected_action": key_of(held.fingerprint, "default", held.slug)}
+    operator.post(LIST, {"action": "stop", "index": "0", "confirmed": "yes", **chosen})
+    LogEntry.objects.update(action_time=now() - timedelta(minutes=14, seconds=5))
+
+    listed = operator.get(LIST).content.decode()
+    detail = operator.get(f"{LIST}lock/", {"key": chosen["_selected_action"]}).content.decode()
+
+    assert listed.count("asked to stop 14 min ago") == 1
+    assert "asked to stop 14 min ago" in detail
+    assert lease.extend() is False
+    assert other.extend() is True
+
+
+def test_a_lock_without_an_end_is_called_that_on_every_page(five, operator):
+    """
+    L71: the page of the lock and the confirmation say what the list says.
+    """
+    put(five, "orders:7", None)
+    [held] = held_locks().locks
+    key = key_of(held.fingerprint, "default", held.slug)
+
+    pages = [
+        operator.get(LIST),
+        operator.get(f"{LIST}lock/", {"key": key}),
+        operator.post(LIST, {"action": "release", "index": "0", "_selected_action": key}),
+    ]
+
+    facts = [re.sub("<table.*?</table>", "", page.content.decode(), flags=re.DOTALL) for page in pages[1:]]
+    assert ["never ends" in text for text in facts] == [True, True]
+    assert "never ends" in pages[0].content.decode()
+
+
+@pytest.mark.parametrize(("length", "copied"), [(20, False), (100, True), (500, False)])
+def test_a_name_that_the_list_cuts_can_be_copied(five, operator, length, copied):
+    """
+    L71: a button copies the whole name; of a name that the nodes keep cut there is no whole name to copy.
+    """
+    put(five, name := "x" * length)
+
+    assert (f'data-name="{name}"' in operator.get(LIST).content.decode()) is copied
+    assert ("data-name" in operator.get(LIST).content.decode()) is copied
+
+
 # Bounds
 
 
@@ -321,6 +388,99 @@ def test_a_reason_cannot_write_a_line_of_the_log(five, caplog):
 
     assert lease.extend() is False
     assert "a\\nERROR b\\x1b[2J" in caplog.text
+
+
+def test_a_label_cannot_write_a_line_of_an_error_or_of_the_log(five, caplog):
+    """
+    L78: control characters in a label, and in what a node replied, are escaped in the text of every error.
+    """
+    with lock("orders:7", label="c\nERROR d\x1b[2J"), pytest.raises(LockTakenError) as taken:
+        lock("orders:7", wait=0).acquire()
+    unavailable = QuorumUnavailableError("orders:7", nodes={"n0\r": "e\x1b[2J\u2028f"})
+    lost = LockLostError("orders:7", "g\nh")
+
+    said = [str(taken.value), str(unavailable), str(lost)]
+
+    assert [text for text in said if not text.isprintable()] == []
+    assert "c\\nERROR d\\x1b[2J" in said[0]
+    assert taken.value.holder["label"] == "c\nERROR d\x1b[2J"
+
+
+def test_a_name_cannot_write_a_line_of_the_log(five, caplog):
+    """
+    L78: nor can a name, when a callback of a lost lease fails.
+    """
+    lease = lock("orders:7\nERROR b", renew=False).acquire()
+    lease.on_lost(lambda _lease: 1 / 0)
+    [held] = held_locks().locks
+    force_release(held, held.fingerprint)
+
+    assert lease.extend() is False
+    assert "a callback of lock orders:7\\nERROR b failed" in caplog.messages
+
+
+# Passwords in Django's own reports of errors
+
+SECRET = "hunter2"
+LEAKY = {
+    "default": {"NODES": [f"redis://locks:{SECRET}@lock-1:6379", f"redis://lock-2?password={SECRET}&db=1"]},
+    "listed": {"NODES": f"redis://:{SECRET}@lock-1,redis://:{SECRET}@lock-2"},
+    "options": {"NODES": ({"URL": "redis://lock-1", "OPTIONS": {"password": SECRET}},)},
+    "sentinel": {"NODES": [{"SENTINELS": (f"redis://:{SECRET}@sentinel-1",), "SERVICE_NAME": "mymaster"}]},
+    "wrong": {"NODES": [f"redis://:{SECRET}@lock-1:x"]},
+}
+MASKING = "django_redlock.contrib.error_reports.MaskingReporterFilter"
+
+
+def reported(alias: str) -> list[str]:
+    """Return what Django shows to developers and mails to administrators when a request meets an error."""
+    try:
+        locks[alias].lock("orders:7")
+    except InvalidRedlockError:
+        about = sys.exc_info()
+    reporter = ExceptionReporter(None, *about, is_email=True)
+    return [reporter.get_traceback_text(), reporter.get_traceback_html()]
+
+
+@pytest.fixture
+def fresh_filter():
+    """Django keeps the filter of its reports for the life of a process."""
+    get_default_exception_reporter_filter.cache_clear()
+    yield
+    get_default_exception_reporter_filter.cache_clear()
+
+
+@pytest.mark.parametrize("debug", [True, False])
+def test_reports_of_errors_show_no_password(fresh_filter, debug):
+    """
+    L78: with the filter, neither the settings in a report nor the variables of its frames show a password.
+    """
+    with override_settings(REDLOCK=LEAKY, DEBUG=debug, DEFAULT_EXCEPTION_REPORTER_FILTER=MASKING):
+        reports = reported("wrong")
+
+    assert [report for report in reports if SECRET in report] == []
+    for shown in ("redis://locks:********************@lock-1:6379", "mymaster"):
+        assert [report for report in reports if shown not in report] == []
+
+
+@override_settings(REDLOCK={"default": LEAKY["wrong"]})
+def test_an_error_of_the_settings_keeps_no_variable_with_a_password():
+    """
+    L78: other programs report the variables of the frames, too; no frame that an error of the settings carries has one.
+    """
+    with pytest.raises(InvalidRedlockError) as error:
+        locks["default"].lock("orders:7")
+
+    frames = [frame for frame, _ in walk_tb(error.value.__traceback__) if "django_redlock" in frame.f_code.co_filename]
+    assert SECRET not in repr([frame.f_locals for frame in frames])
+
+
+@override_settings(REDLOCK={"default": LEAKY["options"]})
+def test_django_itself_masks_a_password_among_the_options(fresh_filter):
+    """
+    L78: the way that needs no filter: Django recognises the key ``password`` at any depth of a setting.
+    """
+    assert SECRET not in repr(SafeExceptionReporterFilter().get_safe_settings()["REDLOCK"])
 
 
 # Tasks and the doctor

@@ -1,5 +1,7 @@
 """The history of locks: what is recorded, when, and the advice it gives."""
 
+import html
+import re
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -261,6 +263,53 @@ def test_the_list_and_the_chart(viewer):
     assert "30 of 30 holds were lost" in chart
     assert "<script>alert" not in chart + listed.content.decode()
     assert viewer.get(LIST, {"q": "nothing"}).status_code == 200
+
+
+def test_durations_and_outcomes_are_for_people(viewer):
+    """
+    Times have units, outcomes have words and a level, and one that a later release writes stands for itself.
+    """
+    held("fast", 1, 0.0004, waited=0.25)
+    held("slow", 1, 840.0, outcome="expired")
+    held("new", 1, 5.0, outcome="surprised")
+
+    listed = viewer.get(LIST).content.decode()
+    chart = viewer.get(f"{LIST}kinds/").content.decode()
+
+    assert [text for text in ("0.4 ms", "250 ms", "14 min", "5.0 s") if text not in listed] == []
+    assert 'redlock-good">released<' in listed
+    assert 'redlock-bad">lost: expired<' in listed
+    assert 'redlock-warn">surprised<' in listed
+    assert [text for text in ("held: 0.4 ms, 0.4 ms", "held: 14 min, 14 min") if text not in chart] == []
+
+
+def test_a_former_lock_leads_to_the_live_one(viewer):
+    """
+    L75: who may see the held locks finds a link to that lock among them; nobody else does.
+    """
+    held("orders:7&q", 1, 1.0)
+    without = viewer.get(LIST).content.decode()
+    User.objects.get().user_permissions.add(Permission.objects.get(codename="view_heldlock"))
+
+    page = viewer.get(LIST).content.decode()
+    [link] = re.findall(r'href="([^"]*)" aria-label', page)
+
+    assert "/redlock/heldlock/" not in without
+    assert html.unescape(link) == "/admin/redlock/heldlock/?q=orders%3A7%26q&using=default"
+    assert viewer.get(html.unescape(link)).status_code == 200
+
+
+def test_an_empty_history_says_how_to_go_on(viewer):
+    """
+    Nothing yet and nothing found are different, and each has a way out.
+    """
+    empty = [viewer.get(LIST + path).content.decode() for path in ("", "kinds/")]
+    held("orders:7", 1, 1.0)
+    unmatched = viewer.get(LIST, {"q": "nothing"}).content.decode()
+
+    assert ["INSTALLED_APPS has django_redlock.contrib.history" in page for page in empty] == [True, True]
+    assert "No former lock matches." in unmatched
+    assert '<a href="?">All former locks</a>' in unmatched
 
 
 @pytest.mark.parametrize("path", ["", "kinds/"])

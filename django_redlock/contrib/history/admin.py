@@ -1,27 +1,68 @@
 """The admin of former locks: a list, and a chart by kind."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import django
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.http import urlencode
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
-from .advice import kinds
+from ...inventory import duration
+from ...models import HeldLock
+from .advice import Kind, kinds
 from .models import Hold
+
+DASH = "\N{EN DASH}"
+OUTCOMES = {
+    "released": ("good", _("released")),
+    "taken": ("warn", _("gave up: taken")),
+    "no_quorum": ("bad", _("gave up: no quorum")),
+    "expired": ("bad", _("lost: expired")),
+    "superseded": ("bad", _("lost: superseded")),
+    "forgotten": ("bad", _("lost: forgotten by the nodes")),
+    "fenced": ("bad", _("lost: refused by the database")),
+    "margin": ("bad", _("lost: too little time left")),
+    "heartbeat": ("bad", _("lost: no heartbeat")),
+    "max_hold": ("bad", _("lost: max_hold reached")),
+    "max_extensions": ("bad", _("lost: max_extensions reached")),
+    "revoked": ("warn", _("lost: ended by an operator")),
+    "unknown": ("warn", _("released, not confirmed")),
+}
+"""Of each outcome, how bad it is and what the page calls it."""
+
+
+class OutcomeFilter(admin.AllValuesFieldListFilter):
+    """By outcome, in the words of the list."""
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        """Yield the choices with their labels."""
+        for choice in super().choices(changelist):
+            yield choice | {"display": _label(str(choice["display"]))[1]}
 
 
 @admin.register(Hold)
 class HoldAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """Former locks; nobody can add, change or delete one."""
 
-    list_display = ("name", "alias", "outcome", "waited", "held", "extensions", "host", "pid", "fencing_token", "ended")
-    list_filter = ("outcome", "alias", "template")
+    list_display = (
+        *("name", "outcome_shown", "held_for", "waited_for", "ended"),
+        *("alias", "host", "pid", "extensions", "fencing_token"),
+    )
+    list_filter = (("outcome", OutcomeFilter), "alias", "template")
     search_fields = ("name", "host")
     date_hierarchy = "ended"
     show_full_result_count = False
+
+    class Media:
+        css = {"all": ["django_redlock/history.css"]}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Return False: rows are written automatically."""
@@ -35,10 +76,53 @@ class HoldAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return False: old rows are deleted automatically."""
         return False
 
+    @admin.display(description=_("outcome"), ordering="outcome")
+    def outcome_shown(self, row: Hold) -> SafeString:
+        """Return the outcome in words."""
+        # A release that finds another holder has the outcome of an attempt that found one.
+        outcome = "superseded" if row.outcome == "taken" and row.held is not None else row.outcome
+        level, text = _label(outcome)
+        return format_html('<span class="redlock-outcome redlock-{}">{}</span>', level, text)
+
+    @admin.display(description=_("waited"), ordering="waited")
+    def waited_for(self, row: Hold) -> str:
+        """Return for how long somebody waited for it, for people."""
+        return duration(row.waited)
+
+    @admin.display(description=_("held"), ordering="held")
+    def held_for(self, row: Hold) -> str:
+        """Return for how long it was held, for people; a dash for an attempt that was given up."""
+        return DASH if row.held is None else duration(row.held)
+
+    @admin.display(description=_("now"))
+    def live(self, row: Hold) -> SafeString:
+        """Return a link to the lock among those that are held now."""
+        query = urlencode({"q": row.name, "using": row.alias})
+        text = gettext("Look for “%(lock)s” among the held locks") % {"lock": row.name}
+        return format_html('<a href="{}?{}" aria-label="{}">{}</a>', self._held_locks(), query, text, gettext("show"))
+
+    def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
+        """Return the columns, with a link to the live lock for those who may see it."""
+        name, *rest = self.list_display
+        return (name, "live", *rest) if self._sees_held_locks(request) else self.list_display
+
+    def _sees_held_locks(self, request: HttpRequest) -> bool:
+        return self.admin_site.is_registered(HeldLock) and request.user.has_perm("redlock.view_heldlock")
+
+    def _held_locks(self) -> str:
+        return reverse("admin:redlock_heldlock_changelist", current_app=self.admin_site.name)
+
     def get_urls(self) -> list[URLPattern]:
         """Add the chart."""
         chart = self.admin_site.admin_view(self.chart_view)
         return [path("kinds/", chart, name="redlock_history_hold_kinds"), *super().get_urls()]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Show the list, with a way out of an empty one."""
+        held_locks = self._held_locks() if self._sees_held_locks(request) else ""
+        return super().changelist_view(
+            request, {"title": gettext("Former locks"), "held_locks": held_locks, **(extra_context or {})}
+        )
 
     def chart_view(self, request: HttpRequest) -> HttpResponse:
         """Show how long locks of each kind are held and waited for."""
@@ -49,11 +133,18 @@ class HoldAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         rows = [(kind, list(_bars(kind, longest)), list(kind.suggestions)) for kind in found]
         request.current_app = self.admin_site.name
         context = {**self.admin_site.each_context(request), "opts": Hold._meta, "rows": rows}
+        context["breadcrumb_list"] = django.VERSION >= (6, 1)  # before, they were a <div>
         context["title"] = gettext("Kinds of locks")
+        context["held_locks"] = self._held_locks() if self._sees_held_locks(request) else ""
         return TemplateResponse(request, "admin/redlock_history/hold/kinds.html", context)
 
 
-def _bars(kind: Any, longest: float) -> list[tuple[str, str, str]]:
-    """Return the bars of one kind: label, length in percent, and number."""
-    figures = ((gettext("held"), kind.hold[1]), (gettext("waited"), kind.wait[1]))
-    return [(what, f"{100 * seconds / longest:.1f}", f"{seconds:.2f} s") for what, seconds in figures]
+def _label(outcome: str) -> tuple[str, Any]:
+    """Return how bad an outcome is, and what the page calls it; one of a later release stands for itself."""
+    return OUTCOMES.get(outcome, ("warn", outcome))
+
+
+def _bars(kind: Kind, longest: float) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the bars of one kind: what it is, its length in percent, the median and the 99th percentile."""
+    for what, (half, most) in ((gettext("held"), kind.hold), (gettext("waited"), kind.wait)):
+        yield what, f"{100 * most / longest:.1f}", duration(half), duration(most)

@@ -15,6 +15,7 @@
     const name = (row) => row.querySelector('.redlock-name')?.textContent;
     const two = (number) => String(number).padStart(2, '0');
     const now = () => new Date().toTimeString().slice(0, 8);
+    const SPOKEN = 3; // changes that are read out at once
     let paused = false, asking = false, updated = now();
 
     function clock(seconds) {
@@ -45,6 +46,29 @@
     }
     const grown = (row) => grow(row, row.querySelector('.redlock-state')?.parentElement);
 
+    // Put new content in place, and leave the focus and the scrolled tables where they were.
+    function renew(root, change) {
+        const stops = () => Array.from(root.querySelectorAll('a[href], button, [tabindex]'));
+        const wide = () => Array.from(root.querySelectorAll('.redlock-wide'));
+        const at = stops().indexOf(document.activeElement), scrolled = wide().map((each) => each.scrollLeft);
+        change();
+        wide().forEach((each, i) => { each.scrollLeft = scrolled[i] || 0; });
+        if (at >= 0) { stops()[at]?.focus({preventScroll: true}); }
+    }
+
+    // What a screen reader is told of: texts that changed, each with the name of what it is about.
+    const spoken = (root) => new Map(Array.from(root.querySelectorAll('[data-say]'), (each) => [
+        each.dataset.say, each.textContent.trim().replace(/\s+/g, ' '),
+    ]));
+    const changes = (before, after) => Array.from(after).filter(([key, text]) => before.get(key) !== text).map(
+        ([key, text]) => `${key}: ${text}`);
+
+    function announce(news) {
+        const more = news.length - SPOKEN;
+        const rest = more > 0 ? `, ${say.dataset.more.replace('{n}', more)}` : '';
+        if (news.length) { say.textContent = news.slice(0, SPOKEN).join(', ') + rest; }
+    }
+
     // While something is ticked or focused, rows keep their places: nobody should tick the wrong lock.
     const busy = () => body().contains(document.activeElement) || body().querySelector('input:checked');
 
@@ -53,12 +77,13 @@
         const same = tickbox(row)?.value === tickbox(fresh)?.value;
         row.classList.remove('redlock-gone', 'redlock-old');
         Array.from(row.cells).forEach((cell, i) => {
-            if (!cell.contains(tickbox(row)) || !same) { cell.replaceWith(fresh.cells[i].cloneNode(true)); }
+            const focused = cell.contains(document.activeElement);
+            if (!focused && !cell.contains(tickbox(row)) || !same) { cell.replaceWith(fresh.cells[i].cloneNode(true)); }
         });
         if (!same) { row.classList.remove('selected'); }
     }
 
-    function merge(data, asked) {
+    function merge(data, asked, news) {
         const page = new DOMParser().parseFromString(data.rows, 'text/html');
         const fresh = rows(page.querySelector('#result_list tbody'));
         if (!body()) {
@@ -67,7 +92,6 @@
         }
         page.querySelectorAll('[data-left]').forEach((cell) => { cell.dataset.asked = asked; });
         const known = new Map(rows(body()).map((row) => [id(row), row]));
-        const news = [];
         const hold = busy();
         let arrived = false;
         for (const row of fresh) {
@@ -90,7 +114,6 @@
             if (!row.classList.contains('redlock-gone')) { news.push(`${name(row)}: ${say.dataset.gone}`); }
             if (hold) { row.classList.add('redlock-gone'); } else { row.remove(); }
         }
-        if (news.length) { say.textContent = news.join(', '); }
         if (arrived && !hold) { recount(); }
     }
 
@@ -114,8 +137,11 @@
 
     async function list(reply, asked) {
         const data = await reply.json();
-        live.querySelector('.redlock-nodes').innerHTML = data.nodes;
-        merge(data, asked);
+        const nodes = live.querySelector('.redlock-nodes'), before = spoken(nodes);
+        renew(nodes, () => { nodes.innerHTML = data.nodes; });
+        const news = changes(before, spoken(nodes));
+        merge(data, asked, news);
+        announce(news);
         count(data.counted);
         status.textContent = data.unknown.length ? status.dataset.unknown : '';
         if (!data.unknown.length) { updated = now(); }
@@ -124,9 +150,12 @@
     async function detail(reply, asked) {
         const page = new DOMParser().parseFromString(await reply.text(), 'text/html');
         const fresh = page.querySelector('[data-refresh]');
-        if (!fresh || part.contains(document.activeElement)) { return; }
+        const chosen = document.getSelection();
+        if (!fresh || (!chosen.isCollapsed && part.contains(chosen.anchorNode))) { return; }
         fresh.querySelectorAll('[data-left]').forEach((cell) => { cell.dataset.asked = asked; });
-        part.replaceChildren(...fresh.childNodes);
+        const before = spoken(part);
+        renew(part, () => part.replaceChildren(...fresh.childNodes));
+        announce(changes(before, spoken(part)));
         part.classList.remove('redlock-old');
         status.textContent = '';
         updated = now();
@@ -157,6 +186,19 @@
         asking = true;
         await update();
         asking = false;
+    }
+
+    // Browsers offer the clipboard over HTTPS and on localhost only.
+    if (navigator.clipboard) {
+        document.documentElement.classList.add('redlock-copies');
+        document.addEventListener('click', async (event) => {
+            const button = event.target.closest('.redlock-copy');
+            if (!button) { return; }
+            await navigator.clipboard.writeText(button.dataset.name);
+            say.textContent = say.dataset.copied;
+            button.classList.add('redlock-copied');
+            setTimeout(() => button.classList.remove('redlock-copied'), 2000);
+        });
     }
 
     if (live || part) {

@@ -1,0 +1,49 @@
+"""
+Mask the passwords of URLs in Django's own error reports: the debug page and the mails to ``ADMINS``.
+
+Django masks a setting by its name, and a dict's value by its key. A URL that contains a password has no such name, so
+Django shows it: in ``REDLOCK``, and likewise in ``CACHES`` or ``CELERY_BROKER_URL``. Write::
+
+    DEFAULT_EXCEPTION_REPORTER_FILTER = "django_redlock.contrib.error_reports.MaskingReporterFilter"
+"""
+
+import re
+from collections.abc import ItemsView
+from typing import Any
+
+from django.http import HttpRequest
+from django.views.debug import SafeExceptionReporterFilter
+
+# Up to the last @ before a blank: rather hide the host of the next URL than show a part of an unescaped password.
+USER_INFO = re.compile(r"(?<=://)([^\s:/?#@]*):\S*@")
+PARAMETER = re.compile(r"(?<=[?&])([^\s=&?]+)=([^\s&#,]+)")
+
+
+class MaskingReporterFilter(SafeExceptionReporterFilter):
+    """
+    Mask passwords in URLs, beside what Django masks: in settings, in request headers and in the variables of frames.
+
+    It looks into dicts, lists and tuples at any depth. It does not look into other objects: their ``repr()`` is shown.
+    It masks settings and variables with ``DEBUG = True``, too.
+    """
+
+    def cleanse_setting(self, key: str | int, value: Any) -> Any:
+        """Return a setting as Django would show it, with the passwords of URLs masked."""
+        cleansed = super().cleanse_setting(key, value)
+        return self._masked(cleansed) if isinstance(cleansed, str) else cleansed
+
+    def get_traceback_frame_variables(self, request: HttpRequest | None, tb_frame: Any) -> ItemsView[str, Any]:
+        """Return the variables of a frame, with the passwords of URLs masked in strings and in collections of them."""
+        variables = super().get_traceback_frame_variables(request, tb_frame)
+        return {name: self._cleansed(value) for name, value in variables}.items()
+
+    def _cleansed(self, value: Any) -> Any:
+        return self.cleanse_setting("", value) if type(value) in (str, dict, list, tuple) else value
+
+    def _masked(self, text: str) -> str:
+        text = USER_INFO.sub(rf"\1:{self.cleansed_substitute}@", text)
+        return PARAMETER.sub(self._masked_parameter, text) if "://" in text else text
+
+    def _masked_parameter(self, found: re.Match[str]) -> str:
+        secret = self.hidden_settings.search(found[1])
+        return f"{found[1]}={self.cleansed_substitute if secret else found[2]}"
