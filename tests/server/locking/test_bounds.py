@@ -254,7 +254,9 @@ def test_survey_bounds_times_and_tokens():
 
 
 def test_token_a_hundred_years_ahead_of_the_clock_is_absurd():
-    """P5: such a token would leave no room for later ones; a token of another century is merely odd."""
+    """
+    P5: a token a hundred years ahead would leave no room for later ones; a token of another century is merely odd.
+    """
     now = 1_800_000_000_000_000
     for fence, kind in ((now + FAR, Kind.GRANTED), (now + FAR + 1, Kind.EXCLUDED), (HIGHEST, Kind.EXCLUDED)):
         assert believable(Reply(Kind.GRANTED, fence, now)).kind is kind

@@ -156,7 +156,7 @@ async def test_operator_ends_all_shared_holds(make: Manager, flavour: Flavour):
 
 
 async def test_reentrant_lock_is_entered_again_without_a_network_call(make: Manager, flavour: Flavour):
-    """L43: it can be entered again by the same thread or task; it is free when it has been left as often."""
+    """L43: the same thread or task can enter the lock again; the lock is free when it has been left as often."""
     manager = make()
     acquired = []
     manager.notify = lambda event, **about: acquired.append(event)

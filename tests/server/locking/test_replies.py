@@ -463,7 +463,7 @@ async def test_something_else_than_a_node_is_named(flavour: Flavour, greeting: b
 
 
 async def test_node_that_refuses_info_has_no_vote_while_restarts_are_guarded(patient: Patient, flavour: Flavour):
-    """P20, P22, P23: without INFO nobody knows when it started; this needs a right, and waiting does not help."""
+    """P20, P22, P23: without INFO nobody knows when a node started; a right is missing, and waiting does not help."""
     with no_right(patient, "-info"):
         guarded, careless = (real_manager([patient.url], restart_guard=guard) for guard in (True, False))
 

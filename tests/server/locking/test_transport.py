@@ -58,7 +58,7 @@ async def test_tls_with_an_authority_of_ones_own(secure: Server, certificates: C
 
 
 async def test_tls_settings_can_be_in_the_url(secure: Server, certificates: Certificates, flavour: Flavour):
-    """L69: as with redis-py, so that one environment variable can hold everything."""
+    """L69: one environment variable can hold everything, as with redis-py."""
     await works(flavour, f"rediss://localhost:{secure.port}/0?ssl_ca_certs={certificates['ca.crt']}")
 
 

@@ -110,7 +110,9 @@ def test_decorator_that_the_settings_do_not_allow_is_found_by_the_check():
 
 
 async def test_blocking_lock_in_an_event_loop_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """L80: it would stop all tasks; Django does the same with its database, and both obey the same variable."""
+    """
+    L80: a blocking lock would stop all tasks. Django refuses its database there too, and both obey the same variable.
+    """
     monkeypatch.delenv("DJANGO_ALLOW_ASYNC_UNSAFE", raising=False)
     refused = [
         lambda: lock("loop").__enter__(),

@@ -91,7 +91,7 @@ def test_clocks_lag_within_the_guard(seed: int):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_clocks_lag_beyond_the_guard(seed: int):
-    """P7: beyond that, the database still loses nothing."""
+    """P7: if clocks lag by more than the guard, the database still loses nothing."""
     assert [violation for violation in lagging(3.0)(seed) if violation[0] == "update"] == []
 
 
