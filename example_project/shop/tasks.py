@@ -21,7 +21,7 @@ from .models import ImportRun, StockItem
 # start five seconds later.
 @singleton_task(bind=True, lease=5, on_duplicate="join")
 def import_catalogue(self: SingletonTask[[], int]) -> int:
-    """Book one delivery of everything in the catalogue; return the number of rows."""
+    """Book one delivery of everything in the catalogue; returns the number of rows."""
     run = ImportRun.objects.create(task_id=self.request.id, worker_pid=os.getpid())
     for row in fetch_catalogue(settings.SHOP_IMPORT_SECONDS):
         # Somebody may have released the lock in the admin. Then another import may be running by now, and this one must

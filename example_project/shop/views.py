@@ -29,7 +29,7 @@ def front(request: HttpRequest) -> HttpResponse:
 @login_required
 @locked_view("checkout:{request.user.pk}")
 def checkout(request: HttpRequest, sku: str) -> HttpResponse:
-    """Sell one piece. A second click while the first payment is in progress gets a 409 and sells nothing."""
+    """Sell one piece. A second click while the first is being paid for is answered 409 and sells nothing."""
     order = sell(get_object_or_404(StockItem, sku=sku), request.user)
     if order is None:
         return answer(request, {"sold_out": sku}, f"Sorry, {sku} is sold out.", status=410)

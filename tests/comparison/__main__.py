@@ -81,7 +81,7 @@ class Stage:
             raise
 
     def runs_again(self, task: Any, what: str, seconds: float = 0.0) -> str:
-        """Call a task with the same arguments until its body runs once more; return how long that took."""
+        """Call a task, with equal arguments, until its body runs once more; returns after how long."""
         before, start = self.count(what, "began"), time.monotonic()
         while time.monotonic() < start + PATIENCE:
             self.call(task, what, seconds)

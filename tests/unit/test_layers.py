@@ -50,7 +50,7 @@ PUBLIC = {
 CIRCLES = {
     # A lock and a lease ask the manager for rounds; the manager returns locks and leases.
     ("engine.lease", "engine.lock", "engine.manager"),
-    # Views of REST framework are guarded like other views, and the decorator of views recognizes them.
+    # Views of REST framework are guarded as other views are, and the decorator of views recognizes them.
     ("contrib.rest_framework", "views"),
     # One names a class of the other in annotations alone.
     ("celery._compat", "celery.result"),
@@ -59,11 +59,11 @@ CIRCLES = {
 
 # Attributes with a leading underscore that are used in a module which does not define them.
 BORROWED = {
-    # The manager records in a lease from whom it took over.
+    # The manager notes in a lease whom it took over from.
     ("engine/manager.py", "_taken_over"),
-    # A fenced block checks whether it was entered, which its base class in engine/contexts.py records.
+    # A fenced block looks whether it was entered, which its base class in engine/contexts.py notes.
     ("fencing.py", "_entered"),
-    # The simulation replaces the singletons of a process: its managers, clocks and listeners.
+    # The simulation replaces what a process has once: its managers, clocks and listeners.
     ("testing/simulation.py", "_notifications"),
     ("testing/simulation.py", "_managers"),
 }

@@ -266,7 +266,7 @@ def test_nothing_connects_before_the_first_lock(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.server
 def test_import_brings_neither_celery_nor_a_configured_project():
-    """``import django_redlock`` works before settings exist, and only users of Celery import it."""
+    """``import django_redlock`` works before settings exist, and Celery is imported by nobody who does not use it."""
     script = (
         "import sys, django_redlock\n"
         "assert not {'celery', 'django_redis', 'redis'} & set(sys.modules), sorted(sys.modules)\n"

@@ -54,6 +54,6 @@ class HoldAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def _bars(kind: Any, longest: float) -> list[tuple[str, str, str]]:
-    """Return the bars of one kind: label, length in percent, and number."""
+    """Return the bars of one kind: what it is, its length in percent, and the number."""
     figures = ((gettext("held"), kind.hold[1]), (gettext("waited"), kind.wait[1]))
     return [(what, f"{100 * seconds / longest:.1f}", f"{seconds:.2f} s") for what, seconds in figures]

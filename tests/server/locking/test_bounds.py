@@ -152,7 +152,7 @@ def test_database_node_agrees(sqlite_tables: Tables, unblocked: None):
 
 
 def test_floor_does_not_rise_above_what_can_be_proposed():
-    """P5: a token of a database or a node that is too high for all nodes is not exceeded."""
+    """P5: a token that no node could exceed is ignored, whether a database or a node reported it."""
     highest = HighestToken()
     highest.lift(["a"], 2**63 - 1)
     highest.lift(["a"], HIGHEST)

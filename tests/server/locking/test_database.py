@@ -90,7 +90,7 @@ def agree(table: LockTable, sequence: list[Request], together: bool) -> None:
 
 
 def forget_total(answer: Any) -> Any:
-    """The size of the list does not matter here, for a survey of given names."""
+    """Return an answer without the total, which has no meaning for a survey of given names."""
     return answer[:-1]
 
 

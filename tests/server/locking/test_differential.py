@@ -76,7 +76,7 @@ def comparable(reply: Reply) -> Any:
     """Return what must be equal: everything except the clock, with times left rounded to a second."""
     rows = [row._replace(left=row.left is None or round(row.left)) for row in reply.rows]
     left = round(reply.left) if reply.left is not None else None
-    # Which of several busy names is described is up to the node.
+    # Which of several busy names is described is the first for both.
     return reply.kind, reply.fence, left, reply.detail, reply.place, reply.terms, rows, reply.total
 
 

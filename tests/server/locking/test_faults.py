@@ -672,7 +672,7 @@ async def test_takeover_that_a_node_missed(
             nodes[2].thaw()
             await eventually(lambda: owner_on(nodes[2], "t:{a}:h") != left.token)
             await eventually(lambda: not after.redelivery)
-            await flavour.extend(lease)  # restores it on a node that lacks it
+            await flavour.extend(lease)  # gives it back to a node that lacks it
             await eventually(lambda: owner_on(nodes[2], "t:{a}:h") == lease.token)
         assert await flavour.release(lease) == "released"
         if thawed == "after the release":

@@ -287,7 +287,7 @@ async def test_cancellation_from_elsewhere_is_not_taken_for_a_loss(memory: Manag
 
 
 def test_blocking_body_cannot_be_cancelled(memory: Manager):
-    """An option that cannot be kept is refused."""
+    """A blocking lock refuses ``cancel_on_lost``, because nothing can cancel its body."""
     with pytest.raises(RuntimeError, match="works with 'async with' only"):
         memory().lock("a", cancel_on_lost=True).acquire()
 

@@ -280,7 +280,7 @@ async def test_process_that_cannot_start_threads_still_locks(nodes: Servers, mon
             lease = manager.lock("a").acquire()
             other = manager.lock("b").acquire()
             proxy.black_hole("requests")
-            assert lease.release() == "unknown"  # nobody can redeliver it now
+            assert lease.release() == "unknown"  # nobody can bring it now
         assert len(manager.redelivery) == 1
         assert other.release() == "unknown"  # but when there are threads again
         proxy.reset()

@@ -48,7 +48,7 @@ async def test_first_extension_gives_an_empty_node_the_key_back(nodes: Servers, 
     assert await flavour.extend(lease)
     for node in nodes[:dead]:
         node.restart()
-    if isinstance(flavour, Asyncio):  # a loop notices the end of a connection in its next turn
+    if isinstance(flavour, Asyncio):  # a loop hears of the end of a connection in its next turn
         lines = manager._loop_side().gather._lines
         await eventually(lambda: all(lines[node].link.broken for node in range(dead)))
 

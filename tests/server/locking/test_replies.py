@@ -283,7 +283,7 @@ async def test_error_is_no_vote_and_is_reported_by_its_code(
 
 
 async def test_half_a_grant_is_taken_back(patient: Patient, flavour: Flavour):
-    """P23, P24: a script that may not do everything may have done something; the release treats it as granted."""
+    """P23, P24: a script that lacks a right may have done something before it failed; the release leaves a tombstone."""
     with no_right(patient, "-zadd"):
         manager = real_manager([patient.url])
 

@@ -115,9 +115,7 @@ def test_any_one_of_two_redis_and_a_database_may_die(nodes: Servers, postgresql:
     "tables", ["postgresql", pytest.param("sqlite", marks=ENDURANCE), SLOW_DATABASES[1]], indirect=True
 )
 def test_contended_counter_on_one_database_loses_nothing(tables: Tables, tmp_path: Path):
-    """
-    P1, P2, P16: four processes increment a counter, guarded only by the lock of a single database; tokens increase.
-    """
+    """P1, P2, P16: four processes increment it, guarded by the lock of a single database alone; tokens increase."""
     databases = {"default": {}, "ledger": tables.entry()}
     options = {"ttl": 10.0, "node_timeout": 2.0, "retry_delay": 0.01, "restart_guard": False}
 

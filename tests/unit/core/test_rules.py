@@ -226,7 +226,7 @@ def test_promotion_that_has_been_known_costs_no_vote():
 
 
 def test_threads_that_connect_at_once_do_not_disturb_each_other():
-    """P22: each thread gets the findings of its own connection, while others report more."""
+    """P22: another thread may report a node in the middle of a comparison, which does not fail."""
     watch, _ = admission()
     greetings = iter([1])
 

@@ -1,5 +1,5 @@
 -- Take a lock on this node, or say who has it and wait in line. All names or none.
--- KEYS: index, cancel tombstone; the holders, the fences, the queues, the enrolments of all names; if shared, the holders
+-- KEYS: index, cancel tombstone; of all names the holders, the fences, the queues, the enrolments; if shared, the holders
 --       of each name
 -- ARGV: nonce, value, ttl ms, proposed token, fence keep ms ('' is for ever), ahead µs, nonce to adopt, prefix,
 --       waiter ('' does not wait), its stamp, enrolment ms, barge, shared, passing, strict ('1' or '')
@@ -31,7 +31,7 @@ if plain then
   plain = call('EXISTS', unpack(KEYS, h + 1, s)) == found
 end
 local high, busy, queued, left, endless, seated, alone = '0', nil, false, 0, {}, {}, {}
-local stop -- the first name that is not free
+local stop -- the first name that is in the way
 for i = 1, names do
   local current, fence
   if plain then
@@ -88,8 +88,8 @@ if busy or queued then
   if waiter ~= '' then
     for i = 1, names do
       local line, seats = KEYS[q + i], KEYS[s + i]
-      -- As if the waiter took one name after the other, in their order: it has no claim yet to the names after the one
-      -- that it waits for, and the holder of that one may want those.
+      -- As who takes one name after the other, in their order: it has no claim yet to what comes behind the name it
+      -- waits for, and who has that name may want those.
       if i > stop then
         local first = call('ZRANGE', line, 0, 0)[1]
         if call('ZREM', line, waiter) == 1 then
