@@ -739,7 +739,7 @@ def test_nodes_that_became_replicas_on_the_way(five):
 
 def test_any_number_of_names_can_be_asked_for_at_once(five):
     """
-    L70: a request for thousands of names in one node gets an answer for each.
+    L70: one request to a node for thousands of names gets an answer for each.
     """
     lease = taken("n7")
     names = tuple(slug(f"n{number}") for number in range(9000))

@@ -193,7 +193,7 @@ async def test_reentrant_lock_keeps_out_other_threads_and_tasks(make: Manager, f
 
 
 async def test_reentrant_lock_that_was_lost_is_not_entered_again(make: Manager, flavour: Flavour):
-    """L26, L43: the work under it is no longer exclusive, and is notified."""
+    """L26, L43: work under a lost lock is no longer exclusive, so entering it again raises the loss."""
     manager = make()
     lease = await take(flavour, manager, "a", reentrant=True)
     lease.hold.deadline = 0.0
@@ -203,7 +203,7 @@ async def test_reentrant_lock_that_was_lost_is_not_entered_again(make: Manager, 
 
 
 async def test_reentrant_lock_is_not_shared_and_exclusive_at_once(make: Manager, flavour: Flavour):
-    """L43: a holder that wants it exclusively beside its own shared hold would wait for itself."""
+    """L43: a holder that asks for the lock exclusively beside its own shared hold would wait for itself."""
     manager = make()
 
     async with flavour.entered(manager.lock("a", reentrant=True, shared=True)):

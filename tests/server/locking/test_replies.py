@@ -251,8 +251,8 @@ async def test_error_is_no_vote_and_is_reported_by_its_code(
     nodes: Servers, patient: Patient, flavour: Flavour, case: Case, warm: bool
 ):
     """
-    P23, L65, L3: no vote and no hold, reported by its code; other nodes work, and so does the node once it is healthy
-    again.
+    P23, L65, L3: an error is no vote and no hold, and is reported by its code; other nodes work, and so does the node
+    once it is healthy.
     """
     with ExitStack() as stack:
         if warm:
@@ -283,7 +283,7 @@ async def test_error_is_no_vote_and_is_reported_by_its_code(
 
 
 async def test_half_a_grant_is_taken_back(patient: Patient, flavour: Flavour):
-    """P23, P24: a script that lacks a right may have done something before it failed; the release leaves a tombstone."""
+    """P23, P24: a script that lacks a right may have run half-way, so the release leaves a tombstone."""
     with no_right(patient, "-zadd"):
         manager = real_manager([patient.url])
 

@@ -63,7 +63,7 @@ async def test_tls_settings_can_be_in_the_url(secure: Server, certificates: Cert
 
 
 async def test_verification_can_be_switched_off_by_name(tls: Certificates, flavour: Flavour):
-    """L69: some managed servers need this; it is possible, but never the default."""
+    """L69: some managed servers need unverified TLS; it is possible, but never the default."""
     with tls_server(tls, "elsewhere") as server:
         url = f"rediss://localhost:{server.port}/0"
         for off in ("none", None, ssl.CERT_NONE):

@@ -437,7 +437,7 @@ def test_grants_without_votes_are_followed_by_the_pause_of_a_contender():
 
 
 def test_waiter_that_may_have_missed_notifications_asks_once_more():
-    """L46: nodes may have notified it before it listened."""
+    """L46: nodes may have notified a waiter before it listened."""
     waiter = Waiter("p|1", 3)
 
     waiter.recall()

@@ -179,7 +179,7 @@ def test_release_leaves_a_tombstone_for_what_is_still_on_its_way():
 
 
 def test_release_leaves_out_what_never_got_a_request():
-    """L8, P23: a node that is down is not connected to for each lock; an extension may have given it the lock."""
+    """L8, P23: a node that never got a request gets no release, unless an extension may have given it the lock."""
     hold = held(untouched=frozenset({3, 4}))
     assert set(hold.release(0.2).requests) == {0, 1, 2}
 

@@ -277,7 +277,7 @@ def test_node_that_does_not_say_its_uptime_gives_no_vote_for_the_guard_time():
     ],
 )
 def test_node_that_is_no_independent_master_never_votes(greeting: Greeting, why: str):
-    """P22, L13, L66: the error has the reason."""
+    """P22, L13, L66: the error of a node that is no independent master has the reason."""
     watch, _ = admission()
     watch.greet(0, greeting)
 

@@ -331,7 +331,10 @@ def test_lock_inside_a_transaction_warns_that_it_is_released_before_the_commit()
 
 @pytest.mark.django_db(transaction=True)
 def test_project_decides_what_a_lock_inside_a_transaction_is():
-    """L52: OPTIONS["in_transaction"] makes it an error, or allows it; a lock for the commit is always allowed."""
+    """
+    L52: OPTIONS["in_transaction"] makes a lock inside a transaction an error, or allows it; a lock for the commit is
+    always allowed.
+    """
     with redlock(in_transaction="error"), transaction.atomic():
         with pytest.raises(RuntimeError, match=r"'inside'.*'default'.*on_commit=True"):
             lock("inside").__enter__()

@@ -79,7 +79,10 @@ def test_quorums_that_survive_amnesia(nodes: int, quorum: int, forgetful: int):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_acquisitions_are_cancelled(seed: int):
-    """P33, L10, L11: whatever it waits for, as a thread or as a task, it leaves neither a key nor a queue entry."""
+    """
+    P33, L10, L11: whatever a cancelled acquisition waits for, as a thread or as a task, it leaves neither a key nor a
+    queue entry.
+    """
     assert cancelled(seed) == []
 
 
