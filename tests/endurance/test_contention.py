@@ -107,7 +107,7 @@ def killing_notifications(nodes: Servers) -> Iterator[None]:
 def test_queue_drains_in_order_while_all_notification_connections_are_killed(
     nodes: Servers, tmp_path: Path, kind: str, processes: int, contenders: int, times: int
 ):
-    """P27, L45: notifications only make waiting shorter."""
+    """P27, L45: notifications only make it quicker."""
     contenders = min(contenders, 40)
     with killing_notifications(nodes):
         turns = run(tmp_path, nodes, kind, processes, contenders, 2)

@@ -378,7 +378,7 @@ def test_foreign_values_are_neither_sent_nor_block_a_listing(five):
 
 def test_locks_that_never_end_are_listed_before_the_others_are_through(five):
     """
-    L70, L72: they are at the end of the index, and they are the locks that need attention.
+    L70, L72: locks without an end are last in the index, and they are the locks that need attention.
     """
     for batch in range(3):
         lock([f"{batch}:{number}" for number in range(PAGE)], renew=False).acquire()
@@ -739,7 +739,7 @@ def test_nodes_that_became_replicas_on_the_way(five):
 
 def test_any_number_of_names_can_be_asked_for_at_once(five):
     """
-    L70: a request for thousands of names in one node gets an answer for each.
+    L70: one request to a node for thousands of names gets an answer for each.
     """
     lease = taken("n7")
     names = tuple(slug(f"n{number}") for number in range(9000))

@@ -356,7 +356,7 @@ def test_a_lock_with_a_limit_is_found_by_its_name(five):
 
 def test_a_name_that_is_shown_cut_short_is_no_free_lock(five):
     """
-    L74: a wrong "it is free" is worse than an error; the shortened name as a listing shows it is accepted.
+    L74: a wrong "it is free" is worse than an error, so a shortened name is refused; the lock of a listing is accepted.
     """
     lease = taken("long" * 100)
     (held,) = held_locks().locks

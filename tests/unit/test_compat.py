@@ -677,7 +677,7 @@ async def test_reset_reports_too_few_nodes(make):
 
 async def test_reset_with_a_node_that_is_down_frees_the_lock(make):
     """
-    The node that does not answer cannot be a quorum.
+    One silent node is no quorum, so it cannot keep the lock.
     """
     await done(make().acquire())
     vars(locks["default"].nodes[0]).update(down=True)
@@ -821,7 +821,7 @@ async def test_shortened_lock_ends_in_time(make, sim):
 
 async def test_shortened_lock_counts_as_shorter_though_nodes_do_not_answer(make):
     """
-    Nodes may have shortened it without a reply.
+    Nodes may have shortened the lock without a reply, so the shorter time counts.
     """
     lock = make(timeout=10)
     await done(lock.acquire())

@@ -147,7 +147,7 @@ def test_a_database_that_fails_costs_rows_only(recorder, monkeypatch, caplog):
 
 def test_old_rows_go(recorder):
     """
-    What is older than a month is deleted.
+    Rows older than a month are deleted.
     """
     held("old", 1, 1.0)
     Hold.objects.update(ended=timezone.now() - KEEP - timedelta(days=1))

@@ -31,7 +31,7 @@ class TestOptOut:
 
     @pytest.mark.parametrize("turn", [1, 2])
     def test_lock_of_one_test_is_taken_in_the_next(self, turn: int):
-        """This class is not reset."""
+        """Without the reset, the second test finds the lock of the first."""
         if turn == 1:
             reset_locks()
             kept.append(lock("kept", wait=0).acquire())

@@ -495,7 +495,7 @@ def test_deployment_without_settings():
 
 
 def test_checks_of_a_deployment_are_run():
-    """``check --deploy`` runs them."""
+    """``check --deploy`` runs the checks of a deployment."""
     with configured(NODES=["redis://a", "redis://b", "redis://c"], OPTIONS={"wait": None}):
         messages = checks.run_checks(tags=["redlock"], include_deployment_checks=True)
     # The check of tasks sees tasks that other tests have left in this process.

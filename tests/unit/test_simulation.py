@@ -102,7 +102,7 @@ def test_rival_waits_in_virtual_time():
 
 
 def test_rival_that_is_killed_leaves_its_lease_behind():
-    """P24: its lock is free when its lease has ended."""
+    """P24: the lock of a killed rival is free when its lease has ended."""
     with Simulation(ttl=30) as sim:
         rival = sim.rival()
         rival.lock("report").acquire()
@@ -279,7 +279,7 @@ def test_event_loops_may_begin_and_end_in_a_simulation():
 
 
 def test_event_loop_that_is_not_written_in_python_keeps_its_time():
-    """It has no selector that could be replaced, and is not changed."""
+    """An event loop that is not written in Python has no selector that could be replaced, and is not changed."""
     loop = object()
 
     with Simulation() as sim:

@@ -95,7 +95,7 @@ async def test_absurd_token_on_too_many_nodes_is_named(nodes: Servers, flavour: 
 
 
 async def test_holder_keeps_the_lock_when_a_token_becomes_absurd(nodes: Servers, flavour: Flavour):
-    """P19: the nodes that extend the lease do so; a node that lost the lock as well neither votes nor refuses."""
+    """P19: nodes with an absurd token still extend the lease; without the lock, they neither vote nor refuse."""
     manager = real_manager(nodes.urls[:3])
     lease = await flavour.acquire(manager.lock(NAME, wait=0))
     poison(nodes, str(2**63 - 1), 0, 1)
@@ -115,7 +115,7 @@ async def test_holder_keeps_the_lock_when_a_token_becomes_absurd(nodes: Servers,
 
 
 async def test_taken_lock_with_an_absurd_token_is_taken(nodes: Servers, flavour: Flavour):
-    """P23: the holder is known even so."""
+    """P23: the holder of a lock is known even if the lock's token is absurd."""
     holder, other = real_manager(nodes.urls[:3]), real_manager(nodes.urls[:3])
     lease = await flavour.acquire(holder.lock(NAME, wait=0))
     poison(nodes, str(2**63 - 1), 0, 1, 2)
@@ -131,7 +131,7 @@ async def test_taken_lock_with_an_absurd_token_is_taken(nodes: Servers, flavour:
 
 
 def test_database_node_agrees(sqlite_tables: Tables, unblocked: None):
-    """P5: a value in a row is bounded like a value under a key; the other node is not raised to it."""
+    """P5: a token in a row of a database is bounded like a token under a key."""
     sqlite_tables.empty()
     manager = real_manager(sqlite_tables.urls[:1])
     manager.lock(NAME, wait=30).acquire().release()
@@ -152,7 +152,7 @@ def test_database_node_agrees(sqlite_tables: Tables, unblocked: None):
 
 
 def test_floor_does_not_rise_above_what_can_be_proposed():
-    """P5: a token of a database or a node that is too high for all nodes is not exceeded."""
+    """P5: a token that no node could exceed is ignored, whether a database or a node reported it."""
     highest = HighestToken()
     highest.lift(["a"], 2**63 - 1)
     highest.lift(["a"], HIGHEST)
@@ -254,7 +254,9 @@ def test_survey_bounds_times_and_tokens():
 
 
 def test_token_a_hundred_years_ahead_of_the_clock_is_absurd():
-    """P5: such a token would leave no room for later ones; a token of another century is merely odd."""
+    """
+    P5: a token a hundred years ahead would leave no room for later ones; a token of another century is merely odd.
+    """
     now = 1_800_000_000_000_000
     for fence, kind in ((now + FAR, Kind.GRANTED), (now + FAR + 1, Kind.EXCLUDED), (HIGHEST, Kind.EXCLUDED)):
         assert believable(Reply(Kind.GRANTED, fence, now)).kind is kind
@@ -276,7 +278,7 @@ TOO_MUCH = [b"$%d\r\n" % (LONGEST_REPLY + 1), b"*%d\r\n" % (LONGEST_LIST + 1), b
 
 @pytest.mark.parametrize("head", TOO_MUCH)
 def test_reply_that_announces_too_much_is_refused_before_it_is_read(head: bytes):
-    """P23: nothing of the reply is kept."""
+    """P23: the client keeps nothing of a reply that announces too much."""
     with pytest.raises(ValueError, match=r"without end|no length|digits"):
         fed(head + b"\r\n").next()
 
@@ -341,7 +343,7 @@ def test_first_reply_of_a_server_is_bounded(head: bytes, open_: str, flavour: Fl
 
 
 def test_messages_of_a_subscription_are_bounded():
-    """P23: later messages are bounded, too."""
+    """P23: messages after the first reply of a subscription are bounded, too."""
     head = b"*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n$209715200\r\n"
     with flooding(head) as about:
         node = open_node(NodeSpec(f"redis://127.0.0.1:{about[0]}"), "t:")

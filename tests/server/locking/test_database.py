@@ -90,7 +90,7 @@ def agree(table: LockTable, sequence: list[Request], together: bool) -> None:
 
 
 def forget_total(answer: Any) -> Any:
-    """The size of the list does not matter here, for a survey of given names."""
+    """Return an answer without the total, which has no meaning for a survey of given names."""
     return answer[:-1]
 
 
@@ -180,7 +180,10 @@ def test_many_names_are_written_all_or_none(table: LockTable, overtaken: Any, kn
 
 
 def test_request_is_not_granted_after_its_own_release(table: LockTable, other: LockTable, overtaken: Any):
-    """L9, P24: this holds even if the request was decided before the release and is written after it."""
+    """
+    L9, P24: a request behind its own release is refused, even if it was decided before the release and is written after
+    it.
+    """
     overtaken(Release(("{x}",), NONCE, 30.0))
 
     (reply,) = table.execute([acquire()])

@@ -152,7 +152,7 @@ def test_hold_ends_by_the_clock_of_the_server(one: LockManager, tables: Tables, 
 
 
 def test_database_whose_clock_ran_forward_gives_no_vote(sqlite_tables: Tables, monkeypatch: pytest.MonkeyPatch):
-    """P21: as with any node, nobody knows what it has forgotten since."""
+    """P21: after a jump of its clock, nobody knows which locks a database has forgotten, as with any node."""
     sqlite_tables.empty()
     ahead = [0]
     monkeypatch.setattr("django_redlock.nodes.database.vendors.time_ns", lambda: time.time_ns() + ahead[0])
@@ -256,7 +256,9 @@ ONE_SERVER = pytest.mark.parametrize("server", ["postgresql", *SLOW_DATABASES[1:
 
 @ONE_SERVER
 async def test_dead_database_is_no_quorum_and_comes_back(server: Database, flavour: Flavour):
-    """L3, P25: without a reply nothing is known, which is reported in time; afterwards everything works again."""
+    """
+    L3, P25: while the server is dead the error says in time that nothing is known; afterwards everything works again.
+    """
     with migrated_in_thread(server) as alias:
         manager = real_manager([f"database://{alias}"], node_timeout=1.0)
         connect(manager)

@@ -260,7 +260,7 @@ async def test_foreign_key_of_the_queue_leaves_nothing_without_expiry(nodes: Ser
 
 
 async def test_node_that_was_a_replica_meanwhile_is_reported():
-    """P20, L63: its run id is unchanged, but its data is not, and each change makes it another server."""
+    """P20, L63: the node's run id is unchanged, but its data is not, and each such change makes it another server."""
     with start_servers(2) as servers, servers[0].client() as client:
         node = open_node(NodeSpec(servers.urls[0]), "t:")
         assert isinstance(node, RedisNode)
@@ -426,7 +426,10 @@ async def test_cancelled_attempt_leaves_nothing_at_every_await(nodes: Servers):
 
 
 async def test_cancelled_release_is_sent_all_the_same(nodes: Servers):
-    """L38, L39: this also holds on nodes whose links were broken and were being made anew at the cancellation."""
+    """
+    L38, L39: a cancelled release also reaches nodes whose links were broken and were being made anew at the
+    cancellation.
+    """
     manager = real_manager(nodes.urls, ttl=60.0, max_ttl=60.0)
     lease = await manager.lock("a").aacquire()
     for node in nodes:
@@ -707,7 +710,7 @@ async def test_takeover_overtakes_the_request_of_the_earlier_hold(nodes: Servers
 
 
 async def test_release_by_token_reaches_a_node_later(nodes: Servers, flavour: Flavour):
-    """L38: this also holds if the release was sent over a link that later turned out to be broken."""
+    """L38: a release by token also arrives if it was sent over a link that later turned out to be broken."""
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url])
         await connected(manager, flavour)

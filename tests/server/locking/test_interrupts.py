@@ -298,7 +298,7 @@ def lost(manager: LockManager, name: str) -> Lease:
 
 
 async def test_callback_that_blocks_delays_no_renewal(memory: Manager):
-    """L22, L27: a callback uses only its own time."""
+    """L22, L27: a callback that blocks delays neither a renewal nor another callback."""
     manager = memory(3, ttl=5.0, node_timeout=0.2)
     blocked, go_on = threading.Event(), threading.Event()
     kept = manager.lock("kept").acquire()

@@ -156,7 +156,7 @@ async def test_operator_ends_all_shared_holds(make: Manager, flavour: Flavour):
 
 
 async def test_reentrant_lock_is_entered_again_without_a_network_call(make: Manager, flavour: Flavour):
-    """L43: it can be entered again by the same thread or task; it is free when it has been left as often."""
+    """L43: the same thread or task can enter the lock again; the lock is free when it has been left as often."""
     manager = make()
     acquired = []
     manager.notify = lambda event, **about: acquired.append(event)
@@ -193,7 +193,7 @@ async def test_reentrant_lock_keeps_out_other_threads_and_tasks(make: Manager, f
 
 
 async def test_reentrant_lock_that_was_lost_is_not_entered_again(make: Manager, flavour: Flavour):
-    """L26, L43: the work under it is no longer exclusive, and is notified."""
+    """L26, L43: work under a lost lock is no longer exclusive, so entering it again raises the loss."""
     manager = make()
     lease = await take(flavour, manager, "a", reentrant=True)
     lease.hold.deadline = 0.0
@@ -203,7 +203,7 @@ async def test_reentrant_lock_that_was_lost_is_not_entered_again(make: Manager, 
 
 
 async def test_reentrant_lock_is_not_shared_and_exclusive_at_once(make: Manager, flavour: Flavour):
-    """L43: a holder that wants it exclusively beside its own shared hold would wait for itself."""
+    """L43: a holder that asks for the lock exclusively beside its own shared hold would wait for itself."""
     manager = make()
 
     async with flavour.entered(manager.lock("a", reentrant=True, shared=True)):
@@ -287,7 +287,7 @@ async def test_cancellation_from_elsewhere_is_not_taken_for_a_loss(memory: Manag
 
 
 def test_blocking_body_cannot_be_cancelled(memory: Manager):
-    """An option that cannot be kept is refused."""
+    """A blocking lock refuses ``cancel_on_lost``, because nothing can cancel its body."""
     with pytest.raises(RuntimeError, match="works with 'async with' only"):
         memory().lock("a", cancel_on_lost=True).acquire()
 

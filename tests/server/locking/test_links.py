@@ -95,7 +95,7 @@ async def test_link_that_is_dropped_has_sent_what_was_given_to_it(nodes: Servers
 
 
 async def test_connection_that_breaks_fails_all_its_requests(nodes: Servers):
-    """Nobody knows whether the requests were executed."""
+    """If a connection breaks, nobody knows whether its requests were executed."""
     link = await link_to(nodes)
     nodes[0].freeze()
     told = Told(link)

@@ -266,7 +266,7 @@ def test_thread_that_had_no_time_hears_what_has_come(nodes: Servers, monkeypatch
 
 
 async def test_process_that_cannot_start_threads_still_locks(nodes: Servers, monkeypatch: pytest.MonkeyPatch):
-    """L35: this applies at the limit of threads, and at the end of a process, when Python starts no more threads."""
+    """L35: locks work at the limit of threads, and at the end of a process, when Python starts no more threads."""
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:

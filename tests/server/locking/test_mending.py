@@ -101,7 +101,8 @@ def busy(manager: LockManager) -> Iterator[None]:
 @pytest.mark.parametrize("dead", [1, 2])
 async def test_watchdog_gives_empty_nodes_the_key_back(nodes: Servers, real: Manager, dead: int):
     """
-    L32: also while other threads of the process use locks with their own connections, and other leases are due.
+    L32: an empty node is healed while other threads of the process use locks with their own connections, and other
+    leases are due.
     """
     manager = real(5, ttl=60.0, node_timeout=10.0)
     connect(manager)

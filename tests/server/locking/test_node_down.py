@@ -142,7 +142,7 @@ def name(url: str) -> str:
 def test_check_finds_a_node_that_can_never_vote(
     nodes: Servers, patient: Server, state: Callable[[Server, redis.Redis], str], why: str
 ):
-    """L66: such a node answers, but will not vote until the server or the settings are changed."""
+    """L66: a node may answer and still not vote until the server or the settings are changed; the check reports it."""
     with patient.client() as client:
         url = state(patient, client)
 

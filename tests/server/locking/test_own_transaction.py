@@ -72,7 +72,7 @@ def test_fence_in_the_only_nodes_file_is_refused(one: LockManager, tables: Table
 
 
 def test_file_of_requests_in_transactions_is_reported_as_a_node(tables: Tables):
-    """L67: with ATOMIC_REQUESTS, every view would have this problem."""
+    """L67: with ATOMIC_REQUESTS, no view could take a lock from a node in the same file."""
     entry = connections.settings[tables.aliases[0]]
     with override_settings(REDLOCK={"default": {"NODES": tables.urls[:1]}}):
         assert "redlock.W011" not in found()

@@ -262,7 +262,9 @@ def test_fork_without_pythons_hooks_is_noticed_by_the_next_acquisition(nodes: Se
 
 
 def test_fork_without_pythons_hooks_does_not_affect_the_parents_lease(nodes: Servers):
-    """P30, L41: before it has taken a lock of its own, such a child neither has, sends nor releases anything."""
+    """
+    P30, L41: before it has taken a lock of its own, a child of such a fork neither has, sends nor releases anything.
+    """
 
     def parent() -> None:
         manager = real_manager(nodes.urls, ttl=60.0)

@@ -251,8 +251,8 @@ async def test_error_is_no_vote_and_is_reported_by_its_code(
     nodes: Servers, patient: Patient, flavour: Flavour, case: Case, warm: bool
 ):
     """
-    P23, L65, L3: no vote and no hold, reported by its code; other nodes work, and so does the node once it is healthy
-    again.
+    P23, L65, L3: an error is no vote and no hold, and is reported by its code; other nodes work, and so does the node
+    once it is healthy.
     """
     with ExitStack() as stack:
         if warm:
@@ -283,7 +283,7 @@ async def test_error_is_no_vote_and_is_reported_by_its_code(
 
 
 async def test_half_a_grant_is_taken_back(patient: Patient, flavour: Flavour):
-    """P23, P24: a script that may not do everything may have done something; the release treats it as granted."""
+    """P23, P24: a script that lacks a right may have run half-way, so the release leaves a tombstone."""
     with no_right(patient, "-zadd"):
         manager = real_manager([patient.url])
 
@@ -463,7 +463,7 @@ async def test_something_else_than_a_node_is_named(flavour: Flavour, greeting: b
 
 
 async def test_node_that_refuses_info_has_no_vote_while_restarts_are_guarded(patient: Patient, flavour: Flavour):
-    """P20, P22, P23: without INFO nobody knows when it started; this needs a right, and waiting does not help."""
+    """P20, P22, P23: without INFO nobody knows when a node started; a right is missing, and waiting does not help."""
     with no_right(patient, "-info"):
         guarded, careless = (real_manager([patient.url], restart_guard=guard) for guard in (True, False))
 

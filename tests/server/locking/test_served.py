@@ -257,7 +257,7 @@ def test_junk_under_the_key_is_replaced(server: Server, client: redis.Redis, jun
 
 
 def test_key_of_another_type_is_replaced(server: Server, client: redis.Redis):
-    """The same applies to a key that is not a string."""
+    """A key that is not a string counts as missing, too."""
     client.rpush("t:served", "a")
 
     assert greeting(server).age == 0.0

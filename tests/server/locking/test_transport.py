@@ -58,12 +58,12 @@ async def test_tls_with_an_authority_of_ones_own(secure: Server, certificates: C
 
 
 async def test_tls_settings_can_be_in_the_url(secure: Server, certificates: Certificates, flavour: Flavour):
-    """L69: as with redis-py, so that one environment variable can hold everything."""
+    """L69: one environment variable can hold everything, as with redis-py."""
     await works(flavour, f"rediss://localhost:{secure.port}/0?ssl_ca_certs={certificates['ca.crt']}")
 
 
 async def test_verification_can_be_switched_off_by_name(tls: Certificates, flavour: Flavour):
-    """L69: some managed servers need this; it is possible, but never the default."""
+    """L69: some managed servers need unverified TLS; it is possible, but never the default."""
     with tls_server(tls, "elsewhere") as server:
         url = f"rediss://localhost:{server.port}/0"
         for off in ("none", None, ssl.CERT_NONE):

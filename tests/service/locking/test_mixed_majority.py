@@ -33,8 +33,8 @@ from tests.services import PostgreSQL, django_database
 ENDURANCE = pytest.mark.endurance
 pytestmark = pytest.mark.usefixtures("unblocked")
 
-# A restarted server gives no vote for as long as a lease may last. So does PostgreSQL, because it runs without fsync in
-# the tests.
+# A restarted server gives no vote for as long as a lease may last. This includes PostgreSQL, which runs without fsync
+# in the tests.
 OPTIONS = {"ttl": 4.0, "max_ttl": 4.0, "node_timeout": 0.5, "retry_delay": 0.01, "restart_guard": True}
 
 

@@ -253,7 +253,7 @@ def test_node_that_never_got_the_request_is_known():
 
 
 def test_attempt_leaves_no_work_for_the_garbage_collector():
-    """Its rounds outlive it, for the lease and for late replies, and hold no reference to it."""
+    """The rounds of an attempt outlive it, for the lease and for late replies, and hold no reference to it."""
     attempt = Attempt()
     acquisition = weakref.ref(attempt.acquisition)
     gc.disable()
@@ -309,7 +309,7 @@ def test_late_reply_still_teaches_the_floor():
 
 @pytest.mark.parametrize(("left", "told"), [(0.03, 0.04), (9.0, 1.01), (0.001, 0.03)])
 def test_waiter_pauses_no_longer_than_the_hold_can_last(left: float, told: float):
-    """L45, P27: it asks again when expiry can free a quorum; with notifications, once a second is enough."""
+    """L45, P27: a waiter asks again when expiry can free a quorum; with notifications, once a second is enough."""
     attempt = Attempt(wait=None)
     attempt.reply(B, B, B, left=left)
 
@@ -342,7 +342,7 @@ def test_waiter_leaves_the_queue_when_it_gives_up():
 
 
 def test_waiter_stays_queued_between_two_attempts():
-    """P27: it releases grants of a minority, and stays queued there and everywhere."""
+    """P27: a waiter releases grants of a minority, and stays queued there and everywhere."""
     attempt = Attempt(wait=None, waiter="p|1")
     attempt.step.receive(0, Reply(A))
     for node in range(1, 4):
@@ -437,7 +437,7 @@ def test_grants_without_votes_are_followed_by_the_pause_of_a_contender():
 
 
 def test_waiter_that_may_have_missed_notifications_asks_once_more():
-    """L46: nodes may have notified it before it listened."""
+    """L46: nodes may have notified a waiter before it listened."""
     waiter = Waiter("p|1", 3)
 
     waiter.recall()

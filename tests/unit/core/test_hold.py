@@ -145,7 +145,7 @@ def test_renewal_is_due_every_third_of_the_ttl():
     ("options", "reason"), [({"max_extensions": 0}, "max_extensions"), ({"max_hold": 3.0}, "max_hold")]
 )
 def test_bounds_of_renewal_are_named(options: dict[str, Any], reason: str):
-    """P34, L27: beyond them nothing is extended, and the lapse has the reason."""
+    """P34, L27: beyond its bounds a lease is not extended, and its lapse has the reason."""
     hold = held(**options)
 
     assert extension(hold, START + 3.0) is None
@@ -183,7 +183,7 @@ def test_release_leaves_a_tombstone_for_what_is_still_on_its_way():
 
 
 def test_release_leaves_out_what_never_got_a_request():
-    """L8, P23: a node that is down is not connected to for each lock; an extension may have given it the lock."""
+    """L8, P23: a node that never got a request gets no release, unless an extension may have given it the lock."""
     hold = held(untouched=frozenset({3, 4}))
     assert set(hold.release(0.2).requests) == {0, 1, 2}
 
@@ -257,7 +257,7 @@ def test_shorter_time_counts_as_soon_as_it_is_asked_for():
 
 
 def test_node_that_may_execute_a_shortening_is_not_counted_for_a_longer_time():
-    """P17, P18: it may execute the older request last."""
+    """P17, P18: a node that may still execute an older request counts only for the shorter time."""
     hold = held(3)
     shorter = extension(hold, 101.0, ttl=3.0)
     assert shorter is not None

@@ -110,7 +110,7 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: 
     ("ttl", "names", "timeout"), [(30.0, 200, 0.25), (30.0, 201, 0.275), (30.0, 10_000, 1.475), (1.0, 10_000, 0.2)]
 )
 def test_round_over_many_names_may_take_longer(ttl: float, names: int, timeout: float):
-    """L56: they go to a node in parts, and two rounds still leave half of the lease."""
+    """L56: many names go to a node in parts, and two rounds still leave half of the lease."""
     rules = Rules(3)
 
     assert rules.timeout(ttl, names) == pytest.approx(timeout)
@@ -201,7 +201,8 @@ def test_uptime_is_not_believed_when_the_old_run_answered_later():
 @pytest.mark.parametrize(("before", "silent", "said"), [("", 0.0, "61 s"), ("first", 20.0, "41 s")])
 def test_node_that_was_a_replica_meanwhile_votes_after_the_guard_time(before: str, silent: float, said: str):
     """
-    P20, L63: it has the data of another server, though it has not been restarted; the time counts from its last reply.
+    P20, L63: the node has the data of another server, though it has not been restarted; the time counts from its last
+    reply.
     """
     watch, clock = admission()
     watch.greet(0, Greeting("r1", age=5000.0, promoted=before))
@@ -225,7 +226,7 @@ def test_promotion_that_has_been_known_costs_no_vote():
 
 
 def test_threads_that_connect_at_once_do_not_disturb_each_other():
-    """P22: each thread gets the findings of its own connection, while others report more."""
+    """P22: another thread may report a node in the middle of a comparison, which does not fail."""
     watch, _ = admission()
     greetings = iter([1])
 
@@ -246,7 +247,7 @@ def test_threads_that_connect_at_once_do_not_disturb_each_other():
 
 @pytest.mark.parametrize("options", [{"restart_guard": False}, {"durable": ("a",)}])
 def test_guard_can_be_turned_off_and_durable_nodes_need_none(options: dict[str, Any]):
-    """P20: for tests, and for nodes whose append-only file is always synced."""
+    """P20: the guard is off for tests, and for nodes whose append-only file is always synced."""
     watch, _ = admission(**options)
     watch.greet(0, Greeting("r1", age=0.0))
 
@@ -254,7 +255,7 @@ def test_guard_can_be_turned_off_and_durable_nodes_need_none(options: dict[str, 
 
 
 def test_guard_is_on_from_three_nodes():
-    """With one or two nodes a restart loses the lock anyway, as the documentation says."""
+    """With one or two nodes the guard is off, because a restart loses the lock anyway, as the documentation says."""
     assert [Rules(nodes).guards_restarts for nodes in (1, 2, 3, 5)] == [False, False, True, True]
 
 
@@ -276,7 +277,7 @@ def test_node_that_does_not_say_its_uptime_gives_no_vote_for_the_guard_time():
     ],
 )
 def test_node_that_is_no_independent_master_never_votes(greeting: Greeting, why: str):
-    """P22, L13, L66: the error has the reason."""
+    """P22, L13, L66: the error of a node that is no independent master has the reason."""
     watch, _ = admission()
     watch.greet(0, greeting)
 
@@ -331,7 +332,7 @@ def tell(watch: Admission, clock: Clock, node: int, ahead: float = 0.0, took: fl
 
 
 def test_node_whose_clock_ran_forward_gives_no_vote():
-    """P21: its keys may have ended too early; it votes again when every earlier lease has ended."""
+    """P21: keys on the node may have ended too early; it votes again when every earlier lease has ended."""
     watch, clock = clocked()
     assert tell(watch, clock, 0).kind is Kind.ACCEPTED
 
@@ -414,7 +415,7 @@ def test_own_clock_counts_while_few_nodes_are_known():
 
 
 def test_two_clocks_are_not_compared_unless_asked_for():
-    """P21: with one node or two there is no majority that could be right."""
+    """P21: with one node or two there is no majority that could be right, so their clocks are not compared."""
     assert not Rules(1).compares_clocks
     assert not Rules(2).compares_clocks
     assert Rules(2, clock_guard=True).compares_clocks

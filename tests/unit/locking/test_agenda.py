@@ -112,7 +112,10 @@ def test_lease_that_is_due_earlier_than_it_was_is_taken_once():
 
 
 def test_heartbeat_continues_when_a_lock_is_taken_while_it_stops():
-    """L77: otherwise its locks would count as those of a dead process."""
+    """
+    L77: a process that takes a lock while its heartbeat stops sends another one, or its locks would count as a dead
+    process's.
+    """
     watched: list[object] = []
 
     class Dog:

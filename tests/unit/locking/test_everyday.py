@@ -111,7 +111,9 @@ def test_decorator_that_the_settings_do_not_allow_is_found_by_the_check():
 
 
 async def test_blocking_lock_in_an_event_loop_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """L80: it would stop all tasks; Django does the same with its database, and both obey the same variable."""
+    """
+    L80: a blocking lock would stop all tasks. Django refuses its database there too, and both obey the same variable.
+    """
     monkeypatch.delenv("DJANGO_ALLOW_ASYNC_UNSAFE", raising=False)
     refused = [
         lambda: lock("loop").__enter__(),
@@ -344,7 +346,10 @@ def test_lock_inside_a_transaction_warns_that_it_is_released_before_the_commit()
 
 @pytest.mark.django_db(transaction=True)
 def test_project_decides_what_a_lock_inside_a_transaction_is():
-    """L52: OPTIONS["in_transaction"] makes it an error, or allows it; a lock for the commit is always allowed."""
+    """
+    L52: OPTIONS["in_transaction"] makes a lock inside a transaction an error, or allows it; a lock for the commit is
+    always allowed.
+    """
     with redlock(in_transaction="error"), transaction.atomic():
         with pytest.raises(RuntimeError, match=r"'inside'.*'default'.*on_commit=True"):
             lock("inside").__enter__()

@@ -79,7 +79,10 @@ def test_quorums_that_survive_amnesia(nodes: int, quorum: int, forgetful: int):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_acquisitions_are_cancelled(seed: int):
-    """P33, L10, L11: whatever it waits for, as a thread or as a task, it leaves neither a key nor a queue entry."""
+    """
+    P33, L10, L11: whatever a cancelled acquisition waits for, as a thread or as a task, it leaves neither a key nor a
+    queue entry.
+    """
     assert cancelled(seed) == []
 
 
@@ -91,7 +94,7 @@ def test_clocks_lag_within_the_guard(seed: int):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_clocks_lag_beyond_the_guard(seed: int):
-    """P7: beyond that, the database still loses nothing."""
+    """P7: if clocks lag by more than the guard, the database still loses nothing."""
     assert [violation for violation in lagging(3.0)(seed) if violation[0] == "update"] == []
 
 
