@@ -1,5 +1,5 @@
 """
-What every kind of telemetry says of a lock: by what it is labelled, and how long one waited for it and held it.
+The parts shared by all telemetry: labels of locks, and their waiting and holding times.
 
 Names of locks contain their subject, such as an order's number. A label for each name would cost a time series each,
 and may be personal data. So the label of a name is its *template*.
@@ -43,7 +43,7 @@ def template(name: str) -> str:
 
 
 def _ordinary(part: re.Match[str]) -> str:
-    """Return a part of a name if it looks like a word, or what stands for one that does not."""
+    """Return a part of a name if it looks like a word, or else its placeholder."""
     text = part[0]
     return text if text.islower() or text.isupper() or CAMEL.fullmatch(text) else "N"
 
@@ -74,7 +74,7 @@ class Labels:
 @dataclass(frozen=True, slots=True)
 class Listener:
     """
-    What is told of locks; see :func:`listen`.
+    The callbacks for events of locks; see :func:`listen`.
 
     Args:
         acquired: Called with alias, lease.
@@ -92,7 +92,9 @@ class Listener:
 
 
 def listen(listener: Listener, uid: str) -> None:
-    """Tell *listener* of every lock of this process from now on; of the same *uid* there is one."""
+    """
+    Call *listener* for every lock of this process from now on; a second one with the same *uid* replaces the first.
+    """
 
     def acquired(sender: Any, lease: Any, **about: Any) -> None:
         listener.acquired(sender.alias, lease)

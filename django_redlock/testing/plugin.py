@@ -1,7 +1,8 @@
 """
-Fixtures for pytest, there for whoever has this package installed; each is named ``redlock_...``.
+Fixtures for pytest, available wherever this package is installed; each is named ``redlock_...``.
 
-``redlock_reset`` applies to every test. Imports come late, because a project's tests of something else load this too.
+``redlock_reset`` applies to every test. Imports are inside functions, because projects load this plugin for unrelated
+tests, too.
 """
 
 from collections.abc import Iterator
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def redlock_reset() -> Iterator[None]:
     """
-    Nodes in memory that are empty when a test begins and when it ends.
+    Empty nodes in memory when a test begins and when it ends.
 
-    A module, class or ``conftest.py`` that is to keep locks from test to test defines a fixture of this name that does
+    A module, class or ``conftest.py`` that keeps locks from test to test defines a fixture of this name that does
     nothing.
     """
     from .reset import reset_locks

@@ -1,10 +1,10 @@
 """
 Put a bad network between a client and a node.
 
-A :class:`FaultProxy` passes bytes on until it is told to delay them, to hold
-them back, to lose a reply or to break the connections. TCP neither loses bytes
-from the middle of a stream nor changes their order, and no fault here does:
-what a test sees with it can happen.
+A :class:`FaultProxy` forwards bytes until a test makes it delay them, hold them
+back, lose a reply or break the connections. TCP neither loses bytes from the
+middle of a stream nor changes their order, and no fault here does. So everything
+that a test sees can really happen.
 
     with FaultProxy(server.url) as proxy:
         proxy.black_hole("replies")
@@ -82,7 +82,7 @@ class FaultProxy:
             self._thread.stop()
 
     def delay(self, seconds: float, direction: Direction = "both") -> None:
-        """Let what is sent from now on arrive *seconds* later; with "both", a round trip takes twice that."""
+        """Delay bytes that are sent from now on by *seconds*; with "both", a round trip takes twice that."""
         for line in self._lines(direction):
             line.delay = seconds
 

@@ -19,7 +19,7 @@ class Time(Protocol):
         """Return the time, in seconds since an arbitrary moment."""
 
     def idle(self, seconds: float | None) -> bool:
-        """Go to the next event, at most so many seconds ahead; returns False if there is none and no limit."""
+        """Advance to the next event, by at most the given seconds; return False if there is none and no limit."""
 
 
 @contextmanager

@@ -28,12 +28,12 @@ class Kind:
     The statistics of the locks of one kind; durations are in seconds.
 
     Args:
-        template: What their names have in common.
-        holds: How often one was held.
-        refused: How often somebody gave up.
-        lost: How often one was lost.
-        hold: The median and the 99th percentile of the times for which it was held.
-        wait: The same of the times for which it was waited for.
+        template: The common part of their names.
+        holds: How often a lock was held.
+        refused: How often a caller gave up.
+        lost: How often a lock was lost.
+        hold: The median and the 99th percentile of the holding times.
+        wait: The median and the 99th percentile of the waiting times.
         ttl: The longest lease.
     """
 

@@ -1,5 +1,5 @@
 """
-Write down what ended, later and elsewhere.
+Record ended locks, later and in another thread.
 """
 
 import atexit
@@ -29,7 +29,7 @@ log = logging.getLogger("django_redlock")
 
 
 class Recorder:
-    """What a process has not written yet, and the thread that writes it; there is none while nothing ends."""
+    """The rows that a process has not written yet, and the thread that writes them; without rows there is no thread."""
 
     def __init__(self) -> None:
         self._start_over()
@@ -38,13 +38,13 @@ class Recorder:
         atexit.register(self.flush)
 
     def _start_over(self) -> None:
-        """In a forked child: what the parent has not written is the parent's."""
+        """In a forked child, forget the rows that the parent has not written; the parent writes them."""
         self._rows: deque[dict[str, Any]] = deque(maxlen=MOST)
         self._thread = Background(self._run, self._rows.__len__, "django_redlock history")
         self._pruned = 0.0
 
     def listen(self) -> None:
-        """Note what ends from now on."""
+        """Start to record ended locks."""
         nothing = lambda *about: None  # noqa: E731
         listen(Listener(nothing, self._gave_up, self._ended, nothing, nothing), UID)
         for signal in _ends_of_children():
@@ -60,7 +60,7 @@ class Recorder:
         self.flush()
 
     def flush(self) -> int:
-        """Write what there is; returns how many rows. Without a database the rows are lost, and nothing else."""
+        """Write the waiting rows; return how many. Without a database the rows are lost, and nothing else fails."""
         from .models import Hold  # only here: Django's apps must be ready
 
         rows = []
@@ -115,7 +115,7 @@ class Recorder:
             try:
                 close_old_connections()
                 self.flush()
-            except Exception:  # whatever it was, what ends next must not start one thread each
+            except Exception:  # whatever it was, locks that end next must not start one thread each
                 log.exception("the history of locks was not written")
         connections.close_all()
 

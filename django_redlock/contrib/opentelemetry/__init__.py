@@ -27,7 +27,7 @@ def install() -> None:
     downs = meter.create_counter("redlock.node.down", description="How often a node stopped answering.")
 
     def span(name: str, seconds: float, about: dict[str, Any], failed: str = "") -> None:
-        """Record what has just ended after so many seconds."""
+        """Record an operation that has just ended, with its duration in seconds."""
         now = time.time_ns()
         begun = tracer.start_span(name, kind=SpanKind.CLIENT, attributes=about, start_time=now - round(seconds * 1e9))
         if failed:

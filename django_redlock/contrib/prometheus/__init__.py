@@ -1,8 +1,8 @@
 """
 Metrics for Prometheus: put ``django_redlock.contrib.prometheus`` into ``INSTALLED_APPS``.
 
-What happens is counted in the process where it happens. What is held, and which nodes answer, is asked of the nodes
-when Prometheus scrapes: so it is right in every process, also in one that holds nothing itself.
+Events are counted in the process where they happen. Held locks and the state of the nodes are read from the nodes when
+Prometheus scrapes, so they are right in every process, also in one that holds no lock.
 """
 
 from collections import Counter as Count
@@ -24,7 +24,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 class NodesCollector(Collector):
-    """What the nodes hold and whether they answer, asked at every scrape; takes about a second at most."""
+    """Held locks and the state of the nodes, read at every scrape; takes about a second at most."""
 
     def describe(self) -> Iterator[Metric]:
         """Return nothing, so that registering the collector makes no network call."""
