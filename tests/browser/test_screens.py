@@ -29,7 +29,7 @@ OVERLAPPING = """() => {
     const boxes = [];
     const style = (e) => getComputedStyle(e);
     const hidden = (e) => e.closest('.visually-hidden, [hidden], option') || style(e).visibility === 'hidden';
-    const frames = new Map();  // what is left of the window within an element and what it is in
+    const frames = new Map();  // how much of the window an element and its parents let through
     const frame = (e) => {
         if (!e) { return {left: -1e6, top: -1e6, right: 1e6, bottom: 1e6}; }
         if (!frames.has(e)) {
