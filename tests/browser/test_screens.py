@@ -66,6 +66,11 @@ OVERLAPPING = """() => {
     return found;
 }"""
 
+# A list of held locks that does not fit into its own frame, and has to be moved there to be read.
+CUT = """() => Array.from(document.querySelectorAll('.model-heldlock .results'))
+    .filter((frame) => frame.scrollWidth > frame.clientWidth + 1)
+    .map((frame) => `${frame.scrollWidth} > ${frame.clientWidth}`)"""
+
 
 def fill(nodes, count: int) -> None:
     """Put locks on all servers: held, without an end, on too few of them, with long names."""
@@ -110,6 +115,7 @@ class Visit:
             self.page.set_viewport_size({"width": width, "height": 800})
             where = (what, scheme, width)
             assert self.page.evaluate("document.documentElement.scrollWidth") <= width, where
+            assert (*where, self.page.evaluate(CUT)) == (*where, [])
             assert (*where, self.page.evaluate(OVERLAPPING)) == (*where, [])
             assert (*where, serious(self.page) if (scheme, width) in audited else []) == (*where, [])
             self._shoot(self.page, f"{what}-{self._state}-{scheme}-{width}", whole=False)
