@@ -121,10 +121,9 @@ class Poll:
 
         An absurd fencing token is noted, and is no token of the lock.
         """
-        filed, sent = self.rows, self._sent
-        for slug, value, left, fence, waiters, waiting in rows:
-            process = process_of(slug)
-            if process:
+        filed, sent, lasting = self.rows, self._sent, self._lasting
+        for slug, value, left, fence, waiters, waiting in rows:  # thousands for a page: calls and copies count here
+            if process := process_of(slug):
                 ago = (
                     math.inf
                     if left is not None and left < 0
@@ -132,18 +131,18 @@ class Poll:
                 )
                 self._heard.setdefault(process, {})[node] = ago
                 continue
-            if left is not None and left >= 0:
+            if left is None:
+                lasting.add(slug)
+            elif left >= 0:
+                lasting.add(slug)
                 left += sent  # at the latest: the node may have answered as soon as it was asked
-            if is_absurd(fence, time):
+            if fence and is_absurd(fence, time):
                 self._absurd.setdefault(slug, set()).add(node)
                 fence = 0
-            row = Row(slug, value, left, fence, waiters, waiting)
-            if _present(row):
-                self._lasting.add(slug)
-            try:
-                filed[slug][node] = row
-            except KeyError:
-                filed[slug] = {node: row}
+            known = filed.get(slug)
+            if known is None:
+                known = filed[slug] = {}
+            known[node] = Row(slug, value, left, fence, waiters, waiting)
 
     def seen(self, slug: str) -> dict[int, Row]:
         """Return what each answering node has under a name; without those that have nothing."""
@@ -226,6 +225,7 @@ class Poll:
     def _judge(self, slug: str, rows: Mapping[int, Row], names: Sequence[str | None], now: float) -> HeldLock | None:
         """Return the lock that the nodes' rows make together; None if no node that answers has it."""
         views, lines, held, waiting = [], [], False, 0
+        seen, mark, about = None, "", ""  # as a rule all nodes have the same value
         for place, name in enumerate(names):
             row = rows.get(place) if name is not None else None
             if name is None:
@@ -234,7 +234,9 @@ class Poll:
                 views.append(View(name, True))
             elif row.left is None or row.left > now:
                 held = True
-                mark, about = read_value(row.value)
+                if row.value != seen:
+                    seen = row.value
+                    mark, about = read_value(seen)
                 views.append(View(name, True, mark, about, row.left and row.left - now, row.fence))
             else:
                 views.append(View(name, True, fence=row.fence))

@@ -196,6 +196,9 @@ def test_find_a_lock_and_look_closer(site, open_page, shoot):
     expect(page.get_by_text("this holder")).to_have_count(5)
     expect(page.get_by_text("Nobody waits.")).to_be_visible()
     shoot(page, "held-lock")
+    page.emulate_media(color_scheme="dark")
+    shoot(page, "held-lock-dark")
+    page.emulate_media(color_scheme="light")
     page.get_by_role("link", name="All held locks").click()
     expect(page.locator("#result_list tbody tr")).to_have_count(4)
     del leases

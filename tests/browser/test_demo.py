@@ -242,7 +242,7 @@ def take_picture(page, demo):
     if wanted := os.environ.get("REDLOCK_SCREENSHOT"):
         customer = page.context.new_page()
         customer.goto(demo.url)
-        page.set_viewport_size({"width": 1440, "height": 560})
+        page.set_viewport_size({"width": 1440, "height": 720})
         page.locator("#toggle-nav-sidebar").click()
         buy(customer)
         page.wait_for_timeout(300)

@@ -56,7 +56,7 @@
         if (at >= 0) { stops()[at]?.focus({preventScroll: true}); }
     }
 
-    // What a screen reader is told of: texts that changed, each with the name of what it is about.
+    // Texts that a screen reader reads out when they change, each with the name of a node, an alias or a lock.
     const spoken = (root) => new Map(Array.from(root.querySelectorAll('[data-say]'), (each) => [
         each.dataset.say, each.textContent.trim().replace(/\s+/g, ' '),
     ]));
