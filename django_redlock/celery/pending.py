@@ -24,7 +24,8 @@ begin
 
 While a node is away, the others may have neither one value nor none: the record is *split*. Nobody guesses then. A
 worker needs no more than evidence. It drops a message if any node has a higher number, because a message is sent before
-its number is written. A caller that has to know the record settles it in its turn: it writes the newest value back to a
+its number is written. The first record of a call is written before its message, and it replaces no other
+message. A caller that has to know the record settles it in its turn: it writes the newest value back to a
 quorum, as the readers of a replicated register do, or frees it if its message has begun.
 
 A worker drops a message only on evidence that another one is at least as new: the record has its id and no lower
