@@ -24,7 +24,8 @@ begin
 
 While a node is away, the others may have neither one value nor none: the record is *split*. Nobody guesses then. A
 worker needs no more than evidence. It drops a message if any node has a higher number, because a message is sent before
-its number is written. A caller that has to know the record settles it in its turn: it writes the newest value back to a
+its number is written. The first record of a call is written before its message, and it replaces no other
+message. A caller that has to know the record settles it in its turn: it writes the newest value back to a
 quorum, as the readers of a replicated register do, or frees it if its message has begun.
 
 A worker drops a message only on evidence that another one is at least as new: the record has its id and no lower
@@ -166,13 +167,13 @@ def is_superseded(ticket: Ticket, seen: Seen, began: Seen) -> bool:
         # Of two messages with one number, a split record tells the older one only if it has both.
         if record and record.task_id == ticket.task_id and record.number + known > ticket.number:
             return True
-    own = _began_token(ticket.token)
+    own = began_token(ticket.token)
     return any(note.record and note.record.number >= ticket.number and note.token != own for note in began.sightings)
 
 
 def has_begun(ticket: Ticket, began: Seen) -> bool:
     """Return whether this very message, or a copy of it, has begun a run before."""
-    return bool(began.value) and began.token == _began_token(ticket.token)
+    return bool(began.value) and began.token == began_token(ticket.token)
 
 
 def keep(ticket: Ticket, ttl: float, seen: Seen) -> None:
@@ -207,7 +208,7 @@ def begin(ticket: Ticket, ttl: float, task: str, seen: Seen, began: Seen) -> Non
         raise QuorumUnavailableError(ticket.following, needed=locks[ticket.using].rules.needed)
     label = f"{task[:NAME]} #{UNKNOWN}.{ticket.number}{NOTE}"
     left, older = max((one.left for one in seen.sightings), default=0.0), began.sightings
-    about = (max(ttl, left), _began_token(ticket.token), ticket.task_id, label)
+    about = (max(ttl, left), began_token(ticket.token), ticket.task_id, label)
     take_note(ticket.using, began_name(ticket.task_id), *about, adopt=older[0].token if older else "")
 
 
@@ -221,6 +222,6 @@ def began_name(task_id: str) -> str:
     return f"began:{task_id}"
 
 
-def _began_token(token: str) -> str:
+def began_token(token: str) -> str:
     """Return the token of the note. A node that has cancelled an attempt with the message's own would refuse that."""
     return blake2b(token.encode(), digest_size=16, person=b"redlock began").hexdigest()

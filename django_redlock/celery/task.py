@@ -150,7 +150,7 @@ class SingletonTask(BaseTask[P, R]):
             DuplicateTask: It is a duplicate, and *rules* say to raise.
         """
         done: Any = self.singleton_publish(args, kwargs, **options)
-        skipped = done.result
+        skipped = done.result if isinstance(done, EagerResult) else None  # the project's own class may return another
         if not isinstance(skipped, Skipped):
             return cast(SingletonResult[R], eager_result(done))
         done, holder = eager_result(EagerResult(done.id, None, done.state, name=self.name)), skipped.holder

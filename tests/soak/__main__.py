@@ -19,6 +19,7 @@ from .nemesis import Fleet, Nemesis
 NODES = 3
 CALLS_PER_SECOND = 6
 PATIENCE = 240.0  # seconds for the workers to finish accepted calls, after the last kill
+SHOWN = 5  # skipped calls whose reasons are printed
 LEAST_PATIENCE = 60.0  # before a message counts as lost
 
 
@@ -85,6 +86,8 @@ def judge(book: Any, project: Any, fleet: Fleet, nemesis: Nemesis, minutes: floa
         f"bodies                            {figures.begun} begun, {figures.finished} finished, of {figures.keys} keys"
     )
     print(f"accepted, and skipped by a worker {len(revoked)}")
+    for task in sorted(revoked)[:SHOWN]:
+        print(f"  {task}: {project.work.AsyncResult(task).result}")
     known = len(repeated) - len(in_vain)
     print(f"accepted, and finished twice      {len(repeated)}; {known} because the first was killed at its end")
     print(f"accepted, and lost                {len(unexplained)}")

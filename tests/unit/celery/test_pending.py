@@ -2,6 +2,11 @@
 
 import pytest
 
+from django_redlock.celery.pending import UNKNOWN, began_token, is_superseded, label_of
+from django_redlock.celery.sightings import FREE, Seen
+from django_redlock.celery.slots import NOTE, Ticket
+from django_redlock.core.owner import Owner, encode
+
 
 @pytest.fixture
 def split(make, worker, memory_nodes):
@@ -52,3 +57,72 @@ def test_caller_settles_a_split_record(split, worker):
 
     assert (same.id, same.accepted, last.id) == (pending, False, pending)
     assert ran == ["running", "last"]
+
+
+def seen(number, token="b" * 32, task_id="call", fence=1, note=False):
+    """Return a record of a pending call, or a note that it has begun, as nodes have it."""
+    token = began_token(token) if note else token
+    label = f"shop.sync #{UNKNOWN}.{number}{NOTE}" if note else label_of("shop.sync", UNKNOWN, number)
+    return Seen(encode(token, Owner("host", 1, "task", label, task_id)), 60.0, 1, fence)
+
+
+def disagreeing(*records):
+    return FREE._replace(split=records)
+
+
+OWN = "a" * 32
+
+
+@pytest.mark.parametrize(
+    ("record", "note", "superseded"),
+    [
+        (FREE, FREE, False),
+        (seen(2, OWN), FREE, False),
+        (seen(3), FREE, True),
+        (seen(2), FREE, True),  # of two messages with one number, the one that the record names counts
+        (seen(1), FREE, False),
+        (seen(3, task_id="other"), FREE, False),
+        (disagreeing(seen(3)), FREE, True),
+        (disagreeing(seen(2)), FREE, False),  # it may be what is left of a caller that failed
+        (disagreeing(seen(2, fence=9), seen(2, OWN)), FREE, True),
+        (disagreeing(seen(2, OWN, fence=9), seen(2)), FREE, False),
+        (disagreeing(seen(3, task_id="other"), seen(2, OWN)), FREE, False),
+        (disagreeing(seen(2, OWN)), seen(3, note=True), True),  # a node that was away has kept the record
+        (FREE, seen(2, note=True), True),
+        (FREE, disagreeing(seen(3, note=True)), True),
+        (FREE, seen(2, OWN, note=True), False),  # its own run, or that of a copy
+        (FREE, seen(1, note=True), False),
+    ],
+)
+def test_evidence_against_a_message(record, note, superseded):
+    """
+    A message is dropped only on evidence of another message that is at least as new, on one node or on many. C96
+    """
+    ticket = Ticket("name", "default", "call", OWN, number=2)
+
+    assert is_superseded(ticket, record, note) is superseded
+
+
+def test_leavings_of_another_call_keep_no_message_from_its_run(make, worker, memory_nodes):
+    """
+    A node that was away keeps the record of an earlier call. The message of the next call frees its own and runs. C96
+    """
+    first, _, third = memory_nodes
+    ran = []
+
+    def body(self, shop_id):
+        ran.append(self.request.args[1])
+        if self.request.args[1].startswith("running"):
+            sync.apply_async((7, f"after {self.request.args[1]}"))
+
+    sync = make(body, on_duplicate="rerun")
+    sync.apply_async((7, "running 1"))
+    worker.run()
+    third.down = True
+    worker.run_all()  # frees the record on two nodes
+    sync.apply_async((7, "running 2"))
+    worker.run()
+    third.down, first.down = False, True
+
+    assert worker.run_all() == ["SUCCESS"]  # it is not put back
+    assert ran == ["running 1", "after running 1", "running 2", "after running 2"]
