@@ -18,9 +18,10 @@ from . import signals
 from .conf import DEFAULT_ALIAS, aliases, read_alias
 from .core.names import check_names
 from .core.rules import UNSET, Rules, Wait, check_label, check_wait, seconds
+from .core.wanted import check_limit
 from .engine.holdings import caller_frame
 from .engine.lock import Description, IfTaken, Lock
-from .engine.manager import LockManager, check_limit
+from .engine.manager import LockManager
 from .engine.mistakes import explained
 from .engine.surroundings import Released, Surroundings
 

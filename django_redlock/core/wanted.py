@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from . import owner as owners
 
+MAX_LIMIT = 1000  # holders of one lock at once
+
 
 class Wanted(NamedTuple):
     """
@@ -40,3 +42,17 @@ class Wanted(NamedTuple):
     heartbeat: float | None = None
     max_hold: float | None = None
     strict: bool = False
+
+
+def check_limit(limit: int, names: tuple[str, ...], shared: bool) -> None:
+    """
+    Raise ValueError unless *limit* holders can have the lock at once.
+
+    Raises:
+        ValueError: It is no whole number from 1 to 1000, or is combined with several names or with *shared*.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
+        raise ValueError(f"limit must be a whole number from 1 to {MAX_LIMIT}, not {limit!r}.")
+    if limit > 1 and (shared or len(names) > 1):
+        other = "shared=True" if shared else "several names"
+        raise ValueError(f"limit={limit} and {other} cannot be combined; take two locks.")

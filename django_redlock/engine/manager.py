@@ -24,15 +24,14 @@ from ..core.cleanup import cleanup
 from ..core.hold import BATCH, Hold, batches, release_outcome, renewal
 from ..core.names import check_names, named, slug
 from ..core.outcome import Outcome
-from ..core.owner import HolderKind, Owner, decode
+from ..core.owner import HolderKind, Owner
 from ..core.replies import ANSWERS, Reply
 from ..core.requests import Instant, Release
 from ..core.round import Round
 from ..core.rules import MIN_TTL, UNSET, Rules, Wait, check_label, check_wait, seconds
 from ..core.surveying import SurveyOptions, survey_round
 from ..core.tokens import HighestToken
-from ..core.wanted import Wanted
-from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..core.wanted import Wanted, check_limit
 from ..nodes import Node
 from ..nodes.clock import steady
 from ..nodes.threads import exiting
@@ -44,6 +43,7 @@ from .lock import Description, IfTaken, Lock
 from .mistakes import explained
 from .notifications import AsyncNotifications, Notifications
 from .process import process
+from .refused import error_of, explain_waiting
 from .renewal import loop_watchdog, watchdog
 from .surroundings import Surroundings
 
@@ -51,8 +51,6 @@ Notify = Callable[..., None]
 
 log = logging.getLogger("django_redlock")
 _HOST = socket.gethostname()
-
-MAX_LIMIT = 1000
 
 
 def fresh_nonce() -> str:
@@ -370,7 +368,7 @@ class LockManager:
                 if not isinstance(step, Pause):
                     self.ask(step)
                 elif acquisition.waiter.name:
-                    self._explain(acquisition, step)
+                    explain_waiting(self.nodes, acquisition, step)
                     waiting()
                     notifications.wait(acquisition.waiter, step.seconds, step.told)
                 else:
@@ -406,7 +404,7 @@ class LockManager:
                 if not isinstance(step, Pause):
                     await self.aask(step)
                 elif acquisition.waiter.name:
-                    self._explain(acquisition, step)
+                    explain_waiting(self.nodes, acquisition, step)
                     waiting()
                     await notifications.wait(acquisition.waiter, step.seconds, step.told)
                 else:
@@ -483,17 +481,6 @@ class LockManager:
             lease.abandon()
             raise
 
-    def _explain(self, acquisition: Acquisition, pause: Pause) -> None:
-        """Say once why somebody waits for nodes rather than for another holder."""
-        if pause.silent and not acquisition.explained:
-            acquisition.explained = True
-            said = ", ".join(f"{self.nodes[node].name}: {reply}" for node, reply in sorted(pause.silent.items()))
-            log.warning(
-                "waiting for a quorum: %s",
-                said,
-                extra={"event": "no_quorum", "lock": named(acquisition.wanted.names)},
-            )
-
     def _ttl(self, ttl: float | None, detached: bool) -> float:
         if ttl is None:
             return self.rules.ttl
@@ -508,21 +495,10 @@ class LockManager:
             QuorumUnavailableError: Too few nodes answered.
         """
         if isinstance(outcome, GaveUp):
-            error = self._error(wanted, outcome)
+            error = error_of(self.nodes, self.rules, wanted, outcome)
             self.notify("lock_taken", name=error.name, error=error)
             raise error
         return Hold(wanted, outcome, self.rules, self._highest)
-
-    def _error(self, wanted: Wanted, outcome: GaveUp) -> LockTakenError | QuorumUnavailableError:
-        name = named(wanted.names)
-        said = {node.name: str(outcome.replies.get(number, "not waited for")) for number, node in enumerate(self.nodes)}
-        if not outcome.taken:
-            return QuorumUnavailableError(
-                name, outcome.waited, outcome.attempts, said, self.rules.needed, outcome.misconfigured
-            )
-        holder = decode(outcome.holder)
-        about, queued = holder._asdict() if holder else None, outcome.queued
-        return LockTakenError(name, outcome.waited, outcome.attempts, said, outcome.retry_after, about, queued)
 
     def _report(self, event: str, **about: Any) -> None:
         self.notify(event, **about)  # which may be another function by now
@@ -544,17 +520,3 @@ def _close_all() -> None:
 def takeover(wanted: Wanted, outcome: Granted | GaveUp) -> Round | None:
     """Return the round that took the lock over from another holder; None if nothing was taken over."""
     return outcome.rounds[0] if wanted.adopt and isinstance(outcome, Granted) else None
-
-
-def check_limit(limit: int, names: tuple[str, ...], shared: bool) -> None:
-    """
-    Raise ValueError unless *limit* holders can have the lock at once.
-
-    Raises:
-        ValueError: It is no whole number from 1 to 1000, or is combined with several names or with *shared*.
-    """
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
-        raise ValueError(f"limit must be a whole number from 1 to {MAX_LIMIT}, not {limit!r}.")
-    if limit > 1 and (shared or len(names) > 1):
-        other = "shared=True" if shared else "several names"
-        raise ValueError(f"limit={limit} and {other} cannot be combined; take two locks.")

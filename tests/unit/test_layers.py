@@ -32,7 +32,7 @@ EDGE = len(FLOORS)  # everything else: admin, views, celery, checks, ...
 BELOW_DJANGO = {"exceptions", "core", "nodes", "engine"}
 
 # The nodes that are Django's databases.
-OF_DJANGO = {"nodes/database/node.py", "nodes/database/vendors.py", "nodes/database/table.py"}
+OF_DJANGO = {f"nodes/database/{name}.py" for name in ("node", "table", "vendors")}
 
 # The core decides. What it would do with these is the business of those who call it.
 NOT_IN_CORE = {
@@ -68,10 +68,9 @@ LONG_FILES = {
     "celery/arrival.py": 508,
     "compat.py": 499,
     "engine/lease.py": 522,
-    "engine/manager.py": 553,
+    "engine/manager.py": 522,
     "fencing.py": 405,
     "inventory/doctor.py": 480,
-    "nodes/database/node.py": 530,
     "nodes/database/table.py": 420,
 }
 
@@ -82,7 +81,7 @@ LONG_CLASSES = {
     "compat.py BaseLock": 259,
     "engine/lease.py Lease": 449,
     "engine/lock.py Lock": 275,
-    "engine/manager.py LockManager": 449,
+    "engine/manager.py LockManager": 434,
     "engine/rounds.py Gather": 293,
 }
 
