@@ -1,4 +1,4 @@
-"""What the caller of an acquisition asks for (internal)."""
+"""The request of a caller that acquires a lock (internal)."""
 
 from typing import NamedTuple
 
@@ -9,23 +9,23 @@ MAX_LIMIT = 1000  # holders of one lock at once
 
 class Wanted(NamedTuple):
     """
-    What a caller asks for.
+    The lock that a caller wants, and how.
 
     Args:
         names: The names to lock, sorted.
         ttl: Length of the lease, in seconds.
         wait: How long to try, in seconds; 0 is one attempt, None is for ever.
-        owner: Who will hold it, and for how long.
-        nonce: The token to hold it with; empty draws a fresh one for every attempt. A node that did not answer an
-            attempt in time refuses the same token for one ttl more: it could not tell another attempt from that one.
-        adopt: The token of a holder whose lock may be taken over.
-        strict: Whether it must be taken over, from *adopt* or from an earlier hold with the same *nonce*; a free one is
-            refused like a taken one, of whose holder nothing is known.
-        detached: Whether it is left to itself: neither renewed nor watched.
+        owner: The holder to be, and the length of its lease.
+        nonce: The secret to hold it with; empty draws a fresh one for every attempt. A node that did not answer an
+            attempt in time refuses the same secret for one more ttl, because it cannot tell the two attempts apart.
+        adopt: The secret of a holder whose lock may be taken over.
+        strict: Whether it must be taken over, from *adopt* or from an earlier hold with the same *nonce*; a free
+            lock is refused like a taken one with an unknown holder.
+        detached: Whether it is neither renewed nor watched.
         limit: How many may hold it at once, each with a permit of its own.
         shared: Whether other shared holders may have it too.
-        barge: Whether to ignore those that wait.
-        heartbeat: After how many seconds without a sign of life it is no longer extended; None needs none.
+        barge: Whether to ignore the queue.
+        heartbeat: Seconds without a heartbeat after which it is no longer extended; None needs none.
         max_hold: Longest time that renewal keeps it, in seconds; None is as the rules say.
     """
 
