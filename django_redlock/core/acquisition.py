@@ -134,7 +134,7 @@ class Acquisition:
         return granted
 
     def _try_permits(self) -> Generator[Step, Instant, Granted | None]:
-        """Try the permits of the lock one after another, until it is clear that none is free or the time is over."""
+        """Try the permits of the lock one after another, until none can be free or the time has passed."""
         permits = self._permits()
         asked = len(permits) <= FEW_PERMITS
         while permits:

@@ -1,8 +1,8 @@
 """
 The value of a lock's key: the holder's nonce and, for people, who holds it.
 
-Whoever knows the nonce can extend and release the lock, so no part of it is ever shown. The rest is a small JSON object
-that the admin and ``redis-cli`` can read. It holds nothing secret.
+A process that knows the nonce can extend and release the lock, so no part of the nonce is ever shown. The rest is a
+small JSON object that the admin and ``redis-cli`` can read. It holds nothing secret.
 """
 
 import json

@@ -78,7 +78,7 @@ class Verdict:
 
     @property
     def silent(self) -> Mapping[int, Reply]:
-        """The replies without an answer, if there are so many that nobody can get the lock; otherwise none."""
+        """The replies without an answer, if they leave too few nodes for a quorum; otherwise none."""
         silent = {node: reply for node, reply in self.replies.items() if reply.kind not in ANSWERS}
         return silent if len(silent) > self._rules.spare else {}
 

@@ -18,11 +18,11 @@ from ..nodes.clock import steady
 log = logging.getLogger("django_redlock")
 
 Keys = tuple[Any, tuple[str, ...], int, bool]
-"""What a lease holds: the manager, the names, how many may hold it, whether it is shared."""
+"""The lock of a lease: the manager, the names, the limit, and whether it is shared."""
 
 
 class Held(Protocol):
-    """What is needed of a :class:`~django_redlock.engine.lease.Lease`."""
+    """The part of a :class:`~django_redlock.engine.lease.Lease` that is used here."""
 
     @property
     def reason(self) -> str | None:
@@ -73,7 +73,7 @@ class Holding(NamedTuple):
 
     Attributes:
         lease: The lease, or None when nobody has it any more.
-        keys: What it holds: the manager, the names, the number of places, whether it is shared.
+        keys: Its lock: the manager, the names, the limit, and whether it is shared.
         where: The line that took it.
         inside: Whether a ``with`` block of the same thread or task holds it, so that it alone can end the hold.
     """
@@ -101,14 +101,14 @@ _task_holdings: "WeakKeyDictionary[asyncio.Task[Any], list[Holding]]" = WeakKeyD
 
 
 def thread_holdings() -> list[Holding]:
-    """Return what the calling thread took, without what has ended since."""
+    """Return the leases that the calling thread took and that have not ended."""
     if held := _thread.held:
         _thread.held = held = [holding for holding in held if holding.goes_on]
     return held
 
 
 def task_holdings() -> list[Holding]:
-    """Return what the running task took, without what has ended since."""
+    """Return the leases that the running task took and that have not ended."""
     task = asyncio.current_task()
     if task is None:
         return []
@@ -117,7 +117,7 @@ def task_holdings() -> list[Holding]:
 
 
 def forget_holdings() -> None:
-    """Forget what the calling thread took: the nodes have forgotten it."""
+    """Forget the leases that the calling thread took, because the nodes have forgotten them."""
     _thread.held = []
 
 

@@ -31,7 +31,7 @@ _thread = _Thread()
 
 def this_thread() -> object:
     """Return what stands for the calling thread, and never for another one."""
-    # Greenlets share the mark if gevent was told of them only after this module had been imported.
+    # Greenlets share the mark if gevent patched threads only after this module had been imported.
     return threading.get_ident(), _thread.mark
 
 
@@ -42,7 +42,7 @@ def this_task() -> object:
 
 
 class Held(Protocol):
-    """What is needed of a :class:`~django_redlock.engine.lease.Lease`."""
+    """The part of a :class:`~django_redlock.engine.lease.Lease` that is used here."""
 
     def abandon(self) -> None:
         """Have it released in the background."""
@@ -112,7 +112,7 @@ class Tie(ref[WayOut]):
         return tie
 
     def take(self) -> Any:
-        """Return the lease, to be released; None if somebody else has taken it."""
+        """Return the lease, to be released; None if another thread has taken it."""
         with suppress(IndexError):
             return self._leases.pop()
         return None
@@ -130,7 +130,7 @@ class Entry:
     Args:
         who: The thread or task.
         lease: What it got.
-        about: What else is to be known when it leaves.
+        about: Data that is needed when it leaves.
     """
 
     __slots__ = ("about", "lease", "over", "tie", "who")
@@ -166,7 +166,7 @@ class Entries:
         return any(not entry.dropped for entry in self._entries.get(who, ()))
 
     def add(self, who: object, lease: Any, way_out: WayOut | None, about: Any = None) -> None:
-        """Note that *who* has entered, and how it will leave if that is known."""
+        """Note that *who* has entered, with its way out if that is known."""
         entry = Entry(who, lease, about)
         if way_out is not None:
             entry.tie = Tie.between(way_out, lease)
@@ -175,13 +175,13 @@ class Entries:
 
     def leaving(self, who: object) -> Entry:
         """
-        Return the entry that *who* is about to leave, and be it that of another.
+        Return the entry that *who* is about to leave, which may be that of another thread or task.
 
         A generator may be closed by another thread or task than the one that entered; so who has not entered leaves
         for the only one that has.
 
         Raises:
-            RuntimeError: That one cannot be told.
+            RuntimeError: Several entries are possible.
         """
         return self._entries[who if who in self._entries else self._only_one()][-1]
 
@@ -202,7 +202,7 @@ class Entries:
                 self.forget(entry)
 
     def dropped(self, who: object) -> list[Any]:
-        """Return what *who* has not released when its ``with`` statements were over, and forget these."""
+        """Return the leases that *who* left unreleased when its ``with`` statements ended, and forget them."""
         found = []
         for entry in self._entries.get(who, ()):
             if entry.dropped:

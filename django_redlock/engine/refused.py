@@ -1,4 +1,4 @@
-"""What callers and operators learn of a lock that is not granted (internal)."""
+"""Errors and log records about locks that are not granted (internal)."""
 
 import logging
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ log = logging.getLogger("django_redlock")
 def error_of(
     nodes: Sequence[Node], rules: Rules, wanted: Wanted, outcome: GaveUp
 ) -> LockTakenError | QuorumUnavailableError:
-    """Return what an acquisition that gave up raises: whether the lock is taken, or nobody can tell."""
+    """Return the error of an acquisition that gave up: the lock is taken, or too few nodes answered."""
     name = named(wanted.names)
     said = {node.name: str(outcome.replies.get(number, "not waited for")) for number, node in enumerate(nodes)}
     if not outcome.taken:

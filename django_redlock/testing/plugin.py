@@ -1,7 +1,7 @@
 """
-Fixtures for pytest, there for whoever has this package installed; each is named ``redlock_...``.
+Fixtures for pytest, for every project that has this package installed; their names begin with ``redlock_``.
 
-``redlock_reset`` applies to every test. Imports come late, because a project's tests of something else load this too.
+``redlock_reset`` applies to every test. Imports come late, because tests that do not use locks load this module, too.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def redlock_reset() -> Iterator[None]:
     """
-    Nodes in memory that are empty when a test begins and when it ends.
+    Empty the nodes in memory when a test begins and when it ends.
 
-    A module, class or ``conftest.py`` that is to keep locks from test to test defines a fixture of this name that does
-    nothing.
+    To keep locks from one test to the next, define a fixture of this name that does nothing in the module, the class or
+    the ``conftest.py``.
     """
     from .reset import reset_locks
 
@@ -31,7 +31,7 @@ def redlock_reset() -> Iterator[None]:
 
 @pytest.fixture
 def redlock_simulation() -> "Iterator[Simulation]":
-    """The locks of the alias ``default`` over three nodes in memory that fail on command, in virtual time."""
+    """Put the alias ``default`` over three nodes in memory that fail on command, in virtual time."""
     from .simulation import Simulation
 
     with Simulation() as simulation:
@@ -48,6 +48,6 @@ def _redlock_servers() -> "Iterator[Servers]":
 
 @pytest.fixture
 def redlock_servers(_redlock_servers: "Servers") -> "Servers":
-    """Five real servers, all running and empty, whatever the last test did to them."""
+    """Start five real servers once, and give them to each test running and empty."""
     _redlock_servers.reset()
     return _redlock_servers

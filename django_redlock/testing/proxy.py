@@ -1,7 +1,7 @@
 """
 Put a bad network between a client and a node.
 
-A :class:`FaultProxy` passes bytes on until it is told to delay them, to hold
+A :class:`FaultProxy` passes bytes on until a test has it delay them, hold
 them back, to lose a reply or to break the connections. TCP neither loses bytes
 from the middle of a stream nor changes their order, and no fault here does:
 what a test sees with it can happen.
@@ -83,7 +83,7 @@ class FaultProxy:
             self._thread.stop()
 
     def delay(self, seconds: float, direction: Direction = "both") -> None:
-        """Let what is sent from now on arrive *seconds* later; with "both", a round trip takes twice that."""
+        """Delay the bytes sent from now on by *seconds*; with "both", a round trip takes twice that."""
         for line in self._lines(direction):
             line.delay = seconds
 
@@ -116,7 +116,7 @@ class FaultProxy:
         self._thread.run(self._reset())
 
     def heal(self) -> None:
-        """End all faults; what was held back arrives now."""
+        """End all faults; bytes that were held back arrive now."""
         for line in self._lines("both"):
             self._thread.run(line.heal())
 

@@ -77,7 +77,7 @@ class Server:
     Used in a ``with`` block it starts on entry; on exit it stops and its files go.
 
     Args:
-        password: What clients must send; in ``url``, never in ``repr()``.
+        password: The password that clients must send; in ``url``, never in ``repr()``.
         args: More arguments for the server, for instance
             ``("--appendonly", "yes", "--appendfsync", "always")`` for one that
             remembers everything when it is killed. As a rule nothing is stored.
@@ -148,7 +148,7 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """End the server in good order, frozen or not; what it was told to store is stored."""
+        """Shut the server down, frozen or not; data that it is set up to store is stored."""
         self._ask_to_stop()
         self._wait_until_gone()
 
@@ -241,7 +241,7 @@ class Server:
 
     def _ask_to_stop(self) -> None:
         if self._process is not None:
-            # Unlike os.kill(), this is no error when the process has ended, be it between the two.
+            # Unlike os.kill(), this is no error when the process has ended, even between the two calls.
             self._process.send_signal(SIGTERM)
             self._process.send_signal(SIGCONT)  # a frozen process acts on nothing else but SIGKILL
 
@@ -303,7 +303,7 @@ class Servers(list[Server]):
 
     def stop(self) -> None:
         """End all in good order, frozen or not."""
-        # All are told before the first is waited for: stopping takes each 0.1 s.
+        # All are signalled before the first is waited for, because each takes 0.1 s to stop.
         for server in self:
             server._ask_to_stop()
         for server in self:

@@ -6,10 +6,10 @@ Lose a lock in your own tests: nodes in memory that fail on command, in virtual 
             with pytest.raises(LockLostError):
                 send_report()
 
-In the ``with`` block the alias has new nodes, and time passes only when it is told to: by :meth:`Simulation.advance`,
-by :meth:`Simulation.pause`, and while somebody waits for a lock. Renewals happen on the way. The code that runs is
-that of production; only the nodes, the clocks and the threads in the background are replaced. At the end it is checked
-that no two holders ever believed to hold the same lock, by their own clocks.
+In the ``with`` block the alias has new nodes, and time passes only in :meth:`Simulation.advance`, in
+:meth:`Simulation.pause`, and while somebody waits for a lock. Renewals happen on the way. The code that runs is
+that of production; only the nodes, the clocks and the threads in the background are replaced. At the end of the block
+it raises an error if two processes ever held the same lock by their own clocks.
 
 An event loop runs in virtual time, too, from its first lock on: ``await asyncio.sleep(60)`` and waiting for a lock
 let time pass at once.
@@ -58,7 +58,7 @@ Action = Callable[[], object]
 
 
 class OverlapError(AssertionError):
-    """Two holders believed to hold one lock at the same time."""
+    """Two processes held one lock at the same time, by their own clocks."""
 
 
 class Simulation:
@@ -73,7 +73,7 @@ class Simulation:
 
     Attributes:
         nodes: The nodes, to be crashed, restarted, silenced, with clocks to step.
-        overlaps: What the check found until now, in words.
+        overlaps: The overlaps found so far, as texts.
     """
 
     def __init__(self, *, nodes: int = 3, using: str = DEFAULT_ALIAS, check: bool = True, **options: Any) -> None:
@@ -138,10 +138,10 @@ class Simulation:
 
     def pause(self, seconds: float) -> None:
         """
-        Have this process stand still, as in a long collection of garbage or in a suspended machine.
+        Pause this process, as a long garbage collection or a suspended machine would.
 
         Time passes for nodes and rivals, and nothing is renewed here. Afterwards the code goes on as if nothing had
-        been, until it asks its lease.
+        happened, until it checks its lease.
         """
         self._main.stopped = True
         try:
@@ -150,7 +150,7 @@ class Simulation:
             self._main.stopped = False
 
     def after(self, seconds: float, action: Action) -> None:
-        """Have *action* called when so much time has passed."""
+        """Call *action* after *seconds*."""
         heapq.heappush(self._events, (self._now + seconds, next(self._count), action))
 
     def idle(self, seconds: float | None) -> bool:
@@ -201,7 +201,7 @@ class Simulation:
 
     def lose(self, name: str) -> Lease:
         """
-        Have this process stand still until its lease is over, and a rival take the lock; returns the rival's lease.
+        Pause this process until its lease has ended and a rival has taken the lock; returns the rival's lease.
 
         Raises:
             LockTakenError: A rival had the lock already, and keeps it.
@@ -234,7 +234,7 @@ class Simulation:
         return next(process for process in self._processes if process.manager is manager)
 
     def _granted(self, who: "Process", lease: Lease) -> None:
-        """Note a new holder, and whoever else believes to be one."""
+        """Note a new holder, and an overlap with every other process that still counts itself as one."""
         for other in self._leases:
             same = set(lease.slots()) & set(other.slots()) and not (lease.shared and other.shared)
             if same and other.hold.remaining(self._now) > 0:

@@ -19,7 +19,7 @@ class Time(Protocol):
         """Return the time, in seconds since some moment."""
 
     def idle(self, seconds: float | None) -> bool:
-        """Go to the next event, at most so many seconds ahead; returns False if there is none and no limit."""
+        """Go to the next event, at most *seconds* ahead; returns False if there is none and no limit."""
 
 
 @contextmanager
