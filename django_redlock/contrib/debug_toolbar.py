@@ -35,7 +35,7 @@ def _note_error(error: Exception, **about: Any) -> None:
 
 
 class LocksPanel(Panel):
-    """Shows each lock that was tried, how long it was waited for, and what came of it."""
+    """Shows each lock that a request tried to take, how long it waited, and the outcome."""
 
     title = gettext_lazy("Locks")
     template = "django_redlock/debug_toolbar.html"

@@ -1,5 +1,5 @@
 """
-What every kind of telemetry says of a lock: by what it is labelled, and how long one waited for it and held it.
+The part that all telemetry shares: the labels of a lock, and how long callers waited for it and held it (internal).
 
 Names of locks hold what they are about, such as an order's number: a label of each would cost a time series each,
 and may be personal. So names are labelled by their *template*.
@@ -26,7 +26,7 @@ UNIQUE = re.compile(r"[0-9a-f]{8}-?[0-9a-f-]{8,}|[0-9a-f]{16,}|\d+", re.IGNORECA
 @lru_cache(maxsize=4096)
 def template(name: str) -> str:
     """
-    Return what stands for a lock's name in labels: ``orders:7`` and ``orders:8`` are both ``orders:*``.
+    Return the label for a lock's name: ``orders:7`` and ``orders:8`` are both ``orders:*``.
 
     The words before the first ``:``, ``/``, ``=`` or blank stay, and the second part if the first is a kind such as
     ``task``. Numbers and identifiers in them become ``N``. A name that begins otherwise, as an address does, is ``*``.
@@ -43,7 +43,7 @@ def template(name: str) -> str:
 
 
 def _ordinary(part: re.Match[str]) -> str:
-    """Return a part of a name if it looks like a word, or what stands for one that does not."""
+    """Return a part of a name if it looks like a word, and ``*`` if it does not."""
     text = part[0]
     return text if text.islower() or text.isupper() or CAMEL.fullmatch(text) else "N"
 
@@ -74,7 +74,7 @@ class Labels:
 @dataclass(frozen=True, slots=True)
 class Listener:
     """
-    What is told of locks; see :func:`listen`.
+    Functions that are called about locks; see :func:`listen`.
 
     Args:
         acquired: Called with alias, lease.
@@ -92,7 +92,7 @@ class Listener:
 
 
 def listen(listener: Listener, uid: str) -> None:
-    """Tell *listener* of every lock of this process from now on; of the same *uid* there is one."""
+    """Call *listener* about every lock of this process from now on; there is one for each *uid*."""
 
     def acquired(sender: Any, lease: Any, **about: Any) -> None:
         listener.acquired(sender.alias, lease)
@@ -123,6 +123,6 @@ def listen(listener: Listener, uid: str) -> None:
 
 
 def unlisten(uid: str) -> None:
-    """Tell the listener of this *uid* no more."""
+    """Stop calling the listener with this *uid*."""
     for name, signal in signals.SIGNALS.items():
         signal.disconnect(dispatch_uid=f"django_redlock.{uid}.{name}")

@@ -28,7 +28,7 @@ class Kind:
     What is known of the locks of one kind; durations are seconds.
 
     Args:
-        template: What their names have in common.
+        template: The common part of their names.
         holds: How often one was held.
         refused: How often somebody gave up.
         lost: How often one was lost.

@@ -1,5 +1,5 @@
 """
-Write down what ended, later and elsewhere.
+Record the holds and waits that ended, later and in another thread (internal).
 """
 
 import atexit
@@ -29,7 +29,7 @@ log = logging.getLogger("django_redlock")
 
 
 class Recorder:
-    """What a process has not written yet, and the thread that writes it; there is none while nothing ends."""
+    """The records that a process has not written yet, and the thread that writes them while there are any."""
 
     def __init__(self) -> None:
         self._start_over()
@@ -38,20 +38,20 @@ class Recorder:
         atexit.register(self.flush)
 
     def _start_over(self) -> None:
-        """In a forked child: what the parent has not written is the parent's."""
+        """Drop the records of the parent, in a forked child."""
         self._rows: deque[dict[str, Any]] = deque(maxlen=MOST)
         self._thread = Background(self._run, self._rows.__len__, "django_redlock history")
         self._pruned = 0.0
 
     def listen(self) -> None:
-        """Note what ends from now on."""
+        """Record holds and waits that end from now on."""
         nothing = lambda *about: None  # noqa: E731
         listen(Listener(nothing, self._gave_up, self._ended, nothing, nothing), UID)
         for signal in _ends_of_children():
             signal.connect(self._at_the_end, weak=False, dispatch_uid=UID)
 
     def stop(self) -> None:
-        """Note nothing more."""
+        """Stop recording."""
         unlisten(UID)
         for signal in _ends_of_children():
             signal.disconnect(dispatch_uid=UID)
@@ -60,7 +60,7 @@ class Recorder:
         self.flush()
 
     def flush(self) -> int:
-        """Write what there is; returns how many rows. Without a database the rows are lost, and nothing else."""
+        """Write the records; returns how many there were. If the database is down, they are lost."""
         from .models import Hold  # only here: Django's apps must be ready
 
         rows = []
@@ -115,7 +115,7 @@ class Recorder:
             try:
                 close_old_connections()
                 self.flush()
-            except Exception:  # whatever it was, what ends next must not start one thread each
+            except Exception:  # whatever it was, later records must not start a thread each
                 log.exception("the history of locks was not written")
         connections.close_all()
 
@@ -130,4 +130,4 @@ def _ends_of_children() -> list[Any]:
 
 
 recorder = Recorder()
-"""The one of this process."""
+"""The recorder of this process."""

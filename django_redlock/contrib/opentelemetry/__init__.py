@@ -19,7 +19,7 @@ NAME = "django_redlock"
 
 
 def install() -> None:
-    """Tell OpenTelemetry of every lock from now on."""
+    """Report every lock to OpenTelemetry from now on."""
     tracer, meter = trace.get_tracer(NAME), metrics.get_meter(NAME)
     waits = meter.create_histogram("redlock.wait", "s", "How long it took to get a lock, or until one gave up.")
     holds = meter.create_histogram("redlock.hold", "s", "How long a lock was held.")
@@ -27,7 +27,7 @@ def install() -> None:
     downs = meter.create_counter("redlock.node.down", description="How often a node stopped answering.")
 
     def span(name: str, seconds: float, about: dict[str, Any], failed: str = "") -> None:
-        """Record what has just ended after so many seconds."""
+        """Record a span that has just ended and lasted for *seconds*."""
         now = time.time_ns()
         begun = tracer.start_span(name, kind=SpanKind.CLIENT, attributes=about, start_time=now - round(seconds * 1e9))
         if failed:
@@ -63,7 +63,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Tell it no more."""
+    """Stop reporting."""
     unlisten(UID)
 
 

@@ -1,7 +1,7 @@
 """
 Metrics for Prometheus: put ``django_redlock.contrib.prometheus`` into ``INSTALLED_APPS``.
 
-What happens is counted in the process where it happens. What is held, and which nodes answer, is asked of the nodes
+Events are counted in the process where they happen. Held locks, and the nodes that answer, are read from the nodes
 when Prometheus scrapes: so it is right in every process, also in one that holds nothing itself.
 """
 
@@ -24,7 +24,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 class NodesCollector(Collector):
-    """What the nodes hold and whether they answer, asked at every scrape; takes about a second at most."""
+    """The held locks and the nodes that answer, read at every scrape; takes about a second at most."""
 
     def describe(self) -> Iterator[Metric]:
         """Return nothing, so that no node is asked when the collector is registered."""

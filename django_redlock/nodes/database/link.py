@@ -22,7 +22,7 @@ from .worker import DatabaseWorker, Job
 
 
 class DatabaseLink:
-    """A process's way to its worker, for one thread at a time."""
+    """A link to a database, used by one thread at a time."""
 
     def __init__(self, worker: DatabaseWorker, greeting: Greeting) -> None:
         self.greeting = greeting
@@ -50,7 +50,7 @@ class DatabaseLink:
 
     def _deliver(self, reply: Reply | LinkError) -> None:
         self._replies.append(reply)
-        with self._mutex:  # the number of a closed socket may be another's by now
+        with self._mutex:  # the descriptor of a closed socket may have been given to another one
             if not self._closed:
                 with suppress(BlockingIOError):
                     self._writer.send(b"!")
@@ -81,7 +81,7 @@ class DatabaseLink:
 
 
 class AsyncDatabaseLink:
-    """The same for all tasks of an event loop."""
+    """A link to a database, used by all tasks of an event loop."""
 
     def __init__(self, worker: DatabaseWorker, greeting: Greeting) -> None:
         self.greeting = greeting
@@ -105,7 +105,7 @@ class AsyncDatabaseLink:
         """Send a request; see :class:`~django_redlock.nodes.base.AsyncLink`."""
         if self.broken:
             raise LinkError(Failure.CLOSED)
-        # Each request knows who waits for it: counted off, they would all get each other's after an interruption.
+        # Each request carries its callback. If replies were matched by counting, an interruption would mix them up.
         self._waiting[on_reply] = None
         self._worker.submit(Job(request, partial(self._deliver, on_reply)))
 

@@ -33,7 +33,7 @@ log = logging.getLogger("django_redlock")
 
 
 class Job(NamedTuple):
-    """A request, and who gets the reply or hears that there will be none."""
+    """A request, and the function that gets the reply, or the error if there will be none."""
 
     request: Request
     deliver: Callable[[Reply | LinkError], None]
@@ -43,13 +43,13 @@ class DatabaseWorker:
     """
     Carries out the requests of a process at one database, in the order in which they come, in a thread of its own.
 
-    It ends when its last link is closed, or when it cannot know what the database did.
+    It ends when its last link is closed, or when the outcome of a request at the database is unknown.
     """
 
     def __init__(self, table: LockTable, file: str) -> None:
         self.ended = False
         self._file = file
-        self._begun = threading.Lock()  # held from its beginning on, for good
+        self._begun = threading.Lock()  # held from the start of its thread on
         self._opened = new_event()
         self._greeting: Greeting | LinkError = LinkError(Failure.TIMEOUT)
         self._on_open: deque[Callable[[], object]] = deque()
@@ -59,7 +59,7 @@ class DatabaseWorker:
         self._table = table
         self._inbox: SimpleQueue[Job | None] = SimpleQueue()
         self._mutex = threading.Lock()
-        self._at_work = threading.RLock()  # knows whose it is, after a pause that was interrupted
+        self._at_work = threading.RLock()  # knows its owner, after a pause that was interrupted
         self._busy_since = float("inf")
         self._links: set[Callable[[LinkError], None]] = set()
 
@@ -75,10 +75,10 @@ class DatabaseWorker:
 
     def start(self) -> None:
         """
-        Have its thread begin; called by all who use it, because the first may have been interrupted.
+        Start its thread; called by every user of it, because the first may have been interrupted.
 
         Raises:
-            LinkError: There can be no thread.
+            LinkError: No thread can be started.
         """
         if not self._begun.locked():
             try:
@@ -88,10 +88,10 @@ class DatabaseWorker:
 
     def greeting(self, timeout: float) -> Greeting:
         """
-        Return what the database said of itself, waiting for so many seconds at most.
+        Return how the database describes itself, waiting for at most *timeout* seconds.
 
         Raises:
-            LinkError: It cannot be used, or has said nothing yet.
+            LinkError: It cannot be used, or has not answered yet.
         """
         self._opened.wait(timeout)
         if isinstance(self._greeting, LinkError):
@@ -99,7 +99,7 @@ class DatabaseWorker:
         return self._greeting
 
     def when_open(self, tell: Callable[[], object]) -> None:
-        """Call *tell*, in any thread, when the database has said something of itself."""
+        """Call *tell*, in any thread, when the database has answered or failed for the first time."""
         self._on_open.append(tell)
         if self._opened.is_set():
             self._tell_open()
@@ -110,7 +110,7 @@ class DatabaseWorker:
                 self._on_open.popleft()()
 
     def attach(self, on_end: Callable[[LinkError], None]) -> None:
-        """Take one more link; *on_end* tells it that there will be no more replies."""
+        """Add a link; *on_end* is called when there will be no more replies."""
         self._refuse_child()
         with self._mutex:
             if self.ended:
@@ -118,7 +118,7 @@ class DatabaseWorker:
             self._links.add(on_end)
 
     def detach(self, on_end: Callable[[LinkError], None]) -> bool:
-        """Forget a link, and end with the last one; returns whether it was that."""
+        """Remove a link, and end with the last one; returns whether it was the last."""
         if self.inherited:
             return False
         with self._mutex:
@@ -132,7 +132,7 @@ class DatabaseWorker:
         return last
 
     def finish(self) -> None:
-        """Wait until what was sent has been carried out; does not wait for a silent server."""
+        """Wait until the requests sent have been carried out; does not wait for a silent server."""
         if threading.get_ident() != self._ident and not exiting() and not self._gone.wait(LAST_REQUEST):
             self._table.abort()
             self._gone.wait(LAST_REQUEST)
@@ -145,7 +145,7 @@ class DatabaseWorker:
         requests are not: a release is delivered again later.
 
         Raises:
-            LinkError: There is nobody any more to do that.
+            LinkError: The worker has ended.
         """
         self._refuse_child()
         if self._file and isinstance(job.request, Acquire) and in_own_transaction(self._file):
@@ -157,7 +157,7 @@ class DatabaseWorker:
             self._inbox.put(job)
 
     def _refuse_child(self) -> None:
-        """Refuse before any lock is touched: a thread that exists in the parent alone may have been holding it."""
+        """Raise before any lock is touched, because a thread that exists only in the parent may hold it."""
         if self.inherited:
             raise LinkError(Failure.CLOSED)
 
@@ -176,7 +176,7 @@ class DatabaseWorker:
                 outcome = self._table.open()
         except LinkError as error:
             outcome = error
-        except Exception as error:  # a driver's own, such as of an option that it does not know
+        except Exception as error:  # a driver's own error, such as for an option that it does not know
             outcome = unusable(error)
         self.ended = isinstance(outcome, LinkError)
         self._greeting = outcome
@@ -189,14 +189,14 @@ class DatabaseWorker:
                     self._do(list(some))
         except LinkError as broken:
             reason = broken
-        except Exception as error:  # whatever it was, those who wait must hear of it
+        except Exception as error:  # whatever it was, the waiting callers must learn of it
             reason = unusable(error)
             log.error("a database as a node cannot be used (%s)", type(error).__name__)
         finally:
             self._end(reason)
 
     def _take(self) -> list[Job]:
-        """Wait for something to do; returns nothing when it is time to end."""
+        """Wait for requests; returns none when it is time to end."""
         try:
             jobs = [self._inbox.get(timeout=None if self._links else UNUSED)]
         except Empty:
@@ -207,7 +207,7 @@ class DatabaseWorker:
             while jobs[-1] is not None and len(jobs) < AT_ONCE:
                 jobs.append(self._inbox.get_nowait())
         if jobs[-1] is None:
-            self._inbox.put(None)  # what came before it comes first
+            self._inbox.put(None)  # behind the requests that came before it
         return [job for job in jobs if job]
 
     def _do(self, jobs: Sequence[Job]) -> None:
@@ -243,11 +243,11 @@ class DatabaseWorker:
         for on_end in links:
             on_end(error)
 
-    # A connection must not be carried over a fork: SQLite's locks belong to a process, and what the child says at its
-    # end is said in the parent's name. So it is closed before, and made anew when it is needed.
+    # A connection must not be carried over a fork: SQLite's locks belong to a process, and what the child sends when it
+    # ends would go out over the parent's connection. So it is closed before, and made anew when it is needed.
 
     def pause(self) -> None:
-        """Close the connection and do nothing until :meth:`resume`; a silent server is not waited for."""
+        """Close the connection and stop until :meth:`resume`; does not wait for a silent server."""
         if not self._at_work.acquire(timeout=LAST_REQUEST):
             self._table.abort()
             if not self._at_work.acquire(timeout=LAST_REQUEST):
@@ -255,8 +255,8 @@ class DatabaseWorker:
         self._table.close()
 
     def resume(self) -> None:
-        """Go on."""
-        with suppress(RuntimeError):  # it is not this thread's
+        """Go on after :meth:`pause`."""
+        with suppress(RuntimeError):  # this thread does not hold it
             self._at_work.release()
 
 
