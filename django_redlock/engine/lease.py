@@ -71,13 +71,7 @@ class Lease:
     ended.
     """
 
-    def __init__(
-        self,
-        manager: Manager,
-        hold: Hold,
-        renew: bool,
-        takeover: Round | None = None,
-    ) -> None:
+    def __init__(self, manager: Manager, hold: Hold, renew: bool, takeover: Round | None = None) -> None:
         self._manager = manager
         self.hold = hold
         self._renew = renew
@@ -238,8 +232,7 @@ class Lease:
         Blocking code notices a connection that broke with the release in flight when it uses the nodes again.
 
         Args:
-            wait: Whether to wait for the nodes' answers. If False, the release is only sent, and the outcome is
-                ``unknown``.
+            wait: Whether to wait for the nodes' answers; if False, the outcome is ``unknown``.
         """
         if exiting():
             return Outcome.UNKNOWN  # the key ends with its ttl; to connect or to wait would have the interpreter hang

@@ -1,9 +1,7 @@
 """
-The locks of one alias, blocking and asyncio.
+The locks of one alias, blocking and asyncio: the decisions of :mod:`django_redlock.core`, carried out.
 
-A :class:`LockManager` carries out the decisions of :mod:`django_redlock.core`. It owns the nodes and connections of one
-alias. Its public methods are ``lock``, ``release``, ``extend``, ``aextend``, ``close`` and ``aclose``; everything else
-is internal.
+Public in a :class:`LockManager` are ``lock``, ``release``, ``extend``, ``aextend``, ``close`` and ``aclose``.
 """
 
 import asyncio

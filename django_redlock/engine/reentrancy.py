@@ -217,8 +217,8 @@ class Entries:
         if not inside:
             raise RuntimeError(f"Lock {named(self._names)!r} is not entered: there is nothing to leave.")
         raise RuntimeError(
-            f"Lock {named(self._names)!r} is not entered here, but in {len(inside)} other tasks or threads, and it "
-            "cannot be told which of them to leave for. Leave it where it was entered, or make a lock for each."
+            f"Lock {named(self._names)!r} is not entered here, but in {len(inside)} other tasks or threads. "
+            "Leave it where it was entered, or make a lock for each."
         )
 
 

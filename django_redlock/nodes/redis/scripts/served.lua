@@ -9,7 +9,7 @@ local now = clock[1] .. string.format('%06d', clock[2])
 local replication = redis.call('INFO', 'replication')
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') or '-'
 local replica = string.match(replication, 'master_replid:(%w+)') or '-'
-local known = redis.pcall('GET', served) -- a key of another type is as good as none
+local known = redis.pcall('GET', served) -- a key of another type counts as none
 known = type(known) == 'string' and known or ''
 local ran, replicated, since = string.match(known, '^(%w+)/(%w+) (%d+)$')
 -- A master gets another replication id in two cases: it was a replica meanwhile, or it has had no replica for an hour.
