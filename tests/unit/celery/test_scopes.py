@@ -232,7 +232,7 @@ def test_node_that_misses_how_a_waiting_slot_becomes_a_held_one(make, worker, me
     """
     It forgets the waiting call as soon as it can be reached, and not after ``queue_ttl``. C101 L38
     """
-    redelivery = locks["default"].redelivery
+    redelivery = locks["default"].driver.redelivery
     monkeypatch.setattr(redelivery._thread, "start", lambda: "")  # below, it is the test that brings what is missed
     task = make(scope="until_executing", hold_for=60)
     task.delay(7)
