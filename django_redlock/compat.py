@@ -2,7 +2,7 @@
 redis-py's ``Lock`` over the nodes of ``REDLOCK``, for code that was written for it.
 
 :class:`Lock` has the arguments, methods and errors of ``redis.lock.Lock``, and :class:`AsyncLock` those of
-``redis.asyncio.lock.Lock`` (both of redis-py 8.1). What they do differently, and why, is listed in the docs. New code
+``redis.asyncio.lock.Lock`` (both of redis-py 8.1). The documentation lists the differences and the reasons. New code
 is better off with :func:`django_redlock.lock`.
 
 All that the two do is written once, as coroutines of :class:`BaseLock`. Those of a :class:`Lock` call what blocks, so
@@ -88,7 +88,7 @@ def check_timeout(timeout: float | None) -> float | None:
 
 
 class BaseLock:
-    """What both locks are: all but the methods to call."""
+    """The common part of both locks: everything but the public methods."""
 
     _flavour: Flavour
     _own_slot: type[Slot]
@@ -107,7 +107,7 @@ class BaseLock:
         using: str = DEFAULT_ALIAS,
     ) -> None:
         """
-        Describe a lock; asks no node until it is acquired.
+        Describe a lock; makes no network call until it is acquired.
 
         Args:
             redis: Ignored, so None will do: the nodes are those of ``REDLOCK[using]``.
@@ -217,7 +217,7 @@ class BaseLock:
         return hold.lease.valid() and against <= self._manager.rules.spare
 
     def _longer(self, to_do: str, additional: float | None, from_now: bool) -> Coroutine[Any, Any, Literal[True]]:
-        """Check what can be checked at once, and return what makes the lock longer."""
+        """Check the arguments, and return the coroutine that extends the lock."""
         slot = self.local.mine()
         hold = self._held(slot, to_do)
         if self.timeout is None:
@@ -246,14 +246,14 @@ class BaseLock:
             self._not_owned("extend", EndReason.SUPERSEDED)
         return True
 
-    # What is asked of the engine
+    # Calls of the engine
 
     @property
     def _manager(self) -> LockManager:
         return locks[self.using]
 
     def _wait(self, blocking: bool | None, blocking_timeout: float | None) -> float | None:
-        """Return how long to try in the words of the engine."""
+        """Return *blocking* and *blocking_timeout* as seconds to wait."""
         if not (self.blocking if blocking is None else blocking):
             return 0.0
         timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
@@ -262,7 +262,7 @@ class BaseLock:
         return max(0.0, number("blocking_timeout", timeout))
 
     async def _take(self, slot: Slot, length: float | None, token: bytes | None, **wanted: Any) -> bool:
-        """Acquire the lock for so many seconds, or until it is released; returns whether it was to be had."""
+        """Acquire the lock for *length* seconds, None until its release; returns whether it is held now."""
         manager, rules = self._manager, self._manager.rules
         ttl = None if length is None else piece(length, rules)
         ref = "" if token is None else reference(token)
@@ -276,14 +276,14 @@ class BaseLock:
         return True
 
     async def _survey(self) -> tuple[list[Row], dict[str, str]]:
-        """Return the key as each node has it that answered, and what all of them said, by name."""
+        """Return the key on each node that answered, and the replies of all nodes by name."""
         manager = self._manager
         replies = await self._flavour.call(manager.survey, manager.asurvey, slugs=(slug(self._key),))
         rows = [reply.rows[0] for reply in replies.values() if reply.kind is Kind.LISTED and reply.rows]
         return rows, {node.name: str(replies.get(place, "timeout")) for place, node in enumerate(manager.nodes)}
 
     async def _look(self) -> list[Found]:
-        """Return who has a quorum, or may have one with the nodes that did not answer."""
+        """Return the holders that have a quorum, or may have one with the nodes that did not answer."""
         rows, said = await self._survey()
         rules = self._manager.rules
         silent = rules.nodes - len(rows)
@@ -296,7 +296,7 @@ class BaseLock:
         return next((found for found in await self._look() if found.stands_for(token)), None)
 
     async def _remove(self, nonce: str) -> Round:
-        """Release a lock by its nonce; a holder that still renews it is refused, and so told."""
+        """Release a lock by its nonce; a holder that still renews it is refused then, and notices the loss."""
         manager, rules = self._manager, self._manager.rules
         request = Release((slug(self._key),), nonce, tombstone=rules.guard, shared=nonce == SHARED)
         round = Round(
@@ -308,10 +308,10 @@ class BaseLock:
         await self._flavour.call(manager.ask, manager.aask, round)
         return round
 
-    # What is said when it is not as it should be
+    # Errors
 
     def _held(self, slot: Slot, to_do: str) -> Hold:
-        """Return what is held here, or raise that nothing is."""
+        """Return the hold of this slot, or raise LockError if there is none."""
         if slot.hold is None:
             raise LockError(f"cannot {to_do} a lock that is not held here", self._key)
         return slot.hold
@@ -378,7 +378,7 @@ class Lock(BaseLock):
             sleep: Ignored: the engine chooses its pauses.
             blocking: Whether to wait for another holder; None is as the lock was made.
             blocking_timeout: How long to wait, in seconds; None is as the lock was made.
-            token: What identifies this hold in ``local.token``; None draws it at random.
+            token: The identifier of this hold in ``local.token``; None draws it at random.
 
         Raises:
             QuorumUnavailableError: Too few nodes answered to say whether the lock is free.
@@ -387,7 +387,7 @@ class Lock(BaseLock):
 
     def release(self) -> None:
         """
-        Give the lock up.
+        Release the lock.
 
         Raises:
             LockNotOwnedError: It was held and is no longer.
@@ -397,11 +397,11 @@ class Lock(BaseLock):
 
     def reset(self) -> None:
         """
-        Take the lock away from whoever holds it, as an operator does; use it with care.
+        Take the lock away from its holder, as an operator does; use it with care.
 
-        redis-py has no such method; python-redis-lock has. The holder is not stopped: it is told at its next renewal
-        or extension, and until then works beside the next one. Only what was acquired before the call is released.
-        Sends the signal ``lock_forced``.
+        redis-py has no such method; python-redis-lock has. The holder is not stopped: it learns of it at its next
+        renewal or extension, and until then works beside the next one. Only what was acquired before the call is
+        released. Sends the signal ``lock_forced``.
 
         Raises:
             QuorumUnavailableError: Too few nodes answered; the lock may still be held.

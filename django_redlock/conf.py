@@ -241,7 +241,7 @@ def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:
 
 
 def _node_options(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what redis-py is told beside the URL."""
+    """Return the options for redis-py that are not in the URL."""
     options = entry.get("OPTIONS", {})
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
         raise InvalidRedlockError(

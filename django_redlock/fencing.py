@@ -43,8 +43,8 @@ ATTEMPTS = 3  # to find a row that was just created; only somebody who deletes r
 BATCH = 500  # rows in one statement: SQLite takes 999 values, older versions no more
 LONGEST_PAUSE = 1.0  # seconds between two runs of a section that ran into another
 
-# What says that a transaction ran into another and may be run again: PostgreSQL's SQLSTATE, the numbers of MySQL and
-# MariaDB (deadlock; row changed since the snapshot), SQLite's BUSY and LOCKED.
+# The errors of a transaction that ran into another one and may be run again: PostgreSQL's SQLSTATE, the numbers of
+# MySQL and MariaDB (deadlock; row changed since the snapshot), SQLite's BUSY and LOCKED.
 CONFLICT_STATES = {"40001", "40P01"}
 CONFLICT_NUMBERS = {1213, 1020}
 CONFLICT_CODES = {5, 6}

@@ -18,9 +18,10 @@ from . import signals
 from .conf import DEFAULT_ALIAS, aliases, read_alias
 from .core.names import check_names
 from .core.rules import UNSET, Rules, Wait, check_label, check_wait, seconds
+from .core.wanted import check_limit
 from .engine.holdings import caller_frame
 from .engine.lock import Description, IfTaken, Lock
-from .engine.manager import LockManager, check_limit
+from .engine.manager import LockManager
 from .engine.mistakes import explained
 from .engine.surroundings import Released, Surroundings
 
@@ -89,7 +90,7 @@ class RedlockHandler:
 
 
 class DjangoSurroundings(Surroundings):
-    """What Django knows of the calling thread: its event loop, and its transactions."""
+    """The event loop and the transactions of the calling thread, as Django knows them."""
 
     @async_unsafe(
         "This would block the event loop. Write 'async with lock(...)', 'await lock(...).aacquire()', or decorate a "
@@ -116,7 +117,7 @@ class DjangoSurroundings(Surroundings):
         warnings.warn_explicit(message, RuntimeWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)
 
     def keep(self, lease: Released) -> bool:
-        """Have *lease* released when the last of the open transactions was committed or rolled back."""
+        """Have *lease* released when the last of the open transactions is committed or rolled back."""
         open_ones = open_transactions()
         if open_ones:
             release = ReleaseAfterTransactions(lease, len(open_ones))
@@ -198,24 +199,25 @@ def lock(
         name: What to lock, or several names to lock all or none of.
         ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``, 30 by default.
         wait: How long to try in seconds; 0 is one attempt, None is for ever. Not passed, it is ``OPTIONS["wait"]``,
-            None by default. Votes that were split between contenders, so that nobody has the lock, are repeated for
-            one node timeout.
+            None by default. If the vote is split between contenders, so that nobody has the lock, the attempt
+            is repeated for one node timeout.
         using: Alias in ``REDLOCK``.
         renew: Whether to extend the lease while it is held; None is ``OPTIONS["renew"]``, True by default.
-        label: What the holder is doing, for the people who look at held locks; never put a secret here.
-        limit: How many may hold it at once, at most 1000; everybody must say the same number.
-        shared: Whether other shared holders may have it too; an exclusive one, who says nothing, may not.
-        reentrant: Whether the thread or task that has it may take it again, without asking any node.
-        barge: Whether to take it, if it is free, before those that wait for it.
-        heartbeat: After how many seconds without ``lease.heartbeat()`` it is no longer extended, for work that may hang
+        label: The holder's work, for people who look at held locks; never put a secret here.
+        limit: How many callers may hold it at once, from 1 to 1000; all of them must pass the same number.
+        shared: Whether other shared holders may hold it at the same time. Without it a holder is exclusive.
+        reentrant: Whether the thread or task that holds it may take it again, without a network call.
+        barge: Whether to ignore the queue and take the lock at once if it is free.
+        heartbeat: Seconds without ``lease.heartbeat()`` after which it is no longer extended, for work that may hang
             while its process lives; None needs none.
-        max_hold: Longest time that renewal keeps it, in seconds; None is ``OPTIONS["max_hold"]``, an hour by default.
+        max_hold: The longest time for which it is renewed, in seconds; None is ``OPTIONS["max_hold"]``, an hour by
+            default.
         cancel_on_lost: Whether to cancel the body of ``async with`` when the lock is lost; the block then raises
             LockLostError.
         on_commit: Whether a ``with`` block inside a transaction keeps the lock until the transaction was committed or
             rolled back; outside of one it makes no difference. Not with ``async with`` or ``acquire()``.
-        if_taken: What a decorated function does when the lock is taken: ``raise`` raises LockTakenError; ``skip``
-            returns None, after one attempt unless *wait* says for how long to try.
+        if_taken: Whether a decorated function raises LockTakenError when the lock is taken (``raise``) or returns None
+            (``skip``). With ``skip`` it makes one attempt unless *wait* is passed.
 
     Raises:
         TypeError: A name is not a string.

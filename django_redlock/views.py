@@ -38,7 +38,7 @@ def locked_view(
     A request that finds the lock taken is answered with 409 Conflict, one for which too few nodes answer with 503
     Service Unavailable, both with ``Retry-After``: an HTML page (``django_redlock/busy.html``), or problem details
     (RFC 9457) for clients that prefer JSON. Decorates functions, coroutine functions and classes of views; a class of
-    Django REST framework is locked when it knows who asks and that they may.
+    Django REST framework is locked after authentication and permissions.
 
     Under ``ATOMIC_REQUESTS`` the lock is released after the commit. A streaming response keeps it until it is closed.
 
@@ -57,7 +57,7 @@ def locked_view(
 
     Raises:
         ImproperlyConfigured: The key can never be resolved.
-        TypeError: What is decorated is a class of something else, *methods* is a str, or *on_busy* is no answer.
+        TypeError: The decorated class is not a view, *methods* is a str, or *on_busy* is neither status nor function.
         ValueError: *wait* is not a number of seconds, or *on_busy* another status.
 
     A request without a value for the key raises ``BadRequest`` (400) when the client left out a header or field, and

@@ -1,5 +1,5 @@
 """
-Acquire a lock: one attempt after the other, until it is held or the time is over (internal).
+Acquire a lock: make one attempt after another until the lock is held or ``wait`` has passed (internal).
 
 Nothing here knows a clock, a network or a thread. A driver carries out the rounds and the pauses, and reports the time
 after each, so the blocking driver, the asyncio driver and the simulation run the same code.
@@ -22,16 +22,16 @@ from .tokens import HighestToken
 from .waiter import Waiter
 from .wanted import Wanted
 
-FEW_PERMITS = 3  # of a lock with several: so many are tried without asking first which are taken
+FEW_PERMITS = 3  # a lock with no more permits than this is tried without asking first which are taken
 
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
     """
-    The lock was not to be had.
+    The acquisition ended without the lock.
 
-    ``taken`` tells a held lock from nodes that could not tell, ``misconfigured`` that they never will. ``queued`` is
-    whether nobody holds it, but others wait for it.
+    ``taken`` is whether another owner has the lock; otherwise too few nodes answered. ``misconfigured`` is whether they
+    cannot answer before servers or settings change. ``queued`` is whether the lock is free but others wait for it.
     """
 
     taken: bool
@@ -49,10 +49,10 @@ Step = Round | Pause
 
 class Acquisition:
     """
-    Try to take a lock until it is held or the time is over.
+    Try to take a lock until it is held or ``wait`` has passed.
 
-    A driver runs :meth:`steps`: it carries out each round or pause and sends back the time. When it is
-    interrupted it sends :meth:`undo`, so that nothing of the attempt under way stays on a node.
+    A driver runs :meth:`steps`: it carries out each round or pause and sends back the time. If the driver is
+    interrupted, it carries out :meth:`undo`, so that no node keeps anything of the attempt under way.
 
     Args:
         wanted: The lock to take.
@@ -113,10 +113,10 @@ class Acquisition:
 
     def undo(self, timeout: float = 0.0) -> Round:
         """
-        Return the release of the attempt under way, and of the place in the queue.
+        Return the round that releases the attempt under way and leaves the queue.
 
         Args:
-            timeout: Seconds to wait for the replies, so that lost connections are made anew; 0 is not at all.
+            timeout: Seconds to wait for the replies, so that lost connections are made anew; 0 does not wait.
         """
         return self._withdrawal(leaving=True, timeout=timeout)
 
@@ -134,7 +134,7 @@ class Acquisition:
         return granted
 
     def _try_permits(self) -> Generator[Step, Instant, Granted | None]:
-        """Make one attempt for each permit of a lock with several, unless that is in vain or takes too long."""
+        """Try the permits of the lock one after another, until none can be free or the time has passed."""
         permits = self._permits()
         asked = len(permits) <= FEW_PERMITS
         while permits:
@@ -143,7 +143,7 @@ class Acquisition:
             if granted is not None:
                 return granted
             verdict = self._attempt.verdict
-            # All permits share one queue: where others wait for it, the next permit is refused for the same reason.
+            # All permits share one queue. Where others wait in it, the next permit is refused for the same reason.
             if verdict.queued or verdict.cut_off or self._overdue():
                 return None
             if not asked:
@@ -153,7 +153,7 @@ class Acquisition:
         return None
 
     def _not_taken(self, permits: list[tuple[str, ...]]) -> Generator[Step, Instant, list[tuple[str, ...]]]:
-        """Return the permits that a quorum may be free in, to try no others: a round for each would take its time."""
+        """Return the permits that may be free on a quorum of the nodes; it takes one round instead of one for each."""
         rules = self._rules
         survey = Survey(tuple(slug for (slug,) in permits))
         round = Round(
@@ -169,29 +169,29 @@ class Acquisition:
         return [(slug,) for (slug,) in permits if taken[slug] <= rules.spare]
 
     def _permits(self) -> list[tuple[str, ...]]:
-        """Return the permits of the lock, from a random one on, so that contenders do not all begin with the first."""
+        """Return the permits of the lock, beginning at random, so that contenders do not all try the first one."""
         limit = self.wanted.limit
         first = int(self._chance() * limit)
         return [(permit_slug(self._queue, (first + number) % limit + 1),) for number in range(limit)]
 
     def _withdraw(self, *, leaving: bool) -> Generator[Step, Instant, None]:
-        """Give back what the attempt got, so that nobody finds it in the way."""
+        """Give back what the attempt was granted, so that it keeps no other caller out."""
         attempt = self._attempt
         if attempt.given_back and not (leaving and self._enrolled):
             return
         round = self._withdrawal(leaving=leaving)
         if round.requests:
             self._at = yield round
-        # Not before, or an interruption would leave what has not been given back to nobody.
+        # Only now: an interruption must find what has not been given back.
         attempt.given_back = True
         if leaving:
             self._enrolled = set()
 
     def _withdrawal(self, *, leaving: bool, timeout: float = 0.0) -> Round:
         """
-        Return the release of the attempt under way, to all nodes that may have executed it.
+        Return the round that releases the attempt under way on all nodes that may have executed it.
 
-        A node that refused, or that was never asked, has nothing of ours but perhaps a place in its queue.
+        A node that refused the attempt, or was never asked, has at most the waiter in its queue.
         """
         attempt, waiter = self._attempt, self.waiter.name if leaving else ""
         nodes = set() if attempt.given_back else attempt.may_hold()
@@ -199,16 +199,16 @@ class Acquisition:
             nodes |= self._enrolled
             nodes |= set() if attempt.given_back else attempt.may_queue()
         release = Release(attempt.slugs, attempt.nonce, 0.0, waiter, self.wanted.shared, self._queue)
-        # A lock that is left alone may last for hours, and each refusal of one would leave a tombstone for as long.
+        # A detached lock may last for hours, and each attempt that fails would leave a tombstone for as long.
         tombstone = min(self.wanted.ttl, self._rules.max_ttl)
-        # An attempt that was given back counts, too: a node that has not answered may execute its request after this
-        # release.
+        # An attempt that was given back counts as well: a node that has not answered may execute its request after
+        # this release.
         undo = cleanup(release, nodes, attempt.unanswered(), tombstone, timeout)
         undo.lasting = self.wanted.ttl
         return undo
 
     def _overdue(self) -> bool:
-        """Tell whether the time has been over for a node timeout."""
+        """Return whether the time has been over for a whole node timeout."""
         left = self._time_left()
         return left is not None and left <= -self._timeout
 
@@ -216,8 +216,8 @@ class Acquisition:
         """
         Return for how much longer to try, in seconds; None is for ever.
 
-        A split vote is nobody's lock. Giving up on it could leave every contender of a burst without one, so it is
-        repeated for one node timeout more.
+        After a split vote nobody has the lock. If all contenders gave up then, none of them would get it; so they
+        repeat the attempt for one node timeout more.
         """
         if self.wanted.wait is None:
             return None

@@ -1,5 +1,5 @@
 """
-Who may vote.
+Decide which nodes may vote (internal).
 
 A node that restarted without its data would vote for a second holder. "Distributed Locks with Redis" asks the
 operator to keep such a node down for one ttl ("Performance, crash recovery and fsync"); here the client does it. A
@@ -10,11 +10,12 @@ replica may have been running for weeks when it is promoted, and an emptied serv
 A replica, a cluster node, the same server twice and a node that may evict keys give no vote either. Requests still go
 to such nodes: their keys keep others out.
 
-Nodes expire keys by their wall clock, so one whose clock ran forward has dropped keys too early. Every reply carries
-the node's time; two kinds of look at it find such a node. Who knows the node sees its clock jump between two replies,
-and gives it no vote until every lease of before has ended. Who has just started compares the nodes with each other:
-one that is far from most of the others gives no vote while that is so, and when its clock is put back, none until every
-lease of before has ended. A step that is undone before a client hears from the node leaves no trace for that client.
+Nodes expire keys by their wall clock, so a node whose clock ran forward has dropped keys too early. Every reply carries
+the node's time, and two checks of it find such a node. A client that knows the node sees its clock jump between two
+replies, and gives it no vote until every earlier lease has ended. A client that has just started compares the nodes
+with each other. A node whose clock is far from most of the others gives no vote while that lasts; once its clock is set
+back, it gives none until every earlier lease has ended. A client cannot notice a step that is undone before it asks the
+node.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,17 +37,18 @@ CLOCK_RATE = 0.001  # seconds by which a clock may gain in a second without havi
 @dataclass(frozen=True, slots=True)
 class Greeting:
     """
-    What a node says of itself on a new connection.
+    How a node describes itself on a new connection.
 
     Args:
-        run_id: Changes with every start; empty when the node does not say.
-        age: Seconds for which the server has certainly kept all locks, by its own clock; None when it does not say.
+        run_id: Changes with every start; empty if the node does not report one.
+        age: Seconds for which the server has certainly kept all locks, by its own clock; None if it does not report
+            that.
         role: ``master`` or something that does not vote.
         mode: ``standalone`` or something that does not vote.
         evicts: Whether it may drop keys when its memory is full.
-        promoted: Changes each time it is made a master again after it was a replica; empty if it never was one, as far
-            as it knows.
-        refused: Why it says nothing of itself, such as ``NOPERM``.
+        promoted: Changes each time it becomes a master after it was a replica; empty if it does not remember having
+            been a replica.
+        refused: Why it does not describe itself, such as ``NOPERM``.
     """
 
     run_id: str = ""
@@ -60,13 +62,14 @@ class Greeting:
 
 class Admission:
     """
-    Which nodes of an alias may vote; shared by all that ask them.
+    The nodes of an alias that may vote; shared by all threads and event loops.
 
     Args:
         rules: The numbers to work with.
         names: The nodes' names, in the order of the settings.
         clock: Returns seconds on the client's steady clock.
-        wall: Returns seconds since the epoch; the client's own clock has a say while few nodes are known.
+        wall: Returns seconds since the epoch; the client's own clock is compared too while fewer than three nodes are
+            known.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class Admission:
         self._doubted: Mapping[int, str] = {}
 
     def greet(self, node: int, greeting: Greeting) -> None:
-        """Take what a node says of itself on a new connection."""
+        """Note how a node describes itself on a new connection."""
         if self._rules.guards_restarts and self._names[node] not in self._rules.durable and not greeting.refused:
             self._quarantine(node, greeting)
         if greeting.run_id:
@@ -113,7 +116,7 @@ class Admission:
                 self._look_at_clock(node, reply.time / 1e6, sent, now)
         if reply.kind not in POSITIVE or not (node in self._quarantined or self._excluded.get(node)):
             return reply
-        # What it said in quarantine does not count because it is read later.
+        # A reply to a request that was sent during the quarantine does not count, even if it is read later.
         if why := self._quarantine_left(node, sent):
             return no_vote(reply, why, votes_in=max(0.0, self._quarantined[node][0] - now))
         if why := self._excluded.get(node, ""):
@@ -153,7 +156,7 @@ class Admission:
             return  # as it was a moment ago
         self._looked[node] = now
         forward, back = least - self._most[node], self._least[node] - most
-        # Not by what the drift of a usual lease allows: the shortest ones allow hardly more than the rounding.
+        # The drift of a usual lease would allow more; the shortest leases allow hardly more than the rounding.
         allowed = EXPIRY_ROUNDING + CLOCK_RATE * since
         if forward > allowed:
             why = f"its clock ran {forward:.3f} s forward"

@@ -37,17 +37,17 @@ class Granted(NamedTuple):
     A won lock.
 
     Args:
-        slugs: The names that are held, as they stand in the keys.
-        nonce: The token to hold it with.
-        value: What the nodes store: the nonce and who holds it.
+        slugs: The names that are held, as written in the keys.
+        nonce: The secret that extends and releases the hold.
+        value: The value that the nodes store: the nonce and a description of the holder.
         token: The fencing token.
         start: When the winning round began, in seconds on the client's steady clock.
-        deadline: When the lease ends, on the same clock.
-        rounds: The rounds of the attempt; some of their replies may still be on their way.
-        leaving: The waiter that leaves the queue with the release; empty if none is in it.
+        deadline: When the lease ends, in seconds on the same clock.
+        rounds: The rounds of the attempt; some of their replies may still be in flight.
+        leaving: The waiter that leaves the queue with the release; empty if it is in none.
         queue: The slug whose queue counts, for a lock with several permits.
-        untouched: The nodes that certainly have nothing of it, neither the lock nor the waiter.
-        waited: How long it took from the first attempt on, in seconds.
+        untouched: The nodes that certainly have neither the lock nor the waiter.
+        waited: Seconds from the first attempt until the lock was held.
     """
 
     slugs: tuple[str, ...]
@@ -65,18 +65,18 @@ class Granted(NamedTuple):
 
 class Attempt:
     """
-    One attempt, with a nonce, and what it may have left on the nodes.
+    One attempt, its nonce, and what it may have left on the nodes.
 
     Args:
         wanted: The lock to take.
-        slugs: The names to take, as they stand in the keys; of a lock with several permits, one permit.
-        nonce: What proves the hold if the attempt succeeds; empty for an attempt that is never made.
+        slugs: The names to take, as written in the keys; for a lock with several permits, one permit.
+        nonce: The secret that proves the hold if the attempt succeeds; empty for an attempt that is never made.
         rules: The numbers to work with.
         highest: The highest tokens seen in this process.
         waiter: The waiter's name in the queues of the nodes; empty does not queue.
 
-    ``enrolled`` are the nodes that have put the waiter in their queue, or may have. ``given_back`` is whether all that
-    the attempt may have got has been released. ``at`` is the time after its last round.
+    ``enrolled`` has the nodes that have put the waiter in their queue, or may have. ``given_back`` is whether
+    everything that the attempt may have been granted has been released. ``at`` is the time after its last round.
     """
 
     __slots__ = (
@@ -109,8 +109,8 @@ class Attempt:
             since: When the first attempt began, which is the waiter's rank in the queues.
             enrolled: The nodes that may have the waiter in their queue since an earlier attempt.
         """
-        # Step 1 of "Distributed Locks with Redis": the time before the first byte is sent. The nodes' keys expire later
-        # than ``start + ttl``, never sooner, however long the request or the reply is on its way.
+        # Step 1 of "Distributed Locks with Redis": the time before the first byte is sent. However long the request or
+        # the reply takes, the nodes' keys expire later than ``start + ttl``, never sooner.
         self.at = at
         start, ttl = at.now, self._wanted.ttl
         value, token = self._value(), max(at.wall, self._above_highest())
@@ -118,7 +118,8 @@ class Attempt:
         if first.count(Kind.ACCEPTED) < self._rules.needed:
             if first.count(*GRANTS) < self._rules.needed:
                 return None
-            # Our clock may be too far ahead for the nodes, who may have forgotten every token: theirs stands in for it.
+            # The client's clock may be too far ahead for the nodes, and they may have forgotten every token. So the
+            # second proposal is the slowest granting node's own time.
             token = max(self._above_highest(), granting_time(first.replies))
             second = yield from self._raise_token(first, token)
             # Only the second round counts. A node that accepted the first number may not have accepted this one, and a
@@ -129,7 +130,7 @@ class Attempt:
         deadline = self._rules.deadline(start, ttl)
         if self.at.now + self._rules.least_validity(ttl) > deadline:
             return None
-        # With a nonce that is not of this attempt alone, a node may have something of an earlier hold.
+        # A nonce that the caller chose may be that of an earlier hold as well, which a node may still have.
         untouched = NO_NODES if self._wanted.nonce else frozenset(first.untouched() - self.enrolled - enrolled)
         rounds, waited = tuple(self.rounds), self.at.now - since.now
         return Granted(
@@ -164,7 +165,7 @@ class Attempt:
         return 0 if is_absurd(highest, self.at.wall) else highest + 1
 
     def _value(self) -> str:
-        """Return what to store. Of shared holders no node knows more than that they are shared."""
+        """Return the value to store; that of a shared lock describes no single holder."""
         if self._wanted.shared:
             return owners.encode(self.nonce, owners.Owner(kind="shared", ttl=self._wanted.ttl))
         return owners.encode_since(self.nonce, self._wanted.owner, self.at.wall / 1e6)
@@ -210,23 +211,23 @@ class Attempt:
             on_late=partial(learn, self._highest, self.slugs),
             patience=PATIENCE if self._waiter else 0.0,
         )
-        # Before the first byte is sent: whoever interrupts the round must find it here, and release it.
+        # Before the first byte is sent: after an interruption the round must be found here and released.
         self.rounds.append(round)
         self.at = yield round
         self._highest.lift(self.slugs, max([reply.fence for reply in round.replies.values()], default=0))
         return round
 
 
-# What a round asks of its replies holds on to nothing of the attempt: a cycle would leave every lock to the garbage
-# collector, which in a large process costs more than the lock.
+# These are functions, not methods of the attempt: a round that referred to its attempt would make a reference cycle,
+# and leave every lock to the garbage collector. In a large process that costs more than the lock.
 
 
 def first_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
     """
-    Tell whether nothing that is still to come could change what to do.
+    Return whether no reply that is still to come can change what happens next.
 
-    A failure is called early only when its reason is certain as well: one holder has a quorum, or more nodes
-    are silent than may be missing, and it is known whether for so many of them waiting is in vain.
+    A failure is certain early only if its reason is: either one holder has a quorum, or more nodes are silent than the
+    quorum allows and it is known whether waiting for them can help.
     """
     accepted = count(replies, Kind.ACCEPTED)
     if accepted >= rules.needed:
@@ -245,10 +246,10 @@ def first_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
 
 
 def second_round_decided(rules: Rules, replies: Mapping[int, Reply]) -> bool:
-    """Tell whether the raised token has a quorum."""
+    """Return whether the raised token has a quorum."""
     return count(replies, Kind.ACCEPTED) >= rules.needed
 
 
 def learn(highest: HighestToken, slugs: tuple[str, ...], reply: Reply) -> None:
-    """Remember the highest token that a node has seen."""
+    """Remember the highest token that a node has accepted."""
     highest.lift(slugs, reply.fence)

@@ -21,12 +21,12 @@ UNTOLD_POLL = 0.05  # seconds for each waiter ahead in the queue, while too few 
 
 class Pause(NamedTuple):
     """
-    Wait before the next attempt, until the waiter is called.
+    Wait before the next attempt, or until a node notifies the waiter.
 
     Args:
-        seconds: For how long, if too few nodes can tell the waiter that its turn has come.
-        told: For how long if a quorum of nodes can.
-        silent: What the nodes said that gave no vote, if that is why there is no lock yet.
+        seconds: How long to wait if too few nodes can notify the waiter of its turn.
+        told: How long to wait, in seconds, if a quorum of nodes can.
+        silent: The replies of nodes that gave no vote, if that is why there is no lock yet.
     """
 
     seconds: float
@@ -52,28 +52,29 @@ class Backoff:
 
     def pause(self, verdict: Verdict, left: float | None) -> Pause:
         """
-        Return the next pause, no longer than the present hold can last.
+        Return the next pause, which is no longer than the present hold can last.
 
         Args:
-            verdict: What came of the last attempt.
-            left: For how many seconds more to try; None is for ever.
+            verdict: What the replies to the last attempt mean.
+            left: Seconds for which to go on trying; None is for ever.
         """
         told = self._poll(verdict.free_in)
         if verdict.split:
-            # The contenders gave back what they had, so one of them wins soon, unless all ask again in lock-step.
+            # The contenders gave back what they had, so one of them wins soon unless all of them ask again in
+            # lock-step.
             seconds = told = self._rules.retry_delay * self._chance()
         elif verdict.last_position >= 0 and not verdict.cut_off and not verdict.lacks_votes:
-            # It is in a queue, so a node will notify it. Until enough nodes can, it asks the sooner, the nearer its
-            # turn is.
+            # It is in a queue, so a node will notify it. As long as too few nodes can, it asks again after a pause that
+            # gets shorter as its turn comes nearer.
             seconds = min(told, UNTOLD_POLL * (verdict.last_position + self._chance()))
         else:
-            # No node will notify it: it is in no queue, or lacks nothing but votes, which no release brings.
+            # No node will notify it: it is in no queue, or it lacks only votes, and no release brings those.
             seconds = told = min(told, self._grow())
         limit = float("inf") if left is None else max(left, 0.0)
         return Pause(min(seconds, limit), min(told, limit), verdict.silent)
 
     def _poll(self, free_in: float | None) -> float:
-        """Return after how many seconds a waiter that is notified asks all the same."""
+        """Return the seconds after which a waiter asks again even if no notification has come."""
         poll = POLL if free_in is None else min(POLL, max(free_in, LEAST_POLL))
         return poll + LEAST_POLL * self._chance()
 

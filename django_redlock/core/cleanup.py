@@ -2,7 +2,7 @@
 The round that ends a hold or an attempt on the nodes (internal).
 
 A release may overtake a request that is still on its way, because that request sits in a buffer or on another
-connection. So a node that has not replied is not only sent the release, but also told to refuse that request later.
+connection. So the release to a node that has not replied also leaves a tombstone there, which refuses that request.
 """
 
 from collections.abc import Collection, Iterable
@@ -26,7 +26,7 @@ def cleanup(
     needed: int | None = None,
 ) -> Round:
     """
-    Return the round that sends *release* to *nodes*; *needed* releases tell the outcome, None waits for all.
+    Return the round that sends *release* to *nodes*; it is decided by *needed* releases, or by all if that is None.
 
     An *unsure* node may execute an earlier request after the release. There the release leaves a tombstone, which
     refuses such requests for *tombstone* seconds.

@@ -1,5 +1,5 @@
 """
-The time a lock is held: its deadline, its extensions, its end.
+One held lock: its deadline, its extensions, its end (internal).
 
 An extension must *complete* before the deadline it extends, and the new deadline counts from the *start* of its
 round. A lease that lapsed is never revived, even if all its keys are still there. The number of extensions and
@@ -62,19 +62,19 @@ class Hold:
         self._queue = granted.queue
         self._renew_at = granted.start + self.ttl / 3
         self._rounds: list[Round] = list(granted.rounds)
-        # Of a nonce that a later hold may have as well, to tell the two from each other.
+        # For a nonce that a later hold may have as well: these rounds tell the two apart.
         self._granting = granted.rounds if wanted.nonce and not wanted.shared else ()
         self._untouched = granted.untouched
         self._numbers = itertools.count()
         self._preparing: set[int] = set()  # extensions that are about to be sent
-        self._shortening: list[Round] = []  # rounds that asked for less time, of which replies are still to come
+        self._shortening: list[Round] = []  # rounds that asked for less time and still lack replies
 
     @property
     def timeout(self) -> float:
-        """How long one round about it waits for its slowest node, in seconds."""
+        """Seconds for which one round about it waits for its slowest node."""
         return self._rules.timeout(self.ttl, len(self._slugs))
 
-    # What the clock alone says
+    # Decided by the clock alone
 
     def remaining(self, now: float) -> float:
         """Return the seconds of validity left, 0 when it ended."""
@@ -88,19 +88,19 @@ class Hold:
         return True
 
     def check(self, now: float) -> bool:
-        """Return whether it is still valid; end it if its time is over."""
+        """Return whether it is still valid; ends it if its deadline has passed."""
         if not self.ended and now >= self.deadline:
             self.end(self._reason_of_lapse(), now)
         return not self.ended
 
     def held(self, now: float) -> float:
-        """Return how long it was held, in seconds."""
+        """Return for how many seconds it has been held, or was until it ended."""
         return (self.ended_at if self.ended else now) - self.since
 
-    # What the fence of a database says and asks
+    # Used by the fence in a database
 
     def seen(self, token: int) -> None:
-        """Note a token that a database has seen: the next proposal goes above it."""
+        """Note a token that a database has seen, so that the next proposal is higher."""
         self._highest.lift(self._slugs, token)
 
     def permit(self) -> str:
@@ -110,11 +110,11 @@ class Hold:
     # Renewal
 
     def beat(self, now: float) -> None:
-        """Note a sign of life of the work, for a lease with a heartbeat."""
+        """Note that the work goes on, for a lease with ``heartbeat=``."""
         self._beat = now
 
     def due(self, renewing: bool) -> float:
-        """Return when to look at it next: at its next extension, or at its deadline."""
+        """Return the time of its next extension if it is renewed, else its deadline; infinity when it ended."""
         if self.ended:
             return float("inf")
         return min(self._renew_at, self.deadline) if renewing and self._may_extend(self._renew_at) else self.deadline
@@ -128,17 +128,19 @@ class Hold:
             ttl: Length of the lease from now on, in seconds; None leaves it as it is.
         """
         number = next(self._numbers)
-        self._preparing.add(number)  # before it is looked whether it ended: see release()
-        self._untouched = frozenset()  # an extension gives a node what it lacks
+        self._preparing.add(number)  # before the check whether it ended: see release()
+        self._untouched = frozenset()  # an extension gives the lock to a node that lacks it
         if not self.check(now) or not self._may_extend(now) or self._silent(now):
             self._preparing.discard(number)
-            # Or it would be due again at once, until its end. Its work may still give a sign of life.
+            # Otherwise it would be due again at once, until its end. Its work may still send a heartbeat.
             self._renew_at = now + self.ttl / 12 if self._may_extend(now) else float("inf")
             return None
         shorten = ttl is not None and now + ttl < self.deadline
         if ttl is not None:
             self.ttl = ttl
-            self.deadline = min(self.deadline, self._rules.deadline(now, ttl))  # already when the request is sent
+            self.deadline = min(
+                self.deadline, self._rules.deadline(now, ttl)
+            )  # from now on: the request may be executed
         self._renew_at = now + self.ttl / 12
         value = counted(self._value, self.extensions + 1)
         return Term(self._slugs, self.nonce, value, self.ttl, self.token, self.shared, shorten, number)
@@ -159,7 +161,7 @@ class Hold:
         """
         Take the outcome of a round; returns whether the lease is longer now.
 
-        A round without a verdict changes nothing: unknown is not lost, and the next one may succeed before the
+        A round without a quorum changes nothing: the lease is not lost, and the next round may succeed before the
         deadline.
 
         Args:
@@ -170,7 +172,7 @@ class Hold:
         """
         terms = round.terms
         ttl = terms[number].ttl
-        # Where a request to shorten it is still on its way, it may be executed after this one.
+        # A request to shorten the lease that is still on its way may be executed after this one.
         unsure = {node for old in self._shortening if old is not round for node in old.unanswered()}
         said = [
             reply.terms[number]
@@ -196,8 +198,9 @@ class Hold:
         """
         Return the round that releases it on all nodes that may have it; *timeout* 0 does not wait for replies.
 
-        Another thread may be about to send an extension. It has said so before it saw that the lease goes on, and we
-        look after we have ended the lease; so either it sends none, or it finds a tombstone on every node.
+        Another thread may be about to send an extension. It notes that before it checks whether the lease goes on, and
+        this is called after the lease has been ended. So either it sends no extension, or the extension finds a
+        tombstone on every node.
         """
         nodes = set(range(self._rules.nodes)) - self._untouched
         unsure = nodes if self._preparing else unanswered(self._rounds)
@@ -209,10 +212,10 @@ class Hold:
 
     def _limit(self, round: Round, releases: Mapping[int, Release]) -> None:
         """
-        Have releases end no later hold with the same nonce, which may have begun when one of them arrives.
+        Keep releases from ending a later hold with the same nonce, which may have begun when one of them arrives.
 
-        A node that granted the hold in spite of a higher fence has said so. Of one that has not answered yet nobody
-        knows; there the release comes behind what it ends, and only one that is brought later is limited.
+        A node that granted the hold in spite of a higher fence reported that fence. A node that has not answered gets
+        this release behind the request that it ends; only a release that is redelivered to it is limited.
         """
         fences = {node: self._fence_on(node) for node in releases}
         limited = {node: release._replace(token=max(self.token, fences[node])) for node, release in releases.items()}
@@ -236,10 +239,10 @@ class Hold:
 
     def _reason_of_refusal(self, refused: Sequence[tuple[Kind, int]]) -> EndReason:
         """
-        Return what the nodes' refusals tell for certain.
+        Return the reason that the refusals prove.
 
-        A later token on so many nodes means that another caller came since. Whether it got the lock, they do not tell.
-        Without one, they have lost or been given other data, or somebody removed the keys.
+        If more nodes than a quorum can spare have a later token, another caller has come since; whether it got the lock
+        is not known. Without such tokens the nodes have lost their data, or somebody removed the keys.
         """
         if any(kind is Kind.REVOKED for kind, _ in refused):
             return EndReason.REVOKED
@@ -261,8 +264,8 @@ def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) ->
     Args:
         terms: At most ``BATCH`` leases.
         rules: The numbers to work with.
-        timeout: Seconds to wait for replies, if the leases last as long.
-        left: Seconds until the first of the leases ends.
+        timeout: Seconds to wait for replies.
+        left: Seconds until the first of the leases ends; the round does not last longer.
     """
 
     def decided(replies: Mapping[int, Reply]) -> bool:
@@ -280,7 +283,7 @@ def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) ->
     request = Extend(tuple(terms), rules.fence_keep)
     requests = dict.fromkeys(range(rules.nodes), request)
     timeout = min(timeout, max(left, 0.001))
-    mending = left > 2 * timeout  # the lease must be seen to be longer before it ends
+    mending = left > 2 * timeout  # the extension must be known before the lease ends
     return Round(requests, decided, timeout, rules.needed, mending=mending)
 
 

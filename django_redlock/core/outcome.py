@@ -1,5 +1,5 @@
 """
-How a hold can end, and what a release can find (internal).
+How a hold can end, and the results of a release (internal).
 
 Members are texts, so that code of users, logs and metrics compare and show them as such. Code of this package compares
 members.
@@ -24,7 +24,7 @@ class EndReason(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What a release found."""
+    """The result of a release."""
 
     RELEASED = "released"  # the lock was held until now
     EXPIRED = "expired"  # it had ended
@@ -34,4 +34,4 @@ class Outcome(StrEnum):
 
 
 LOST = frozenset({Outcome.EXPIRED, Outcome.TAKEN})
-"""What a release finds of a lock that was lost before."""
+"""The outcomes of a release that show that the lock had been lost before."""

@@ -1,8 +1,8 @@
 """
 The value of a lock's key: the holder's nonce and, for people, who holds it.
 
-The nonce is the capability to extend and release; nothing of it may be shown. The rest is a small JSON object
-that an admin page or ``redis-cli`` can read. It holds nothing secret.
+A process that knows the nonce can extend and release the lock, so no part of the nonce is ever shown. The rest is a
+small JSON object that the admin and ``redis-cli`` can read. It holds nothing secret.
 """
 
 import json
@@ -33,7 +33,7 @@ class Owner(NamedTuple):
         host: Name of the machine.
         pid: Process id.
         kind: ``manual``, ``task``, ``view``, ``model`` or ``command``.
-        label: What the holder is doing, such as a task's name; cut to 120 characters.
+        label: The holder's work, such as a task's name; cut to 120 characters.
         ref: What identifies the work to programs, such as a task's id; cut to 1000 characters.
         since: When the lock was taken, in seconds since the epoch on the holder's clock.
         ttl: Length of its lease, in seconds.
@@ -80,7 +80,8 @@ def uncounted(value: str) -> str:
 
 def _lasting(owner: Owner) -> str:
     """Return what is the same for each hold of *owner*: all but the end, which says since when."""
-    # By hand: of tasks, each call has a ref of its own, so nothing that holds it could be kept for the next.
+    # Written out because each call of a task has a ref of its own: a cached text that contains it would not be used
+    # again.
     process = f',"process":{quoted(owner.process)}' if owner.process else ""
     start = _start(owner.host, owner.pid, owner.kind, owner.label)
     return f'{start}{quoted(owner.ref[:MAX_REF])},"ttl":{owner.ttl!r}{process},"since":'
@@ -129,12 +130,12 @@ def lease_of(text: str) -> tuple[float, str]:
 
 
 def nonce_of(value: str) -> str:
-    """Return the part of a stored value that says whose it is: all of one that is not ours."""
+    """Return the part of a stored value that identifies its owner: the nonce, or all of another program's value."""
     return value[:NONCE_SIZE] if value[NONCE_SIZE : NONCE_SIZE + 1] in ("", "{") else value
 
 
 def fingerprint(value: str) -> str:
-    """Return a short digest that tells holders apart on a page without giving their nonce away."""
+    """Return a short digest that tells holders apart on a page without revealing their nonces."""
     return _digest(nonce_of(value))
 
 

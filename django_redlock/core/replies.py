@@ -9,12 +9,12 @@ from .requests import FAR, HIGHEST
 
 
 class Kind(Enum):
-    """What a node's reply means. The last four are said by the client, about a node."""
+    """What a node's reply means. The last four are noted by the client about a node."""
 
     ACCEPTED = "accepted"  # lock and token granted
     GRANTED = "granted"  # lock granted, token too low
-    BUSY = "taken"  # somebody else holds it
-    QUEUED = "others wait"  # nobody holds it, and others came first
+    BUSY = "taken"  # another owner holds it
+    QUEUED = "others wait"  # the lock is free, but others came first
     CANCELLED = "cancelled"  # this attempt was released before its request arrived
     HELD = "held"  # extended
     MIXED = "partly held"  # some leases of the request were extended; ``Reply.terms`` says which
@@ -32,22 +32,22 @@ class Kind(Enum):
 
 
 POSITIVE = frozenset({Kind.ACCEPTED, Kind.GRANTED, Kind.HELD, Kind.MIXED})
-"""Replies that count as a vote for what was asked."""
+"""Replies that count as a vote for the request."""
 
 REFUSALS = frozenset({Kind.REFUSED, Kind.REVOKED})
-"""What becomes of a lease that a node does not extend."""
+"""The results for a lease that a node does not extend."""
 
 ANSWERS = frozenset(
     {Kind.ACCEPTED, Kind.GRANTED, Kind.BUSY, Kind.QUEUED, Kind.HELD, Kind.MIXED, Kind.REFUSED, Kind.RELEASED, Kind.GONE}
 )
-"""Replies of a node that knows; the others are silence."""
+"""Replies of a node that knows the state of the lock; after any other the node counts as silent."""
 
 
 LEAVING_TRACES = frozenset(Kind) - {Kind.BUSY, Kind.QUEUED, Kind.CANCELLED, Kind.REFUSED, Kind.REVOKED, Kind.FAILED}
-"""Replies after which a node may have something of ours."""
+"""Replies after which a node may have something of this attempt."""
 
 MISSES = frozenset({Kind.UNKNOWN, Kind.FAILED})
-"""What a node is said to have replied that did not get a request, as far as can be told, or whose answer was lost."""
+"""The replies that the client notes for a node that did not get a request, or whose answer was lost."""
 
 
 ABSENT = -2.0
@@ -59,7 +59,7 @@ class Row(NamedTuple):
     One lock as one node sees it.
 
     Args:
-        slug: Its name, as it stands in the keys.
+        slug: Its name, as written in the keys.
         value: What is under the holder's key.
         left: Seconds until that expires, None for a key without expiry, ``ABSENT`` for no key.
         fence: Highest token that the node accepted.
@@ -84,8 +84,8 @@ class Reply(NamedTuple):
         fence: Highest token that the node accepted for these names.
         time: The node's clock, in microseconds since the epoch.
         left: Seconds until the present hold ends there; None when it has no expiry.
-        detail: Why there is no vote, who holds the lock, or why a node that lists its locks would take none; a text for
-            people.
+        detail: A text for people: why there is no vote, who holds the lock, or why a node that lists its locks would
+            not grant one.
         position: The waiter's position in the queue, 0 for the first; -1 for none.
         terms: What became of each lease of an extension, and its fence.
         rows: The locks of a survey.
@@ -114,17 +114,17 @@ class Reply(NamedTuple):
 
     @property
     def misconfigured(self) -> bool:
-        """Whether there will be no vote until the server or the settings are changed, however long one waits."""
+        """Whether the node gives no vote until the server or the settings are changed."""
         return self.kind is Kind.EXCLUDED or (self.failure is not None and self.failure.lasting)
 
 
 def failed(failure: Failure, kind: Kind = Kind.FAILED, detail: str = "") -> Reply:
-    """Return the reply of a node that did not carry out a request, or may not have."""
+    """Return the reply that stands for a node that did not carry out a request, or may not have."""
     return Reply(kind, detail=detail or failure.value, failure=failure)
 
 
 def is_absurd(fence: int, time: int) -> bool:
-    """Return whether no node can have accepted *fence* in earnest, by the node's *time*, which is 0 if unknown."""
+    """Return whether *fence* cannot be a real token, judged by the node's *time*, which is 0 if unknown."""
     return fence >= HIGHEST or (fence > time + FAR and time > 0)
 
 
@@ -132,8 +132,8 @@ def believable(reply: Reply) -> Reply:
     """
     Return *reply* without absurd fencing tokens, and without what rests on them.
 
-    A grant is no vote then, because no token of the quorum could be accepted there. That a lease was extended is true
-    all the same. Of a refusal nobody knows whether the token alone was the reason, so it counts as no answer.
+    A grant is then no vote, because the node could accept no token of the quorum. An extension stays valid. A refusal
+    counts as no answer, because the token alone may have been its reason.
     """
     if not is_absurd(reply.fence, reply.time):
         return reply

@@ -13,7 +13,7 @@ class Instant(NamedTuple):
 
     Args:
         now: Seconds on a clock that never steps and counts suspension.
-        wall: Microseconds since the epoch; only a notification for the fencing token.
+        wall: Microseconds since the epoch; only a hint for the fencing token.
     """
 
     now: float
@@ -25,18 +25,18 @@ class Acquire(NamedTuple):
     Set all holder keys to *value* if they are free, ours or *adopt*'s, and propose *number* as token.
 
     Args:
-        slugs: The names, as they stand in the keys.
-        nonce: The holder's token.
-        value: What to store: the nonce and who holds it.
+        slugs: The names, as written in the keys.
+        nonce: The holder's secret.
+        value: The value to store: the nonce and a description of the holder.
         ttl: Length of the lease, in seconds.
         number: The fencing token proposed.
         keep: How long the node remembers the fencing token, in seconds; None is for ever.
         ahead: How far beyond its clock the node accepts a token, in seconds.
         adopt: The nonce of a holder that may be replaced.
-        strict: Whether the keys must be ours or *adopt*'s already: a free one is refused as if somebody had it.
-        waiter: Who waits, as ``process|number``; refused, it is put in the queue. Empty does not wait.
-        stamp: The waiter's rank in the queue: when it began to wait, in microseconds.
-        barge: Whether to ignore those that wait.
+        strict: Whether the keys must already be ours or *adopt*'s; a free key is refused like a taken one.
+        waiter: The waiter, as ``process|number``, which joins the queue if the lock is refused. Empty does not wait.
+        stamp: When the waiter began to wait, in microseconds since the epoch; the queue is ordered by it.
+        barge: Whether to ignore the queue.
         shared: Whether other shared holders may have it too.
         queue: The slug whose queue counts instead of each name's own: that of a lock with several permits.
     """
@@ -58,7 +58,7 @@ class Acquire(NamedTuple):
 
     @property
     def passing(self) -> bool:
-        """Whether a holder leaves the queue with the grant, because the next in line may be let in beside it."""
+        """Whether a waiter leaves the queue when it is granted the lock, so that the next one may hold it as well."""
         return self.shared or bool(self.queue)
 
 
@@ -76,10 +76,11 @@ class Term(NamedTuple):
     """
     One lease to extend: give its holder *ttl* more, in seconds, under its fencing *token*.
 
-    A node that lost it gets it back unless it has seen a later token, so with one below 0 none does.
+    A node that lost the lease gets it back unless it has accepted a later token; with a token below 0 no node gets it
+    back.
 
-    A node that would keep it for longer does so, unless the request is to *shorten* it: extensions may be executed
-    in another order than they were sent. *number* is for who sends it.
+    A node that would keep it for longer does so, unless the request is to *shorten* it: extensions may be executed in a
+    different order than they were sent. *number* identifies the term to its sender.
     """
 
     slugs: tuple[str, ...]
@@ -101,14 +102,14 @@ class Extend(NamedTuple):
 
 class Release(NamedTuple):
     """
-    Delete the holder keys that are ours, and wake who waits first.
+    Delete the holder keys that are ours, and notify the first waiter.
 
-    *tombstone* is for how many seconds a tombstone refuses our own late requests; *leaving* is a waiter that leaves the
-    queue; *revoke* has the tombstone report that somebody asked the holder to stop. Without names it is only the
-    tombstone. The others are as in :class:`Acquire`.
+    For *tombstone* seconds a tombstone refuses late requests with the same nonce. *leaving* is a waiter that leaves the
+    queue. *revoke* makes the tombstone report that an operator asked the holder to stop. Without names only the
+    tombstone is written. The other fields are as in :class:`Acquire`.
 
-    With ``SHARED`` as nonce it ends the holds of all who share the lock, unless one joined with a later *token*. An
-    exclusive hold with a later *token* it does not end either: it is another one with the same nonce.
+    With ``SHARED`` as nonce it ends the holds of all that share the lock, unless one joined with a later *token*. Nor
+    does it end an exclusive hold with a later *token*, which is another hold with the same nonce.
     """
 
     slugs: tuple[str, ...]
@@ -126,11 +127,11 @@ class Survey(NamedTuple):
     Report the locks named, or one page of the index.
 
     Args:
-        slugs: The names, as they stand in the keys.
+        slugs: The names, as written in the keys.
         after: The ``cursor`` of the page before; empty for the first page.
         size: How many names to report; 0 for those named.
-        waiters: How many to name at most, in all, of those that wait for the locks named; 0 only counts those of each
-            lock, None asks nothing about them.
+        waiters: How many waiters of the locks named to name at most, in all; 0 counts those of each lock, None asks
+            nothing about them.
     """
 
     slugs: tuple[str, ...] = ()
@@ -141,7 +142,7 @@ class Survey(NamedTuple):
 
 class Repair(NamedTuple):
     """
-    Replace an absurd fencing token of a lock by *number*, or by nothing if that is 0; leave any other as it is.
+    Replace an absurd fencing token of a lock by *number*, or remove it if that is 0; leave any other token as it is.
 
     *keep* is as in :class:`Acquire`.
     """
@@ -157,34 +158,34 @@ HIGHEST = 2**53 - 1
 """The highest number that the scripts can count to; no greater one is taken from a node."""
 
 FAR = 100 * 31_557_600 * 10**6
-"""Microseconds, a hundred years. A fencing token so far ahead of its node's clock was never a time."""
+"""Microseconds, a hundred years. A fencing token that is further ahead of its node's clock was never a time."""
 
 PART = 200
-"""Names that a node is asked for in one atomic step; of more, it may grant some and refuse others."""
+"""The most names that a node is asked for in one atomic step; of more, it may grant some and refuse others."""
 
 SHARED = "shared".ljust(32, "-")
-"""Stands for the nonce in the holder's key while shared holders have it; each of them has a nonce of its own."""
+"""Takes the place of the nonce in the key of a shared lock; each of its holders has a nonce of its own."""
 
 ENROLMENT = 3.0
-"""Seconds for which a node keeps a waiter's place without hearing of it; a waiter asks at least once a second."""
+"""Seconds for which a node keeps a waiter in its queue without a request; a waiter asks at least once a second."""
 
 QUEUE_CAP = 1000
-"""Waiters per name; who comes later waits without a place."""
+"""The most waiters in the queue of a name; a waiter that finds it full waits without a position."""
 
 SHOWN_WAITERS = 100
-"""Waiters that a survey for the page of one lock names at most."""
+"""The most waiters that a survey for the page of one lock names."""
 
 LONGEST_VALUE = 16_384
-"""What a survey reports of a value, in bytes; those that this library writes are shorter, whatever they are about."""
+"""The most bytes that a survey reports of a value; every value that this package writes is shorter."""
 
 LONGEST_SLUG = 10_000
-"""Slugs that a page of the index reports, in bytes; that of the longest name is shorter."""
+"""The most bytes of a slug that a page of the index reports; every valid slug is shorter."""
 
 
 ENDLESS = "inf "
-"""The cursor with which a page of the index begins with the locks that never end, which are its last."""
+"""The cursor of the page of the index that begins with the locks that never end; they are listed last."""
 
 
 def in_parts(request: Request) -> bool:
-    """Return whether a request has so many names that a node is asked in several steps."""
+    """Return whether a request has more names than fit in one step, so that a node is asked in several."""
     return len(getattr(request, "slugs", ())) > PART

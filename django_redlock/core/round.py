@@ -1,4 +1,4 @@
-"""One round: the same question to all nodes, and what they reply (internal)."""
+"""One round: the same request to all nodes, and their replies (internal)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,24 +10,24 @@ from .requests import Extend, Request, Term, in_parts
 @dataclass(eq=False, slots=True)
 class Round:
     """
-    One round: the same question to some nodes, and their answers.
+    One round: the same request to some nodes, and their replies.
 
     Args:
-        requests: What to ask of which node, by the node's index in the settings.
-        decided: Whether the replies so far settle the round.
-        timeout: Seconds to wait for replies; 0 sends and does not wait.
-        needed: How many nodes must be asked for the round to make sense, whatever their recent failures.
-        cleanup round: Whether it ends something, so that it is sent to a node even if that node is silent.
-        patience: For how many seconds a round that was refused waits for the replies that are still on their way: a
-            node that refused as well has nothing to give back, which otherwise it would be asked to.
-        lasting: For how many seconds it is worth to bring a node what it missed; 0.0 is not at all.
-        remedy: What to bring which node instead of the request that it missed, for those that differ.
-        mending: Whether, though decided, it waits within its timeout for links that are being made: it gives nodes back
-            what they have lost, and those have just been away.
+        requests: The request for each node, by the node's index in the settings.
+        decided: Returns whether the replies so far settle the round.
+        timeout: Seconds to wait for replies; 0 sends the requests and does not wait.
+        needed: How many nodes must be asked even if they have failed lately, so that the round can be decided.
+        cleanup: Whether it ends a hold or an attempt, so that it is sent even to a silent node.
+        patience: Seconds for which a round that was refused waits for the replies that are still in flight: a node that
+            refused as well need not be asked to give anything back.
+        lasting: Seconds for which a request that a node missed is redelivered; 0.0 is never.
+        remedy: The request to redeliver to a node instead of the one that it missed, where the two differ.
+        mending: Whether, though decided, it waits within its timeout for links that are being made. An extension does:
+            it restores the lock on nodes that were away and have lost it.
 
-    ``replies`` are those in time; ``late`` came after the round was over and only inform. Its driver says which nodes
-    are ``doubted``, in ``closed`` whether it is over. ``on_missed`` hears of nodes that turn out to have missed it when
-    it is over.
+    ``replies`` came in time. ``late`` ones came after the round was closed, and only inform. The driver sets
+    ``doubted``, which returns the nodes that may not vote at present. ``on_missed`` is called with nodes that turn out
+    to have missed the round after it was closed.
     """
 
     requests: Mapping[int, Request]
@@ -48,7 +48,7 @@ class Round:
 
     @property
     def in_full(self) -> bool:
-        """Whether to send requests so that no node has to ask back: nobody would be there to answer."""
+        """Whether to send scripts with their text, because nobody waits to answer a node that does not know them."""
         return not self.timeout
 
     @property
@@ -57,7 +57,7 @@ class Round:
         return self.cleanup or not self.closed
 
     def receive(self, node: int, reply: Reply) -> None:
-        """Take one node's reply, in time or late."""
+        """Note one node's reply, in time or late."""
         if self.closed:
             self.late[node] = reply
             if self.on_late:
@@ -70,7 +70,7 @@ class Round:
             self.close()
 
     def close(self) -> None:
-        """End the round; what comes now is late."""
+        """End the round; replies that come from now on are late."""
         if not self.closed:
             self.closed = True
             self.replies = self._votes()
@@ -91,26 +91,26 @@ class Round:
         return next((request.terms for request in self.requests.values() if isinstance(request, Extend)), ())
 
     def known(self) -> dict[int, Reply]:
-        """Return what has come from each node, in time or late."""
+        """Return the reply of each node, in time or late."""
         return self.replies | self.late if self.late else self.replies
 
     def unanswered(self) -> set[int]:
-        """Return the nodes that may still execute, or have executed, a request without our knowing."""
+        """Return the nodes that may still execute, or may have executed, a request without the client knowing."""
         known = self.known()
         return {node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN}
 
     @property
     def unheard(self) -> bool:
-        """Whether it was refused before all have replied, and has patience for the rest."""
+        """Whether it was refused before all nodes replied, and waits for the others."""
         missing = any(node not in self.replies and node not in self.late for node in self.requests)
         return missing and self.patience > 0 and self.count(*POSITIVE) < self.needed
 
     def missed(self) -> set[int]:
-        """Return the nodes that did not get the request, as far as can be told, or whose answer was lost."""
+        """Return the nodes that did not get the request, as far as is known, or whose answer was lost."""
         return {node for node, reply in self.known().items() if reply.kind in MISSES}
 
     def may_queue(self) -> set[int]:
-        """Return the nodes that have put the waiter in line, or may have without our knowing."""
+        """Return the nodes that have put the waiter in their queue, or may have without the client knowing."""
         known = self.known()
         return {
             node
@@ -119,7 +119,7 @@ class Round:
         }
 
     def untouched(self) -> set[int]:
-        """Return the nodes that certainly executed nothing, not even put a waiter in line."""
+        """Return the nodes that certainly executed nothing and did not even queue the waiter."""
         return {
             node
             for node, reply in self.known().items()
@@ -127,7 +127,7 @@ class Round:
         }
 
     def may_hold(self) -> set[int]:
-        """Return the nodes where something of ours may be left: all but those that certainly executed nothing."""
+        """Return the nodes that may have something of this round: all but those that certainly executed nothing."""
         known = self.known()
         return {
             node

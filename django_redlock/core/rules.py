@@ -152,22 +152,22 @@ class Rules:
 
     @cached_property
     def needed(self) -> int:
-        """Votes that make a lock."""
+        """How many votes make a lock."""
         return self.quorum or majority(self.nodes)
 
     @cached_property
     def spare(self) -> int:
-        """Votes that may be missing."""
+        """How many votes may be missing."""
         return self.nodes - self.needed
 
     def timeout(self, ttl: float, names: int = 1) -> float:
-        """Return how long one round about a lock of so many names waits for its slowest node."""
+        """Return the seconds for which one round about a lock of that many *names* waits for its slowest node."""
         if self.node_timeout is not None:
             return self.node_timeout
         return min(min(0.25, ttl / 20) * (1 + (names - 1) // PART / 10), ttl / 5)
 
     def drift(self, ttl: float) -> float:
-        """Return by how much the clocks of nodes and holder may disagree during a lease."""
+        """Return the seconds by which the clocks of nodes and holder may disagree during a lease."""
         return ttl * self.drift_factor + EXPIRY_ROUNDING
 
     def deadline(self, start: float, ttl: float) -> float:
@@ -175,7 +175,7 @@ class Rules:
         return start + ttl - self.drift(ttl)
 
     def least_validity(self, ttl: float) -> float:
-        """Return how much validity an acquisition must have left."""
+        """Return the seconds of validity that an acquisition must have left."""
         return min(self.min_validity, ttl / 2) if self.min_validity is not None else ttl / 4
 
     @property
@@ -195,12 +195,12 @@ class Rules:
 
     @cached_property
     def guard(self) -> float:
-        """After how many seconds every lease that a restarted node forgot has ended."""
+        """Seconds after which every lease that a restarted node forgot has ended."""
         return self.max_ttl + self.drift(self.max_ttl)
 
     @cached_property
     def ahead(self) -> float:
-        """How far beyond its own clock a node accepts a proposed token."""
+        """Seconds by which a proposed token may be ahead of the node's own clock."""
         return self.guard / 2
 
 

@@ -15,7 +15,7 @@ class HighestToken:
 
     def of(self, slugs: Iterable[str]) -> int:
         """Return the highest number seen for any of *slugs*."""
-        return max([self._highest.get(slug, 0) for slug in slugs], default=0)  # a generator takes twice as long
+        return max([self._highest.get(slug, 0) for slug in slugs], default=0)  # a generator would take twice as long
 
     def lift(self, slugs: Iterable[str], number: int) -> None:
         """Remember that *number* has been seen for *slugs*, unless no node could accept a higher one."""

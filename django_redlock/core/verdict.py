@@ -1,8 +1,8 @@
 """
 What the replies of an attempt's first round mean together (internal).
 
-"Taken" and "cannot tell" are kept apart here. A node that reports another holder has answered the question, so waiting
-may help. A node that is silent has not; if too many are, nobody knows whether the lock is free.
+"Taken" and "cannot tell" are kept apart here. A node that reports another holder has answered, so waiting may help. A
+silent node has not answered; if too many nodes are silent, nobody knows whether the lock is free.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Verdict:
 
     @property
     def split(self) -> bool:
-        """Whether contenders share the nodes that answer between them, so that none of them has a quorum."""
+        """Whether several contenders each hold some of the nodes that answer, so that none of them has a quorum."""
         # A node that did not reply may have granted the lock to any of the contenders. So the vote is split only if
         # not even all of those nodes together could give one contender a quorum.
         pending = self._rules.nodes - len(self.replies)
@@ -44,7 +44,7 @@ class Verdict:
 
     @property
     def queued(self) -> bool:
-        """Whether so many nodes have others in their queues that no quorum can be had before their turn."""
+        """Whether earlier waiters, in the queues of too many nodes, must be served before a quorum is possible."""
         return count(self.replies, Kind.QUEUED) > self._rules.spare
 
     @property
@@ -78,7 +78,7 @@ class Verdict:
 
     @property
     def silent(self) -> Mapping[int, Reply]:
-        """The replies without an answer, if there are so many that the lock cannot be had at all; else none."""
+        """The replies without an answer, if they leave too few nodes for a quorum; otherwise none."""
         silent = {node: reply for node, reply in self.replies.items() if reply.kind not in ANSWERS}
         return silent if len(silent) > self._rules.spare else {}
 
@@ -89,7 +89,7 @@ class Verdict:
 
     @property
     def lacks_votes(self) -> bool:
-        """Whether a quorum granted the lock, so that nothing but votes is missing."""
+        """Whether a quorum of nodes granted the lock, but too few of them may vote."""
         return len(self.granted) >= self._rules.needed
 
     @property
@@ -108,7 +108,7 @@ class Verdict:
 
 
 def silent(replies: Mapping[int, Reply]) -> int:
-    """Return how many replies say nothing of the lock."""
+    """Return how many replies do not report the state of the lock."""
     return sum([reply.kind not in ANSWERS for reply in replies.values()])
 
 
@@ -118,15 +118,15 @@ def misconfigured(replies: Mapping[int, Reply]) -> int:
 
 
 def granting_time(replies: Mapping[int, Reply]) -> int:
-    """Return what the slowest clock of the nodes that granted shows, in microseconds; 0 if none says."""
+    """Return the time on the slowest clock of the nodes that granted, in microseconds; 0 if none reports one."""
     return min([reply.time for reply in replies.values() if reply.kind in GRANTS and reply.time], default=0)
 
 
 def most_held(replies: Mapping[int, Reply]) -> int:
     """
-    Return on how many nodes the same holder was in the way, for the holder who is on most.
+    Return how many nodes the same other holder has, for the holder that has most of them.
 
-    A node that missed an extension has counted fewer.
+    Values are compared without the number of extensions, because a node may have missed some.
     """
     said = [reply.detail for reply in replies.values() if reply.kind is Kind.BUSY]
     if said.count(said[0] if said else "") == len(said):  # as a rule

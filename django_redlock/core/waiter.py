@@ -10,7 +10,8 @@ class Waiter:
     Acts on notifications from a quorum of nodes only. A holder often lacks one node. Every waiter that asks is then
     granted that node and gives it back. If a single notification were enough, that would wake the next waiter, and so
     on without end.
-    Who gives back what it got in vain is called by these nodes itself, if it is first in line there. That is no news.
+    A waiter that gives back grants without a quorum is notified by these nodes itself, if it is first in their queues.
+    That is no news.
 
     Args:
         name: Its name in the queues: ``process|number``.
@@ -25,12 +26,12 @@ class Waiter:
         self._recalled = False
 
     def hear(self, node: int) -> bool:
-        """Take a node's notification that it is first in line; returns whether it is time to ask."""
+        """Take a node's notification that it is first in the queue; returns whether it is time to ask."""
         self._heard.add(node)
         return self.called
 
     def recall(self) -> None:
-        """Have it ask again, whatever it has heard: it may have missed something."""
+        """Have it ask again, whatever it has heard: it may have missed a notification."""
         self._recalled = True
 
     @property
@@ -40,11 +41,11 @@ class Waiter:
         return self._recalled or (enough and not self._heard <= self._given_back)
 
     def attend(self) -> None:
-        """Begin to listen anew: what was heard until now has led to the attempt that begins."""
+        """Forget the notifications that have led to the attempt that begins."""
         self._heard.clear()
         self._given_back = frozenset()
         self._recalled = False
 
     def gives_back(self, nodes: Set[int]) -> None:
-        """Note the nodes that granted the attempt, which was in vain, and will call it for what it gives back."""
+        """Note the nodes that granted the failed attempt; they will notify the waiter when it gives the grants back."""
         self._given_back = nodes

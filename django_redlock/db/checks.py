@@ -23,7 +23,7 @@ def check_databases(**kwargs: Any) -> list[CheckMessage]:
 
 @register(TAG, Tags.database)
 def check_fence_tables(databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Report tables of fences that know no transactions; asks only the databases that it is told to."""
+    """Report tables of fences without transactions; queries only the databases that the check runs on."""
     return [message for alias in databases or () for message in _check_storage(alias)]
 
 
@@ -48,7 +48,7 @@ def _check_entry(alias: str, entry: dict[str, Any]) -> Iterator[CheckMessage]:
 
 
 def _level(options: dict[str, Any]) -> str:
-    """Return the isolation level that a database is told; what psycopg2 writes as a bare number is not looked at."""
+    """Return the isolation level in a database's options; the bare numbers of psycopg2 are ignored."""
     level = options.get("isolation_level", "read committed")
     if isinstance(level, int) and not hasattr(level, "name"):
         return "read committed"

@@ -194,7 +194,7 @@ class Instances(Generic[M]):
 
 
 class Instance(Generic[M]):
-    """One row, of which the caller has an instance."""
+    """One row whose instance the caller has."""
 
     def __init__(self, instance: M, related: Related) -> None:
         self._instances = Instances([instance], related)

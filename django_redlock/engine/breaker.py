@@ -1,4 +1,4 @@
-"""Leave a node alone that has just failed, so that it costs no lock any time (internal)."""
+"""Leave a node alone that has just failed, so that no lock waits for it (internal)."""
 
 from collections import deque
 from collections.abc import Callable
@@ -21,11 +21,11 @@ class Breaker:
 
     rest: float = 0.0
     until: float = 0.0
-    tried: float = 0.0  # until when somebody tries to connect to it
-    tell: Callable[[bool, str], object] = lambda down, why: None  # called when it goes down, with why, or comes back
+    tried: float = 0.0  # until when a thread tries to connect to it
+    tell: Callable[[bool, str], object] = lambda down, why: None  # called when it goes down or is back
 
     def failed(self, now: float, why: str = "") -> None:
-        """Note a failure, and why it was one; the node is left alone for a while."""
+        """Note a failure and its reason; the node is left alone for a while."""
         if not self.rest:
             self.tell(True, why)
         if now >= self.until:
@@ -33,14 +33,14 @@ class Breaker:
             self.until = now + self.rest
 
     def admits(self, now: float, seconds: float) -> float:
-        """Return until when to try to connect to the node, for so long at most; 0.0 while somebody else does."""
+        """Return until when to try to connect, at most *seconds* from *now*; 0.0 while another thread tries."""
         if self.rest and now < self.tried:
             return 0.0
         self.tried = now + seconds
         return self.tried
 
     def was_tried(self, until: float) -> None:
-        """Note that this try to connect is over, whatever came of it; the next may follow, unless it has begun."""
+        """Note that this try to connect is over, so that the next may follow, unless that has already begun."""
         if self.tried == until:
             self.tried = 0.0
 
@@ -53,9 +53,9 @@ class Breaker:
 
 class Breakers(list[Breaker]):
     """
-    One breaker per node, shared by all that ask the nodes of an alias.
+    One breaker per node, shared by all threads and event loops.
 
-    ``news`` has the nodes that went down, with the reason, or came back, until somebody takes it.
+    ``news`` has the nodes that went down, with the reason, or came back, until it is read.
     """
 
     def __init__(self, nodes: int) -> None:
@@ -69,7 +69,7 @@ class Breakers(list[Breaker]):
         """
         Return the nodes to leave out of a round: those that failed lately.
 
-        If too few would remain to reach a quorum, all are asked: the rest may have recovered.
+        If too few nodes would remain for a quorum, all are asked, because some may have recovered.
         """
         resting = {node for node in round.requests if self[node].until > now}
         return resting if len(round.requests) - len(resting) >= max(round.needed, 1) else set()

@@ -14,9 +14,9 @@ from ..nodes.base import INCOMPLETE, Link, LinkError
 from ..nodes.threads import exiting
 from .wakeup import WakeUp
 
-MAX_IN_FLIGHT = 64  # requests on their way to a silent node: more could fill the socket's buffer and block
+MAX_IN_FLIGHT = 64  # requests in flight to a silent node: more could fill the socket's buffer and block
 CONNECT_TIMEOUT = 0.25  # seconds, at least: connecting is off the hot path and need not be as quick as a round
-PATIENCE = 0.01  # seconds for which nobody looks whether a reply that is outstanding has come
+PATIENCE = 0.01  # seconds for which a reply in flight is not looked for
 
 
 class InFlight(NamedTuple):
@@ -28,12 +28,12 @@ class InFlight(NamedTuple):
 
     @property
     def overdue(self) -> float:
-        """When it is so late that its link is given up; by its own time, which another round's does not shorten."""
+        """When its link is given up; counted from its own round, which a shorter round after it does not change."""
         return self.sent + (self.round.timeout or CONNECT_TIMEOUT)
 
 
 class Connection:
-    """One node's place in a connection set: its link, if there is one, and the replies it owes."""
+    """The connection to one node: its link, and the replies in flight."""
 
     def __init__(self, node: int, link: Link, admission: Admission) -> None:
         self.node = node
@@ -43,7 +43,7 @@ class Connection:
         self.in_flight: deque[InFlight] = deque()
 
     def is_prompt(self, now: float) -> bool:
-        """Return whether to send more before reading what is in flight; it is read before the next reply anyway."""
+        """Return whether to send before reading the replies in flight; they are read before the next reply anyway."""
         return now - self.in_flight[0].sent < PATIENCE and len(self.in_flight) < MAX_IN_FLIGHT
 
     def send(self, round: Round, packed: dict[int, bytes], now: float) -> None:
@@ -97,21 +97,21 @@ class ConnectionSet:
         self._wakeup: WakeUp | None = None
 
     def connection(self, connection: Connection) -> None:
-        """Give a node its place."""
+        """Add the connection to a node."""
         self.by_node[connection.node] = connection
         if connection.fd >= 0:
             self._by_fd[connection.fd] = connection
             self._poll.register(connection.fd, select.POLLIN)
 
     def drop(self, connection: Connection) -> None:
-        """Take a node's place away, before its link is closed."""
+        """Remove the connection to a node, before its link is closed."""
         del self.by_node[connection.node]
         if connection.fd >= 0:
             del self._by_fd[connection.fd]
             self._poll.unregister(connection.fd)
 
     def ready(self, seconds: float) -> list[Connection]:
-        """Wait until links can be read, have ended, or have arrived; returns the places of the former."""
+        """Wait until connections can be read, have ended, or have arrived; returns those that can be read."""
         events, by_fd = self._poll.poll(max(1, round(seconds * 1000))), self._by_fd
         by_node = [by_fd[fd] for fd, _ in events if fd in by_fd]
         if len(by_node) < len(events):
@@ -119,7 +119,7 @@ class ConnectionSet:
         return by_node
 
     def expect(self, node: int) -> None:
-        """Be woken when a link to *node* has arrived."""
+        """Expect a link to *node*, and be woken when it has arrived."""
         self.connecting.add(node)
         if self._wakeup is None:
             self._wakeup = WakeUp()
@@ -139,14 +139,14 @@ class ConnectionSet:
             self._wakeup.hush()
 
     def retire(self) -> None:
-        """Drop all links, after long disuse: what they owe has come, or never will."""
+        """Drop all links after long disuse: replies in flight have come, or never will."""
         for connection in self.by_node.values():
             with suppress(LinkError):
                 connection.read()
         self.close()
 
     def close(self) -> None:
-        """Drop all links without reading what they owe."""
+        """Drop all links without reading the replies in flight."""
         self.closed = True
         for connection in list(self.by_node.values()):
             connection.fail(LinkError(Failure.CLOSED))
@@ -160,6 +160,6 @@ class ConnectionSet:
             self._wakeup.close()
 
     def __del__(self) -> None:
-        """Close it if an exception came after it was taken from the stack, and before anybody could give it back."""
+        """Close it if an exception came after it was taken from the stack and before it could be given back."""
         if getattr(self, "by_node", None) and not exiting():  # it has none if it was interrupted while it was made
             self.close()

@@ -1,8 +1,8 @@
 """
 Objects that are used as ``with`` and ``async with`` blocks, and can be used again.
 
-``contextlib`` makes a context manager of a generator; what it makes is for one block. Here an object with options
-makes one for each of its blocks, and ends the one that it is in.
+``contextlib`` makes a context manager of a generator, for a single block. Here an object with options makes one for
+each of its blocks, and leaves the one that it is in.
 """
 
 from abc import ABC, abstractmethod
@@ -14,10 +14,10 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Block(ABC, Generic[Result]):
-    """What is used for one ``with`` or ``async with`` at a time."""
+    """An object that is used for one ``with`` or ``async with`` block at a time."""
 
     remedy = ""
-    """What to write instead of entering it while it is entered."""
+    """The advice in the error about entering it twice."""
 
     def __init__(self) -> None:
         self._entered: AbstractContextManager[Result] | None = None

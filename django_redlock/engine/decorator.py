@@ -1,7 +1,7 @@
 """
 A lock as decorator.
 
-What is decorated must do its work while it is called, or while its result is awaited. The body of a generator runs
+A decorated function must do its work while it is called, or while its result is awaited. The body of a generator runs
 when neither is the case, so it cannot be decorated.
 """
 

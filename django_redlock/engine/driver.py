@@ -31,7 +31,7 @@ log = logging.getLogger("django_redlock")
 
 
 class LoopSide(NamedTuple):
-    """What an alias has in one event loop."""
+    """The connections of an alias in one event loop, and what runs there in the background."""
 
     gather: AsyncGather
     notifications: AsyncNotifications

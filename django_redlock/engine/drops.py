@@ -20,7 +20,7 @@ class Drop(ref[Any]):
     """
     Knows when a lease is dropped without a release.
 
-    Python calls back in C, not in a ``__del__``: an exception from a signal handler that arrives in one is swallowed.
+    The callback is in C, not in a ``__del__``, where an exception from a signal handler would be swallowed.
     """
 
     __slots__ = ("ends", "hold")
@@ -33,7 +33,7 @@ drops: deque[Drop] = deque()  # whose leases are gone; see note_drops()
 
 
 def watch_drop(lease: object, hold: Hold, ends: deque[float]) -> Drop:
-    """Have the drop of a lease noted; :func:`note_drops` then adds to *ends* when the nodes will forget its lock."""
+    """Have the drop of a lease noted; :func:`note_drops` then adds to *ends* the time when its lock ends."""
     drop = Drop(lease, drops.append)
     drop.hold, drop.ends = hold, ends
     unreleased.add(drop)
@@ -41,7 +41,7 @@ def watch_drop(lease: object, hold: Hold, ends: deque[float]) -> Drop:
 
 
 def note_drops() -> None:
-    """Warn of the leases that were dropped without a release; in a thread where no signal is handled."""
+    """Warn of the leases that were dropped without a release; called in a thread where no signal is handled."""
     with suppress(IndexError):
         for drop in iter(drops.popleft, None):
             unreleased.discard(drop)
@@ -52,7 +52,7 @@ def note_drops() -> None:
 
 
 def warn_of_drop(name: str, left: float) -> None:
-    """Warn of one of them, wherever filters send that: an error must not end the thread."""
+    """Warn of one dropped lease; if a filter makes an error of the warning, log it instead."""
     said = (
         f"Lock {name!r} was dropped without a release. Nobody renews it, and it stays taken for another {left:.1f} s. "
         "Keep the lease until release(), or use a with block."

@@ -1,11 +1,11 @@
 """
-Say on the nodes that this process lives, for as long as it holds locks.
+Show on the nodes that this process lives, for as long as it holds locks (internal).
 
 A process that holds locks for longer than a moment keeps one key on every node, which the watchdog renews and which
-ends after the process does. So whoever looks at held locks knows which of them nobody will release, and does not
+ends after the process does. So an operator who looks at held locks sees which of them nobody will release, and does not
 have to guess from a host and a process id. Nothing else depends on it: a lock is held by its own keys alone.
 
-The time that the key has left tells how long ago the process was last heard. The key outlasts the longest lease: while
+The time that the key has left shows when the process was last heard. The key outlasts the longest lease: while
 it is there, the process may be paused and hold a valid lease. When it is gone, every lease of the process has ended.
 
 The key is written by the request that takes a lock, under a name that no lock can have, so every kind of node can
@@ -28,17 +28,17 @@ from ..core.round import Round, count
 from ..nodes.clock import steady
 from .drops import note_drops
 
-FIRST = 2.0  # seconds that a process holds a lock before it says so: those that are shorter cost nothing
+FIRST = 2.0  # seconds that a process holds a lock before the first heartbeat, so that short holds cost nothing
 EVERY = 3.0  # seconds
-LIFE = 10.0  # seconds for which it counts as living without having said so again
-SILENCE = 6.0  # seconds after which a lock that nothing was heard of belongs to a process that should have said so
+LIFE = 10.0  # seconds for which it counts as alive after a heartbeat
+SILENCE = 6.0  # seconds after which the process of a lock should have sent a heartbeat
 NEVER = float("inf")
 
-_KEY = os.urandom(16)  # so that nobody else can say it
+_KEY = os.urandom(16)  # so that no other process can write it
 
 
 class Manager(Protocol):
-    """What is needed of a :class:`~django_redlock.engine.manager.LockManager`."""
+    """The part of a :class:`~django_redlock.engine.manager.LockManager` that a heartbeat uses."""
 
     nodes: tuple[Any, ...]
     rules: Any
@@ -51,7 +51,7 @@ class Manager(Protocol):
 
 
 class Dog(Protocol):
-    """What is needed of a watchdog."""
+    """The part of a watchdog that a heartbeat uses."""
 
     def watch(self, lease: Any) -> None:
         """Look after it."""
@@ -65,15 +65,15 @@ class Dog(Protocol):
 
 class ProcessHeartbeat:
     """
-    One process's sign of life on the nodes of one alias; the watchdog takes it for one more lease.
+    The heartbeat of one process on the nodes of one alias; to the watchdog it is one more lease.
 
     Args:
-        manager: Whose nodes are told.
+        manager: The manager whose nodes store the heartbeat.
         owner: The process.
         dog: The watchdog that looks after the leases.
         clock: Returns seconds on a steady clock.
-        dropped: When each lease ends that nobody renews because it was dropped without a release. The nodes still
-            have its lock until then, so the process goes on to show that it lives.
+        dropped: When each lease ends that was dropped without a release. The nodes keep its lock until then, so the
+            heartbeat goes on.
     """
 
     renewed = True
@@ -93,7 +93,8 @@ class ProcessHeartbeat:
         self._dog = dog
         self._clock = clock
         self._mutex = threading.Lock()
-        # One for all event loops and threads of a process: they say the same under one key, and each keeps it alive.
+        # The same for all event loops and threads of a process: they write the same key, and each of them keeps it
+        # alive.
         self._nonce = blake2b(owner.process.encode(), key=_KEY, digest_size=NONCE_SIZE // 2).hexdigest()
         self._slugs = (heartbeat(owner.process),)
         self._due = NEVER
@@ -104,7 +105,7 @@ class ProcessHeartbeat:
         return self
 
     def join(self) -> None:
-        """Say from now on that the process lives; called when it has taken a lock."""
+        """Send heartbeats from now on; called when the process has taken a lock."""
         if self._due is NEVER:
             with self._mutex:
                 if self._due is NEVER:
@@ -116,12 +117,12 @@ class ProcessHeartbeat:
                         raise
 
     def leave(self) -> None:
-        """Stop saying it, because the connections are closed, unless locks are held; the next lock begins anew."""
+        """Stop, because the connections are closed, unless locks are held; the next lock begins anew."""
         if not self.valid():
             self._dog().forget(self)
 
     def due(self) -> float:
-        """Return when to say it next."""
+        """Return when the next heartbeat is due."""
         return self._due
 
     def valid(self) -> bool:
@@ -131,17 +132,17 @@ class ProcessHeartbeat:
             if not self._dog().tends(self._manager) and max(self._dropped, default=0.0) <= self._clock():
                 due, self._due = self._due, NEVER
                 if self._dog().tends(self._manager):
-                    self._due = due  # a lock was taken meanwhile, by who saw that this goes on
+                    self._due = due  # meanwhile a lock was taken by a thread that saw this going on
         return self._due is not NEVER
 
     def extend(self, leases: Any) -> int:
-        """Say it, blocking for at most one node timeout."""
+        """Send a heartbeat, blocking for at most one node timeout."""
         round = self._beat()
         self._manager.ask(round)
         return round.count(*POSITIVE)
 
     async def aextend(self, leases: Any) -> int:
-        """Say it without blocking."""
+        """Send a heartbeat without blocking."""
         round = self._beat()
         await self._manager.aask(round)
         return round.count(*POSITIVE)
@@ -161,6 +162,6 @@ class ProcessHeartbeat:
 
 
 def this_process(host: str, process: str) -> Owner:
-    """Return what a process says of itself: the program's name, and not its arguments, which may be secret."""
+    """Return the description of this process: the program's name, without its arguments, which may be secret."""
     program = os.path.basename(sys.argv[0]) if sys.argv else ""
     return Owner(host, os.getpid(), "process", program, since=time.time(), ttl=LIFE, process=process)

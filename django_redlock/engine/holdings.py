@@ -19,11 +19,11 @@ from ..nodes.clock import steady
 log = logging.getLogger("django_redlock")
 
 Keys = tuple[Any, tuple[str, ...], int, bool]
-"""What a lease holds: the manager, the names, how many may hold it, whether it is shared."""
+"""The lock of a lease: the manager, the names, the limit, and whether it is shared."""
 
 
 class Held(Protocol):
-    """What is needed of a :class:`~django_redlock.engine.lease.Lease`."""
+    """The part of a :class:`~django_redlock.engine.lease.Lease` that is used here."""
 
     @property
     def reason(self) -> str | None:
@@ -66,7 +66,7 @@ class Holding(NamedTuple):
 
     Attributes:
         lease: The lease, or None when nobody has it any more.
-        keys: What it holds: the manager, the names, the number of places, whether it is shared.
+        keys: Its lock: the manager, the names, the limit, and whether it is shared.
         where: The line that took it.
         who: The thread or task that took it.
         inside: Whether a ``with`` block holds it, so that this thread or task alone can end the hold.

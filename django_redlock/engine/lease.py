@@ -28,7 +28,7 @@ from .process import process
 from .renewal import loop_watchdog, watchdog
 from .surroundings import Surroundings
 
-LASTING = 86_400.0  # seconds for which a node is told of the end of a hold that nobody renews and that may last long
+LASTING = 86_400.0  # seconds for which the release of a hold that may last long is redelivered
 
 log = logging.getLogger("django_redlock")
 
@@ -60,7 +60,7 @@ class Manager(Protocol):
 
 class Lease:
     """
-    Proof that a quorum of nodes granted a lock, for as long as it is valid.
+    Proof that a quorum of nodes granted a lock; it is valid until its deadline.
 
     ``with lease:``, or ``async with lease:`` for one of an event loop, releases it at the end of the block. It raises
     LockLostError at the beginning if the lease has ended, so that the body never runs without the lock, and at the end
@@ -71,13 +71,7 @@ class Lease:
     ended.
     """
 
-    def __init__(
-        self,
-        manager: Manager,
-        hold: Hold,
-        renew: bool,
-        takeover: Round | None = None,
-    ) -> None:
+    def __init__(self, manager: Manager, hold: Hold, renew: bool, takeover: Round | None = None) -> None:
         self._manager = manager
         self.hold = hold
         self._renew = renew
@@ -111,7 +105,7 @@ class Lease:
 
     @property
     def fencing_token(self) -> int:
-        """A number greater than that of every earlier holder of any of the names."""
+        """A number that is greater than that of every earlier holder of any of the names."""
         return self.hold.token
 
     @property
@@ -137,7 +131,7 @@ class Lease:
 
     @property
     def waited(self) -> float:
-        """How long it took to get, in seconds."""
+        """Seconds from the first attempt until the lock was held."""
         return self.hold.waited
 
     @property
@@ -151,7 +145,7 @@ class Lease:
         An event that is set when the lease ends without having been released.
 
         A :class:`threading.Event`, or an :class:`asyncio.Event` for a lease acquired with ``aacquire()`` or
-        ``async with``, which its event loop sets, whichever thread noticed the end.
+        ``async with``, which is set in its event loop, whichever thread notices the end.
         """
         if self._lost is None:
             with self._mutex:
@@ -161,7 +155,7 @@ class Lease:
         return self._lost
 
     def held(self) -> float:
-        """Return for how many seconds the lock has been held, or was until it ended."""
+        """Return the seconds for which the lock has been held, or was held until it ended."""
         return self.hold.held(steady())
 
     def remaining(self) -> float:
@@ -169,7 +163,7 @@ class Lease:
         return self.hold.remaining(steady()) if self.valid() else 0.0
 
     def valid(self) -> bool:
-        """Return whether the lock is still held, by the local clock; asks no node."""
+        """Return whether the lock is still held, by the local clock; makes no network call."""
         if self._forked():
             return False
         if self.hold.check(steady()):
@@ -179,10 +173,10 @@ class Lease:
 
     def ensure(self, margin: float = 0.0) -> None:
         """
-        Check that the lock is still held, by the local clock; asks no node.
+        Check that the lock is still held, by the local clock; makes no network call.
 
         Args:
-            margin: How many seconds of it must be left, for what comes next.
+            margin: Seconds of validity that must be left for the next step.
 
         Raises:
             LockLostError: It is not, or too little of it is left.
@@ -194,26 +188,26 @@ class Lease:
 
     def on_lost(self, callback: Callable[["Lease"], object]) -> None:
         """
-        Call *callback* with this lease once if it is lost; at once if it already was.
+        Call *callback* with this lease once when it is lost; at once if it already was.
 
-        Whoever notices the loss calls back: the holder's thread in ``valid()`` or ``ensure()``, the event loop of an
-        asyncio lease, or a thread that does nothing else. Callbacks are called in the order in which they were given,
-        whatever the ones before them raise, which is logged. None holds up the renewal of other leases by blocking;
-        only in an event loop it holds up all that runs there.
+        The thread that notices the loss calls it: the holder's thread in ``valid()`` or ``ensure()``, the event loop of
+        an asyncio lease, or a thread of its own. Callbacks are called in the order in which they were added. If one
+        raises, the exception is logged and the next one is called. A callback that blocks does not delay the renewal of
+        other leases, unless it runs in an event loop, where it delays everything.
         """
         self._callbacks.append(callback)
         if self._told:
             self._tell_loss()
 
     def heartbeat(self) -> None:
-        """Say that the work goes on; a lease taken with ``heartbeat=`` is extended only while it is told so."""
+        """Note that the work goes on. A lease taken with ``heartbeat=`` is extended only while this is called."""
         self.hold.beat(steady())
 
     def extend(self, ttl: float | None = None) -> bool:
         """
         Ask the nodes for a whole ttl from now; returns whether a quorum agreed before the old deadline.
 
-        Needed only with ``renew=False``. Blocks for at most one node timeout.
+        Only needed with ``renew=False``. Blocks for at most one node timeout.
 
         Args:
             ttl: Length of the lease from now on, in seconds; None is as it was.
@@ -229,16 +223,16 @@ class Lease:
 
     def release(self, wait: bool = True) -> Outcome:
         """
-        Give the lock up; returns what the nodes say of it.
+        Release the lock; returns the outcome on the nodes.
 
-        ``released``: it was ours until now. ``expired``: it had ended. ``taken``: somebody else has it.
-        ``unknown``: too few nodes answered within the node timeout; it ends with its ttl at the latest. ``held``: it
-        was entered more than once, and is still held. Never raises for a lock that is gone, and may be called twice.
-        A node that misses the release is told again in the background until the lease would have ended; that its
-        connection ended with the release on its way, blocking code notices when it uses the nodes again.
+        ``released``: the lock was held until now. ``expired``: it had ended. ``taken``: another owner has it.
+        ``unknown``: too few nodes answered within the node timeout; the lock ends with its ttl at the latest. ``held``:
+        it was entered more than once, and is still held. Never raises for a lock that is gone, and may be called twice.
+        If a node misses the release, the release is redelivered in the background until the lease would have ended.
+        Blocking code notices a connection that broke with the release in flight when it uses the nodes again.
 
         Args:
-            wait: Whether to wait for the nodes' answers; if not, the release is sent, and the outcome is ``unknown``.
+            wait: Whether to wait for the nodes' answers; if False, the outcome is ``unknown``.
         """
         if exiting():
             return Outcome.UNKNOWN  # the key ends with its ttl; to connect or to wait would have the interpreter hang
@@ -280,7 +274,7 @@ class Lease:
         """
         Leave it once, and have it released in the background if that was the last time; waits for nothing.
 
-        For a holder that was interrupted before it could do that itself.
+        For a holder that was interrupted before it could release the lock itself.
         """
         if self._forked() or self.hold.ended or exiting() or self._still_entered():
             return
@@ -294,7 +288,7 @@ class Lease:
             self._drop = None
 
     def _release_later(self) -> None:
-        """Bring the release to the nodes that have not answered it; nothing if the lease has not ended."""
+        """Have the release redelivered to the nodes that have not answered it, if the lease has ended."""
         if self.hold.ended:
             round = self._cleanup = self._cleanup or self.hold.release(0.0)
             self._manager.bring(round)
@@ -307,7 +301,7 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        over = self.hold.ended is EndReason.RELEASED  # the body gave it up, and was told the outcome
+        over = self.hold.ended is EndReason.RELEASED  # the body released it, and knows the outcome
         self._leave(Outcome.RELEASED if over else self.release(), body_failed=kind is not None)
 
     async def __aenter__(self) -> Self:
@@ -320,7 +314,7 @@ class Lease:
         over = self.hold.ended is EndReason.RELEASED
         self._leave(Outcome.RELEASED if over else await self.arelease(), body_failed=kind is not None)
 
-    # What the fence asks
+    # Used by fences
 
     @property
     def shared(self) -> bool:
@@ -328,35 +322,35 @@ class Lease:
         return self.hold.shared
 
     def slots(self) -> list[tuple[str, str]]:
-        """Return what is held: each name, and the number of the place, which is empty unless several may hold it."""
+        """Return each name with the number of its permit, which is empty unless the lock has a ``limit``."""
         return [(name, self.hold.permit()) for name in self.names]
 
     def owner(self) -> str:
         """
-        Return what stands for this acquisition in a fence: 32 hexadecimal digits, no secret.
+        Return the identifier of this acquisition in a fence: 32 hexadecimal digits, not secret.
 
-        No other acquisition has the same, not even one that was given the same token, or a fork of this process.
+        No other acquisition has the same one, not even one with the same secret, or one in a fork of this process.
         """
         with self._mutex:
             self._owner = self._owner or os.urandom(16)
         return blake2b(self._owner, digest_size=16, key=str(os.getpid()).encode()).hexdigest()
 
     def fenced_out(self, token: int) -> None:
-        """End it: a database has seen *token*, which a later holder has. The next acquisition goes above it."""
+        """End it, because a database has seen *token* of a later holder; the next acquisition proposes a higher one."""
         self.hold.seen(token)
         self.hold.end(EndReason.FENCED, steady())
         self._tell_loss()
 
-    # What a reentrant lock asks
+    # Used by reentrant locks
 
     @property
     def entered(self) -> bool:
-        """Whether its holder has not yet given it back as often as it was taken."""
+        """Whether its holder has not yet left it as often as it was entered."""
         return self._depth > 0
 
     def enter_again(self) -> bool:
         """
-        Enter it once more; returns whether that could be, which it cannot when it has been given back.
+        Enter it once more; returns False if it has been released.
 
         Raises:
             LockLostError: It was lost, and its holder is still inside.
@@ -367,11 +361,11 @@ class Lease:
         self._depth += 1
         return True
 
-    # What the watchdog asks
+    # Used by the watchdog
 
     @property
     def keeper(self) -> Manager:
-        """Who extends it."""
+        """The manager that extends it."""
         return self._manager
 
     @property
@@ -381,11 +375,11 @@ class Lease:
 
     @property
     def slack(self) -> float:
-        """By how many seconds it may be extended early, together with others."""
+        """Seconds by which it may be extended early, together with other leases."""
         return self.hold.ttl / 30 if self._renew else 0.0
 
     def due(self) -> float:
-        """Return when the watchdog looks at it next; at once if it was lost and nobody has finished saying so."""
+        """Return when the watchdog looks at it next; at once if it was lost and callbacks are still to be called."""
         ended = self.hold.ended
         if ended and ended is not EndReason.RELEASED and self._teller is None and (self._callbacks or not self._told):
             return self.hold.ended_at
@@ -433,9 +427,9 @@ class Lease:
 
     def _tell_loss(self) -> None:
         """
-        Report an end that was no release, once, whoever noticed it.
+        Report once that the lease was lost, whichever thread noticed it.
 
-        What an exception cuts short, the watchdog finishes, which finds the lease due for that.
+        If an exception interrupts this, the watchdog finishes it, because the lease is due again at once.
         """
         if self.hold.ended is EndReason.RELEASED or (self._told and not self._callbacks):
             return
@@ -462,10 +456,10 @@ class Lease:
         self._teller = teller
 
     def _call_back(self, teller: object) -> BaseException | None:
-        """Call all callbacks; returns what one of them raised that was meant for the program, such as an exit."""
+        """Call all callbacks; returns an exception of theirs that is meant for the program, such as SystemExit."""
         fatal: BaseException | None = None
         with suppress(IndexError):
-            # Taken and called without a bytecode in between: none is lost, and none is called twice.
+            # Taken and called without a bytecode in between, so that none is lost and none is called twice.
             for callback in iter(partial(self._callbacks.pop, 0), None):
                 try:
                     callback(self)
@@ -473,7 +467,7 @@ class Lease:
                     log.exception("a callback of lock %s failed", printable(self.name))
                     fatal = fatal or (None if isinstance(error, Exception) else error)
         self._teller = None
-        if self._callbacks:  # given by another thread, which saw that this one was at it
+        if self._callbacks:  # added by another thread while this one was calling
             self._tell_loss()
         return fatal
 
@@ -517,5 +511,5 @@ def end_of_earlier_hold(takeover: Round) -> Round | None:
 
 
 def extended(round: Round, leases: Sequence[Lease], start: float) -> int:
-    """Tell leases the outcome of the round that began at *start*; returns how many are longer now."""
+    """Note the outcome of the round that began at *start* in each lease; returns how many are longer now."""
     return sum(lease._extended(round, number, start) for number, lease in enumerate(leases))

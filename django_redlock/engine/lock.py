@@ -1,5 +1,5 @@
 """
-What to lock, and how: the object that ``with``, ``async with`` and decorators use.
+The description of a lock, for ``with``, ``async with`` and decorators.
 
 A :class:`Lock` can be kept and used from any thread or task. Acquiring it gives a :class:`~.lease.Lease`, the proof of
 holding it.
@@ -30,7 +30,7 @@ IfTaken = Literal["raise", "skip"]
 
 
 class Manager(Protocol):
-    """What takes the lock: a :class:`~.manager.LockManager`."""
+    """The part of a :class:`~.manager.LockManager` that a lock uses."""
 
     retired: bool
     rules: Rules
@@ -56,13 +56,13 @@ class Manager(Protocol):
 
 class Description(NamedTuple):
     """
-    What the settings make of a lock.
+    A lock under the present settings.
 
     Attributes:
-        manager: What takes it.
-        wanted: What to take.
+        manager: The manager that takes it.
+        wanted: The lock to take.
         renew: Whether to extend it while it is held.
-        once: Whether the caller did not say how long to wait, so that trying means one attempt.
+        once: Whether the caller passed no ``wait``, so that ``try_acquire()`` makes one attempt.
     """
 
     manager: Manager
@@ -73,7 +73,7 @@ class Description(NamedTuple):
 
 class Lock:
     """
-    What to lock and how. Holds nothing itself: every acquisition gives a :class:`Lease` of its own.
+    The description of a lock. It holds nothing itself: every acquisition gives a :class:`Lease` of its own.
 
     Use it as ``with`` or ``async with``, as a decorator of a function or coroutine function, or call
     :meth:`acquire` or :meth:`try_acquire`. Made by :func:`django_redlock.lock` or ``locks[alias].lock()``.
@@ -112,11 +112,11 @@ class Lock:
 
     def description(self) -> Description:
         """
-        Return what the present settings make of this lock; a decorator outlives those of its first call.
+        Return this lock under the present settings; a decorator outlives the settings of its first call.
 
         Raises:
             InvalidRedlockError: The settings cannot be used.
-            ValueError: They do not allow this lock.
+            ValueError: The settings do not allow this lock.
         """
         if self._described is None or self._described.manager.retired:
             if exiting():  # modules that the settings need may be gone
@@ -214,7 +214,7 @@ class Lock:
         entry = (way_out and way_out.entry) or self._threads.leaving(this_thread())
         lease: Lease = entry.lease
         try:
-            over = lease.hold.ended is EndReason.RELEASED  # the body gave it up, and was told the outcome
+            over = lease.hold.ended is EndReason.RELEASED  # the body released it, and knows the outcome
             kept = self._on_commit and lease.valid() and self.description().manager.surroundings.keep(lease)
             outcome = Outcome.RELEASED if over or kept else lease.release()
         except BaseException:
@@ -303,7 +303,7 @@ class Lock:
             )
 
     def _refuse_options(self, block: str) -> None:
-        """Refuse options that work with another kind of block only; acquire() is none."""
+        """Raise if an option works only with another kind of block; ``acquire()`` has no block."""
         kinds = {"cancel_on_lost": (self._cancel_on_lost, "async with"), "on_commit=True": (self._on_commit, "with")}
         for option, (given, kind) in kinds.items():
             if given and kind != block:
@@ -330,12 +330,12 @@ class Lock:
         entered, limit, shared = described.manager.entered, described.wanted.limit, described.wanted.shared
         if (other := entered.get((self.names, limit, not shared, who))) and other.entered:
             raise RuntimeError(
-                f"Lock {self.name!r} is held here, {'exclusively' if shared else 'shared'}; it cannot be had the other "
-                "way as well, and would wait for itself."
+                f"Lock {self.name!r} is held here, {'exclusively' if shared else 'shared'}; it would wait "
+                "for itself if it were taken the other way as well."
             )
         lease = entered.get((self.names, limit, shared, who))
         if lease is None or not lease.enter_again():
-            return None  # one that was given back is over, however it ended
+            return None  # a lease that was released is over, however it ended
         return lease
 
     def _remember(self, described: Description, who: object, inside: bool, lease: Lease) -> None:

@@ -1,7 +1,7 @@
 """
-The locks of one alias, blocking and asyncio side by side: drivers of the decisions in :mod:`django_redlock.core`.
+The locks of one alias, blocking and asyncio: the decisions of :mod:`django_redlock.core`, carried out.
 
-A :class:`LockManager` owns the nodes and connections of one alias. It is internal but for what the API reference lists.
+Public in a :class:`LockManager` are ``lock``, ``release``, ``extend``, ``aextend``, ``close`` and ``aclose``.
 """
 
 import asyncio
@@ -24,15 +24,14 @@ from ..core.cleanup import cleanup
 from ..core.hold import BATCH, Hold, batches, release_outcome, renewal
 from ..core.names import check_names, named, slug
 from ..core.outcome import Outcome
-from ..core.owner import HolderKind, Owner, decode
-from ..core.replies import ANSWERS, Reply, votes_in
+from ..core.owner import HolderKind, Owner
+from ..core.replies import ANSWERS, Reply
 from ..core.requests import Instant, Release
 from ..core.round import Round
 from ..core.rules import MIN_TTL, UNSET, Rules, Wait, check_label, check_wait, seconds
 from ..core.surveying import SurveyOptions, survey_round
 from ..core.tokens import HighestToken
-from ..core.wanted import Wanted
-from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..core.wanted import Wanted, check_limit
 from ..nodes import Node
 from ..nodes.clock import steady
 from ..nodes.threads import exiting
@@ -44,6 +43,7 @@ from .lock import Description, IfTaken, Lock
 from .mistakes import explained
 from .notifications import AsyncNotifications, Notifications
 from .process import process
+from .refused import error_of, explain_waiting
 from .renewal import loop_watchdog, watchdog
 from .surroundings import Surroundings
 
@@ -51,8 +51,6 @@ Notify = Callable[..., None]
 
 log = logging.getLogger("django_redlock")
 _HOST = socket.gethostname()
-
-MAX_LIMIT = 1000
 
 
 def fresh_nonce() -> str:
@@ -66,7 +64,7 @@ def instant() -> Instant:
 
 
 def silent(event: str, **about: Any) -> None:
-    """Notify nobody."""
+    """Send no signal."""
 
 
 def nothing() -> None:
@@ -75,15 +73,15 @@ def nothing() -> None:
 
 class LockManager:
     """
-    The locks of one alias: its nodes, connections and numbers. One per alias and process.
+    The locks of one alias, with its nodes, connections and options; there is one per alias and process.
 
     Args:
         nodes: The nodes that vote.
-        rules: How to count and how long to wait.
-        alias: Its name in the settings.
-        notify: Called with an event's name and what it is about, for signals.
-        sleep: Blocks the calling thread for so many seconds.
-        asleep: Does the same for a task.
+        rules: The options of the alias.
+        alias: The alias in ``REDLOCK``.
+        notify: Called with the name of a signal and its arguments.
+        sleep: Blocks the calling thread for a number of seconds.
+        asleep: Does the same for an asyncio task.
     """
 
     def __init__(
@@ -139,27 +137,27 @@ class LockManager:
         if_taken: IfTaken = "raise",
     ) -> Lock:
         """
-        Describe a lock; asks no node.
+        Describe a lock; makes no network call.
 
         Args:
             name: What to lock, or several names to lock all or none of.
             ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``.
             wait: How long to try, in seconds; 0 is one attempt, None is for ever. The default is ``OPTIONS["wait"]``.
             renew: Whether to extend it while it is held; None is ``OPTIONS["renew"]``.
-            label: What the holder is doing, for people; never put a secret here.
+            label: The holder's work, for people; never put a secret here.
             ref: What identifies the work to programs, such as a task's id.
             kind: ``manual``, ``task``, ``view``, ``model`` or ``command``, for people.
-            token: Hold it with this token instead of a fresh one: 32 hexadecimal digits, unique to one holder.
-                For one ttl after an attempt that failed, nodes that did not answer it refuse the token as cancelled.
-            adopt: Take it over from the holder with this token, if that one still has it.
-            detached: Leave it to itself: it may last longer than ``max_ttl``, is not renewed, and its end is not
-                announced. For a place that another process takes over with ``adopt``, whose loss does no harm.
-            limit: How many may hold it at once.
-            shared: Whether other shared holders may have it too; an exclusive one may not.
-            barge: Whether to take it, if it is free, before those that wait for it.
-            reentrant: Whether the thread or task that has it may take it again.
-            heartbeat: After how many seconds without :meth:`Lease.heartbeat` it is no longer extended; None needs none.
-            max_hold: Longest time that renewal keeps it, in seconds; None is ``OPTIONS["max_hold"]``.
+            token: Hold it with this secret instead of a fresh one: 32 hexadecimal digits, unique to one holder.
+                For one ttl after an attempt that failed, nodes that did not answer it refuse the same secret.
+            adopt: Take it over from the holder with this secret, if that holder still has it.
+            detached: Neither renew nor watch it: it may last longer than ``max_ttl``, and its loss is not reported. For
+                a lock that another process takes over with ``adopt``, and whose loss does no harm.
+            limit: How many callers may hold it at once, from 1 to 1000.
+            shared: Whether other shared holders may hold it at the same time; an exclusive holder may not.
+            barge: Whether to ignore the queue and take the lock at once if it is free.
+            reentrant: Whether the thread or task that holds it may take it again.
+            heartbeat: Seconds without :meth:`Lease.heartbeat` after which it is no longer extended; None needs none.
+            max_hold: The longest time for which it is renewed, in seconds; None is ``OPTIONS["max_hold"]``.
             cancel_on_lost: Whether to cancel the body of ``async with`` when the lock is lost.
             on_commit: Whether a ``with`` block inside a transaction keeps the lock until the transaction has ended.
             if_taken: Whether a decorated function raises (``raise``) or returns None (``skip``) when the lock is taken.
@@ -170,7 +168,7 @@ class LockManager:
         """
         chosen = self._ttl(ttl, detached)
         renew = self.rules.renew if renew is None else renew
-        # What nobody renews ends by itself, and until then another process may go on with it, given the token.
+        # A lock that is not renewed depends on no process: whoever has its secret may go on with it until it ends.
         renewed_by = process.name if renew and not detached else ""
         owner = Owner(_HOST, process.pid, kind, label, ref, ttl=chosen, process=renewed_by)
         names = check_names(name)
@@ -199,13 +197,13 @@ class LockManager:
         strict: bool = False,
     ) -> Wanted:
         """
-        Describe one attempt at a lock with ``detached=True``, for :meth:`run`; for what they mean see :meth:`lock`.
+        Describe one attempt at a lock with ``detached=True``, for :meth:`run`; the arguments are those of :meth:`lock`.
 
-        Who takes it and goes away needs neither a :class:`Lock` nor a :class:`Lease`.
+        A caller that takes the lock and goes away needs neither a :class:`Lock` nor a :class:`Lease`.
 
         Args:
             strict: Whether it must be taken over, from *adopt* or from an earlier hold with the same *token*; a free
-                one is refused like a taken one.
+                lock is refused like a taken one.
 
         Raises:
             ValueError: The name or the ttl cannot work.
@@ -216,11 +214,11 @@ class LockManager:
 
     def release(self, name: str | Iterable[str], token: str) -> Outcome:
         """
-        Release a lock by its token, in any process; returns what :meth:`Lease.release` returns.
+        Release a lock by its secret, in any process; returns what :meth:`Lease.release` returns.
 
-        Only the holder with this token loses the lock. It must be known to be dead, or not to renew: the next
-        renewal of a living one puts back what it finds missing. A node that misses the release is told again in the
-        background for a day: the lock may be one that nobody renews, and lasts for long.
+        Only the holder with this secret loses the lock. That holder must be dead or must not renew: the next renewal of
+        a living holder restores the lock. If a node misses the release, the release is redelivered in the background
+        for a day, because a lock that is not renewed may last for long.
         """
         process.notice_fork()
         slugs = tuple(slug(name) for name in check_names(name))
@@ -232,13 +230,13 @@ class LockManager:
 
     def survey(self, **options: Unpack[SurveyOptions]) -> dict[int, Reply]:
         """
-        Ask every node, *but* some, for the locks named or for one page of its index.
+        Ask the nodes for the locks named, or for one page of their indexes.
 
         Args:
-            **options: What to ask for; see :class:`~django_redlock.core.surveying.SurveyOptions`.
+            **options: Those of :class:`~django_redlock.core.surveying.SurveyOptions`.
 
         Returns:
-            What came in time, by the node's index.
+            The replies that came in time, by the node's index.
         """
         process.notice_fork()
         round = survey_round(self.rules, options)
@@ -261,7 +259,7 @@ class LockManager:
         await self.driver.aclose()
 
     def ask(self, round: Round) -> None:
-        """Carry out one round, blocking; a release that does not reach a node goes on in the background."""
+        """Carry out one round, blocking; a release that does not reach a node is redelivered in the background."""
         self.driver.ask(round)
 
     async def aask(self, round: Round) -> None:
@@ -269,7 +267,7 @@ class LockManager:
         await self.driver.aask(round)
 
     def bring(self, round: Round) -> None:
-        """Bring a release to the nodes that have not answered it, in the background; makes no network call."""
+        """Have a release redelivered to the nodes that have not answered it; makes no network call."""
         self.driver.bring(round)
 
     def _outcome(self, wanted: Wanted, outcome: Granted | GaveUp) -> Granted | GaveUp:
@@ -279,10 +277,10 @@ class LockManager:
 
     def _took_over(self, wanted: Wanted, granted: Granted) -> None:
         """
-        See to it that the hold that was taken over ends on all nodes.
+        End the hold that was taken over on all nodes.
 
-        Nodes that missed the round would keep that hold for as long as it was to last, and nobody renews it. They are
-        told of its end, and refuse it from then on, in case that it was still on its way to them itself.
+        Nodes that missed the round would keep that hold until it ends by itself. The release that is redelivered to
+        them ends it and leaves a tombstone, in case that the request for that hold is still on its way.
         """
         round = granted.rounds[0]
         end = Release(granted.slugs, wanted.adopt, self.rules.guard)
@@ -300,10 +298,10 @@ class LockManager:
         self, wanted: Wanted, renew: bool, note: Callable[[Lease], object], waiting: Callable[[], object] = nothing
     ) -> Lease:
         """
-        Take a lock and return its lease, or raise why not.
+        Take a lock and return its lease.
 
         Args:
-            wanted: What to take.
+            wanted: The lock to take.
             renew: Whether to extend it while it is held.
             note: Called with the lease before the caller has it.
             waiting: Called before each pause of a caller that waits in the queue.
@@ -316,7 +314,7 @@ class LockManager:
             note(lease)
             return lease
         except BaseException:
-            if lease is not None:  # interrupted: nobody will know of it
+            if lease is not None:  # interrupted: the caller does not get the lease
                 lease.release()
             elif isinstance(outcome, Granted):
                 self.ask(Hold(wanted, outcome, self.rules, self._highest).release(self.rules.timeout(wanted.ttl)))
@@ -355,7 +353,7 @@ class LockManager:
                 notifications.waiters.leave(acquisition.waiter)
             return self._outcome(wanted, outcome)
         except BaseException:
-            # The interrupted round's connections are gone, so this makes new ones.
+            # The connections of the interrupted round were closed, so this makes new ones.
             self.ask(acquisition.undo(self.rules.timeout(wanted.ttl, len(wanted.names))))
             raise
 
@@ -370,7 +368,7 @@ class LockManager:
                 if not isinstance(step, Pause):
                     self.ask(step)
                 elif acquisition.waiter.name:
-                    self._explain(acquisition, step)
+                    explain_waiting(self.nodes, acquisition, step)
                     waiting()
                     notifications.wait(acquisition.waiter, step.seconds, step.told)
                 else:
@@ -406,7 +404,7 @@ class LockManager:
                 if not isinstance(step, Pause):
                     await self.aask(step)
                 elif acquisition.waiter.name:
-                    self._explain(acquisition, step)
+                    explain_waiting(self.nodes, acquisition, step)
                     waiting()
                     await notifications.wait(acquisition.waiter, step.seconds, step.told)
                 else:
@@ -418,11 +416,11 @@ class LockManager:
 
     def extend(self, leases: Sequence[Lease], ttl: float | None = None) -> int:
         """
-        Extend leases, a hundred in one round; returns how many are longer now.
+        Extend leases, at most a hundred in one round; returns how many are longer now.
 
         Args:
             leases: Leases of this manager.
-            ttl: Length of the leases from now on, in seconds; None leaves them as they are.
+            ttl: Length of the leases from now on, in seconds; None keeps the length of each.
         """
         longer = 0
         for round, chosen in self._renewals(leases, ttl):
@@ -441,7 +439,7 @@ class LockManager:
         return longer
 
     def _renewals(self, leases: Sequence[Lease], ttl: float | None) -> Iterator[tuple[Round, list[Lease]]]:
-        """Yield rounds and the leases that each extends; a lease that ended meanwhile is in none."""
+        """Yield each round and the leases that it extends; a lease that ended meanwhile is in none."""
         for first in range(0, len(leases), BATCH):
             now = steady()
             some = [lease for lease in leases[first : first + BATCH] if lease.valid()]
@@ -455,10 +453,10 @@ class LockManager:
                     lease.hold.asked(round, term)
                 yield round, [lease for lease, _ in chosen]
                 if round.count(*ANSWERS) < round.needed:
-                    return  # the nodes are silent; the others' turn comes after that of the leases of other aliases
+                    return  # the nodes are silent: leases of other aliases come first
 
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
-        """Return the lease of a won acquisition, or raise why it was not won."""
+        """Return the lease of a won acquisition; raises if the acquisition gave up."""
         lease = Lease(self, self.hold(wanted, outcome), renew, takeover(wanted, outcome))
         try:
             if not wanted.detached:
@@ -466,12 +464,12 @@ class LockManager:
                 self.driver.heartbeat.join()
             self.notify("lock_acquired", lease=lease)
             return lease
-        except BaseException:  # it must not be renewed for as long as the traceback refers to it
+        except BaseException:  # or it would be renewed for as long as the traceback refers to it
             lease.abandon()
             raise
 
     def aheld(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
-        """Return the same for the running event loop."""
+        """Do what :meth:`held` does for the running event loop."""
         lease = AsyncLease(self, self.hold(wanted, outcome), renew, takeover(wanted, outcome))
         try:
             if not wanted.detached:
@@ -482,17 +480,6 @@ class LockManager:
         except BaseException:
             lease.abandon()
             raise
-
-    def _explain(self, acquisition: Acquisition, pause: Pause) -> None:
-        """Say once why somebody waits for nodes rather than for another holder."""
-        if pause.silent and not acquisition.explained:
-            acquisition.explained = True
-            said = ", ".join(f"{self.nodes[node].name}: {reply}" for node, reply in sorted(pause.silent.items()))
-            log.warning(
-                "waiting for a quorum: %s",
-                said,
-                extra={"event": "no_quorum", "lock": named(acquisition.wanted.names)},
-            )
 
     def _ttl(self, ttl: float | None, detached: bool) -> float:
         if ttl is None:
@@ -508,21 +495,10 @@ class LockManager:
             QuorumUnavailableError: Too few nodes answered.
         """
         if isinstance(outcome, GaveUp):
-            error = self._error(wanted, outcome)
+            error = error_of(self.nodes, self.rules, wanted, outcome)
             self.notify("lock_taken", name=error.name, error=error)
             raise error
         return Hold(wanted, outcome, self.rules, self._highest)
-
-    def _error(self, wanted: Wanted, outcome: GaveUp) -> LockTakenError | QuorumUnavailableError:
-        name = named(wanted.names)
-        said = {node.name: str(outcome.replies.get(number, "not waited for")) for number, node in enumerate(self.nodes)}
-        if not outcome.taken:
-            after = votes_in(outcome.replies.values(), self.rules.needed) or None
-            why = (self.rules.needed, outcome.misconfigured, after)
-            return QuorumUnavailableError(name, outcome.waited, outcome.attempts, said, *why)
-        holder = decode(outcome.holder)
-        about, queued = holder._asdict() if holder else None, outcome.queued
-        return LockTakenError(name, outcome.waited, outcome.attempts, said, outcome.retry_after, about, queued)
 
     def _report(self, event: str, **about: Any) -> None:
         self.notify(event, **about)  # which may be another function by now
@@ -544,17 +520,3 @@ def _close_all() -> None:
 def takeover(wanted: Wanted, outcome: Granted | GaveUp) -> Round | None:
     """Return the round that took the lock over from another holder; None if nothing was taken over."""
     return outcome.rounds[0] if wanted.adopt and isinstance(outcome, Granted) else None
-
-
-def check_limit(limit: int, names: tuple[str, ...], shared: bool) -> None:
-    """
-    Raise ValueError unless *limit* holders can have the lock at once.
-
-    Raises:
-        ValueError: It is no whole number from 1 to 1000, or is combined with several names or with *shared*.
-    """
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
-        raise ValueError(f"limit must be a whole number from 1 to {MAX_LIMIT}, not {limit!r}.")
-    if limit > 1 and (shared or len(names) > 1):
-        other = "shared=True" if shared else "several names"
-        raise ValueError(f"limit={limit} and {other} cannot be combined; take two locks.")

@@ -1,7 +1,8 @@
 """
-Errors for people who know other locks, with the words of this one (internal).
+Errors for people who know other locks; they say what to write here (internal).
 
-Redis-py's lock has other words for the same things: ``timeout`` is the ttl, ``blocking_timeout`` is how long to wait.
+The lock of redis-py has other names for the same things: ``timeout`` is the ttl, ``blocking_timeout`` is how long to
+wait.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ ATTRIBUTES = {
 
 
 def explained(function: Callable[P, T]) -> Callable[P, T]:
-    """Have a call with an argument that *function* does not have raise a TypeError with what to write instead."""
+    """Make calls with an unknown argument raise a TypeError that says what to write instead."""
     known = list(signature(function).parameters)
 
     @wraps(function)
@@ -47,8 +48,8 @@ def explained(function: Callable[P, T]) -> Callable[P, T]:
                 if given not in known:
                     close = get_close_matches(given, known, n=1)
                     near = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
-                    notification = ARGUMENTS[given](kwargs[given]) if given in ARGUMENTS else near
-                    raise TypeError(f"{function.__name__}() has no argument {given!r}; {notification}.") from None
+                    advice = ARGUMENTS[given](kwargs[given]) if given in ARGUMENTS else near
+                    raise TypeError(f"{function.__name__}() has no argument {given!r}; {advice}.") from None
             raise
 
     return checked
@@ -56,5 +57,5 @@ def explained(function: Callable[P, T]) -> Callable[P, T]:
 
 def no_attribute(kind: str, name: str, attribute: str) -> AttributeError:
     """Return the error for an *attribute* that a lock does not have, with what to write instead if that is known."""
-    notification = ATTRIBUTES.get(attribute, "").format(name=name)
-    return AttributeError(f"{kind!r} object has no {attribute!r}{f'; {notification}' if notification else ''}.")
+    advice = ATTRIBUTES.get(attribute, "").format(name=name)
+    return AttributeError(f"{kind!r} object has no {attribute!r}{f'; {advice}' if advice else ''}.")

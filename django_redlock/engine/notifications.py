@@ -1,9 +1,9 @@
 """
-Tell the waiters of this process that it is their turn.
+Notify the waiters of this process of their turn (internal).
 
-A node that frees a lock publishes who is first in line, on a channel of that waiter's process. One connection per
-process and node listens, whatever the number of waiters; it is made when somebody first has to wait, and made anew if
-nobody has waited for a while. A notification only makes a waiter ask sooner: nothing is wrong if it is lost.
+A node that frees a lock publishes the name of the first waiter in the queue, on a channel of that waiter's process. One
+connection per process and node listens, whatever the number of waiters. It is made when a caller first has to wait, and
+made anew if nobody has waited for a while. A notification only makes a waiter ask sooner, so a lost one does no harm.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from .connections import CONNECT_TIMEOUT
 from .waiters import Waiters
 from .wakeup import WakeUp
 
-LINGER = 10.0  # seconds without waiters after which the connections are not trusted any more
+LINGER = 10.0  # seconds without waiters after which the connections are no longer trusted
 RETRY = 1.0  # seconds between two tries to reach a node
 
 log = logging.getLogger("django_redlock")
@@ -50,19 +50,19 @@ class Notifications:
 
     def wait(self, waiter: Waiter, seconds: float, told: float) -> None:
         """
-        Block until *waiter* is called.
+        Block until *waiter* is notified.
 
         Args:
-            waiter: Who waits.
-            seconds: For how long at most, if too few nodes can call it.
-            told: For how long at most if enough can.
+            waiter: The waiter.
+            seconds: How long to wait at most if too few nodes can notify it.
+            told: How long to wait at most, in seconds, if enough nodes can.
         """
         bell = self.waiters.join(waiter)
         listener = self._listen()
         listener.wait(waiter, bell, self._clock() + (told if self.waiters.told else seconds))
 
     def _listen(self) -> "Listener":
-        """Return the connections, new ones if these have been out of use for long."""
+        """Return the connections, or new ones if these have not been used for long."""
         with self._mutex:
             listener = self._listener
             if listener is None or listener.forgotten():
@@ -79,7 +79,7 @@ class Notifications:
         self.close()
 
     def close(self) -> None:
-        """Drop the connections; who waits now does so until its pause is over."""
+        """Drop the connections; a waiter that waits now does so until its pause ends."""
         with self._mutex:
             listener, self._listener = self._listener, None
         if listener:
@@ -88,21 +88,21 @@ class Notifications:
 
 class Listener:
     """
-    The connections that notifications come on, and which of those who wait reads them.
+    The connections that bring notifications, and the waiter that reads them.
 
-    Whoever waits first *leads*: it reads for all. When it is notified or its time is over, another takes its place. A
-    thread that did nothing but read would have to be woken for every notification, and would then wake the waiter.
-    Between one holder and the next, that is two changes of threads too many.
+    The first waiter *leads*: its thread reads for all of them. When it is notified or stops waiting, another waiter
+    takes over. A thread of its own would have to be woken for every notification, and would then wake the waiter. That
+    would be two more switches of threads between one holder and the next.
     """
 
     def __init__(self, nodes: Sequence[Node], waiters: Waiters[threading.Event], clock: Clock) -> None:
         self._nodes = nodes
         self._waiters = waiters
         self._clock = clock
-        self._mutex = threading.Lock()  # guards who leads, and whether the connections are still to be used
+        self._mutex = threading.Lock()  # guards the leader, and whether the connections are still in use
         self._leader: Waiter | None = None
         self._closed = False
-        self._bells: dict[str, threading.Event] = {}  # of those who wait at this moment
+        self._bells: dict[str, threading.Event] = {}  # of the threads that wait at this moment
         self._used = clock()
         self._links: dict[int, NotificationLink] = {}
         self._arrived: deque[tuple[int, NotificationLink | LinkError]] = deque()
@@ -111,13 +111,13 @@ class Listener:
         self._wakeup = WakeUp()
 
     def forgotten(self) -> bool:
-        """Return whether nobody has waited for so long that a firewall may have dropped the connections."""
+        """Return whether the connections were closed, or unused for longer than firewalls keep them open."""
         return self._closed or (not self._bells and self._clock() - self._used > LINGER)
 
     def wait(self, waiter: Waiter, bell: threading.Event, until: float) -> None:
-        """Block until *waiter* is called or the time is *until*."""
+        """Block until *waiter* is notified or the time is *until*."""
         try:
-            self._bells[waiter.name] = bell  # before it is seen that another leads, who may be about to stop
+            self._bells[waiter.name] = bell  # before the check for a leader, which may be about to stop
             while not waiter.called and (left := until - self._clock()) > 0:
                 bell.clear()
                 if self._leads(waiter):
@@ -136,11 +136,11 @@ class Listener:
             return self._leader is waiter
 
     def _nobody_leads(self) -> bool:
-        """Return whether somebody else may lead: one that was interrupted as it stopped to wait does so no longer."""
+        """Return whether the lead is free; a leader that was interrupted as it stopped no longer leads."""
         return self._leader is None or self._leader.name not in self._bells
 
     def _step_down(self, waiter: Waiter) -> None:
-        """Leave the lead to somebody who waits; whoever was to take it and is gone itself has it passed on."""
+        """Leave the lead to a waiter; one that was to take it and has gone itself passes it on."""
         with self._mutex:
             if self._leader is waiter:
                 self._leader = None
@@ -152,7 +152,7 @@ class Listener:
                     break
 
     def close(self) -> None:
-        """Drop the connections, or have the one who reads them do it."""
+        """Drop the connections, or have the thread that reads them do it."""
         with self._mutex:
             self._closed = True
             self._waiters.listening.clear()  # now, because the connections that take their place will fill it
@@ -166,7 +166,7 @@ class Listener:
         self._mutex, self._leader = threading.Lock(), None
 
     def _read(self, left: float) -> None:
-        """Wait for something to happen, for at most so many seconds, and deal with it."""
+        """Wait for an event for at most *left* seconds, and deal with it."""
         self._connect_missing(self._clock())
         for node in self._poll(left):
             self._read_link(node)
@@ -206,10 +206,10 @@ class Listener:
         self._arrived.append((node, link))
         self._wakeup.ring()
         if self._closed:
-            self._drop_arrivals()  # nobody else would
+            self._drop_arrivals()  # no other thread would
 
     def _called_elsewhere(self, node: int, name: str) -> None:
-        """Take a notification in a thread that may not be the one that reads, which is then woken."""
+        """Take a notification in any thread, and wake the one that reads."""
         self._waiters.notification(node, name)
         self._wakeup.ring()
 
@@ -227,7 +227,7 @@ class Listener:
             self._arrived.popleft()
 
     def _poll(self, left: float) -> list[int]:
-        """Wait for something to happen; returns the nodes that have something to say."""
+        """Wait for an event; returns the nodes whose connections can be read."""
         if self._arrived:
             return []
         poll = select.poll()
@@ -343,7 +343,7 @@ class AsyncNotifications:
             except LinkError:
                 await asyncio.sleep(RETRY)
                 continue
-            except Exception:  # whatever it was, it may not be so the next time
+            except Exception:  # whatever it was, the next try may succeed
                 log.exception("listening to %s failed", self._nodes[node].name)
                 await asyncio.sleep(RETRY)
                 continue

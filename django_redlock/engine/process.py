@@ -1,8 +1,8 @@
 """
-Which process this is: notice that it was forked, also by those who do not tell Python of it, such as uWSGI.
+Identify this process, and notice forks, even those that Python does not see, such as uWSGI's (internal).
 
-Asking for the process id each time is a system call, of which a lock has few. Linux empties a page of memory in a
-forked child if it is asked to, and a look at that costs nothing.
+Asking for the process id each time is a system call, and a lock makes few of those. Linux can empty a page of memory in
+a forked child, and reading that page costs nothing.
 """
 
 import mmap
@@ -21,9 +21,9 @@ class Process:
         self.pid = os.getpid()
         self.name = _new_name()
         self.starts: list[Callable[[], object]] = []
-        """What is called in a forked child, before it uses a lock or a lease."""
+        """Functions to call in a forked child before it uses a lock or a lease."""
         self.mutex = threading.Lock()
-        """Has one thread of a forked child put away what belongs to the parent, while the others wait."""
+        """Held by the one thread of a forked child that drops what belongs to the parent, while the others wait."""
         self._mark = ForkMark()
 
     def begin(self) -> None:
@@ -61,7 +61,7 @@ class ForkMark:
 
 
 def _new_name() -> str:
-    """Return what tells this process from all others, past and future ones on this host included."""
+    """Return a name that no other process has, including past and future ones on this host."""
     return f"{os.getpid():x}.{os.urandom(6).hex()}"
 
 

@@ -1,5 +1,5 @@
 """
-Bring releases to nodes that have missed them.
+Redeliver releases to nodes that have missed them (internal).
 
 A release is sent once and not waited for longer than a round lasts. Where its connection broke, or there was none,
 the node would keep the key until the lease ends; so the release is sent again, over a connection of its own, until
@@ -30,7 +30,7 @@ log = logging.getLogger("django_redlock")
 
 class Redelivery:
     """
-    Brings releases to the nodes of one alias.
+    Redelivers releases to the nodes of one alias.
 
     Args:
         nodes: The nodes, in the order of the settings.
@@ -40,7 +40,7 @@ class Redelivery:
     def __init__(self, nodes: Sequence[Node], clock: Clock = steady) -> None:
         self._nodes = nodes
         self._clock = clock
-        # Its thread alone changes what is to be brought. The others send it messages, each by one call into C.
+        # Only its thread changes what is undelivered. The others send it messages, each with one call into C.
         self._inbox: deque[tuple[Mapping[int, Request], float] | None] = deque()  # None has it drop all
         self._bell = Bell(threading.Lock())
         self._undelivered: dict[int, dict[Request, float]] = {}
@@ -51,14 +51,14 @@ class Redelivery:
         return coming + sum(map(len, self._undelivered.copy().values()))
 
     def take(self, requests: Mapping[int, Request], until: float) -> None:
-        """Bring requests to their nodes; not beyond the time *until*, on the steady clock."""
+        """Redeliver requests to their nodes until the time *until*, in seconds on the steady clock."""
         self._inbox.append((requests, until))
         self._bell.ring()
         if why := self._thread.start():  # the next release that is missed tries again
             log.warning("no thread to bring missed releases: %s", why)
 
     def close(self) -> None:
-        """Drop what has not been brought, and end the thread."""
+        """Drop what is undelivered, and end the thread."""
         self._inbox.append(None)
         self._bell.ring()
         self._thread.join(2 * CONNECT_TIMEOUT)
@@ -79,7 +79,7 @@ class Redelivery:
                     due[node] = self._clock() + pauses[node]
 
     def _next(self, due: Mapping[int, float]) -> list[int] | None:
-        """Wait for a node whose time has come; returns None when there is nothing left to bring."""
+        """Wait until nodes are due for another try and return them; None when everything is delivered."""
         while True:
             self._read_inbox()
             now = self._clock()
@@ -97,7 +97,7 @@ class Redelivery:
                 self._undelivered.clear()
             else:
                 self._keep(*message)
-            self._inbox.popleft()  # last, so that it never seems to have nothing to do
+            self._inbox.popleft()  # last, so that it never seems to be idle
 
     def _keep(self, requests: Mapping[int, Request], until: float) -> None:
         for node, request in requests.items():
@@ -113,13 +113,13 @@ class Redelivery:
                 del self._undelivered[node]
 
     def _visit(self, node: int) -> bool:
-        """Bring a node what there is for it; returns whether it took everything."""
+        """Deliver everything for one node; returns whether it took everything."""
         requests = list(self._undelivered.get(node, ()))
         try:
             link = self._nodes[node].connect(CONNECT_TIMEOUT)
         except LinkError:
             return False
-        except Exception:  # whatever it was, the others must get theirs
+        except Exception:  # whatever it was, the other nodes must get their releases
             log.exception("connecting to %s failed", self._nodes[node].name)
             return False
         with suppress(LinkError):

@@ -31,7 +31,7 @@ _thread = _Thread()
 
 def this_thread() -> object:
     """Return what stands for the calling thread, and never for another one."""
-    # Greenlets share the mark if gevent was told of them only after this module had been imported.
+    # Greenlets share the mark if gevent patched threads only after this module had been imported.
     return threading.get_ident(), _thread.mark
 
 
@@ -42,7 +42,7 @@ def this_task() -> object:
 
 
 class Held(Protocol):
-    """What is needed of a :class:`~django_redlock.engine.lease.Lease`."""
+    """The part of a :class:`~django_redlock.engine.lease.Lease` that is used here."""
 
     def abandon(self) -> None:
         """Have it released in the background."""
@@ -127,7 +127,7 @@ class Entry:
     Args:
         who: The thread or task.
         lease: What it got.
-        about: What else is to be known when it leaves.
+        about: Data that is needed when it leaves.
     """
 
     __slots__ = ("about", "lease", "over", "tie", "who")
@@ -163,7 +163,7 @@ class Entries:
         return any(not entry.dropped for entry in self._entries.get(who, ()))
 
     def add(self, who: object, lease: Any, way_out: WayOut | None, about: Any = None) -> None:
-        """Note that *who* has entered, and how it will leave if that is known."""
+        """Note that *who* has entered, with its way out if that is known."""
         entry = Entry(who, lease, about)
         if way_out is not None:
             entry.tie = Tie.between(way_out, lease)
@@ -172,13 +172,13 @@ class Entries:
 
     def leaving(self, who: object) -> Entry:
         """
-        Return the entry that *who* is about to leave, and be it that of another.
+        Return the entry that *who* is about to leave, which may be that of another thread or task.
 
         A generator may be closed by another thread or task than the one that entered; so who has not entered leaves
         for the only one that has.
 
         Raises:
-            RuntimeError: That one cannot be told.
+            RuntimeError: Several entries are possible.
         """
         return self._entries[who if who in self._entries else self._only_one()][-1]
 
@@ -218,8 +218,8 @@ class Entries:
         if not inside:
             raise RuntimeError(f"Lock {named(self._names)!r} is not entered: there is nothing to leave.")
         raise RuntimeError(
-            f"Lock {named(self._names)!r} is not entered here, but in {len(inside)} other tasks or threads, and it "
-            "cannot be told which of them to leave for. Leave it where it was entered, or make a lock for each."
+            f"Lock {named(self._names)!r} is not entered here, but in {len(inside)} other tasks or threads. "
+            "Leave it where it was entered, or make a lock for each."
         )
 
 

@@ -1,10 +1,10 @@
 """
-Keep held leases alive, and tell their holders when they ended.
+Extend held leases, and notify their holders when they end (internal).
 
 One thread per process and one timer per event loop look after all leases, whatever their number; those that are due
 at about the same time are extended in one round. Lateness is normal (a busy interpreter delays any thread), so
-nothing here decides whether a lease is valid: that, a lease asks its clock. A lease that its holder dropped without
-a release is no longer looked after and ends by itself.
+nothing here decides whether a lease is valid; a lease decides that by the clock. A lease that its holder dropped
+without a release is no longer extended and ends by itself.
 """
 
 import asyncio
@@ -31,18 +31,18 @@ log = logging.getLogger("django_redlock")
 
 
 abandoned: deque[Any] = deque()
-"""What was not released when it was left, with a method ``abandon()``; whichever watchdog is first calls it."""
+"""Leases whose blocks were left without a release; the first watchdog to run calls their ``abandon()``."""
 
 
 def release_abandoned() -> None:
-    """Have what was not released when it was left released in the background."""
+    """Have the leases in ``abandoned`` released in the background."""
     while abandoned:
         with suppress(IndexError):  # another thread was quicker
             abandoned.popleft().abandon()
 
 
 class Keeper(Protocol):
-    """Who extends leases."""
+    """A manager, as far as it extends leases."""
 
     def extend(self, leases: Any) -> int:
         """Extend leases; may block for one node timeout for each hundred of them."""
@@ -52,33 +52,33 @@ class Keeper(Protocol):
 
 
 class Tended(Protocol):
-    """What the watchdog looks after."""
+    """A lease, or something else that the watchdog looks after."""
 
     @property
     def keeper(self) -> Keeper:
-        """Who extends it."""
+        """The manager that extends it."""
 
     @property
     def renewed(self) -> bool:
-        """Whether it is extended; if not, it is told when its time is over."""
+        """Whether it is extended; otherwise only its end is noticed."""
 
     @property
     def slack(self) -> float:
-        """By how many seconds it may be looked at early, if others are due: to be extended with them."""
+        """Seconds by which it may be extended early, together with others that are due."""
 
     def due(self) -> float:
         """Return when to look at it next, on the steady clock; infinity when it ended."""
 
     def valid(self) -> bool:
-        """Return whether its time is not over; its holder is told if it is."""
+        """Return whether it is still held; if not, its holder is notified."""
 
 
 class Agenda:
     """
-    Which leases are due when. Keeps none of them alive.
+    The leases by the time when they are due. It keeps none of them alive.
 
-    One dictionary without an order: it is never half changed, whenever an exception arrives, and to look through ten
-    thousand leases takes less than a millisecond.
+    A plain dictionary is never half changed when an exception arrives, and searching ten thousand leases in it takes
+    less than a millisecond.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Agenda:
         return (lease for key in list(self._leases) if (lease := key()) is not None)
 
     def add(self, lease: Tended) -> float:
-        """Put a lease on the agenda, or in its new place; returns when it is due, infinity if it has ended."""
+        """Put a lease on the agenda, or change when it is due; returns that time, infinity if it has ended."""
         when = lease.due()
         if when == NEVER:
             self.drop(lease)
@@ -117,9 +117,9 @@ class Agenda:
 
     def take(self, now: float) -> list[Tended]:
         """
-        Return the leases that are due by now, and with them those that soon will be; each is to be put back.
+        Return the leases that are due, and those that soon will be. The caller puts each of them back.
 
-        If an exception keeps the caller from that, they are due again soon.
+        If an exception prevents that, they are due again soon.
         """
         due: list[Tended] = []
         if self.next() > now:
@@ -159,8 +159,8 @@ class Watchdog:
     """
     One thread that looks after all leases of blocking code in this process.
 
-    It alone changes the agenda. The others send it messages, each by one call into C, because an exception may arrive
-    in them at any moment.
+    Only this thread changes the agenda. The others send it messages, each with one call into C, because an exception
+    may interrupt them at any moment.
 
     Args:
         clock: Returns seconds on a steady clock.
@@ -172,9 +172,9 @@ class Watchdog:
         self.start_over()
 
     def start_over(self) -> None:
-        """Look after nothing; in a forked child, where the thread did not survive and no lease is ours."""
+        """Begin with no leases; called in a forked child, which has neither the thread nor the leases of its parent."""
         self._agenda = Agenda()
-        self._inbox: deque[tuple[ref[Tended], bool]] = deque()  # what to look after, and what to do so no longer
+        self._inbox: deque[tuple[ref[Tended], bool]] = deque()  # leases to look after, and leases to forget
         self._bell = Bell(real_lock())
         # A greenlet would not get its turn while a task computes.
         self._thread = Background(self._run, self._busy, "django_redlock watchdog", real=True)
@@ -196,25 +196,25 @@ class Watchdog:
             log.error("no thread to extend leases, which will end by themselves: %s", why)
 
     def forget(self, lease: Tended) -> None:
-        """Stop looking after *lease*; of one that has ended, the thread finds that by itself."""
+        """Stop looking after *lease*; the thread notices by itself when one has ended."""
         if lease.due() != NEVER:
             self._inbox.append((ref(lease), False))
 
     def tends(self, keeper: Keeper) -> bool:
         """Return whether it looks after leases of *keeper*."""
-        # What has just come first: a message is on the agenda before it is taken out of the box.
+        # The inbox first: a lease is put on the agenda before its message is removed from the inbox.
         coming = [lease for key, added in self._inbox.copy() if added and (lease := key()) is not None]
         return any(lease.keeper is keeper and lease.due() != NEVER for lease in (*coming, *self._agenda))
 
     def rest(self) -> None:
-        """End the thread now if there is nothing to look after; otherwise it ends a while after the last lease."""
+        """End the thread now if it looks after no lease; otherwise it ends a while after the last one."""
         self._resting = True
         self._bell.ring()
         if not self._agenda:
             self._thread.join(1.0)
 
     def apart(self, function: Callable[[], object]) -> bool:
-        """Have another thread call *function*, which may block, if this is the thread that renews; returns whether."""
+        """If the calling thread is the watchdog's, have another one call *function*; returns whether it was."""
         if not self._thread.here:
             return False
         self._errands.run(function)
@@ -237,7 +237,7 @@ class Watchdog:
             elif not self._inbox and (self._resting or now - idle > LINGER):
                 return
             self._wake_at = min(now + TICK, self._agenda.next())
-            if not self._inbox:  # what comes from now on rings if it is due before that
+            if not self._inbox:  # a message that comes now rings if its lease is due earlier
                 self._bell.wait(self._wake_at - now)
             self._wake_at = NEVER
 
@@ -250,16 +250,16 @@ class Watchdog:
             self._inbox.popleft()
 
     def _tend(self, leases: list[Tended]) -> bool:
-        """Look after leases; a function of its own, so that none of them is kept alive while the thread sleeps."""
+        """Extend leases; in a function of its own, so that none of them is kept alive while the thread sleeps."""
         try:
             for keeper, some in by_keeper(leases).items():
                 try:
                     keeper.extend(some)
-                except Exception:  # whatever goes wrong with some must not end the watch over the others
+                except Exception:  # an error with some leases must not end the renewal of the others
                     log.exception("extending %d leases failed", len(some))
         except BaseException:  # a receiver of a signal may even call sys.exit(), which ends no process here
             log.exception("looking after %d leases failed", len(leases))
-        self._read_inbox()  # what was forgotten meanwhile is not put back
+        self._read_inbox()  # leases that were forgotten meanwhile are not put back
         for lease in leases:
             self._agenda.put_back(lease)
         return bool(leases)
@@ -269,8 +269,8 @@ class AsyncWatchdog:
     """
     A timer that looks after all leases of an event loop, and a task while some are extended; none when idle.
 
-    Behind the timer there is always a second one. An exception from a signal handler may end a callback before its
-    first line, or have the event loop itself lose a timer that it has just taken.
+    A second timer always follows the first. An exception from a signal handler may end a callback before its first
+    line, or make the event loop lose a timer that it has just taken.
     """
 
     def __init__(self, clock: Callable[[], float] = steady) -> None:
@@ -294,13 +294,13 @@ class AsyncWatchdog:
         return any(lease.keeper is keeper for lease in self._agenda)
 
     def rest(self) -> None:
-        """Drop the timers if there is nothing to look after; otherwise they go when they have found nothing."""
+        """Drop the timers if there is no lease; otherwise they end when they find none."""
         if not self._agenda:
             self._wake_at = NEVER
             self._drop_timers(self._timers)
 
     def apart(self, function: Callable[[], object]) -> bool:
-        """Return False: what a lease of asyncio reports, it reports in its event loop."""
+        """Return False: callbacks of a lease of asyncio run in its event loop."""
         return False
 
     def _set_timers(self, earliest: float = 0.0) -> None:
@@ -316,7 +316,7 @@ class AsyncWatchdog:
             timer.cancel()
 
     def _look(self) -> None:
-        """See what is due; look again when something may be, unless there is nothing to look after."""
+        """Extend the leases that are due, and set the timers for the next ones, if there are any."""
         if self._task is not None and not self._task.done():
             self._set_timers(TICK)
             self._wake_at = 0.0  # no sooner
@@ -328,7 +328,7 @@ class AsyncWatchdog:
             self._task = asyncio.get_running_loop().create_task(self._tend(leases), name="django_redlock watchdog")
             self._task.add_done_callback(self._tended)
             self._set_timers(TICK)
-            self._wake_at = 0.0  # no timer is wanted before these are done with
+            self._wake_at = 0.0  # no timer is needed before these are done
         elif self._agenda:
             self._set_timers()
         else:
@@ -342,7 +342,7 @@ class AsyncWatchdog:
         if failed is None and not task.cancelled():
             self._look()
         elif self._agenda:
-            # The loop is about to end, as a rule, and a new task would be left over; but others may have time yet.
+            # As a rule the loop is about to end, so that a new task would be left over; a timer does no harm.
             self._set_timers(TICK)
 
     async def _tend(self, leases: list[Tended]) -> None:
@@ -358,7 +358,7 @@ class AsyncWatchdog:
 
 
 watchdog = Watchdog()
-"""The one of this process."""
+"""The watchdog of this process."""
 
 process.starts.append(watchdog.start_over)
 
@@ -366,5 +366,5 @@ _per_loop = PerLoop(AsyncWatchdog)
 
 
 def loop_watchdog() -> AsyncWatchdog:
-    """Return the one of the running event loop."""
+    """Return the watchdog of the running event loop."""
     return _per_loop.get()

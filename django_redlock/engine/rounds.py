@@ -1,5 +1,5 @@
 """
-Ask all nodes at once, blocking the calling thread, and stop as soon as the outcome is certain.
+Ask all nodes at once, blocking the calling thread, and stop as soon as the outcome is certain (internal).
 
 A *connection set* has one connection per node. Threads take connection sets from a stack, last in, first out, so that
 a process with one busy thread has one warm set. Requests are written to all connections, then one poll waits for all
@@ -54,7 +54,7 @@ class Gather:
         self.breakers = Breakers(len(nodes))
 
     def ask(self, round: Round) -> None:
-        """Carry out one round: send, and wait until it is decided, everyone replied, or its time is over."""
+        """Carry out one round: send, and wait until it is decided, everyone replied, or its timeout has passed."""
         if not round.requests:
             return
         round.doubted = self.admission.doubted
@@ -85,7 +85,7 @@ class Gather:
         """Return the connection set that was used last, or a new one."""
         try:
             connections = stack.pop()
-            while connections.closed:  # whoever gave it back was interrupted just then
+            while connections.closed:  # the thread that gave it back was interrupted just then
                 connections = stack.pop()
         except IndexError:
             return ConnectionSet()
@@ -98,7 +98,7 @@ class Gather:
         return ConnectionSet()
 
     def _trim(self, stack: list[ConnectionSet]) -> None:
-        """Close the connection set that has been idle longest: it is from a time when more threads asked at once."""
+        """Close the connection set that has been idle longest, from a time when more threads used locks."""
         with suppress(IndexError):  # others take connection sets at the same time
             stack.pop(0).retire()
 
@@ -136,7 +136,7 @@ class Gather:
             self._hear_out(connections, round, packed)
         for node in connections.connecting:
             if node in round.requests and node not in round.replies:
-                round.receive(node, failed(Failure.NOT_CONNECTED))  # it will not be sent there any more
+                round.receive(node, failed(Failure.NOT_CONNECTED))  # the request will not be sent there
 
     def _settle(self, connections: ConnectionSet, look: bool) -> None:
         """Bring a connection set up to date: links that have arrived, and links that servers closed meanwhile."""
@@ -148,7 +148,7 @@ class Gather:
                     self._catch_up(connections, connection)
                 if (
                     not connection.in_flight and connection.node in connections.by_node
-                ):  # the end of a link comes behind what it outstanding
+                ):  # the end of a link comes behind the replies in flight
                     self._catch_up(connections, connection)
 
     def _send(self, connections: ConnectionSet, round: Round, node: int, packed: dict[int, bytes], now: float) -> bool:
@@ -172,7 +172,7 @@ class Gather:
         return True
 
     def _heard(self, connections: ConnectionSet, connection: Connection, round: Round, now: float) -> Connection | None:
-        """Read what a node owes; returns its connection, unless its link has broken or has been silent for too long."""
+        """Read the replies in flight; returns the connection, unless its link broke or was silent for too long."""
         if not self._catch_up(connections, connection):
             return None
         if round.cleanup or not connection.in_flight or now <= connection.in_flight[0].overdue:
@@ -183,7 +183,7 @@ class Gather:
         return None
 
     def _see_to(self, connections: ConnectionSet, round: Round, nodes: list[int], now: float) -> None:
-        """See to links for nodes that have none, or note why not."""
+        """Connect to nodes that have no link, or note why not."""
         resting = self.breakers.resting(round, now)
         timeout = max(round.timeout, CONNECT_TIMEOUT)
         for node in nodes:
@@ -199,7 +199,7 @@ class Gather:
                 round.receive(node, failed(Failure.FAILED_LATELY))
 
     def _catch_up(self, connections: ConnectionSet, connection: Connection) -> bool:
-        """Read what has come; returns whether the link still works."""
+        """Read the replies that have come; returns whether the link still works."""
         try:
             connection.read()
         except LinkError as error:
@@ -208,7 +208,7 @@ class Gather:
         return True
 
     def _read(self, connections: ConnectionSet, connection: Connection) -> None:
-        """Do the same when something has come, and note whether the node is well."""
+        """Read the replies that have come, and note whether the node works."""
         try:
             connection.read()
         except LinkError as error:
@@ -218,7 +218,7 @@ class Gather:
             self.breakers[connection.node].answered()
 
     def _wait(self, connections: ConnectionSet, round: Round, packed: dict[int, bytes], left: float) -> bool:
-        """Wait for something to happen and deal with it; returns False if nothing can happen any more."""
+        """Wait for an event and deal with it; returns False if no more can come."""
         if connections.arrived:
             self._welcome(connections, round, packed)
             return True
@@ -229,12 +229,12 @@ class Gather:
         return True
 
     def _look_once_more(self, connections: ConnectionSet) -> None:
-        """Take what has come in time to a thread that had no time for it, as where an interpreter is busy."""
+        """Read replies that came in time, but that a busy interpreter had no time to read."""
         for connection in connections.ready(0.0):
             self._read(connections, connection)
 
     def _hear_out(self, connections: ConnectionSet, round: Round, packed: dict[int, bytes]) -> None:
-        """Take what else the nodes say to a round that was refused, for as long as it has patience."""
+        """Wait for the other replies to a round that was refused, for as long as its patience."""
         until = self._clock() + round.patience
         while round.unheard and (left := until - self._clock()) > 0 and self._wait(connections, round, packed, left):
             pass
@@ -306,12 +306,12 @@ class Gather:
             link = self._nodes[node].connect(timeout)
         except LinkError as error:
             link = error
-        except Exception:  # whatever it was, the node must not stay "connecting" for ever
+        except Exception:  # whatever it was, the node must not stay in the state "connecting"
             log.exception("connecting to %s failed", self._nodes[node].name)
             link = LinkError(Failure.UNREACHABLE)
         self.breakers[node].was_tried(until)
         if isinstance(link, LinkError):
-            # Noted now: the set may not be used again for long, and the node has then been left alone long enough.
+            # Noted now, because the connection set may not be used again for long.
             self.breakers[node].failed(self._clock(), link.detail)
         connections.deliver(node, link)
 

@@ -54,7 +54,7 @@ class AsyncGather:
         self._connecting: dict[int, asyncio.Task[LinkError | None]] = {}
 
     async def ask(self, round: Round) -> None:
-        """Carry out one round: send, and wait until it is decided, everyone replied, or its time is over."""
+        """Carry out one round: send, and wait until it is decided, everyone replied, or its timeout has passed."""
         round.doubted = self._admission.doubted
         poll, start = Poll(round), self._clock()
         fresh = not self._lines
@@ -101,7 +101,7 @@ class AsyncGather:
             timer.cancel()
 
     async def _hear_out(self, poll: "Poll") -> None:
-        """Take what else the nodes say to a round that was refused, for as long as it has patience."""
+        """Wait for the other replies to a round that was refused, for as long as its patience."""
         loop = asyncio.get_running_loop()
         until = loop.time() + poll.round.patience
         while poll.round.unheard and (left := until - loop.time()) > 0:
@@ -174,7 +174,7 @@ class AsyncGather:
         if task is None:
             task = asyncio.get_running_loop().create_task(self._open(node, poll.round.timeout))
             self._connecting[node] = task
-            # By a callback, so that a round which sees no link on its way has been told of all that have come.
+            # In a callback, so that a round that sees no connection being made has seen all that were made.
             task.add_done_callback(lambda _: self._connecting.pop(node, None))
 
         def connected(task: "asyncio.Task[LinkError | None]") -> None:
@@ -198,7 +198,7 @@ class AsyncGather:
         except LinkError as error:
             self._breakers[node].failed(self._clock(), error.detail)
             return error
-        except Exception:  # whatever it was, the round must be told
+        except Exception:  # whatever it was, the round must learn of it
             log.exception("connecting to %s failed", self._nodes[node].name)
             self._breakers[node].failed(self._clock(), Failure.UNREACHABLE.value)
             return LinkError(Failure.UNREACHABLE)

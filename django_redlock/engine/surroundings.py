@@ -1,4 +1,4 @@
-"""What a framework knows of the thread that takes a lock (internal)."""
+"""The event loop and the transactions around a lock (internal)."""
 
 from typing import Any, Protocol
 

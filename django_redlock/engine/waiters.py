@@ -1,5 +1,5 @@
 """
-Who waits in this process, or in one event loop, and which of them a notification is for (internal).
+The waiters of this process, or of one event loop, and the one that a notification is for (internal).
 """
 
 import asyncio
@@ -19,16 +19,16 @@ Event = TypeVar("Event", threading.Event, asyncio.Event)
 
 class Waiters(Generic[Event]):
     """
-    Those that wait in this process, or this event loop, by the names that the nodes know.
+    The waiters of this process, or of one event loop, by the names that the nodes know.
 
     Args:
-        needed: How many nodes must be heard for a waiter to rely on being told.
+        needed: How many nodes must be listened to so that a waiter can rely on notifications.
         event: Makes the event that a waiter waits for.
     """
 
     def __init__(self, needed: int, event: Callable[[], Event]) -> None:
-        # Nodes publish to this name. Random bits keep two processes apart, also in containers with one host name
-        # and one process number; the host is for people who look at who waits.
+        # Nodes publish to this name. Random bits tell two processes apart that have the same host name and process id,
+        # as in containers; the host is for people who look at the queue.
         self.process = f"{HOST}:{os.getpid()}.{os.urandom(6).hex()}"
         self.listening: set[int] = set()
         self._needed = needed
@@ -43,7 +43,7 @@ class Waiters(Generic[Event]):
 
     @property
     def told(self) -> bool:
-        """Whether enough nodes can tell a waiter of its turn."""
+        """Whether enough nodes can notify a waiter of its turn."""
         return len(self.listening) >= self._needed
 
     def __len__(self) -> int:
@@ -51,15 +51,15 @@ class Waiters(Generic[Event]):
 
     def expect(self, waiter: Waiter) -> None:
         """
-        Take the notifications to one that asks for the first time, and may have to wait.
+        Take notifications for a waiter that asks for the first time and may have to wait.
 
-        Nodes put it in line with their refusal, and may call it before that refusal has been read.
+        Nodes queue it when they refuse it, and may notify it before that refusal has been read.
         """
         if self.listening and waiter.name:
             self._expected[waiter.name] = waiter
 
     def join(self, waiter: Waiter) -> Event:
-        """Have *waiter* wait; returns the event that calls it."""
+        """Have *waiter* wait; returns the event that is set when it is notified."""
         if waiter.name not in self._waiting:
             self._waiting[waiter.name] = (waiter, self._event())
         event = self._waiting[waiter.name][1]
@@ -74,13 +74,13 @@ class Waiters(Generic[Event]):
         self._waiting.pop(waiter.name, None)
 
     def notification(self, node: int, name: str) -> None:
-        """Take a node's notification that a waiter is first in line."""
+        """Take a node's notification that a waiter is first in the queue."""
         waiter, event = self._waiting.get(name, (self._expected.get(name), None))
         if waiter and waiter.hear(node) and event:
             event.set()
 
     def reached(self, node: int) -> None:
-        """Note that a node is listened to; waiters ask again, for what they missed until now."""
+        """Note that a node is listened to from now on; waiters ask again, in case they missed a notification."""
         before = self.told
         self.listening.add(node)
         if self.told and not before:

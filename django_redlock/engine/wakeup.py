@@ -1,13 +1,11 @@
-"""
-Wake a thread that polls sockets.
-"""
+"""Wake a thread that polls sockets (internal)."""
 
 import socket
 from contextlib import suppress
 
 
 class WakeUp:
-    """A pair of sockets: who polls one end is woken through the other. Closed when nobody has it any more."""
+    """A pair of sockets: a thread that polls one end is woken through the other. Closed when it is garbage."""
 
     _near: socket.socket | None = None
     _far: socket.socket | None = None
@@ -18,16 +16,16 @@ class WakeUp:
         self._far.setblocking(False)
 
     def fileno(self) -> int:
-        """Return what to poll."""
+        """Return the descriptor to poll."""
         return self._near.fileno() if self._near else -1
 
     def ring(self) -> None:
-        """Wake whoever polls; from any thread, also when it is closed."""
+        """Wake the thread that polls; from any thread, and even when this is closed."""
         with suppress(OSError, AttributeError):
             self._far.send(b"!")  # type: ignore[union-attr]
 
     def hush(self) -> None:
-        """Take all calls back."""
+        """Clear all wake-ups."""
         with suppress(OSError, AttributeError):
             self._near.recv(4096)  # type: ignore[union-attr]
 

@@ -15,7 +15,7 @@ from ..conf import DEFAULT_ALIAS
 from ..core.names import check_name, is_cut, permit_slug, printable
 from ..core.names import slug as slug_of
 from ..core.requests import SHOWN_WAITERS
-from ..engine.manager import MAX_LIMIT
+from ..core.wanted import MAX_LIMIT
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from .model import (

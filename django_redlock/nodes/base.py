@@ -1,5 +1,5 @@
 """
-What the gathering of votes needs of a node: a name, and links that carry requests and replies in order.
+The interface of a node: a name, and links that carry requests and replies in order (internal).
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class LinkError(Exception):
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
     """
-    Where a node is, as the settings say it.
+    The address of a node, as the settings give it.
 
     Args:
         url: Its URL; it may hold a password, so it is never shown.
@@ -63,14 +63,14 @@ async def until_cancelled() -> None:
 
 class Link(Protocol):
     """
-    One ordered, blocking connection to a node. What is sent first is executed first.
+    One ordered, blocking connection to a node. Requests are executed in the order in which they are sent.
     """
 
     greeting: Greeting
-    """What the node said of itself when the link was made."""
+    """How the node described itself when the link was made."""
 
     def fileno(self) -> int:
-        """Return what to poll, or -1 if the reply of a request is there as soon as it is sent."""
+        """Return the descriptor to poll, or -1 if a reply is there as soon as the request is sent."""
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
         """
@@ -86,7 +86,7 @@ class Link(Protocol):
         """
         Take the reply to *request* that is waiting.
 
-        None asks to send it again in full, ``INCOMPLETE`` to call again for the rest.
+        None means that the request must be sent again in full, ``INCOMPLETE`` that the rest is still to come.
 
         Raises:
             LinkError: The link broke.
@@ -100,14 +100,14 @@ class Link(Protocol):
 
 
 class NotificationLink(Protocol):
-    """A connection on which a node tells the waiters of a process that they are first in line."""
+    """A connection on which a node notifies the waiters of a process that are first in a queue."""
 
     def fileno(self) -> int:
-        """Return what to poll, or -1 if it calls back by itself."""
+        """Return the descriptor to poll, or -1 if it calls back by itself."""
 
     def read(self) -> list[str]:
         """
-        Return the waiters that were told, without blocking.
+        Return the waiters that were notified, without blocking.
 
         Raises:
             LinkError: The link broke.
@@ -118,10 +118,10 @@ class NotificationLink(Protocol):
 
 
 class AsyncNotificationLink(Protocol):
-    """The same for an event loop."""
+    """A :class:`NotificationLink` for an event loop."""
 
     async def read(self) -> list[str]:
-        """Wait for notifications and return whom they name; raises LinkError when the link broke."""
+        """Wait for notifications and return the waiters that they name; raises LinkError if the link breaks."""
 
     def close(self) -> None:
         """Drop the connection at once."""
@@ -131,7 +131,7 @@ class AsyncLink(Protocol):
     """One ordered connection to a node, shared by all tasks of an event loop."""
 
     greeting: Greeting
-    """What the node said of itself when the link was made."""
+    """How the node described itself when the link was made."""
 
     def send(
         self,
@@ -144,7 +144,7 @@ class AsyncLink(Protocol):
         """
         Send a request without blocking; *on_reply* gets the reply later.
 
-        Called with None it says whether the request is still wanted, because the node needs it once more, in full.
+        Called with None, it returns whether the request is still wanted: the node needs it again, in full.
 
         Raises:
             LinkError: The link is broken; nothing was sent.
@@ -155,29 +155,29 @@ class AsyncLink(Protocol):
         """Whether the connection is gone."""
 
     def readable(self) -> bool:
-        """Return whether something has come that the event loop has not yet had the time to hand over."""
+        """Return whether data has come that the event loop has not delivered yet."""
 
     def close(self) -> None:
         """Drop the connection at once."""
 
 
 class Node(Protocol):
-    """One place that votes."""
+    """A node: one vote."""
 
     name: str
-    """What to call it in messages and pages: never its URL."""
+    """Its name in messages and pages, never its URL."""
 
     address: str
-    """Where it is, so that two entries for one server are seen: scheme-free, without credentials."""
+    """Its address without scheme and credentials, so that two entries for one server are noticed."""
 
     instant: bool
     """Whether it connects and answers without waiting for anything."""
 
     calls: bool
-    """Whether it can tell waiters of their turn; otherwise they ask again, and nobody listens to it."""
+    """Whether it can notify waiters of their turn; otherwise they poll it."""
 
     fails_over: bool
-    """Whether another server may take its place, one that does not know all it knew."""
+    """Whether another server, which may lack the last writes, can take its place."""
 
     def connect(self, timeout: float) -> Link:
         """
@@ -203,4 +203,4 @@ class Node(Protocol):
     async def alisten(
         self, process: str, timeout: float, on_notification: Callable[[str], object]
     ) -> AsyncNotificationLink:
-        """Do the same for the running event loop."""
+        """Open a link for the notifications to the running event loop, within about *timeout* seconds."""

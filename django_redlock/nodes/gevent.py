@@ -1,5 +1,5 @@
 """
-Real threads under gevent, which makes greenlets of them.
+Threads of the operating system under gevent, which replaces Python's threads by greenlets (internal).
 
 Greenlets take turns: one that computes lets no other run. A heartbeat must go on all the same, so the watchdog asks
 for a thread of the system's. What waits in a thread (sockets, ``poll``) belongs to the event loop of that thread, so
@@ -25,24 +25,24 @@ def _original(module: str, name: str) -> Any:
 
 
 def real_ident() -> int:
-    """Return what identifies the system's thread that runs now."""
+    """Return the identifier of the running thread of the operating system."""
     ident: int = _original("_thread", "get_ident")() if uses_gevent() else threading.get_ident()
     return ident
 
 
 class Here:
-    """Stands for one thread of the system's, and ends with it; its number is given to the next thread."""
+    """Identifies a thread of the operating system while it lives; its number may be given to a later thread."""
 
     def __init__(self) -> None:
         self.links: list[list[Any]] = []
-        """What was opened here and belongs to the event loop of this thread; what has ``close()``."""
+        """The stacks of connections that were opened here and belong to the event loop of this thread."""
 
 
 _here: Any = None
 
 
 def here() -> Here:
-    """Return what stands for the system's thread that runs now."""
+    """Return the object that identifies the running thread of the operating system."""
     global _here
     if _here is None:
         _here = _original("_thread", "_local")()
@@ -63,7 +63,7 @@ def leave() -> None:
 
 
 class RealThread:
-    """As much of :class:`threading.Thread` as the watchdog needs, as a thread of the system's."""
+    """A thread of the operating system, with the methods of :class:`threading.Thread` that the watchdog needs."""
 
     def __init__(self, target: Callable[[], None], name: str) -> None:
         self._target = target
@@ -72,16 +72,16 @@ class RealThread:
         self.ident = 0
 
     def start(self) -> None:
-        """Start it."""
+        """Start the thread."""
         self._alive = True
         _original("_thread", "start_new_thread")(self._run, ())
 
     def is_alive(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether it is running or has yet to start."""
         return self._alive
 
     def join(self, timeout: float) -> None:
-        """Wait for its end, for at most so many seconds."""
+        """Wait until it ends, for at most *timeout* seconds."""
         until = time.monotonic() + timeout
         while self._alive and time.monotonic() < until:
             time.sleep(0.01)
@@ -96,10 +96,10 @@ class RealThread:
 
 
 def real_lock() -> Any:
-    """Return a lock for threads of the system's."""
+    """Return a lock for threads of the operating system."""
     return _original("_thread", "allocate_lock")() if uses_gevent() else threading.Lock()
 
 
 def thread(target: Callable[[], None], name: str) -> Any:
-    """Return a daemon thread of the system's, not yet started."""
+    """Return a daemon thread of the operating system, not yet started."""
     return RealThread(target, name) if uses_gevent() else threading.Thread(target=target, name=name, daemon=True)

@@ -1,7 +1,7 @@
 """
-Nodes in this process's memory: the same answers as the real ones, with a clock that can be turned by hand.
+Nodes in the memory of this process, which answer as real ones do (internal).
 
-They are for tests and for trying things out. A lock over them protects one process from itself and nothing else.
+They are for tests and for experiments: a lock over them excludes only threads and tasks of the same process.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ class MemoryNode:
     """
     A node in this process.
 
-    Faults can be set by hand: ``down`` refuses to be reached, ``silent`` executes and never answers, ``deaf``
-    neither executes nor answers. ``greeting`` is what it says of itself on a new link.
+    Tests can set faults: ``down`` refuses connections, ``silent`` executes and never answers, ``deaf`` neither executes
+    nor answers. ``greeting`` is how it describes itself on a new link.
 
     Args:
         name: What to call it; nodes of one name are one node.
@@ -54,7 +54,7 @@ class MemoryNode:
     def listen(
         self, process: str, timeout: float, on_notification: Callable[[str], object]
     ) -> "MemoryNotificationLink":
-        """Have a process told of its turn, at once."""
+        """Notify a process of its turn, at once."""
         if self.down:
             raise LinkError(Failure.REFUSED)
         return MemoryNotificationLink(self.store, process, on_notification)
@@ -62,7 +62,7 @@ class MemoryNode:
     async def alisten(
         self, process: str, timeout: float, on_notification: Callable[[str], object]
     ) -> "AsyncMemoryNotificationLink":
-        """Have an event loop told of its turn."""
+        """Notify an event loop of its turn."""
         return AsyncMemoryNotificationLink(self.listen(process, timeout, on_notification))
 
     def execute(self, request: Request) -> Reply | None:
@@ -111,7 +111,7 @@ class MemoryLink:
 
 
 class MemoryNotificationLink:
-    """Calls back when one of a process's waiters is first in line."""
+    """Calls back when a waiter of a process is first in the queue."""
 
     def __init__(self, store: NodeState, process: str, on_notification: Callable[[str], object]) -> None:
         self._store = store
@@ -132,7 +132,7 @@ class MemoryNotificationLink:
 
 
 class AsyncMemoryNotificationLink:
-    """The same for an event loop."""
+    """A :class:`MemoryNotificationLink` for an event loop."""
 
     def __init__(self, link: MemoryNotificationLink) -> None:
         self._link = link
@@ -182,7 +182,7 @@ _nodes: dict[str, MemoryNode] = {}
 
 
 def open_node(spec: NodeSpec, prefix: str) -> MemoryNode:
-    """Return the node of this name in this process; every alias with this prefix shares it."""
+    """Return the node with a name in this process; every alias with the same prefix shares it."""
     name = urlsplit(spec.url).netloc
     if not name or "@" in name:
         raise ValueError("a memory node needs a name, such as memory://a")
@@ -190,7 +190,7 @@ def open_node(spec: NodeSpec, prefix: str) -> MemoryNode:
 
 
 def forget_nodes() -> bool:
-    """Forget all nodes in memory, and so all locks on them, for tests; returns whether there were any."""
+    """Forget all nodes in memory, and the locks on them; for tests. Returns whether there were any."""
     found = bool(_nodes)
     _nodes.clear()
     return found

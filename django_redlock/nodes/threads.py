@@ -32,23 +32,23 @@ log = logging.getLogger("django_redlock")
 
 class Bell:
     """
-    Wakes one thread that sleeps. A ring that comes while it is awake has it not sleep the next time.
+    Wakes one thread that sleeps. If it is rung while the thread is awake, the thread does not sleep the next time.
 
     Args:
         lock: A new C lock, which decides whether a thread of the system's or a greenlet sleeps.
     """
 
     def __init__(self, lock: Any) -> None:
-        self._silence = lock  # held while nobody has rung
+        self._silence = lock  # held until it is rung
         self._silence.acquire()
 
     def ring(self) -> None:
         """Wake the thread; from any thread, and never blocks."""
-        with suppress(RuntimeError):  # it has been rung already
+        with suppress(RuntimeError):  # it was rung already
             self._silence.release()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep for so many seconds at most; returns whether somebody rang."""
+        """Sleep for at most *seconds*; returns whether it was rung."""
         return bool(self._silence.acquire(True, min(max(0.0, seconds), threading.TIMEOUT_MAX)))
 
 
@@ -58,25 +58,25 @@ class Event(threading.Event):
     def __init__(self) -> None:
         super().__init__()
         self._on = False
-        self._sleepers: deque[Any] = deque()  # a lock for each, which it waits to get
+        self._sleepers: deque[Any] = deque()  # a lock for each, which the sleeper waits for
 
     def is_set(self) -> bool:
         """Return whether it is set."""
         return self._on
 
     def set(self) -> None:
-        """Set it, and wake all who wait."""
+        """Set it, and wake all waiting threads."""
         self._on = True
         for sleeper in self._sleepers.copy():  # each stays until it has woken, so that this may be done again
             with suppress(RuntimeError):
                 sleeper.release()
 
     def clear(self) -> None:
-        """Take it back."""
+        """Clear it."""
         self._on = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, for so many seconds at most; returns whether it is."""
+        """Wait until it is set, for at most *timeout* seconds; returns whether it is."""
         if self._on:
             return True
         sleeper = threading.Lock()
@@ -98,7 +98,7 @@ def new_event() -> threading.Event:
 
 
 def exiting() -> bool:
-    """Return whether the interpreter is being torn down: threads do not run any more, and nothing may wait for one."""
+    """Return whether the interpreter is shutting down: threads no longer run, and nothing may wait for one."""
     return sys.is_finalizing()
 
 
@@ -151,7 +151,7 @@ class Background:
     """
 
     daemon = True
-    """As it is with threads: the process may end while it is at work."""
+    """Always true: the process may end while the thread is at work."""
 
     def __init__(self, work: Callable[[], object], busy: Callable[[], object], name: str, *, real: bool = False):
         self._work = work
@@ -169,14 +169,14 @@ class Background:
 
     @property
     def here(self) -> bool:
-        """Whether the calling thread is the one at work."""
+        """Whether the calling thread is this one."""
         return self.running and self._ident == real_ident()
 
     def start(self) -> str:
         """
-        Have the thread look whether there is something to do; called after something was added.
+        Start the thread if there is work and it is not running; called after work was added.
 
-        If an exception keeps the caller from doing so, the next caller does. Returns why there is no thread, or "".
+        If an exception interrupts the caller, the next caller does it. Returns why there is no thread, or "".
         """
         if self.running or exiting():
             return ""
@@ -187,12 +187,12 @@ class Background:
         return ""
 
     def join(self, seconds: float) -> None:
-        """Wait for the end of the thread, which has been told to end, for so many seconds at most."""
+        """Wait until the thread, which has been asked to end, has ended, for at most *seconds*."""
         present, until = self._present, time.monotonic() + seconds
         if not self.running or self.here or exiting():
             return
         if not uses_gevent():
-            present.acquire(True, seconds)  # nobody else wants it, so that it need not be given back
+            present.acquire(True, seconds)  # nothing else wants it, so it need not be released
         while uses_gevent() and self.running and time.monotonic() < until:
             time.sleep(0.01)  # the other greenlets go on
 
@@ -200,21 +200,21 @@ class Background:
         return threading.Thread(target=self._run, name=self._name, daemon=True)
 
     def _run(self) -> None:
-        while self._busy() and self._running.acquire(False):  # else another was quicker
+        while self._busy() and self._running.acquire(False):  # otherwise another thread was quicker
             self._present, self._ident = real_lock(), real_ident()
             try:
                 with self._present:
                     self._work()
-            except Exception:  # whatever it was, what comes next must be done
+            except Exception:  # whatever it was, the next work must be done
                 log.exception("%s failed", self._name)
             finally:
                 self._running.release()
-            # Somebody may have added something before the lock was free, and have relied on this thread.
+            # Another thread may have added work before the lock was free, and have relied on this one.
 
 
 class Errands:
     """
-    Runs functions of others, which may block, each after the one before it in the same thread.
+    Runs callbacks, which may block, in threads of its own, one after another in each.
 
     Args:
         name: What to call the threads.
@@ -235,13 +235,13 @@ class Errands:
         )
 
     def run(self, function: Callable[[], object]) -> None:
-        """Have *function* called soon, by another thread; by this one if there can be no other."""
+        """Have *function* called soon by another thread, or by this one if no thread can be started."""
         self._waiting.append(function)
         if self._recruit():
             self._work()
 
     def _recruit(self) -> str:
-        """Start one more thread, if there may be one; returns why there is none at all, or ""."""
+        """Start one more thread unless there are enough; returns why there is none at all, or ""."""
         self._threads.rotate(-1)
         free = next((one for one in self._threads.copy() if not one.running), None)
         return free.start() if free else ""

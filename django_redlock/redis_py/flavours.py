@@ -1,7 +1,8 @@
 """
 Two ways to wait, for methods that are written once as coroutines (internal).
 
-A coroutine of the blocking flavour calls what blocks and is never suspended, so :func:`run` carries it out in one step.
+A coroutine of the blocking flavour calls blocking functions and is never suspended, so :func:`run` carries it out in
+one step.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine
@@ -23,7 +24,7 @@ class Blocking:
 
     @staticmethod
     def watchdog() -> Watchdog:
-        """Return who tends the leases of this flavour."""
+        """Return the watchdog of this flavour."""
         return watchdog
 
 
@@ -37,7 +38,7 @@ class Awaiting:
 
     @staticmethod
     def watchdog() -> AsyncWatchdog:
-        """Return who tends the leases of this flavour."""
+        """Return the watchdog of this flavour."""
         return loop_watchdog()
 
 

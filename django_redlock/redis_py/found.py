@@ -9,19 +9,19 @@ from ..core.replies import Row
 
 
 class Found(NamedTuple):
-    """Who may hold the lock: the nonce, what the key says of a token, and the seconds that are left."""
+    """A possible holder: its nonce, the ``ref`` in its key, and the seconds that are left."""
 
     nonce: str
     ref: str
     left: float
 
     def stands_for(self, token: bytes) -> bool:
-        """Return whether it is held with this token: its nonce, or one that was chosen or handed over."""
+        """Return whether it is held with *token*: its nonce, or a token that was chosen or handed over."""
         return self.nonce.encode() == token or self.ref == reference(token)
 
 
 def find(rows: list[Row], needed: int) -> list[Found]:
-    """Return whom at least so many nodes have as holder."""
+    """Return the holders that at least *needed* nodes have."""
     holders: dict[str, list[Row]] = {}
     for row in rows:
         if seconds_left(row) >= 0:
@@ -40,8 +40,8 @@ def seconds_left(row: Row) -> float:
 
 def reference(token: bytes) -> str:
     """
-    Return what a key says of the token that its holder chose or was given.
+    Return the ``ref`` that stands for a token that the holder chose or was given.
 
-    The token is not used as nonce: two callers who chose the same one would both be the holder.
+    The token is not used as the nonce, or two callers that chose the same one would both hold the lock.
     """
     return f"token {blake2b(token, digest_size=8, person=b'redlock compat').hexdigest()}"

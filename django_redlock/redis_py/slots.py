@@ -1,4 +1,4 @@
-"""What one thread or task holds (internal)."""
+"""The hold of a thread or task (internal)."""
 
 import asyncio
 import threading
@@ -11,12 +11,12 @@ from .term import Term
 
 class Hold(NamedTuple):
     """
-    What one thread or task holds.
+    The hold of one thread or task.
 
     Args:
-        token: What redis-py would have written to the node.
-        lease: The proof; None for a token that came from elsewhere, until something is asked of the lock.
-        term: When it ends; None if it does not.
+        token: The token that redis-py would have written to the node.
+        lease: The proof; None for a token that was handed over, until the lock is used.
+        term: Its length; None if it has no end.
     """
 
     token: bytes
@@ -25,7 +25,7 @@ class Hold(NamedTuple):
 
 
 class Slot:
-    """Where a hold is kept. ``token`` can be read, and set to one that another process handed over."""
+    """Keeps a hold. ``token`` can be read, and set to one that another process handed over."""
 
     hold: Hold | None = None
 
@@ -39,7 +39,7 @@ class Slot:
         self.hold = None if token is None else Hold(as_bytes(token))
 
     def mine(self) -> "Slot":
-        """Return the slot of whoever asks."""
+        """Return the slot of the calling thread or task."""
         return self
 
 
@@ -64,7 +64,7 @@ class TaskSlot(Slot):
 
     @property
     def hold(self) -> Hold | None:
-        """What the task holds that runs now."""
+        """The hold of the running task."""
         return self.mine().hold
 
     @hold.setter

@@ -17,7 +17,7 @@ class Term:
     How long a lock with a ``timeout`` is held.
 
     No lease is longer than ``max_ttl``, for which a restarted node gives no vote. A longer term is covered by leases
-    of ``OPTIONS["ttl"]``, one after the other, of which the last ends with the term.
+    of ``OPTIONS["ttl"]``, one after another; the last one ends with the term.
 
     Args:
         lease: The lease to extend; nobody else extends it.
@@ -36,8 +36,8 @@ class Term:
         flavour.watchdog().watch(self)
 
     async def end_at(self, until: float) -> bool:
-        """End the term then rather than before; returns whether a quorum agreed."""
-        # What is shorter counts before the nodes know of it: their answer may not come.
+        """Change when the term ends; returns whether a quorum agreed."""
+        # A shorter term counts before the nodes know of it, because their answer may not come.
         self.until = min(self.until, until)
         agreed = await self._extend(until)
         if agreed:
@@ -57,16 +57,16 @@ class Term:
 
     @property
     def lease(self) -> Lease:
-        """What is extended."""
+        """The lease that is extended."""
         return self._lease
 
-    # What the watchdog asks
+    # Used by the watchdog
 
     renewed = True
 
     @property
     def keeper(self) -> Self:
-        """Who extends it."""
+        """The object that extends it: itself."""
         return self
 
     slack = 0.0

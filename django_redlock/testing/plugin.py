@@ -32,7 +32,7 @@ def redlock_reset() -> Iterator[None]:
 
 @pytest.fixture
 def redlock_simulation() -> "Iterator[Simulation]":
-    """The locks of the alias ``default`` over three nodes in memory that fail on command, in virtual time."""
+    """Put the alias ``default`` over three nodes in memory that fail on command, in virtual time."""
     from .simulation import Simulation
 
     with Simulation() as simulation:
@@ -49,6 +49,6 @@ def _redlock_servers() -> "Iterator[Servers]":
 
 @pytest.fixture
 def redlock_servers(_redlock_servers: "Servers") -> "Servers":
-    """Five real servers, all running and empty, whatever the last test did to them."""
+    """Start five real servers once, and give them to each test running and empty."""
     _redlock_servers.reset()
     return _redlock_servers

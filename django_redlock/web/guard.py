@@ -141,7 +141,7 @@ def keep_while_streaming(response: Any, lease: Lease) -> bool:
 
 class OwnTransactions(set[str]):
     """
-    The databases for which a view wants no transaction; to Django, which asks with ``in``, all databases.
+    The databases for which a view wants no transaction; Django, which tests with ``in``, finds all databases in it.
 
     So Django opens none around the lock, whatever ``DATABASES`` will say, and ``@transaction.non_atomic_requests``
     works below and above ``@locked_view``: it adds to this set.
@@ -157,10 +157,10 @@ class Guard:
 
     Args:
         name: The view's dotted name.
-        signature: What its arguments are called.
-        options: What the decorator was told.
+        signature: The names of its arguments.
+        options: The options of the decorator.
         asynchronous: Whether it is a coroutine function.
-        below: For which databases it wants no transaction.
+        below: The databases for which it wants no transaction.
     """
 
     prefix = "view"
@@ -202,7 +202,7 @@ class Guard:
 
     def lock(self, request: HttpRequest, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
         """
-        Return the lock of a request; asks no node.
+        Return the lock of a request; makes no network call.
 
         Raises:
             BadRequest: The client left out what the key needs.

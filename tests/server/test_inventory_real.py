@@ -172,7 +172,7 @@ def test_processes_are_no_locks(five, lively):
         eventually(lambda: client.zcard("redlock:index") == 2)
         assert [held.name for held in held_locks().locks] == ["orders:7"]
         lease.release()
-        eventually(lambda: locks["default"]._heartbeat.due() == float("inf"))
+        eventually(lambda: locks["default"].driver.heartbeat.due() == float("inf"))
         assert 0 < client.pttl(*client.keys("redlock:*~p:h")) < 62_000
         assert held_locks().locks == ()
 
@@ -231,9 +231,9 @@ def test_all_heartbeats_of_a_process_keep_one_key(five):
     async def beat() -> int:
         return await locks["default"].driver.loop_side().heartbeat.aextend(())
 
-    heard = [locks["default"]._heartbeat.extend(()), asyncio.run(beat()), asyncio.run(beat())]
+    heard = [locks["default"].driver.heartbeat.extend(()), asyncio.run(beat()), asyncio.run(beat())]
     locks.reset()
-    heard += [locks["default"]._heartbeat.extend(()), asyncio.run(beat())]
+    heard += [locks["default"].driver.heartbeat.extend(()), asyncio.run(beat())]
 
     with five[0].client() as client:
         assert len(client.keys("redlock:*~p:h")) == 1

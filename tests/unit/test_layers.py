@@ -32,7 +32,7 @@ EDGE = len(FLOORS)  # everything else: admin, views, celery, checks, ...
 BELOW_DJANGO = {"exceptions", "core", "nodes", "engine"}
 
 # The nodes that are Django's databases.
-OF_DJANGO = {"nodes/database/node.py", "nodes/database/vendors.py", "nodes/database/table.py"}
+OF_DJANGO = {f"nodes/database/{name}.py" for name in ("node", "table", "vendors")}
 
 # The core decides. Its callers do everything for which these modules would be needed.
 NOT_IN_CORE = {
@@ -67,11 +67,10 @@ MAX_FILE = 400  # lines
 LONG_FILES = {
     "celery/arrival.py": 508,
     "compat.py": 499,
-    "engine/lease.py": 522,
-    "engine/manager.py": 560,
+    "engine/lease.py": 516,
+    "engine/manager.py": 522,
     "fencing.py": 405,
     "inventory/doctor.py": 480,
-    "nodes/database/node.py": 538,
     "nodes/database/table.py": 420,
 }
 
@@ -80,9 +79,9 @@ LONG_CLASSES = {
     "celery/arrival.py Arrival": 393,
     "celery/dispatch.py Call": 267,
     "compat.py BaseLock": 259,
-    "engine/lease.py Lease": 449,
+    "engine/lease.py Lease": 443,
     "engine/lock.py Lock": 275,
-    "engine/manager.py LockManager": 456,
+    "engine/manager.py LockManager": 434,
     "engine/rounds.py Gather": 293,
 }
 

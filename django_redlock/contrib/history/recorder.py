@@ -134,4 +134,4 @@ def _ends_of_children() -> list[Any]:
 
 
 recorder = Recorder()
-"""The one of this process."""
+"""The recorder of this process."""

@@ -1,5 +1,5 @@
 """
-What a node does upon each request of a lock (internal).
+Decide what a node stores and replies for each request (internal).
 
 A request is carried out in one step. Everything is read before anything is written, and of several names all are
 granted or none. The reply has the highest token and the node's time, from which a client learns for its next proposal.
@@ -40,7 +40,7 @@ class Decisions:
         others = [slug for slug in request.slugs if self._in_the_way(request, slug, ours)]
         first_in, behind_in = self._turns(request, ours)
         if records.cancelled(request.nonce, now):
-            # This attempt was released before its request arrived. A grant now would be nobody's, until it expires.
+            # This attempt was released before its request arrived. A grant now would have no holder until it expires.
             return Reply(Kind.CANCELLED, high, self._time)
         if others or behind_in:
             return self._refuse(request, others, behind_in, high)
@@ -60,7 +60,7 @@ class Decisions:
         return Reply(Kind.GRANTED, high, self._time)
 
     def _in_the_way(self, request: Acquire, slug: str, ours: set[str]) -> bool:
-        """Tell whether somebody else holds a name; or nobody, if it must be taken over from somebody."""
+        """Return whether another owner holds a name; if it must be taken over, whether nobody holds it."""
         holder = self._records.holder(slug, self._now)
         if holder is None:
             return request.strict
@@ -84,10 +84,10 @@ class Decisions:
 
     def _came_before(self, request: Acquire, slug: str, first: str) -> bool:
         """
-        Tell whether a waiter that is not in the queue began to wait before *first*.
+        Return whether a waiter that is not in the queue began to wait before *first*.
 
-        A node that grants to a waiter lets the next one come up where several may hold the lock. If the attempt fails
-        as a whole, that waiter has left this queue for nothing; its stamp tells that it was there before.
+        Where several may hold the lock, a node that grants it to a waiter takes that waiter out of the queue. If the
+        attempt then fails as a whole, the waiter has left this queue for nothing; its stamp shows when it joined.
         """
         return bool(request.waiter) and request.stamp < self._queues.of(request, slug).stamps[first]
 
@@ -97,7 +97,7 @@ class Decisions:
         for slug in others:
             left = records.left(slug, now)
             if left is None:
-                # Something else wrote a key without expiry, which is in the way for ever: listings must show it.
+                # Another program wrote a key without expiry. It blocks the name for ever, so listings must show it.
                 records.index[slug] = float("inf")
             longest = None if left is None or longest is None else max(left, longest)
         detail = (records.holder(others[0], now) or "")[NONCE_SIZE:] if others else ""
@@ -140,10 +140,10 @@ class Decisions:
 
     def _may_come_back(self, term: Term, slug: str) -> bool:
         """
-        Tell whether a holder that this node has lost gets the name back.
+        Return whether a holder that this node has lost gets the name back.
 
-        The name must be free, or shared as the lease is, and no later token accepted: with a later token somebody has
-        held the lock since, or was about to.
+        The name must be free, or shared as the lease is, and the node must not have accepted a later token: with a
+        later token another caller has held the lock since, or was about to.
         """
         records, now = self._records, self._now
         holder = records.holder(slug, now)
@@ -152,7 +152,7 @@ class Decisions:
 
     def _renew(self, term: Term, slug: str) -> None:
         """Have a lease hold a name for its ttl from now on, or for longer if it does already and is not shortened."""
-        # Two extensions may arrive in another order than they were sent, so the end that is later counts.
+        # Two extensions may arrive in a different order than they were sent, so the later end counts.
         records, now = self._records, self._now
         if term.shared:
             keeps = not term.shorten and records.owner(slug, now) == SHARED
@@ -163,13 +163,14 @@ class Decisions:
             records.write(slug, term.value, max(term.ttl, left), now)
 
     def release(self, request: Release) -> Reply:
-        """End a hold, leave a tombstone against its late requests, and notify who waits."""
+        """End a hold, leave a tombstone against its late requests, and notify the first waiter."""
         records, now = self._records, self._now
         everybody = request.shared and request.nonce == SHARED
         one_of_several = request.shared and not everybody
         mine = [slug for slug in request.slugs if records.has(slug, request.nonce, one_of_several, now)]
         if not one_of_several:
-            # A later token is that of a later hold with the same nonce, or of one who joined since somebody looked.
+            # A later token belongs to a later hold with the same nonce, or to a holder that joined after the caller
+            # looked.
             mine = [slug for slug in mine if records.fence(slug, now) <= request.token]
         others = [slug for slug in request.slugs if slug not in mine and records.holder(slug, now) is not None]
         taken = any(not (one_of_several and records.owner(slug, now) == SHARED) for slug in others)
@@ -181,7 +182,7 @@ class Decisions:
         return Reply(kind, 0, self._time)
 
     def _let_go(self, request: Release, slug: str) -> bool:
-        """End one holder's hold; returns whether the name is free now."""
+        """End the hold of one holder; returns whether the name is free now."""
         records, now = self._records, self._now
         if request.shared and request.nonce == SHARED:
             if request.tombstone > 0:

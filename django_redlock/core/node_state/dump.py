@@ -1,7 +1,7 @@
 """
 The record of one name as JSON can write it, for nodes that keep it elsewhere (internal).
 
-What comes back may have been changed by others, so each number is checked where it is read.
+Other programs may change the record, so each number is checked when it is read.
 """
 
 import math
@@ -14,7 +14,7 @@ from .records import Records, Tombstone
 
 
 def load(records: Records, slug: str, record: Mapping[str, Any]) -> None:
-    """Take what :func:`dump` gave of a name."""
+    """Restore a name from what :func:`dump` returned."""
     if "holder" in record:
         value, until = record["holder"]
         ends = moment(until)
@@ -30,7 +30,7 @@ def load(records: Records, slug: str, record: Mapping[str, Any]) -> None:
 
 
 def dump(records: Records, slug: str, now: float) -> dict[str, Any]:
-    """Return what there is of a name; of what has expired, nothing."""
+    """Return everything stored under a name, except what has expired."""
     record: dict[str, Any] = {}
     if records.holder(slug, now) is not None:
         record["holder"] = list(records.holders[slug])
@@ -45,23 +45,23 @@ def dump(records: Records, slug: str, now: float) -> dict[str, Any]:
 
 
 def load_tombstone(records: Records, nonce: str, record: Mapping[str, Any]) -> None:
-    """Take what :func:`dump_tombstone` gave."""
+    """Restore a tombstone from what :func:`dump_tombstone` returned."""
     if "until" in record:
         records.tombstones[nonce] = Tombstone(moment(record["until"]) or 0.0, bool(record.get("revoked")))
 
 
 def dump_tombstone(records: Records, nonce: str, now: float) -> dict[str, Any]:
-    """Return what there is of an attempt or hold that has been released."""
+    """Return the tombstone of an attempt or hold that was released; empty if there is none."""
     if not records.cancelled(nonce, now):
         return {}
     return records.tombstones[nonce]._asdict()
 
 
 def counted(number: Any) -> int:
-    """Return a number that a record holds; one that is none, or too high, is just above all others."""
+    """Return the number in a record; anything that is not a valid number becomes one above the highest."""
     return number if isinstance(number, int) and 0 <= number <= HIGHEST else HIGHEST + 1
 
 
 def moment(until: Any) -> float | None:
-    """Return when something ends, in seconds since the epoch; what is no such time is never, and None stays so."""
+    """Return when something ends, in seconds since the epoch; None, and anything that is not a time, is never."""
     return float(until) if isinstance(until, (int, float)) and abs(until) <= HIGHEST / 1e6 else None

@@ -78,8 +78,8 @@ class Queues:
         """
         Put the waiter in the queues as if it took one name after the other, in their order; returns its worst position.
 
-        It has no claim yet to the names behind the first one that is not free. Whoever holds that one may want those
-        as well, and would wait for a waiter that waits for it.
+        The waiter has no claim yet to the names behind the first one that is not free. The holder of that one may want
+        those as well, and would wait for a waiter that waits for it.
         """
         position = -1
         until = min(map(request.slugs.index, in_the_way)) + 1

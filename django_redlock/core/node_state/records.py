@@ -21,20 +21,20 @@ class Records:
     """
     The keys of one node.
 
-    What has expired is as good as not there, and is dropped where it is found. Times are in seconds since the epoch.
+    An expired entry counts as absent and is dropped when it is found. Times are in seconds since the epoch.
     """
 
     def __init__(self) -> None:
         self.holders: dict[str, tuple[str, float | None]] = {}
         """The value under each name, and when it ends; None is never."""
         self.shared: dict[str, dict[str, float]] = {}
-        """The nonces of those who share a name, and when each hold ends; of no meaning unless the value says shared."""
+        """The nonces that share a name, and when each hold ends; ignored unless the value says shared."""
         self.fences: dict[str, tuple[int, float | None]] = {}
         """The highest fencing token that was accepted for each name, and when it is forgotten; None is never."""
         self.queues: dict[str, Queue] = {}
-        """Who waits for each name."""
+        """The waiters of each name."""
         self.tombstones: dict[str, Tombstone] = {}
-        """The nonces of which every request is refused."""
+        """The nonces whose requests are refused."""
         self.index: dict[str, float] = {}
         """The names that listings show, and about when each of them ends."""
         self.served: tuple[str, str, int] | None = None
@@ -100,7 +100,9 @@ class Records:
     def share(self, slug: str, nonce: str, value: str, ttl: float, now: float) -> None:
         """Let one more holder in for *ttl* seconds; the name is held as long as the last of them holds it."""
         if self.owner(slug, now) != SHARED:
-            self.shared[slug] = {}  # what is left of earlier holders means nothing without a value that says shared
+            self.shared[
+                slug
+            ] = {}  # entries of earlier holders mean nothing unless the value says that the lock is shared
         sharers = self.sharers(slug, now)
         sharers[nonce] = now + ttl
         self.write(slug, SHARED + value[NONCE_SIZE:], max(sharers.values()) - now, now)

@@ -15,7 +15,7 @@ from .survey import survey
 
 class NodeState:
     """
-    The keys of one node, and what it does upon each request.
+    The keys of one node, and how it carries out requests.
 
     Args:
         clock: Returns the node's time in seconds since the epoch.

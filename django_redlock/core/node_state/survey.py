@@ -24,10 +24,10 @@ def survey(records: Records, request: Survey, now: float) -> Reply:
 
 def page(records: Records, after: str, size: int) -> tuple[tuple[str, ...], str]:
     """
-    Return so many slugs, and where to go on.
+    Return at most *size* slugs, and the cursor of the next page.
 
-    A page goes on from where the last name of the previous page stood. By number, names would be passed over while
-    others before them are extended and move to the end.
+    A page begins behind the position that the last name of the previous page had. If pages were counted by number,
+    names would be skipped whenever others before them are extended and move to the end.
     """
     score, _, last = after.partition(" ")
     behind = (float(score), last) if after else (-math.inf, "")
@@ -43,7 +43,7 @@ def row(records: Records, slug: str, now: float, asked: int | None, named: int) 
 
     Args:
         records: What the node stores.
-        slug: The lock's name, as it stands in the keys.
+        slug: The lock's name, as written in the keys.
         now: The node's time, in seconds since the epoch.
         asked: How many waiters to name at most, in all rows; None does not even count them.
         named: How many waiters the rows before it name.

@@ -1,7 +1,7 @@
 """
-The table of a database that is a node, and how requests change it.
+The table of a database node, and how requests change it (internal).
 
-What a node knows of a name is one row, and a request changes it by compare and set: read the row and the server's
+All that a node stores for a name is one row, and a request changes it by compare and set: read the row and the server's
 clock, have the node in memory decide (:mod:`.memory`, so that the algorithm is not written once more), and write the
 row back if its version is still the one that was read. Otherwise somebody else was faster, and all of it is done
 again. For one name, that is one statement that reads and one that writes, each a transaction of its own: a process
@@ -46,37 +46,37 @@ from .vendors import (
 )
 
 TABLE = "redlock_noderecord"
-PAUSE = 0.005  # seconds, at most, before what somebody else was faster with is tried again
-CLEANING = 60.0  # seconds between two looks for rows that are of no use any more, and how long they stay beyond it
-CLEANED = 100  # of them at once
+PAUSE = 0.005  # seconds, at most, before a write that another process overtook is tried again
+CLEANING = 60.0  # seconds between two searches for rows that are no longer needed, and for which those are kept
+CLEANED = 100  # rows that are deleted at once
 KEYS = 500  # rows that are read by one statement
-SAME_START = 1.5  # seconds by which two looks at an uptime in whole seconds may disagree on when the server started
-FOR_EVER = 2**62  # microseconds since the epoch: what never ends
+SAME_START = 1.5  # seconds by which two readings of an uptime in whole seconds may disagree on the server's start
+FOR_EVER = 2**62  # microseconds since the epoch: a time that never comes
 
 
 def digest(*parts: str) -> str:
-    """Return what stands for names in a column that every database compares byte by byte."""
+    """Return a digest of names for a column that every database compares byte by byte."""
     return blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def micros(seconds: float | None) -> int:
-    """Return seconds since the epoch as the columns have them; None is never."""
+    """Return seconds since the epoch as the columns store them; None is never."""
     return FOR_EVER if seconds is None else min(FOR_EVER, round(seconds * 1e6))
 
 
 class UntouchedError(LinkError):
-    """A database cannot be used, and certainly has not carried out what it was to do."""
+    """A database cannot be used, and certainly has not carried out the requests."""
 
 
 class Stored(NamedTuple):
-    """A row as it was read; ``version`` is None for one that is not there."""
+    """A row as it was read; ``version`` is None if there is no such row."""
 
     version: int | None
     record: dict[str, Any]
 
 
 class Change(NamedTuple):
-    """What a row is to be, if its version is still *version*."""
+    """The new content of a row, to be written if its version is still *version*."""
 
     digest: str
     version: int | None
@@ -86,14 +86,14 @@ class Change(NamedTuple):
 
 
 class Names(NamedTuple):
-    """What requests are about: slugs, and the nonces that may have been released before they were granted."""
+    """The slugs that requests concern, and the nonces that may have been released before they were granted."""
 
     slugs: set[str]
     nonces: set[str]
 
 
 def names_of(requests: Iterable[Request]) -> Names:
-    """Return what must be known to decide on *requests*."""
+    """Return the keys that must be read to decide on *requests*."""
     names = Names(set(), set())
     for request in requests:
         match request:
@@ -113,7 +113,7 @@ def names_of(requests: Iterable[Request]) -> Names:
 
 
 def tombstoned(requests: Iterable[Request]) -> set[str]:
-    """Return the slugs whose rows change so that no request of before a release is granted after it."""
+    """Return the slugs whose rows a release changes, so that no earlier request is granted after it."""
     return {slug for one in requests if isinstance(one, Release) and one.tombstone for slug in one.slugs}
 
 
@@ -143,7 +143,7 @@ class LockTable:
         Connect.
 
         Raises:
-            LinkError: It cannot be used, now or at all, or is not the server of before, or has been restarted.
+            LinkError: The database cannot be used, now or ever; it is another server than before; or it was restarted.
         """
         self.close()
         connection = self._connection = own_connection(self.alias, self.patience)
@@ -165,7 +165,7 @@ class LockTable:
             raise
 
     def _know(self, greeting: Greeting) -> Greeting:
-        """Compare with what the server said before: who has links to it must hear of a restart."""
+        """Compare with the server's earlier identity: the owners of links to it must learn of a restart."""
         before, since = self._greeting, steady() - (greeting.age or 0.0)
         if before and (
             before.run_id != greeting.run_id or (greeting.age != float("inf") and abs(since - self._since) > SAME_START)
@@ -184,7 +184,7 @@ class LockTable:
             raise LinkError(Failure.NO_TABLE, remedy) from None
 
     def query(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Carry out a statement and return its rows; not through Django's cursor, which logs what it is given."""
+        """Carry out a statement and return its rows; not through Django's cursor, which logs the parameters."""
         with self._connection.wrap_database_errors:
             self._cursor.execute(statement, parameters)
             return list(self._cursor.fetchall()) if self._cursor.description else []
@@ -193,12 +193,12 @@ class LockTable:
         """Drop the connection; the next request makes a new one."""
         connection, self._connection, self._cursor = self._connection, None, None
         if connection is not None and connection.connection is not None:
-            with suppress(Exception):  # each driver has its own for what is broken already
-                connection.connection.close()  # Django's close() refuses to where an event loop runs
+            with suppress(Exception):  # each driver raises errors of its own if the connection is broken already
+                connection.connection.close()  # Django's close() refuses to run in an event loop
 
     def abort(self) -> None:
-        """Have what waits for the server fail at once; from any thread."""
-        with suppress(Exception):  # whatever the driver says of a connection that is just being used or closed
+        """Make a call that waits for the server fail at once; from any thread."""
+        with suppress(Exception):  # whatever the driver raises for a connection that is in use or being closed
             raw = self._connection.connection
             if self._connection.vendor == "sqlite":
                 raw.interrupt()
@@ -212,8 +212,8 @@ class LockTable:
         Carry out requests, in one atomic step; either all of them are surveys or none is.
 
         Raises:
-            LinkError: They may have been carried out, or not.
-            UntouchedError: They have not, and the server is not to be used as it was.
+            LinkError: They may or may not have been carried out.
+            UntouchedError: They have not been carried out, and the connection cannot be used any more.
         """
         until = steady() + self.patience * ANSWERING
         while True:
@@ -231,7 +231,7 @@ class LockTable:
             time.sleep(random.random() * PAUSE)
 
     def _reopen(self) -> None:
-        """Connect if there is no connection any more."""
+        """Connect if there is no connection."""
         if self._connection is None:
             try:
                 self.open()
@@ -239,7 +239,7 @@ class LockTable:
                 raise UntouchedError(error.failure, error.detail) from None
 
     def _failed(self, error: Exception, *, unclear: bool) -> Failure:
-        """Return what an error means; a server that still answers has undone what it could not do."""
+        """Return what an error means; a server that still answers has rolled back."""
         answers = self._connection is not None and self._connection.vendor == "sqlite"
         with suppress(DatabaseError, OSError, AttributeError):
             self.query("ROLLBACK")
@@ -286,12 +286,12 @@ class LockTable:
         return replies, changes
 
     def _load(self, names: Names) -> "Known":
-        """Read what there is of names, and the clock."""
+        """Read the rows of names, and the clock."""
         digests = {self._digest("h", slug): slug for slug in names.slugs}
         tombstones = {self._digest("x", nonce): nonce for nonce in names.nonces}
         now, rows = self._read([*digests, *tombstones])
         known = Known(now, digests, tombstones, rows)
-        # Whoever ends the holds of all who share a lock has to know who they are.
+        # A release that ends the holds of all that share a lock has to know their nonces.
         sharers = {nonce for slug in names.slugs for nonce in known.store.sharers(slug)} - names.nonces
         if SHARED in names.nonces and sharers:
             return self._load(Names(names.slugs, names.nonces | sharers))
@@ -316,7 +316,7 @@ class LockTable:
         return digest(self._prefix, kind, name)
 
     def _write(self, changes: Sequence[Change]) -> bool:
-        """Write rows, all or none; returns whether they were those that had been read."""
+        """Write rows, all or none; returns whether nobody had changed them since they were read."""
         if len(changes) == 1:
             return self._put(changes)
         self.query(BEGINS[self._connection.vendor])
@@ -325,7 +325,7 @@ class LockTable:
         return written
 
     def _put(self, changes: Sequence[Change]) -> bool:
-        """Write rows, in the order of their keys; returns whether they were those that had been read."""
+        """Write rows, in the order of their keys; returns whether nobody had changed them since they were read."""
         new = [one for one in changes if one.version is None]
         known = [one for one in changes if one.version is not None]
         insert, otherwise = INSERTS[self._connection.vendor]
@@ -344,7 +344,7 @@ class LockTable:
         return not rows or self._carry_out(statement, *rows) == len(rows)
 
     def _carry_out(self, statement: str, *rows: tuple[Any, ...]) -> int:
-        """Carry out a statement with each of some parameters; returns how many rows it changed."""
+        """Carry out a statement once for each set of parameters; returns how many rows were changed."""
         with self._connection.wrap_database_errors:
             if len(rows) == 1:
                 self._cursor.execute(statement, rows[0])
@@ -353,7 +353,7 @@ class LockTable:
         return int(self._cursor.rowcount)
 
     def clean(self) -> None:
-        """Delete rows that have been of no use for a while, now and then; that they fail to go harms nothing."""
+        """Now and then, delete rows that have not been needed for a while; a failure does no harm."""
         now = steady()
         if self._connection is None or now < self._clean_at:
             return
@@ -373,7 +373,7 @@ def clock(said: Any) -> int:
     Return the server's clock in microseconds.
 
     Raises:
-        LinkError: It shows no time that can be.
+        LinkError: The time is impossible.
     """
     if not 0 < said <= HIGHEST:
         raise LinkError(Failure.MALFORMED)
@@ -381,12 +381,12 @@ def clock(said: Any) -> int:
 
 
 def columns_of(change: Change) -> tuple[Any, ...]:
-    """Return what both ways to write a row begin with; its version is new each time."""
+    """Return the first parameters of both ways to write a row; the version is new each time."""
     return random.getrandbits(62), change.ends, change.kept, change.state, change.digest
 
 
 class Known:
-    """What was read of some names at one moment, and the node in memory that decides on it."""
+    """The rows of some names, read at one moment, and the node in memory that decides on them."""
 
     def __init__(
         self, now: int, slugs: Mapping[str, str], tombstones: Mapping[str, str], rows: Mapping[str, Stored]
@@ -404,13 +404,13 @@ class Known:
                 self.store.load_tombstone(nonce, rows[key].record)
 
     def dump(self) -> dict[str, dict[str, Any]]:
-        """Return what the rows are to be, by their keys."""
+        """Return the new content of the rows, by their keys."""
         records = {key: {"slug": slug, **self.store.dump(slug)} for key, slug in self._slugs.items()}
         return records | {key: self.store.dump_tombstone(nonce) for key, nonce in self._tombstones.items()}
 
 
 def change(known: Known, key: str, record: dict[str, Any]) -> Change:
-    """Return how to write a record, with what finds it in a listing and tells when it is of no use any more."""
+    """Return a record as JSON, with the columns for listings and for when it is no longer needed."""
     ends = micros(record["holder"][1]) if "holder" in record else None
     times = [record[part][1] for part in ("holder", "fence") if part in record]
     times += [until for _, until in record.get("queue", {}).values()]

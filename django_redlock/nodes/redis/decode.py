@@ -53,12 +53,12 @@ SCRIPT_PHRASES = ("ACL failure in script", "The user executing the script can't"
 # What Lua says when a script compares a fencing token that is no number; they compare nothing else that others write.
 COMPARED = "attempt to compare"
 
-# What redis-py raises for error replies; the last two are connection errors to it.
+# The exceptions of redis-py for error replies; it counts the last two as connection errors.
 ERROR_REPLIES = (exceptions.ResponseError, exceptions.BusyLoadingError, exceptions.AuthenticationError)
-# What ends a connection; redis-py makes a ValueError of a length or number that is none.
+# The errors that end a connection; for a length or number that is none, redis-py raises ValueError.
 BROKEN = (exceptions.RedisError, OSError, ValueError)
 
-# How OpenSSL says that a certificate is good, but not for this host name or address.
+# OpenSSL's codes for a certificate that is valid, but not for this host name or address.
 WRONG_NAME = (62, 64)
 EXPIRED = 10
 
@@ -88,7 +88,7 @@ def parse_reply(raw: Any) -> Reply:
             return parse_survey([part.decode("utf-8", "replace") for part in raw])
         word, fence, time, left, position, detail = raw.decode("utf-8", "replace").split(" ", 5)
         kind = KINDS[word]
-        # As token() and whole() do, which cost as much as the rest: this is read for every lock.
+        # As token() and whole() do. Calling them would cost as much as the rest, and this runs for every lock.
         if len(fence) == len(time) == LONGEST_NUMBER and (both := fence + time).isdigit() and both.isascii():
             number, now = int(fence), int(time)
         else:
@@ -102,9 +102,9 @@ def parse_reply(raw: Any) -> Reply:
         return failed(Failure.MALFORMED, Kind.UNKNOWN)
 
 
-# What comes of reading what is not what it should be; JSON may be nested too deeply, or hold a number without end.
+# The errors of reading a malformed reply; JSON may be nested too deeply, or contain an endless number.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-# What a node itself can say; the other kinds are the client's.
+# The kinds that a node itself can reply; the client notes the others.
 SAID = frozenset(Kind) - {Kind.NO_VOTE, Kind.EXCLUDED, Kind.FAILED, Kind.UNKNOWN}
 KINDS = {kind.name: kind for kind in SAID}
 EXTENSIONS = frozenset({Kind.HELD, Kind.MIXED, Kind.REFUSED})
@@ -120,7 +120,7 @@ EXPECTED: dict[type[Request], frozenset[Kind]] = {
 
 
 def checked(request: Request, reply: Reply) -> Reply:
-    """Return *reply* if it can be one to *request*: what was accepted is what was proposed, and no other number."""
+    """Return *reply* if it fits *request*: an accepted token must be the proposed one."""
     kind = reply.kind
     if kind is Kind.ACCEPTED:
         sound = isinstance(request, (Acquire, Raise)) and reply.fence == request.number
@@ -130,7 +130,7 @@ def checked(request: Request, reply: Reply) -> Reply:
 
 
 def parse_term(said: str) -> tuple[Kind, int]:
-    """Return what became of one lease of an extension, and its fence."""
+    """Return the result for one lease of an extension, and its fence."""
     return {"H": Kind.HELD, "R": Kind.REFUSED, "S": Kind.REVOKED}[said[0]], token(said[1:])
 
 
@@ -164,7 +164,7 @@ def text(value: object) -> str:
 
 
 def token(text: str) -> int:
-    """Return a fencing token; what is no number, or too high for the scripts, is just above all that are."""
+    """Return a fencing token; a text that is no number, or too high for the scripts, becomes one above the highest."""
     if len(text) > LONGEST_NUMBER or not (text.isdigit() and text.isascii()):
         return HIGHEST + 1
     return min(int(text), HIGHEST + 1)
@@ -239,7 +239,7 @@ def parse_info(raw: Any) -> Greeting:
 
 
 class Age(NamedTuple):
-    """For how many seconds the server with a run id has served the locks; None if it does not say."""
+    """Seconds for which the server with a run id has served the locks; None if it does not report that."""
 
     run_id: str = ""
     seconds: float | None = None
@@ -255,7 +255,7 @@ def parse_age(raw: Any) -> Age:
     if isinstance(raw, exceptions.RedisError):
         failure = parse_error(raw).failure
         if failure is Failure.LOADING:
-            raise LinkError(failure)  # it will be able to say soon, and this connection is not asked again
+            raise LinkError(failure)  # it will know soon, but this connection is not asked again
         if failure in (Failure.READONLY, Failure.MASTERDOWN):
             raise LinkError(Failure.REPLICA)
         return Age()
@@ -309,7 +309,7 @@ def link_error(error: BaseException) -> LinkError:
         return LinkError(Failure.TIMEOUT)
     if isinstance(error, exceptions.RedisError) and (failure := failure_of(error)):
         return LinkError(failure)
-    # redis-py raises an error of its own in place of the one that tells what happened.
+    # redis-py replaces the error that shows what happened by one of its own.
     causes = [error]
     while cause := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(cause)
@@ -358,9 +358,9 @@ class Assembly:
         self._replies: list[Reply | None] = []
 
     def add(self, request: Request, reply: Reply | None) -> Reply | None:
-        """Take a reply, None for a script that is unknown; returns what came of the whole, or ``INCOMPLETE``."""
+        """Add a reply, None if the script is unknown; returns the reply to the whole request, or ``INCOMPLETE``."""
         if not many(request):
-            # What is usual is looked at here: this is done for every lock.
+            # The usual case is handled here, because this runs for every lock.
             if reply is None or (reply.kind is not Kind.ACCEPTED and reply.kind in EXPECTED[type(request)]):
                 return reply
             return checked(request, reply)

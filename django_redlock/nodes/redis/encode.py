@@ -1,8 +1,8 @@
 """
-Say requests to a Redis or Valkey master: which script, which keys, which arguments, and the bytes of it all.
+Encode requests to a Redis or Valkey master: the script, its keys and arguments, and their bytes (internal).
 
-What is said here is said for every lock, so it is put together as text and encoded once; redis-py, which has more
-kinds of words to mind, takes ten times as long.
+This runs for every lock, so a command is assembled as text and encoded once; redis-py, which handles more types of
+arguments, takes ten times as long.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class Introductions:
         self._sent: set[type[Request]] = set()
 
     def is_new(self, request: Request) -> bool:
-        """Return whether the script of *request* has not been sent yet; from now on it has."""
+        """Return whether the script of *request* has not been sent yet, and note it as sent."""
         if type(request) in self._sent:
             return False
         self._sent.add(type(request))
@@ -48,17 +48,17 @@ class Introductions:
 
 class Encoder:
     """
-    Say requests in the words of the scripts: keys and arguments.
+    Encodes requests as the keys and arguments of the scripts.
 
     Args:
-        prefix: What every key of the alias begins with.
+        prefix: The prefix of every key of the alias.
     """
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self._index = f"{prefix}index"
         self.greeting = resp(["INFO"]) + resp(["EVAL", SERVED.text, "1", f"{prefix}served"])
-        """What a connection begins with: the server introduces itself, and reports since when it serves these locks."""
+        """The first commands of a connection: they ask who the server is, and since when it serves these locks."""
         self._say: dict[type[Request], Any] = {
             Acquire: self._acquire,
             Raise: self._raise,
@@ -69,7 +69,7 @@ class Encoder:
         }
 
     def channel(self, process: str) -> str:
-        """Return the channel on which the waiters of a process are told that they are first in line."""
+        """Return the channel of a process: a waiter of its that is first in the queue is published there."""
         return f"{self.prefix}w:{process}"
 
     def subscription(self, process: str) -> bytes:
@@ -176,7 +176,7 @@ def flag(value: bool) -> str:
 def resp(words: Sequence[str]) -> bytes:
     """Return the bytes of a command."""
     text = f"*{len(words)}\r\n" + "".join([f"${len(word)}\r\n{word}\r\n" for word in words])
-    if text.isascii():  # a letter is a byte
+    if text.isascii():  # each character is one byte
         return text.encode()
     parts = [word.encode() for word in words]
     return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])

@@ -26,7 +26,7 @@ from .node import RedisNode
 from .sentinel import SentinelNode
 
 AT_ONCE = 100  # keys, about
-SAMPLES = 5  # round trips, of which the shortest counts
+SAMPLES = 5  # round trips; the shortest one counts
 IGNORED = frozenset({"retry", "retry_on_timeout", "retry_on_error", "health_check_interval", "max_connections"})
 IGNORED |= {"socket_timeout", "socket_connect_timeout"}
 
@@ -69,7 +69,7 @@ class Inspection:
     age: float | None = None
 
     def number(self, what: str) -> int:
-        """Return a number that the server says of itself; 0 if it does not."""
+        """Return a number that the server reports; 0 if it does not report it."""
         try:
             return int(float(self.info.get(what, "0")))
         except ValueError:
@@ -77,8 +77,8 @@ class Inspection:
 
 
 def inspect_all(nodes: tuple[Node, ...], timeout: float, *, rights: bool = True) -> list[Inspection]:
-    """Examine nodes, all at once; a node that does not answer costs *timeout* seconds, a few times."""
-    with ThreadPoolExecutor(len(nodes), thread_name_prefix="django_redlock examine") as pool:
+    """Inspect all nodes at once; a node that does not answer costs *timeout* seconds a few times."""
+    with ThreadPoolExecutor(len(nodes), thread_name_prefix="django_redlock inspect") as pool:
         return list(pool.map(lambda node: inspect(node, timeout, rights=rights), nodes))
 
 
@@ -196,7 +196,7 @@ def find_absurd_tokens(nodes: tuple[Node, ...], timeout: float, seconds: float =
     A server is searched for *seconds* at most, and only if its user has the right ``+scan``.
     """
     servers = [node for node in nodes if isinstance(node, RedisNode)]
-    with ThreadPoolExecutor(len(servers) or 1, thread_name_prefix="django_redlock examine") as pool:
+    with ThreadPoolExecutor(len(servers) or 1, thread_name_prefix="django_redlock inspect") as pool:
         return set().union(*pool.map(lambda node: set(_search(node, timeout, seconds)), servers))
 
 

@@ -1,7 +1,7 @@
 """
 The blocking connections to one server: one for requests, one for notifications (internal).
 
-redis-py makes a connection, with TLS and authentication. What is sent and read after that is in these classes.
+redis-py makes a connection, with TLS and authentication. These classes send and read everything after that.
 """
 
 import socket
@@ -21,21 +21,21 @@ from .encode import Encoder, Introductions
 from .handshake import READ_SIZE, some
 from .resp import PARTIAL, Replies
 
-# What a socket that does not block raises when it would.
+# The errors of a non-blocking socket when it would block.
 BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 NOTHING = object()  # stands for a reply that has not come
 
 
 class RedisLink:
     """
-    One connection that redis-py made, used without its client: what is sent is sent once.
+    One connection that redis-py made, used without its client, so that nothing is sent twice.
 
     Its socket does not block. With a timeout, Python would poll before it sends and before it receives, although the
     round that asks has polled already. Replies are read by :mod:`.resp`, as those of an event loop are.
     """
 
     demoted: Failure | None = None
-    """What to say when the server is no master any more; empty is what it says itself."""
+    """The detail to report when the server is no longer a master; empty for its own message."""
 
     def __init__(self, connection: AbstractConnection, encoder: Encoder, greeting: Greeting) -> None:
         self.greeting = greeting
@@ -69,7 +69,7 @@ class RedisLink:
             self._send_rest(self._sock, memoryview(data)[sent:])
 
     def _send_rest(self, sock: socket.socket, rest: memoryview) -> None:
-        """Send what was too much for the socket's buffer; blocks for at most the time allowed for connecting."""
+        """Send the rest of a request that did not fit the socket's buffer; blocks for at most the connect timeout."""
         try:
             sock.settimeout(self._connection.socket_timeout)
             sock.sendall(rest)
@@ -107,7 +107,7 @@ class RedisLink:
         except ValueError:
             return LinkError(Failure.MALFORMED)
         if isinstance(raw, exceptions.RedisError) and not isinstance(raw, exceptions.ResponseError):
-            return link_error(raw)  # redis-py hangs up after these
+            return link_error(raw)  # redis-py closes the connection after these
         return raw
 
     def close(self) -> None:

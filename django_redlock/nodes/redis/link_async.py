@@ -1,7 +1,7 @@
 """
 The connections of an event loop to one server: one for requests, one for notifications (internal).
 
-redis-py makes a connection, with TLS and authentication. What is sent and read after that is in these classes.
+redis-py makes a connection, with TLS and authentication. These classes send and read everything after that.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         return any(events & SAID and not events & ENDED for _, events in poll.poll(0))
 
     def _write(self, data: bytes) -> None:
-        """Send at once; of a crowd of tasks, send together what they have to say in one turn of the loop."""
+        """Send at once, or, if many tasks send in one turn of the loop, send all their requests together."""
         if self._unsent:
             self._unsent.append(data)
         elif len(self._waiting) < CROWD:
@@ -133,7 +133,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             self._torn = False
         except LinkError as error:
             self._end(error)
-        except (ValueError, IndexError):  # no reply, or one that nobody asked for
+        except (ValueError, IndexError):  # malformed, or not the reply to any request
             self._end(LinkError(Failure.MALFORMED))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -143,7 +143,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
     def _take(self, raw: Any) -> None:
         request, on_reply = self._waiting[0]
         if isinstance(raw, exceptions.RedisError) and not isinstance(raw, exceptions.ResponseError):
-            raise link_error(raw)  # redis-py hangs up after these
+            raise link_error(raw)  # redis-py closes the connection after these
         whole = self._assembly.add(request, parse_answer(raw, self.demoted))
         if whole is INCOMPLETE:
             return
@@ -165,7 +165,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self._end(LinkError(Failure.CLOSED))
 
     def _end(self, error: LinkError) -> None:
-        """Drop the connection, and tell all who wait for a reply that there will be none."""
+        """Drop the connection, and give every pending request the reply that there will be none."""
         if self.broken:
             return
         self._flush()  # what is written before a link is dropped, such as a release, is sent
@@ -178,7 +178,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
 
 
 class AsyncRedisNotificationLink:
-    """What :class:`~django_redlock.nodes.redis.link.RedisNotificationLink` is, for an event loop."""
+    """A :class:`~django_redlock.nodes.redis.link.RedisNotificationLink` for an event loop."""
 
     def __init__(self, connection: aioconnection.AbstractConnection, messages: Replies) -> None:
         self._connection = connection

@@ -44,10 +44,10 @@ class Replies:
         """
         Return the next reply, or ``PARTIAL``.
 
-        A string is bytes, one that is missing is None, an error is an exception and not raised.
+        A string is bytes, a missing one is None; an error is returned as an exception.
 
         Raises:
-            ValueError: What came is no reply, and so nothing that follows can be.
+            ValueError: The bytes are not a reply; nothing after them can be read either.
         """
         data = self._data
         if self._at == len(data):

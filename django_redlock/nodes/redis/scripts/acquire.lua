@@ -1,5 +1,5 @@
--- Take a lock on this node, or say who has it and join the queue. All names or none.
--- KEYS: index, cancel tombstone; the holders, the fences, the queues, the enrolments of all names; if shared, the holders
+-- Take a lock on this node, all names or none; if that fails, report the holder and join the queue.
+-- KEYS: index, cancel tombstone; of all names the holders, the fences, the queues, the enrolments; if shared, the holders
 --       of each name
 -- ARGV: nonce, value, ttl ms, proposed token, fence keep ms ('' is for ever), ahead µs, nonce to adopt, prefix,
 --       waiter ('' does not wait), its stamp, enrolment ms, barge, shared, passing, strict ('1' or '')
@@ -13,14 +13,14 @@ local clock = call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
 local now_ms = math.floor(tonumber(stamp) / 1000)
 local names = (#KEYS - 2) / (shared and 5 or 4)
-local h, f, q, s, r = 2, 2 + names, 2 + 2 * names, 2 + 3 * names, 2 + 4 * names -- offset of each kind of key
+local h, f, q, s, r = 2, 2 + names, 2 + 2 * names, 2 + 3 * names, 2 + 4 * names -- the index before each kind of key
 
 -- Read every key before writing any: a key of another type must not leave half a grant behind. (Waiters whose
--- enrolment has ended are dropped meanwhile, which takes nothing from anybody.)
+-- enrolment has expired are dropped on the way, which harms nobody.)
 call('ZCARD', index)
 local cancelled = call('EXISTS', tombstone) == 1
--- With several names, the number of commands costs most. If no other keys exist than those read here, nobody waits
--- for any of the names, and no key has another type.
+-- With several names, the number of commands costs most. If nothing exists but the values read here, nobody waits for
+-- any of the names, and no key is of another type.
 local strings, plain = nil, names > 1 and not shared
 if plain then
   strings = call('MGET', unpack(KEYS, h + 1, q))
@@ -68,7 +68,8 @@ for i = 1, names do
       call('ZCARD', KEYS[s + i])
       first_in_queue[i] = true
     elseif first and not barge then
-      -- Who makes room when granted has left the queue where an attempt failed as a whole; its stamp says so.
+      -- A waiter of a shared lock leaves the queue with the grant. If its attempt failed as a whole, its stamp shows that
+      -- it was here before.
       local ahead_of_it = waiter ~= '' and tonumber(ARGV[10]) < tonumber(call('ZSCORE', KEYS[q + i], first))
       if not ahead_of_it then
         queued = true
@@ -78,7 +79,7 @@ for i = 1, names do
   end
 end
 if cancelled then return 'CANCELLED ' .. high .. ' ' .. stamp .. ' 0 -1 ' end
--- A key without expiry was written by something else and blocks the name for ever: let operators find it.
+-- Another program wrote a key without expiry. It blocks the name for ever, so listings must show it.
 for _, slug in ipairs(endless) do
   call('ZADD', index, '+inf', slug)
   if call('PTTL', index) < ttl then call('PEXPIRE', index, ttl) end
@@ -88,8 +89,8 @@ if busy or queued then
   if waiter ~= '' then
     for i = 1, names do
       local queue, enrolments = KEYS[q + i], KEYS[s + i]
-      -- As if the waiter took one name after the other, in their order: it has no claim yet to the names after the one
-      -- that it waits for, and the holder of that one may want those.
+      -- It waits as if it took one name after another, in their order. It has no claim yet to the names behind the one
+      -- it waits for, and the holder of that one may want them.
       if i > stop then
         local first = call('ZRANGE', queue, 0, 0)[1]
         if call('ZREM', queue, waiter) == 1 then
@@ -116,7 +117,7 @@ for i = 1, names do
   local ends = now_ms + ttl
   if shared then
     local holders = KEYS[r + i]
-    if alone[i] then call('DEL', holders) end -- has a meaning only if the holder's key says shared
+    if alone[i] then call('DEL', holders) end -- meaningless unless the holder's key says shared
     call('ZREMRANGEBYSCORE', holders, '-inf', now_ms)
     call('ZADD', holders, ends, nonce)
     ends = tonumber(call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
@@ -130,8 +131,8 @@ for i = 1, names do
 end
 call('ZADD', index, unpack(listed))
 if call('PTTL', index) < latest - now_ms then call('PEXPIRE', index, latest - now_ms) end
--- A waiter keeps its position until it has held the lock: a grant here may be none elsewhere. Where several may hold
--- at once it makes room instead, for the next in queue to be let in as well.
+-- A waiter keeps its position until it has held the lock, because other nodes may not have granted it. Where several may
+-- hold the lock at once, it leaves the queue instead, so that the next waiter gets in as well.
 for i in pairs(first_in_queue) do
   if passing then
     call('ZREM', KEYS[q + i], waiter)
@@ -142,7 +143,7 @@ for i in pairs(first_in_queue) do
     call('ZADD', KEYS[s + i], now_ms + math.min(ttl, tonumber(ARGV[11])), waiter)
   end
 end
--- Names whose holder died leave the index here, a few at a time; a key without expiry stays listed.
+-- Names of dead holders leave the index here, a few at a time; a key without expiry stays listed.
 for _, slug in ipairs(call('ZRANGEBYSCORE', index, '-inf', now_ms, 'LIMIT', 0, 8)) do
   local pttl = call('PTTL', prefix .. slug .. ':h')
   if pttl == -2 then

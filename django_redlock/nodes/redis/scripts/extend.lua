@@ -1,7 +1,7 @@
--- Extend leases, each by itself; restore one on a node that lost it, but never past a newer token or its release.
--- Shorten none unless asked to, because two extensions by different times may arrive in any order.
--- KEYS: index; for each lease: cancel tombstone, the holders and the fences of all its names, if shared the holders of each name
--- ARGV: prefix, fence keep ms ('' is for ever); for each lease: names, shared, shorten ('1' or ''), nonce, ttl ms, token, value
+-- Extend leases, each by itself. A lease that this node lost is restored, unless a newer token or its release is here.
+-- No lease gets shorter unless the request says so, because two extensions may arrive in any order.
+-- KEYS: index; of each lease: cancel tombstone, of all its names the holders, the fences, if shared the holders of each name
+-- ARGV: prefix, fence keep ms ('' is for ever); of each lease: names, shared, shorten ('1' or ''), nonce, ttl ms, token, value
 local index, prefix, keep = KEYS[1], ARGV[1], ARGV[2]
 local SHARED = 'shared--------------------------'
 local clock = redis.call('TIME')
@@ -30,7 +30,7 @@ local function extend(at, names, shared, shorten, nonce, ttl, token, value)
     local ends = now_ms + ttl
     if shared then
       local holders = KEYS[2 * names + i]
-      if lost[i] == 'all' then redis.call('DEL', holders) end -- has no meaning without the holder's key
+      if lost[i] == 'all' then redis.call('DEL', holders) end -- meaningless without the holder's key
       if not shorten then ends = math.max(ends, tonumber(redis.call('ZSCORE', holders, nonce) or 0)) end
       redis.call('ZADD', holders, ends, nonce)
       ends = tonumber(redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
@@ -40,7 +40,7 @@ local function extend(at, names, shared, shorten, nonce, ttl, token, value)
       redis.call('SET', KEYS[i], value, 'PX', ttl)
     else
       if not shorten then ends = now_ms + math.max(ttl, redis.call('PTTL', KEYS[i])) end
-      redis.call('SET', KEYS[i], value, 'PX', ends - now_ms) -- the value has the number of extensions
+      redis.call('SET', KEYS[i], value, 'PX', ends - now_ms) -- the value counts the extensions
     end
     if lost[i] then
       local fence = KEYS[names + i]

@@ -1,23 +1,23 @@
--- Release a lock, if it is ours; let a waiter leave the queue; notify the first waiter.
--- KEYS: index, cancel tombstone; the holders, the queues, the enrolments of all names; if shared, the holders of each name
--- Shared holders have a nonce each. The word that stands for all of them in the holder's key ends all their holds,
--- unless one of them joined after the listing. A release does not end a later hold with the same nonce.
+-- Release a lock if it is ours, take a waiter out of the queue, and notify the first waiter.
+-- KEYS: index, cancel tombstone; of all names the holders, the queues, the enrolments; if shared, the holders of each name
+-- Each shared holder has a nonce. The word that the holder's key has in place of a nonce ends the holds of all, unless one
+-- joined with a later token. An exclusive hold with a later token, but the same nonce, is not ended either.
 -- ARGV: nonce, tombstone ms, prefix, waiter that leaves ('' is none), shared, revoke ('1' or ''), token of the hold, or of the
 --       last holder that joined (2^53 - 1 is any)
 local call, sub = redis.call, string.sub
 local index, tombstone = KEYS[1], KEYS[2]
 local nonce, tombstone_ms, prefix, leaving, shared = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5] == '1'
 local SHARED = 'shared--------------------------'
-local size = #nonce > 32 and 16384 or 32 -- an operator's request has as much of a foreign value as a survey reports
+local size = #nonce > 32 and 16384 or 32 -- an operator's request for a value that is not ours has as much of it as surveys report
 local any = ARGV[7] == '9007199254740991'
 local all, last, word = shared and nonce == SHARED, tonumber(ARGV[7]), ARGV[6] == '1' and 'stop' or '1'
 local clock = call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
 local now_ms = math.floor(tonumber(stamp) / 1000)
 local names = (#KEYS - 2) / (shared and 4 or 3)
-local h, q, s, r = 2, 2 + names, 2 + 2 * names, 2 + 3 * names -- offset of each kind of key
+local h, q, s, r = 2, 2 + names, 2 + 2 * names, 2 + 3 * names -- the index before each kind of key
 call('ZCARD', index)
--- With several names, one command reads all holders and one all waiters; see acquire.lua.
+-- With several names, read all holders at once, and look for waiters once; see acquire.lua.
 local strings, plain = nil, names > 1 and not shared
 if plain then
   strings = call('MGET', unpack(KEYS, h + 1, q))
@@ -78,7 +78,7 @@ if #keys > 0 then
 end
 -- A request of ours may still be in flight, and must find this tombstone.
 if tombstone_ms > 0 then call('SET', tombstone, word, 'PX', tombstone_ms) end
--- Only the first waiter is notified; a lost notification costs it time and nothing else.
+-- Only the first waiter is notified; a notification that is lost only costs time.
 for i, first in pairs(firsts) do
   local left = false
   if leaving ~= '' and call('ZREM', KEYS[q + i], leaving) == 1 then

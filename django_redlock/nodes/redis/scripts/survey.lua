@@ -1,7 +1,7 @@
--- Report locks: the given names with their waiters, or one page of the index in the order of expiry. The first page
--- also reports why the node would refuse to write. Each step is bounded, whatever others have written, because a
--- command that takes long blocks all clients.
--- KEYS: index. ARGV: prefix, cursor of the previous page ('' is none), size of the page (0 is the given names), waiters to
+-- Report locks: the names given, with their waiters, or one page of the index in the order of expiry. The first page also
+-- reports why the node would refuse to write. Each step is bounded, whatever other programs have written, because a long
+-- command makes all clients wait.
+-- KEYS: index. ARGV: prefix, cursor of the page before ('' is none), size of the page (0 is the names given), waiters to
 -- name at most ('' does not even count them), then slugs
 local LONGEST_VALUE, LONGEST_SLUG, LONGEST_WAITER = 16384, 10000, 500
 local index, prefix, after, size, left = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -12,8 +12,8 @@ local total = redis.call('ZCARD', index)
 local slugs, cursor = {}, ''
 for i = 5, #ARGV do slugs[#slugs + 1] = ARGV[i] end
 
--- A page continues after the last name of the previous page or, if that name was extended meanwhile, from its old
--- position. With page numbers, names would be skipped as others before them move to the end.
+-- A page begins behind the position that the last name of the previous page had. If pages were counted by number, names
+-- would be skipped as others before them move to the end.
 if size > 0 then
   local from, score, last = 0, string.match(after, '^(%S+) (.*)$')
   if last and redis.call('ZSCORE', index, last) == score then
@@ -31,7 +31,7 @@ if size > 0 then
   end
 end
 
--- Waiters whose enrolment has ended died, or gave up without a release. A key of another type has no waiters.
+-- Waiters whose enrolment has expired died, or gave up without a release. A key of another type has no waiters.
 local function waiters(slug, held)
   local base = prefix .. (string.match(slug, '^(.+)#%d+$') or slug)
   local first = redis.pcall('ZRANGEBYSCORE', base .. ':s', '(' .. now_ms, '+inf', 'LIMIT', 0, 1)[1]
@@ -48,8 +48,8 @@ local function waiters(slug, held)
   return count, table.concat(said, ' ')
 end
 
--- One command for all values, because the number of commands is most of the cost of a page. A key of another type
--- counts as an empty one.
+-- One command for all values, because the number of commands costs most. A key of another type counts
+-- as an empty one.
 local keys, cells, lines = {}, {}, {}
 for i, slug in ipairs(slugs) do
   keys[2 * i - 1], keys[2 * i] = prefix .. slug .. ':h', prefix .. slug .. ':f'

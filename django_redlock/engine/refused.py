@@ -1,0 +1,43 @@
+"""Errors and log records about locks that are not granted (internal)."""
+
+import logging
+from collections.abc import Sequence
+
+from ..core.acquisition import Acquisition, GaveUp
+from ..core.backoff import Pause
+from ..core.names import named
+from ..core.owner import decode
+from ..core.replies import votes_in
+from ..core.rules import Rules
+from ..core.wanted import Wanted
+from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..nodes import Node
+
+log = logging.getLogger("django_redlock")
+
+
+def error_of(
+    nodes: Sequence[Node], rules: Rules, wanted: Wanted, outcome: GaveUp
+) -> LockTakenError | QuorumUnavailableError:
+    """Return the error of an acquisition that gave up: the lock is taken, or too few nodes answered."""
+    name = named(wanted.names)
+    said = {node.name: str(outcome.replies.get(number, "not waited for")) for number, node in enumerate(nodes)}
+    if not outcome.taken:
+        after = votes_in(outcome.replies.values(), rules.needed) or None
+        why = (rules.needed, outcome.misconfigured, after)
+        return QuorumUnavailableError(name, outcome.waited, outcome.attempts, said, *why)
+    holder = decode(outcome.holder)
+    about, queued = holder._asdict() if holder else None, outcome.queued
+    return LockTakenError(name, outcome.waited, outcome.attempts, said, outcome.retry_after, about, queued)
+
+
+def explain_waiting(nodes: Sequence[Node], acquisition: Acquisition, pause: Pause) -> None:
+    """Log, once for each acquisition, that it waits for nodes rather than for another holder."""
+    if pause.silent and not acquisition.explained:
+        acquisition.explained = True
+        said = ", ".join(f"{nodes[node].name}: {reply}" for node, reply in sorted(pause.silent.items()))
+        log.warning(
+            "waiting for a quorum: %s",
+            said,
+            extra={"event": "no_quorum", "lock": named(acquisition.wanted.names)},
+        )
