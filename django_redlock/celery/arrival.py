@@ -50,7 +50,7 @@ class Answered(Exception):
 
 
 class Skipped(Ignore):
-    """A message ended without running; *holder* is who has its slot, None if it is not about that."""
+    """An eager call ended without running; *holder* is who has its slot, None if it is not about that."""
 
     def __init__(self, reason: str, holder: Holder | None) -> None:
         super().__init__(reason)
@@ -254,15 +254,16 @@ class Arrival:
         Ignore alone leaves everybody waiting who has its id: callers, the rest of a chain, the body of a chord.
         """
         request = self.request
-        if not request.is_eager:
-            self.task.backend.mark_as_failure(
-                request.id,
-                TaskRevokedError(reason),
-                request=request,
-                store_result=not self._result_ignored(),
-                state=states.REVOKED,
-            )
-        raise Skipped(reason, holder) from None
+        if request.is_eager:
+            raise Skipped(reason, holder) from None
+        self.task.backend.mark_as_failure(
+            request.id,
+            TaskRevokedError(reason),
+            request=request,
+            store_result=not self._result_ignored(),
+            state=states.REVOKED,
+        )
+        raise Ignore(reason) from None  # Celery's own: it is pickled on its way to the parent process
 
     def _wait(self, holder: Holder, follow: bool) -> NoReturn:
         """Put the message back until its equal is done; uses up no retry."""
