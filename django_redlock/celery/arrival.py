@@ -253,8 +253,7 @@ class Arrival:
 
         Ignore alone leaves everybody waiting who has its id: callers, the rest of a chain, the body of a chord.
         """
-        request = self.request
-        if request.is_eager:
+        if (request := self.request).is_eager:
             raise Skipped(reason, holder) from None
         self.task.backend.mark_as_failure(
             request.id,
