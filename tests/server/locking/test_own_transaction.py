@@ -84,7 +84,7 @@ def test_file_of_requests_in_transactions_is_reported_as_a_node(tables: Tables):
 
 
 def found() -> list[str | None]:
-    return [message.id for message in checks.run_checks(tags=["redlock"])]
+    return [message.id for message in checks.run_checks(tags=["redlock"], databases=[])]
 
 
 def test_file_that_another_process_writes_to_is_reported_as_locked(tables: Tables):
