@@ -200,7 +200,7 @@ class Call:
         self.ticket = ticket = replace(self.ticket, number=record.number + 1)
         if is_over(
             self.task, seen.holder, self.rules.queue_ttl
-        ):  # its callers have been told, and nobody waits for it any more
+        ):  # its callers know the outcome, and nobody waits for it any more
             take_over(ticket, self.ttl, self._pending_label, seen)
             return self.publish(ticket)
         ticket = replace(ticket, task_id=record.task_id)

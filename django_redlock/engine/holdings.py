@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
+from ..core.names import printable
 from ..nodes.clock import steady
 
 log = logging.getLogger("django_redlock")
@@ -147,7 +148,7 @@ class Suspicion:
             log.warning(
                 "lock %s: the code that waits for it at %s also took it, at %s, or was called or started by the code "
                 "that did; if that code waits for this code, both wait for ever",
-                self._name,
+                printable(self._name),
                 self._where,
                 self._since,
                 extra={"event": "waits_for_itself", "lock": self._name},

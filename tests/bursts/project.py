@@ -1,4 +1,4 @@
-"""The project whose workers run the bursts: tasks that record their runs, of which the first waits for its word."""
+"""The project whose workers run the bursts: tasks that record their runs; the first run waits for a signal."""
 
 import os
 from typing import Any

@@ -213,6 +213,17 @@ def test_wait_in_a_called_context_causes_a_warning_after_one_ttl(caplog: pytest.
         assert record.getMessage().count("test_everyday.py:") == 2
 
 
+def test_warning_about_a_wait_is_one_line(caplog: pytest.LogCaptureFixture):
+    """L43: a name cannot write a line of its own into the log."""
+    with Simulation(nodes=3, ttl=10.0, check=False):
+        lock("two\nlines").acquire()
+        with pytest.raises(LockTakenError):
+            lock("two\nlines", wait=25).acquire()
+
+    [record] = [each for each in caplog.records if getattr(each, "event", "") == "waits_for_itself"]
+    assert record.getMessage().splitlines() == [record.getMessage()]
+
+
 # To skip a taken lock
 
 
