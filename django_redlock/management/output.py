@@ -214,7 +214,7 @@ def local(moment: float | None) -> str:
 
 
 def document(snapshot: Snapshot, locks: list[HeldLock]) -> str:
-    """Return locks and nodes as JSON; its keys are described in docs/commands.md."""
+    """Return locks and nodes as JSON; its keys are described in docs/operate/commands.md."""
     return json.dumps(
         {
             "version": VERSION,

@@ -42,7 +42,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--rendered", type=Path, metavar="JSON", help="measure nothing; make plots and docs from this run"
     )
     parser.add_argument("--plots", action="store_true", help="draw docs/images/bench-*.svg")
-    parser.add_argument("--write-docs", action="store_true", help="put the figures into docs/benchmarks.md")
+    parser.add_argument("--write-docs", action="store_true", help="put the figures into docs/trust/benchmarks.md")
     options = parser.parse_args(argv)
     unknown = set(options.only.split(",")) - GROUPS.keys()
     if unknown:

@@ -1,9 +1,9 @@
 """
-Put the figures of one run into ``docs/benchmarks.md``.
+Put the figures of one run into ``docs/trust/benchmarks.md``.
 
 The text of the page is fixed, except between ``<!-- figures: KEY -->`` and ``<!-- end -->``: the tables of the section
-with that key. ``summary`` and ``environment`` are keys as well. The figures come from ``docs/benchmarks.json``, which
-is committed with the page. A test compares the two.
+with that key. ``summary`` and ``environment`` are keys as well. The figures come from ``docs/trust/benchmarks.json``,
+which is committed with the page. A test compares the two.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Any
 from .report import Section, number
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE, STORED, IMAGES = DOCS / "benchmarks.md", DOCS / "benchmarks.json", DOCS / "images"
+PAGE, STORED, IMAGES = DOCS / "trust" / "benchmarks.md", DOCS / "trust" / "benchmarks.json", DOCS / "images"
 MARKED = re.compile(r"(<!-- figures: (?P<key>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -50,7 +50,7 @@ def _figures(section: Section) -> Iterator[str]:
         more = "".join(f"{number(figure.more[name]) if name in figure.more else ''} | " for name in extra)
         yield f"| {figure.name} | {number(figure.value)} {figure.unit} | {ratio} | {more}".rstrip()
     if (IMAGES / f"bench-{section.key}.svg").exists():
-        yield f"\n![{section.question}](images/bench-{section.key}.svg)"
+        yield f"\n![{section.question}](../images/bench-{section.key}.svg)"
     for each in section.left_out:
         yield f"\nLeft out: {each}"
 

@@ -1,5 +1,7 @@
 """
-The rights that docs/security.md lists are sufficient, and each of them is needed. The page is the only list of them.
+The rights that docs/operate/security.md lists are sufficient, and each of them is needed.
+
+The page is the only list of them.
 """
 
 import asyncio
@@ -20,7 +22,7 @@ from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Server
 from tests.managers import Asyncio, Blocking, Flavour, eventually, rules
 
-PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "operate" / "security.md").read_text()
 (LINE,) = re.findall(r"```text\n(ACL SETUSER .*?)```", PAGE, re.DOTALL)
 RULES = LINE.replace("myproject:", "t:").replace("PASSWORD", "secret").split()
 RIGHTS = [rule for rule in RULES if rule.startswith(("+", "~", "&"))]

@@ -138,7 +138,7 @@ def test_page_shows_the_committed_run():
     The figures in the documentation are those of the JSON beside it, and every section is on the page.
     """
     if not pages.STORED.exists():
-        pytest.skip("needs docs/benchmarks.json: tox run -e bench -- --json docs/benchmarks.json --write-docs")
+        pytest.skip("needs the stored run: tox run -e bench -- --json docs/trust/benchmarks.json --write-docs")
     page = pages.PAGE.read_text("utf-8")
     sections, run = load(pages.STORED)
 

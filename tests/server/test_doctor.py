@@ -37,7 +37,8 @@ from tests.service.locking.test_sentinel import watched
 from tests.services import django_database
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "security.md").read_text()
+PAGE = (DOCS / "operate" / "security.md").read_text()
+FINDINGS = (DOCS / "operate" / "doctor.md").read_text().partition("## Findings")[2]
 (LINE,) = re.findall(r"```text\n(ACL SETUSER .*?)```", PAGE, re.DOTALL)
 ACL = LINE.replace("myproject:", "redlock:").replace("PASSWORD", "secret").split()
 RIGHTS = [rule for rule in ACL if rule.startswith(("+", "~", "&"))]
@@ -675,9 +676,7 @@ def test_every_finding_has_a_test_and_is_documented():
     The findings in the source, in these tests and in the documentation are the same.
     """
     tests = Path(__file__).read_text()
-    documented = set(
-        re.findall(r"^\| `([a-z-]+)` \|", (DOCS / "doctor.md").read_text().partition("## Findings")[2], re.MULTILINE)
-    )
+    documented = set(re.findall(r"^\| `([a-z-]+)` \|", FINDINGS, re.MULTILINE))
 
     assert [name for name in IDS if f'"{name}"' not in tests] == []
     assert documented == IDS

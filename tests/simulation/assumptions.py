@@ -2,7 +2,7 @@
 Each assumption, broken on purpose: the guarantee that needs it fails, and an oracle reports it.
 
 Without this, an assumption might be stated for nothing, and the schedules that keep it would prove less than they seem
-to. The letters are those of ``docs/guarantees.md``.
+to. The letters are those of ``docs/trust/guarantees.md``.
 """
 
 from collections.abc import Callable, Iterator

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-PAGE = TESTS.parent / "docs" / "guarantees.md"
+PAGE = TESTS.parent / "docs" / "trust" / "guarantees.md"
 
 
 def test_tests_that_the_page_names_exist():

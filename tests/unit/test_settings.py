@@ -507,7 +507,7 @@ def test_every_check_is_documented_and_tested():
     package = Path(django_redlock.__file__).parent
     sources = {path: set(re.findall(r"redlock\.([EW]\d+)", path.read_text())) for path in package.rglob("*.py")}
     used = set().union(*sources.values())
-    pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
     documented = set(re.findall(r"^\| `redlock\.([EW]\d+)` \|", pages, re.MULTILINE))
     here = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
 

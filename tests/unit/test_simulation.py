@@ -15,7 +15,7 @@ from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
 from django_redlock.engine.lease import Lease
 from django_redlock.testing import OverlapError, Simulation
 
-DOCS = Path(__file__).parents[2] / "docs" / "testing.md"
+DOCS = Path(__file__).parents[2] / "docs" / "howto" / "testing.md"
 
 
 def work(done: list[str]) -> None:

@@ -128,7 +128,7 @@ def summary(node: Any) -> str:
 
 
 def document(found: list[Diagnosis]) -> str:
-    """Return what was found as JSON; its keys are described in docs/doctor.md."""
+    """Return what was found as JSON; its keys are described in docs/operate/doctor.md."""
     return json.dumps(
         {
             "version": VERSION,

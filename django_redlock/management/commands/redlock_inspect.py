@@ -135,7 +135,7 @@ def _row(lock: HeldLock, view: View) -> tuple[str, ...]:
 
 
 def document(snapshot: Snapshot, name: str) -> str:
-    """Return the same as JSON; its keys are described in docs/commands.md."""
+    """Return the same as JSON; its keys are described in docs/operate/commands.md."""
     held = [_described(snapshot, lock) for lock in snapshot.locks]
     about: dict[str, Any] = {
         "version": VERSION,
