@@ -64,7 +64,7 @@ class HeldLockManager(models.Manager["HeldLock"]):
 
 class HeldLock(models.Model):
     """
-    A held lock, as the admin shows it; made by :meth:`of`, never read from a database.
+    A held lock, as the admin shows it; it is never read from a database.
 
     Its primary key names the lock *and* its holder, so that what is selected on a page cannot become another's.
     """

@@ -34,7 +34,7 @@ class AlreadyQueued(DuplicateTask):
     Args:
         countdown: Seconds until the slot frees itself unless its holder keeps it; None when unknown.
         holder_id: Id of the task that has the slot; None when it is not a task.
-        state: What it does, as in :class:`DuplicateTask`.
+        state: What it does, as in :class:`~django_redlock.celery.DuplicateTask`.
         name: The lock's name.
     """
 
@@ -63,7 +63,7 @@ class DuplicateTaskError(DuplicateTask):
     Args:
         message: What happened.
         task_id: Id of the task that has the slot; None when it is not a task.
-        state: What it does, as in :class:`DuplicateTask`.
+        state: What it does, as in :class:`~django_redlock.celery.DuplicateTask`.
         retry_after: Seconds until the slot frees itself unless its holder keeps it; None when unknown.
         name: The lock's name.
     """

@@ -27,7 +27,7 @@ class SingletonResult(BaseResult[R]):
     duplicate: bool = False
     """Whether an equal task was waiting or running."""
     reason: str = ""
-    """What that one did: ``queued``, ``running``, or ``held`` if it is not a task; empty without a duplicate."""
+    """``queued``, ``running``, or ``held`` (by ``hold_for``, or not by a task); empty if the call is no duplicate."""
     holder_id: str | None = None
     """The id of that one; None without a duplicate, or if it is not a task."""
     accepted: bool = True

@@ -115,7 +115,7 @@ class Lease:
 
     @property
     def token(self) -> str:
-        """The secret that extends and releases this lock: 32 hexadecimal digits. Never show it."""
+        """The secret that extends and releases this lock, in 32 hexadecimal digits. Never show it."""
         return self.hold.nonce
 
     @property
