@@ -1,7 +1,6 @@
 """Sphinx settings; build with `tox run -e docs`."""
 
 import re
-import tempfile
 import zlib
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -72,7 +71,7 @@ def inventories(folder: Path) -> dict[str, tuple[str, str]]:
     return {site: (address, str(folder / f"{site}.inv")) for site, address in sites.items()}
 
 
-intersphinx_mapping = inventories(Path(tempfile.gettempdir()) / "django_redlock-inventories")
+intersphinx_mapping = inventories(Path(__file__).parent / "_build" / "inventories")
 
 
 def public_name(app: Sphinx, env: Any, node: pending_xref, content: nodes.TextElement) -> nodes.Node | None:
