@@ -18,7 +18,7 @@ SAID = ("duplicate", "reason", "holder_id", "accepted")
 
 class SingletonResult(BaseResult[R]):
     """
-    A Celery result that knows whether the call was a duplicate.
+    An :class:`~celery.result.AsyncResult` that knows whether the call was a duplicate.
 
     For a joined duplicate it is the result of the holder: ``get()`` waits for that task, and ``revoke()`` revokes it.
     ``bool()`` is true as for every result, also for a duplicate.

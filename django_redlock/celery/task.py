@@ -37,7 +37,7 @@ LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
 
 class SingletonTask(BaseTask[P, R]):
     """
-    A task of which one per arguments is waiting or running at any time.
+    A :class:`~celery.app.task.Task` of which, for each combination of arguments, one call waits or runs at a time.
 
     :func:`~django_redlock.celery.singleton_task` mixes it into the project's own task class. A task that is written
     as a class can derive from it, and set ``singleton_options``.

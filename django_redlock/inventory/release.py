@@ -42,7 +42,7 @@ def force_release(
         reason: Why, for the log.
 
     Returns:
-        ``released``; ``changed`` if somebody else holds it now; ``gone`` if nobody does; ``unknown`` if too few
+        ``released``; ``changed`` if another owner holds it now; ``gone`` if nobody does; ``unknown`` if too few
         nodes answered to tell.
 
     Raises:
