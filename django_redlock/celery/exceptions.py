@@ -1,4 +1,4 @@
-"""The error about a task that was refused because its equal is waiting or running."""
+"""The error about a call whose slot is taken."""
 
 from typing import Self
 
