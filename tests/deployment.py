@@ -57,7 +57,7 @@ def lock_users() -> dict[str, str]:
 
 
 def lock_commands() -> dict[str, list[str]]:
-    return {"compose": compose()["services"]["lock-1"]["command"], "kubernetes": container("lock")["command"]}
+    return {"compose": compose()["services"]["lock-1"]["command"], "kubernetes": container("lock")["args"]}
 
 
 def environments() -> dict[str, dict[str, str]]:

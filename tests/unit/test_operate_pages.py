@@ -1,10 +1,13 @@
 """The pages for operators are short, say whom they are for, and name checks and findings that exist."""
 
 import re
+from pathlib import Path
 
 import pytest
 
+import django_redlock
 from django_redlock.conf import read_alias
+from django_redlock.core.rules import Rules
 from tests.deployment import CHECKOUT
 
 DOCS = CHECKOUT / "docs"
@@ -50,6 +53,35 @@ def test_settings_on_a_page_can_be_used(page, settings):
             exec(statement.replace("database://locks", "database://default"), namespace)
             settings.REDLOCK = namespace["REDLOCK"]
             assert read_alias("default").nodes
+
+
+def test_nodes_that_may_be_down_are_those_of_the_rules():
+    """
+    The table of topologies and the quorum of the rules agree.
+    """
+    page = (DOCS / "operate" / "topologies.md").read_text()
+    down = {name.strip("* "): int(count) for name, count in re.findall(r"^\| ([^|]+) \| (\d+) \|", page, re.MULTILINE)}
+    sizes = {"one Redis or Valkey": 1, "one master with Sentinel": 1, "one database": 1, "two nodes": 2}
+    sizes |= {"three masters": 3, "two Redis and a database": 3, "five masters": 5}
+    rules = {name: Rules(size) for name, size in sizes.items()} | {"five masters with `quorum` 4": Rules(5, quorum=4)}
+
+    assert down == {name: each.nodes - each.needed for name, each in rules.items()}
+
+
+def test_reasons_that_head_an_incident_are_those_of_nodes():
+    """
+    An operator searches the page for the words in the log: each quoted reason is in the source.
+    """
+    page = (DOCS / "operate" / "incidents.md").read_text() + (DOCS / "operate" / "first-day.md").read_text()
+    quoted = [
+        words for title in re.findall(r"^## (.*)", page, re.MULTILINE) for words in re.findall(r'"([^"]+)"', title)
+    ]
+    reasons = [re.split(r" \.\.\. | \d+ ", words)[0] for words in quoted if not words.startswith("Held")]
+    package = Path(django_redlock.__file__).parent
+    source = "".join(path.read_text() for folder in ("core", "nodes") for path in (package / folder).rglob("*.py"))
+
+    assert len(reasons) >= 8
+    assert [reason for reason in reasons if reason.removesuffix(", votes again in") not in source] == []
 
 
 def test_terms_of_the_glossary_are_sorted():
