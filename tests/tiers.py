@@ -1,15 +1,16 @@
 """
 Assign each test to a tier by what it needs: a pytest plugin.
 
-======== =========================================================================== ===========================
-tier     needs                                                                       run by
-======== =========================================================================== ===========================
-unit     Python alone: no server, no process, no waiting                             ``tox``
-server   the embedded Valkey, files of SQLite, processes                             ``tox``
-service  PostgreSQL, MariaDB, RabbitMQ, Sentinel                                     ``tox run -e newest``
-browser  Chromium                                                                    ``tox run -e newest``
+========= ========================================================================== ===========================
+tier      needs                                                                      run by
+========= ========================================================================== ===========================
+unit      Python alone: no server, no process, no waiting                            ``tox``
+server    the embedded Valkey, files of SQLite, processes                            ``tox``
+service   PostgreSQL, MariaDB, RabbitMQ, Sentinel                                    ``tox run -e newest``
+browser   Chromium                                                                   ``tox run -e newest``
+container a container engine with Compose, and the network                           ``tox run -e container``
 endurance minutes: long simulations, chaos, soak, contention, every right of an ACL  ``tox run -m endurance``
-======== =========================================================================== ===========================
+========= ========================================================================== ===========================
 
 A test belongs to the tier of its folder under ``tests/``, or to a later one if it uses a fixture or a parameter from
 there, or has that tier's marker. A test of the unit tier that sleeps, connects or starts a process fails.
@@ -28,9 +29,14 @@ from typing import Any
 
 import pytest
 
-TIERS = ("unit", "server", "service", "browser", "endurance")
+TIERS = ("unit", "server", "service", "browser", "container", "endurance")
 HERE = Path(__file__).parent
-COMMANDS = {"service": "tox run -e newest", "browser": "tox run -e newest", "endurance": "tox run -m endurance"}
+COMMANDS = {
+    "service": "tox run -e newest",
+    "browser": "tox run -e newest",
+    "container": "tox run -e container",
+    "endurance": "tox run -m endurance",
+}
 
 # Fixtures and parameters that move a test to a later tier than that of its folder.
 NEEDS = {

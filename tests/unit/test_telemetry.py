@@ -359,6 +359,19 @@ def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are(three, regi
     assert len(asked) >= 6
 
 
+def test_remedies_of_alerts_are_sections_of_the_incidents():
+    """
+    An operator finds each section that an alert names; each section begins with what the operator sees.
+    """
+    alerts, page = (DOCS / "monitoring" / "alerts.yml").read_text(), (DOCS / "operate" / "incidents.md").read_text()
+    sections = dict(re.findall(r"^## (.+)\n\n(.*)", page, re.MULTILINE))
+    named = re.findall(r'See Incidents, ([^."]+)\."', alerts)
+
+    assert [title for title in named if title not in sections] == []
+    assert [title for title, first in sections.items() if not first.startswith(("*You see* ", "*You see*, "))] == []
+    assert len(named) >= 4
+
+
 def test_no_quorum_is_an_outcome_of_its_own(three, registry):
     """
     L3: taken and cannot tell are different outcomes.

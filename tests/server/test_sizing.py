@@ -1,0 +1,44 @@
+"""The figures of docs/operate/sizing.md are those that the command beside them measures."""
+
+import re
+
+import pytest
+
+from tests.deployment import CHECKOUT
+from tests.sizing import measure
+
+PAGE = (CHECKOUT / "docs" / "operate" / "sizing.md").read_text()
+PUBLISHED = {what: int(value) for what, value in re.findall(r"^\| ([^|]+?) \| (\d+) \|$", PAGE, re.MULTILINE)}
+
+
+def published(measured: dict[str, int]) -> dict[str, int]:
+    return {what: PUBLISHED[what] for what in measured}
+
+
+def test_requests_are_the_published_ones():
+    """
+    Each step of a lock is one request to a node, and so are 200 names at once.
+    """
+    measured = measure.requests()
+
+    assert measured == published(measured)
+
+
+def test_connections_are_the_published_ones():
+    """
+    Threads that never meet need fewer connections than threads; nobody needs more than published.
+    """
+    measured = measure.connections()
+    several = f"{measure.THREADS} threads that take locks at the same time"
+
+    assert measured.pop(several) <= PUBLISHED[several] == measure.THREADS
+    assert measured == published(measured)
+
+
+def test_a_name_costs_about_as_much_memory_as_published():
+    """
+    The overhead of the server's tables depends on their sizes, so a quarter more or less is the same figure.
+    """
+    measured = measure.memory(10_000)
+
+    assert measured == {what: pytest.approx(value, rel=0.25) for what, value in published(measured).items()}
