@@ -42,6 +42,8 @@ class RedisNode:
     instant = False
     calls = True
     fails_over = False
+    parsers: tuple[Parse, Parse] = (parse_info, parse_age)
+    """What reads the replies to the first commands of a connection."""
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         self.connector = Connector(spec)
@@ -84,7 +86,7 @@ class RedisNode:
         Raises:
             LinkError: The server cannot be reached, or is not one that can keep locks.
         """
-        (greeting, age), _ = start(connection, self.encoder.greeting, parse_info, parse_age)
+        (greeting, age), _ = start(connection, self.encoder.greeting, *self.parsers)
         return RedisLink(connection, self.encoder, aged(greeting, age))
 
     async def aconnect(self, timeout: float) -> AsyncRedisLink:
@@ -101,7 +103,7 @@ class RedisNode:
 
     async def agreet(self, connection: aioconnection.AbstractConnection, timeout: float) -> AsyncRedisLink:
         """Do what :meth:`greet` does without blocking, within *timeout* seconds."""
-        (greeting, age), _ = await astart(connection, timeout, self.encoder.greeting, parse_info, parse_age)
+        (greeting, age), _ = await astart(connection, timeout, self.encoder.greeting, *self.parsers)
         try:
             return AsyncRedisLink(connection, self.encoder, aged(greeting, age))
         except LinkError:
@@ -138,4 +140,9 @@ def open_node(spec: NodeSpec, prefix: str) -> RedisNode:
     """Return the node of a ``redis``, ``rediss``, ``unix``, ``valkey`` or ``valkeys`` URL."""
     if urlsplit(spec.url).scheme == "unix" and not urlsplit(spec.url).path:
         raise ValueError("a unix:// URL needs the path of a socket, such as unix:///run/valkey.sock")
+    if "," in urlsplit(spec.url).netloc.rpartition("@")[2]:
+        raise ValueError(
+            "its URL names several servers: write one URL for each, with its scheme, or redis+cluster://host-1,host-2 "
+            "if they are members of one cluster"
+        )
     return RedisNode(spec, prefix)
