@@ -53,7 +53,7 @@ class LockTakenError(_AttemptError):
         name: The lock's name; several names are joined by commas.
         waited: Time spent trying, in seconds.
         attempts: How often the nodes were asked.
-        nodes: What each node said, by the node's display name.
+        nodes: What each node replied, or why it gave no vote, by the node's display name.
         retry_after: Seconds until the present hold ends unless its owner extends it; None when unknown.
         holder: Who holds it: ``kind``, ``label``, ``ref``, ``host``, ``pid``, ``since`` (seconds since the epoch)
             and ``ttl`` (seconds); empty when unknown.
@@ -93,9 +93,9 @@ class QuorumUnavailableError(_AttemptError):
         name: The lock's name.
         waited: Time spent trying, in seconds.
         attempts: How often the nodes were asked.
-        nodes: What each node said, by the node's display name.
+        nodes: What each node replied, or why it gave no vote, by the node's display name.
         needed: How many votes a quorum takes.
-        misconfigured: Whether no quorum is possible until servers or settings are changed; then nobody waits for one.
+        misconfigured: Whether no quorum is possible until servers or settings change; nobody waits for it.
         retry_after: Seconds until a quorum votes again, if enough nodes answered and some of them give no vote for a
             while, such as after a restart; None when unknown.
     """

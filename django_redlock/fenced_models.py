@@ -58,9 +58,9 @@ class FencedQuerySet(models.QuerySet[M]):
 
 class FencedModel(models.Model):
     """
-    Abstract base of models whose rows know their latest writer; see :class:`FencedQuerySet`.
+    Abstract base of models whose rows record their latest writer; see :class:`FencedQuerySet`.
 
-    A model with a manager of its own makes it of :class:`FencedQuerySet`.
+    If a model has a manager of its own, create it from :class:`FencedQuerySet`.
     """
 
     fence_token = models.BigIntegerField(_("fencing token"), default=0, editable=False)

@@ -68,10 +68,10 @@ def fenced(
     Run a block, or a function, in a transaction that only the latest holder of a lock can commit.
 
     ``with lock("report:7") as lease, fenced(lease):`` opens the outermost transaction, claims the lease's fence as its
-    first statement, runs the body and commits. Read inside what you write inside: a value that was read before may be
-    an earlier holder's. ``fenced(lease, retries=3).run(function, *args)`` does the same around a function, and again
-    when the database says that the transaction ran into another one. ``async with`` and ``arun()`` are the same in
-    asynchronous code.
+    first statement, runs the body and commits. Read in the block what you write in it: a value that was read before
+    may be an earlier holder's. ``fenced(lease, retries=3).run(function, *args)`` does the same around a function,
+    and repeats it when the database reports a conflict with another transaction. ``async with`` and ``arun()`` are the
+    same in asynchronous code.
 
     Args:
         lease: An exclusive lease, or several of them; the fences of all their names are claimed.

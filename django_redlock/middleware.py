@@ -68,7 +68,7 @@ class LockErrorMiddleware(MiddlewareMixin):
     """
     Answer errors about locks that a view did not catch, as ``@locked_view`` does its own.
 
-    409 when somebody else has the lock or overtook this holder, 503 when too few nodes answer. A lock that was lost
+    409 when another owner has the lock or overtook this holder, 503 when too few nodes answer. A lock that was lost
     stays an error: whether the work was committed is for the view to say.
     """
 

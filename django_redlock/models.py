@@ -18,7 +18,7 @@ MAX_SHOWN = 200  # characters of a lock's name in the table of fences
 
 class Fence(models.Model):
     """
-    What one database knows of one lock: the pair (token, owner) of its latest holder who opened a transaction.
+    The pair (token, owner) of the latest holder of one lock that opened a transaction in this database.
 
     Written by :func:`django_redlock.fenced` alone. Deleting a row that an old holder may still come back to lets it
     in again; ``manage.py redlock_prune_fences`` deletes those that nobody claimed for a long time.
@@ -64,9 +64,9 @@ class HeldLockManager(models.Manager["HeldLock"]):
 
 class HeldLock(models.Model):
     """
-    A held lock, as the admin shows it; made by :meth:`of`, never read from a database.
+    A held lock, as the admin shows it; it is never read from a database.
 
-    Its primary key names the lock *and* its holder, so that what is selected on a page cannot become another's.
+    Its primary key names the lock *and* its holder, so that a selection on a page never applies to a later holder.
     """
 
     key = models.TextField(primary_key=True)

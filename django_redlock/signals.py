@@ -11,24 +11,25 @@ from typing import Any
 from django.dispatch import Signal
 
 lock_acquired = Signal()
-"""A lock was taken. Arguments: ``lease``."""
+"""Sent when a lock was taken, with ``lease``."""
 lock_released = Signal()
-"""A lock was given up. Arguments: ``lease``, ``outcome`` (see :meth:`~django_redlock.engine.lease.Lease.release`)."""
+"""Sent when a lock was given up, with ``lease`` and ``outcome``, the result of :meth:`.Lease.release`."""
 lock_taken = Signal()
-"""Somebody gave up waiting. Arguments: ``name``, ``error``."""
+"""Sent when a caller gave up, with ``name`` and ``error``, a LockTakenError or QuorumUnavailableError."""
 lock_extended = Signal()
-"""A lease was extended. Arguments: ``lease``."""
+"""Sent when a lease was extended, with ``lease``."""
 lock_lost = Signal()
-"""A lease ended without a release. Arguments: ``lease``, ``reason``."""
+"""Sent when a lease ended without a release, with ``lease`` and ``reason``."""
 lock_forced = Signal()
-"""A lock was released by an operator. Arguments: ``name``, ``outcome``."""
+"""Sent when an operator released a lock, with ``name`` and ``outcome``."""
 node_down = Signal()
 """
-A node did not answer, and had before. Arguments: ``node``, its display name; ``reason``, such as ``refused``,
-``timeout``, ``WRONGPASS`` or ``is a replica``.
+Sent when a node does not answer that answered before.
+
+It is sent with ``node``, its display name, and ``reason``, such as ``refused``, ``timeout`` or ``WRONGPASS``.
 """
 node_up = Signal()
-"""A node answers again. Arguments: ``node``, its display name."""
+"""Sent when a node answers again, with ``node``, its display name."""
 
 SIGNALS = {
     "lock_acquired": lock_acquired,

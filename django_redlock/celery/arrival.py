@@ -278,7 +278,7 @@ class Arrival:
             if left <= 0:
                 self._skip(f"Skipped: {ticket.name} is {holder}, after {ticket.waited:.1f} s.", holder)
         self._send_again(replace(ticket, waited=ticket.waited + pause), pause)
-        raise Ignore(f"{self.request.id} waits for its equal; it is tried again in {pause:.1f} s.") from None
+        raise Ignore(f"{self.request.id} waits for its slot; it is tried again in {pause:.1f} s.") from None
 
     def _answer_with(self, task_id: str) -> None:
         """End the task with another one's result, if that is there."""

@@ -145,7 +145,7 @@ def _hold(app: Any, task: Any) -> Iterator[CheckMessage]:
         if limit and limit > longest and task.singleton_options.scope != WAITING:
             yield Warning(
                 f"The singleton task {task.name} may run for {limit:g} s, and its slot lasts for {longest:g} s; then "
-                "its equal may run beside it.",
+                "a second run may begin beside it.",
                 hint="Make OPTIONS['max_hold'] as long as the time limit, or the limit shorter.",
                 id="redlock.W025",
             )

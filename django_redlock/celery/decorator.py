@@ -85,9 +85,9 @@ def singleton_task(
     **options: Any,
 ) -> Any:
     """
-    Make a Celery task of a function, of which one per arguments is waiting or running at any time.
+    Make a Celery task of a function; for each combination of arguments, one call waits or runs at a time.
 
-    It is used as ``shared_task`` is, with or without options, and takes all of its options. For those given here
+    Use it like ``shared_task``, with or without options; it takes all of their options. For those given here
     see :class:`~django_redlock.celery.SingletonOptions`. Settings are read when the task is first called.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The error about a task that was refused because its equal is waiting or running."""
+"""The error about a call whose slot is taken."""
 
 from typing import Self
 
@@ -7,11 +7,11 @@ from ..exceptions import RedlockError
 
 class DuplicateTask(RedlockError):
     """
-    An equal task is waiting or running, and the options ask to say so with an error.
+    The slot of the call is taken, and the options ask for an error.
 
     Args:
         holder_id: Id of the task that has the slot; None when it is not a task.
-        state: What it does: ``queued``, ``running``, or ``held`` when the holder is not a task.
+        state: The state of the slot: ``queued``, ``running``, or ``held`` when the holder is not a task.
         retry_after: Seconds until the slot frees itself unless its holder keeps it; None when unknown.
         name: The lock's name.
     """

@@ -137,7 +137,7 @@ def _next_call(options: SingletonOptions, holder: Holder) -> list[str]:
         what = ANSWERS["skip"] + ", because the holder is not a task"
     lines = [f"A call now would {what.format(id=holder.task_id or 'that has it')}."]
     if options.on_duplicate != "raise":
-        lines.append("With link= or link_error= it would raise DuplicateTask: its equal would not follow them.")
+        lines.append("With link= or link_error= it would raise DuplicateTask: the holder would not follow them.")
     return lines
 
 
@@ -150,4 +150,4 @@ def _next_message(options: SingletonOptions, holder: Holder) -> list[str]:
     if holder.state in ("free", "unknown"):
         return []
     what = _overlap(options).format(id=holder.task_id or "that has it")
-    return [f"A worker that gets its equal now would {what}."]
+    return [f"A worker that gets another message with this key now would {what}."]

@@ -63,7 +63,7 @@ class Singleton:
 
     @property
     def lost(self) -> bool:
-        """Whether the run under way has lost its slot, so that another one may have begun; asks no node."""
+        """Whether the run under way has lost its slot, so that another one may have begun; no network call."""
         return bool(self.lease and not self.lease.valid())
 
     @property
@@ -73,7 +73,7 @@ class Singleton:
 
     def check(self) -> None:
         """
-        Check between two steps of a body that the run still has its slot; asks no node.
+        Check between two steps of a body that the run still has its slot; makes no network call.
 
         Does nothing in a direct call that has no slot.
 
@@ -125,7 +125,7 @@ class Singleton:
         In a body, and without arguments: give up the slot of the run before its end.
 
         Args:
-            force: True frees it also if the task is running. Nothing stops that run, so its equal may then run beside
+            force: True frees it also if the task is running. Nothing stops that run, so another one may then run beside
                 it. If the task has a parameter of this name, it is an argument as all others.
 
         Returns:

@@ -34,7 +34,7 @@ class AlreadyQueued(DuplicateTask):
     Args:
         countdown: Seconds until the slot frees itself unless its holder keeps it; None when unknown.
         holder_id: Id of the task that has the slot; None when it is not a task.
-        state: What it does, as in :class:`DuplicateTask`.
+        state: The state of the slot, as in :class:`~django_redlock.celery.DuplicateTask`.
         name: The lock's name.
     """
 
@@ -63,7 +63,7 @@ class DuplicateTaskError(DuplicateTask):
     Args:
         message: What happened.
         task_id: Id of the task that has the slot; None when it is not a task.
-        state: What it does, as in :class:`DuplicateTask`.
+        state: The state of the slot, as in :class:`~django_redlock.celery.DuplicateTask`.
         retry_after: Seconds until the slot frees itself unless its holder keeps it; None when unknown.
         name: The lock's name.
     """
@@ -124,7 +124,7 @@ class QueueOnce(MigratedTask):
     celery-once's ``QueueOnce``: ``@app.task(base=QueueOnce, once={"keys": ["shop_id"], "graceful": True})``.
 
     ``keys`` is ``key``; ``graceful`` is ``on_duplicate="join"``, without it ``AlreadyQueued`` is raised; ``timeout``
-    is ``queue_ttl`` and says nothing of the run any more, which keeps its slot for as long as it lives;
+    is ``queue_ttl`` and does not limit the run, which keeps its slot for as long as it lives;
     ``unlock_before_run`` is ``scope="until_executing"``.
     """
 
@@ -173,7 +173,7 @@ class Singleton(MigratedTask):
     celery-singleton's ``Singleton``: ``@app.task(base=Singleton, unique_on=["shop_id"], lock_expiry=60)``.
 
     ``unique_on`` is ``key``; ``raise_on_duplicate`` is ``on_duplicate="raise"`` with ``DuplicateTaskError``, else
-    ``"join"``; ``lock_expiry`` is ``queue_ttl`` and says nothing of the run any more.
+    ``"join"``; ``lock_expiry`` is ``queue_ttl`` and does not limit the run.
     """
 
     abstract = True

@@ -19,11 +19,11 @@ class override_singleton(ContextDecorator):
     """
     Send and run singleton tasks as ordinary ones while a ``with`` block, a decorated function or a coroutine runs.
 
-    It holds for the whole process, as a message that is sent inside says that it is to run without a slot. For tests
-    of singletons as such use nodes in memory, ``REDLOCK = {"default": {"NODES": "memory://a"}}``.
+    It applies to the whole process, and to the workers that get a message that was sent inside. For tests of
+    singletons as such, use nodes in memory, ``REDLOCK = {"default": {"NODES": "memory://a"}}``.
 
     Args:
-        enabled: Whether singletons are on; inside a block that has switched them off, True does not put them on again.
+        enabled: Whether singletons are on; inside a block that has switched them off, True does not switch them on.
     """
 
     def __init__(self, *, enabled: bool) -> None:

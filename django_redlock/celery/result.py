@@ -18,18 +18,18 @@ SAID = ("duplicate", "reason", "holder_id", "accepted")
 
 class SingletonResult(BaseResult[R]):
     """
-    A Celery result that knows whether the call was a duplicate.
+    An :class:`~celery.result.AsyncResult` that knows whether the call was a duplicate.
 
-    For a joined duplicate it is the result of the task that was there first: ``get()`` waits for that one, and
-    ``revoke()`` revokes it. It is as true as every result, also for a duplicate.
+    For a joined duplicate it is the result of the holder: ``get()`` waits for that task, and ``revoke()`` revokes it.
+    ``bool()`` is true as for every result, also for a duplicate.
     """
 
     duplicate: bool = False
-    """Whether an equal task was waiting or running."""
+    """Whether the slot was taken when the call was made."""
     reason: str = ""
-    """What that one did: ``queued``, ``running``, or ``held`` if it is not a task; empty without a duplicate."""
+    """``queued``, ``running``, or ``held`` (by ``hold_for``, or not by a task); empty if the call is no duplicate."""
     holder_id: str | None = None
-    """The id of that one; None without a duplicate, or if it is not a task."""
+    """The id of the task that has the slot; None if the call is no duplicate, or if the holder is not a task."""
     accepted: bool = True
     """Whether this call sent a message."""
 

@@ -13,13 +13,13 @@ from typing import Any
 from django.dispatch import Signal
 
 singleton_duplicate = Signal()
-"""A call found its equal. Arguments: ``task_id``, ``name``, ``holder_id``, ``state``, ``strategy``."""
+"""Sent when a call finds the slot taken, with ``task_id``, ``name``, ``holder_id``, ``state`` and ``strategy``."""
 singleton_overlap = Signal()
-"""A worker found its equal. Arguments: as above."""
+"""Sent when a worker finds the slot taken, with the same arguments as ``singleton_duplicate``."""
 singleton_lost = Signal()
-"""A run lost its slot: it was not renewed in time. Arguments: ``task_id``, ``name``, ``lease``, ``reason``."""
+"""Sent when a run lost its slot, with ``task_id``, ``name``, ``lease`` and ``reason``."""
 singleton_stolen = Signal()
-"""A run lost its slot to somebody else, or to an operator. Arguments: as above."""
+"""Sent when a run lost its slot to another run or an operator, with the same arguments as ``singleton_lost``."""
 
 SIGNALS = {
     "singleton_duplicate": singleton_duplicate,

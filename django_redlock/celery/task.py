@@ -37,7 +37,7 @@ LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
 
 class SingletonTask(BaseTask[P, R]):
     """
-    A task of which one per arguments is waiting or running at any time.
+    A :class:`~celery.app.task.Task` of which, for each combination of arguments, one call waits or runs at a time.
 
     :func:`~django_redlock.celery.singleton_task` mixes it into the project's own task class. A task that is written
     as a class can derive from it, and set ``singleton_options``.
@@ -108,10 +108,10 @@ class SingletonTask(BaseTask[P, R]):
         **options: Any,
     ) -> SingletonResult[R]:
         """
-        Send the call, unless its equal is waiting or running; takes all options of Celery's.
+        Send the call, unless the slot is taken; takes all options of Celery's ``apply_async()``.
 
-        A call whose id is given belongs to a chain, a chord, a group or somebody who waits for it, and is always
-        sent: a worker decides. So is a retry.
+        A call whose id is given is always sent, because a chain, a chord, a group or a caller waits for it; a worker
+        decides. A retry is always sent, too.
 
         Args:
             singleton: False sends and runs this call without a slot, whoever has it. A dict has options for this
@@ -121,8 +121,8 @@ class SingletonTask(BaseTask[P, R]):
             A :class:`~django_redlock.celery.SingletonResult`.
 
         Raises:
-            DuplicateTask: Its equal is waiting or running, and ``on_duplicate="raise"``, or this call has links,
-                which the other one would not follow.
+            DuplicateTask: The slot is taken, and ``on_duplicate="raise"`` applies, or this call has links, which the
+                holder would not follow.
             QuorumUnavailableError: Too few nodes answered, and ``on_unavailable={"enqueue": "raise"}``.
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
             ValueError: The settings do not allow such a lease, or an argument is a model instance not yet saved.

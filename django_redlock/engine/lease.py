@@ -62,7 +62,7 @@ class Lease:
     """
     Proof that a quorum of nodes granted a lock; it is valid until its deadline.
 
-    ``with lease:``, or ``async with lease:`` for one of an event loop, releases it at the end of the block. It raises
+    ``with lease:``, or ``async with lease:`` in an event loop, releases the lock at the end of the block. It raises
     LockLostError at the beginning if the lease has ended, so that the body never runs without the lock, and at the end
     if it was lost meanwhile, unless the body raised.
 
@@ -110,20 +110,20 @@ class Lease:
 
     @property
     def ttl(self) -> float:
-        """Length of the lease, in seconds, counted from its last extension."""
+        """Length of the lease in seconds, counted from its last extension."""
         return self.hold.ttl
 
     @property
     def token(self) -> str:
-        """The secret that extends and releases this lock: 32 hexadecimal digits. Never show it."""
+        """The secret that extends and releases this lock, in 32 hexadecimal digits. Never show it."""
         return self.hold.nonce
 
     @property
     def reason(self) -> EndReason | None:
         """
-        Why it ended; None while it goes on.
+        Why the lease ended; None while it lasts.
 
-        ``released``, ``expired``, ``superseded`` (another caller came since, and may have got it or failed),
+        ``released``, ``expired``, ``superseded`` (another caller has tried to take the lock since),
         ``forgotten`` (the nodes no longer know this holder), ``fenced``, ``revoked`` (an operator asked for it),
         ``max_hold``, ``max_extensions``, ``heartbeat`` or ``forked``.
         """
@@ -131,12 +131,12 @@ class Lease:
 
     @property
     def waited(self) -> float:
-        """Seconds from the first attempt until the lock was held."""
+        """Seconds from the first attempt until the lock was granted."""
         return self.hold.waited
 
     @property
     def extensions(self) -> int:
-        """How often it has been extended."""
+        """How often the lease has been extended."""
         return self.hold.extensions
 
     @property
@@ -179,7 +179,7 @@ class Lease:
             margin: Seconds of validity that must be left for the next step.
 
         Raises:
-            LockLostError: It is not, or too little of it is left.
+            LockLostError: The lock is not held, or less than *margin* is left.
         """
         if not self.valid():
             raise self._loss()
@@ -188,7 +188,7 @@ class Lease:
 
     def on_lost(self, callback: Callable[["Lease"], object]) -> None:
         """
-        Call *callback* with this lease once when it is lost; at once if it already was.
+        Call *callback* with this lease once, when it is lost; at once if it already is.
 
         The thread that notices the loss calls it: the holder's thread in ``valid()`` or ``ensure()``, the event loop of
         an asyncio lease, or a thread of its own. Callbacks are called in the order in which they were added. If one
@@ -200,7 +200,7 @@ class Lease:
             self._tell_loss()
 
     def heartbeat(self) -> None:
-        """Note that the work goes on. A lease taken with ``heartbeat=`` is extended only while this is called."""
+        """Report progress: a lease taken with ``heartbeat=`` is extended only while this is called."""
         self.hold.beat(steady())
 
     def extend(self, ttl: float | None = None) -> bool:
@@ -210,7 +210,7 @@ class Lease:
         Only needed with ``renew=False``. Blocks for at most one node timeout.
 
         Args:
-            ttl: Length of the lease from now on, in seconds; None is as it was.
+            ttl: Length of the lease from now on, in seconds; None keeps the present length.
 
         Raises:
             ValueError: The ttl cannot work; the message says what to write.
@@ -318,7 +318,7 @@ class Lease:
 
     @property
     def shared(self) -> bool:
-        """Whether others may have it at the same time."""
+        """Whether other shared holders may hold the lock at the same time."""
         return self.hold.shared
 
     def slots(self) -> list[tuple[str, str]]:

@@ -75,7 +75,9 @@ __all__ = [
 
 def held_locks(using: str = DEFAULT_ALIAS, *, limit: int = MAX_NAMES, seconds: float = MAX_SECONDS) -> Snapshot:
     """
-    Return the locks held now and which nodes say so; blocks for less than a second, also when nodes are silent.
+    Return the locks that are held now, and the state of the nodes.
+
+    Blocks for less than a second, also when nodes are silent.
 
     Args:
         using: The alias in ``REDLOCK``.
@@ -105,12 +107,12 @@ def find_locks(
     after: Snapshot | None = None,
 ) -> Snapshot:
     """
-    Return the same for some locks only, by their slugs, and who waits for them.
+    Return what :func:`held_locks` returns for some locks only, by their slugs, with their waiters.
 
     Args:
         slugs: What stands for the locks' names in the keys.
         using: The alias in ``REDLOCK``.
-        waiters: How many of those that wait to name at most, for all of these locks together; 0 only counts them.
+        waiters: How many waiters to name at most, for all of these locks together; 0 only counts them.
         after: A listing made just now, whose silent nodes need not be waited for again.
 
     Raises:
@@ -150,9 +152,9 @@ PERMITS = tuple(map(str, range(1, MAX_LIMIT + 1)))
 
 def find_lock(name: str, using: str = DEFAULT_ALIAS) -> HeldLock | None:
     """
-    Return a lock as the nodes see it, with who waits for it, or None if it is free.
+    Return a lock as the nodes see it, with its waiters, or None if it is free.
 
-    Of a lock that several may hold (``limit=``) it is one of the places that are taken, or None if none is.
+    For a lock that several callers may hold (``limit=``), return one of the permits that are taken.
 
     Raises:
         ValueError: The name is cut short, as listings show long names, or cannot name a lock.

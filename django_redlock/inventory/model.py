@@ -26,10 +26,10 @@ NO_STRING = fingerprint("")  # of a key that has no value as a string
 
 class State(TextChoices):
     """
-    What the nodes together say of a lock.
+    The state of a lock over all nodes.
 
-    ``held``: all of them have one holder. ``degraded``: a quorum has, the others have not, or do not answer.
-    ``partial``: one holder, and too few nodes that say so: an attempt on its way, or what is left of one.
+    ``held``: all nodes have one holder. ``degraded``: a quorum has one holder; the others lack it, or do not answer.
+    ``partial``: too few nodes have the holder: an attempt is under way, or has left something behind.
     ``split``: several holders, none of them with a quorum. ``unrenewed``: a quorum has one holder, whose process lives
     and has not renewed the lock for half of its lease. ``orphaned``: a quorum has one holder, whose process has given
     no sign of life for ten seconds: it died, or stands still. ``no_expiry``: no quorum lets the lock end by itself, so
@@ -46,7 +46,7 @@ class State(TextChoices):
 
     @property
     def severity(self) -> int:
-        """How bad it is: the higher, the sooner somebody has to look; 0 and 1 are no trouble."""
+        """The rank of the state; the higher, the sooner somebody has to look. 0 and 1 are no trouble."""
         return RANKS[self]
 
 
@@ -98,7 +98,7 @@ class View(NamedTuple):
         node: The node's display name.
         answered: Whether it answered in time; the rest is empty if not.
         fingerprint: Tells the holder from others; empty if the node has no key.
-        about: What the key says of its holder, as it is written there; empty if there is no key or it is not ours.
+        about: The description of the holder, as the key has it; empty if there is no key, or another program wrote it.
         left: Seconds until the key expires there; None if it has no expiry.
         fence: The highest fencing token that the node accepted for this name.
     """
@@ -112,20 +112,20 @@ class View(NamedTuple):
 
     @property
     def owner(self) -> Owner | None:
-        """The holder; None if there is no key or it is not in our format."""
+        """The holder; None if there is no key, or another program wrote it."""
         return owner_of(self.about)
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """
-    Somebody who waits for a lock.
+    A waiter of a lock.
 
     Args:
         host: The host's name.
         pid: The process id there.
         number: Which of the process's waiters.
-        nodes: How many nodes have put it in line.
+        nodes: How many nodes have it in their queue.
     """
 
     host: str
@@ -149,14 +149,14 @@ class HeldLock(NamedTuple):
             less the allowance for drift. None when no quorum has one holder, or when it never ends.
         votes: How many nodes have this holder.
         fingerprint: Tells this holder from others; safe to show.
-        about: What the keys say of the holder, as it is written there; empty if it is not ours.
+        about: The description of the holder, as the keys have it; empty if another program wrote them.
         ttl: Length of the holder's lease in seconds; None when unknown.
         process: The holder's process; empty if it is unknown, or the lock does not depend on one.
         fencing_token: The number of this hold; 0 when the nodes no longer know.
         views: What each node of the alias has, in the order of the settings.
-        waiters: Who waits for it, in the order of their turns, the first hundred; only known of a lock that was asked
-            for by name, alone.
-        waiting: How many wait for it, by the node that knows of most; only known of a lock that was asked for by name.
+        waiters: The first hundred waiters, in the order of their turns; only known of a lock that was looked up alone,
+            by its name.
+        waiting: The number of waiters, by the node that has most; only known of a lock that was looked up by its name.
         alive: Whether its process is known to live; only asked when nobody extends the lock, or it lasts too long.
         gone: Whether its process has given no sign of life for longer than a lease may last, so that every lease of
             that process has ended; asked when *alive* is.
@@ -190,7 +190,7 @@ class HeldLock(NamedTuple):
 
     @property
     def owner(self) -> Owner | None:
-        """The holder; None if the keys are not in our format."""
+        """The holder; None if another program wrote the keys."""
         return owner_of(self.about)
 
     @property

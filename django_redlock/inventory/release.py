@@ -29,20 +29,20 @@ def force_release(
     name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "", reason: str = ""
 ) -> str:
     """
-    Release a lock whoever holds it, if the holder is still the one with this fingerprint.
+    Take a lock away from its holder, if the holder is still the one with this fingerprint.
 
     The holder learns of it at its next renewal, which is refused: its lease is lost with the reason ``revoked``, and
     the lock stays free for others. Sends the signal ``lock_forced``.
 
     Args:
         name: The lock, as a listing has it, or its whole name.
-        fingerprint: Which holder it was when somebody decided to release it.
+        fingerprint: The holder that the caller means; a later holder keeps the lock.
         using: The alias in ``REDLOCK``, of a name.
         slug: The lock's slug, instead of its name.
         reason: Why, for the log.
 
     Returns:
-        ``released``; ``changed`` if somebody else holds it now; ``gone`` if nobody does; ``unknown`` if too few
+        ``released``; ``changed`` if another owner holds it now; ``gone`` if nobody does; ``unknown`` if too few
         nodes answered to tell.
 
     Raises:
@@ -64,11 +64,11 @@ def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALI
     Ask the holder of a lock to stop: its next renewal is refused, and its lease is lost with the reason ``revoked``.
 
     Nobody else gets in until the holder has released it, or its lease has ended. A holder that does not renew its
-    lease never hears of it; its lease ends by itself. Sends the signal ``lock_forced`` with the outcome ``asked``.
+    lease does not learn of it; its lease ends by itself. Sends the signal ``lock_forced`` with the outcome ``asked``.
 
     Args:
         name: The lock, as a listing has it, or its whole name.
-        fingerprint: Which holder it was when somebody decided to ask it.
+        fingerprint: The holder that the caller means; a later holder is not asked.
         using: The alias in ``REDLOCK``, of a name.
         slug: The lock's slug, instead of its name.
 
@@ -97,10 +97,10 @@ def extend_lock(
     name: str | HeldLock, fingerprint: str, seconds: float, using: str = DEFAULT_ALIAS, *, slug: str = ""
 ) -> str:
     """
-    Have the nodes keep a lock for *seconds* from now at least, if its holder is still the one with this fingerprint.
+    Have the nodes keep a lock for at least *seconds* from now, if its holder is still the one with this fingerprint.
 
-    For a holder that does not renew and needs more time. The holder is not told: by its own clock its lease ends when
-    it would have, and what it does after that is not covered by the lock. It only keeps others out for longer.
+    For a holder that does not renew and needs more time. The holder does not learn of it: by its own clock its lease
+    ends when it would have, and later work is not covered by the lock. The call only keeps others out for longer.
 
     Returns:
         ``extended``; ``longer`` if a quorum keeps it for longer already; ``stopping`` if its holder has been asked to

@@ -56,7 +56,7 @@ def locked_command(
     using: str = DEFAULT_ALIAS,
 ) -> Any:
     """
-    Let only one run at a time of a management command do its work, on however many servers it is started.
+    Let one run of a management command work at a time, on however many servers it is started.
 
     Decorates the class, or its ``handle()``; ``@locked_command`` alone locks the command's name. In ``handle()``,
     ``self.lease`` is the lease: call ``self.lease.ensure()`` between two pieces of long work.
@@ -69,7 +69,7 @@ def locked_command(
         wait: How long to try, in seconds; 0 is one attempt, None is for ever.
         max_hold: Longest time that renewal keeps the lock, in seconds; None is ``OPTIONS["max_hold"]``, an hour by
             default.
-        skip_exit_code: How a run ends that finds the lock taken; 0 says nothing, too.
+        skip_exit_code: The exit code of a run that finds the lock taken; with 0 it also prints nothing.
         using: Alias in ``REDLOCK``.
 
     Raises:

@@ -161,7 +161,7 @@ class Simulation:
             seconds: For how long at most; None is until the next action of :meth:`after`.
 
         Returns:
-            Whether time could pass: False if nothing is planned, and there is no limit.
+            Whether time could pass; False if nothing is planned and there is no limit.
         """
         if seconds is None and not self._events:
             return False

@@ -1,0 +1,318 @@
+"""The lists of the reference have what the code has: nothing is missing, and nothing is listed that is not there."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+
+import django_redlock
+from django_redlock import signals
+from django_redlock.celery import SingletonOptions
+from django_redlock.celery import signals as celery_signals
+from django_redlock.core.failure import Failure
+from django_redlock.core.outcome import EndReason
+from django_redlock.core.rules import Rules
+from django_redlock.exceptions import EXPLANATIONS
+from django_redlock.management import locked, output
+from django_redlock.management.commands import redlock_release
+from tests.unit.test_public_api import PATHS
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(django_redlock.__file__).parent
+REFERENCE = ROOT / "docs" / "reference"
+
+
+@cache
+def page(name: str) -> str:
+    return (REFERENCE / f"{name}.md").read_text()
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of each row of the tables in a text, without their headings."""
+    lines = re.findall(r"^\|.*(?!\n\| ---)$", text, re.MULTILINE)
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [row for row in cells if row[0].startswith("`")]
+
+
+def shown(default: object) -> str:
+    """Return a default as a table has it."""
+    if default == ():
+        return "`[]`"
+    return f'`"{default}"`' if isinstance(default, str) else f"`{default}`".replace(".0`", "`")
+
+
+def section(name: str, heading: str) -> str:
+    return page(name).partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def names(text: str) -> list[str]:
+    """Return the names in the first column of tables."""
+    return [name for row in rows(text) for name in re.findall(r"`([^`]+)`", row[0])]
+
+
+# Options
+
+
+def test_options_of_an_alias():
+    """
+    Every key of OPTIONS is listed once, in the order of the code, with its default.
+    """
+    known = {field.name: field.default for field in fields(Rules) if field.name != "nodes"}
+    listed = {row[0].strip("`"): row[2] for row in rows(section("options", "OPTIONS of an alias"))}
+
+    assert sorted(listed) == sorted(known)
+    assert [name for name, default in known.items() if shown(default) not in listed[name]] == []
+
+
+FUNCTIONS = {
+    "lock()": django_redlock.lock,
+    "fenced()": django_redlock.fenced,
+    "lock_for_update()": django_redlock.lock_for_update,
+    "locked_view() and locked_paths()": django_redlock.locked_view,
+    "locked_command()": django_redlock.locked_command,
+}
+
+
+@pytest.mark.parametrize("heading", FUNCTIONS)
+def test_arguments_of_functions(heading: str):
+    """
+    Every argument is listed, in the order of the signature.
+    """
+    assert names(section("options", heading)) == list(inspect.signature(FUNCTIONS[heading]).parameters)
+
+
+def test_middleware_has_the_arguments_of_the_view():
+    """
+    The text says that locked_paths() has one more argument than locked_view().
+    """
+    paths = inspect.signature(import_module("django_redlock.middleware").locked_paths)
+
+    assert list(paths.parameters) == ["paths", *inspect.signature(django_redlock.locked_view).parameters]
+    assert paths.parameters["key"].default == "user_or_ip"
+
+
+def test_options_of_singleton_tasks():
+    """
+    Every option is listed with its default and all of its values.
+    """
+    listed = {row[0].strip("`"): row for row in rows(page("celery-options"))}
+    known = {field.name: field for field in fields(SingletonOptions)}
+
+    assert sorted(listed) == sorted(known)
+    for name, field in known.items():
+        for value in [] if isinstance(field.type, type) else re.findall(r"'(\w+)'", str(field.type)):
+            assert f'"{value}"' in listed[name][1] or name == "on_unavailable", (name, value)
+        assert field.default is MISSING or shown(field.default) in listed[name][2], name
+
+
+# Checks, words, signals, events
+
+
+def test_checks_have_a_cause_and_a_remedy():
+    """
+    tests/unit/test_settings.py compares the ids with the code; here, no cell of a row is empty.
+    """
+    listed = rows(page("checks"))
+
+    assert len(listed) > 30
+    assert [row[0] for row in listed if len(row) != 3 or not all(row)] == []
+
+
+def test_words_of_nodes():
+    """
+    Every word with which a node is reported to have given no vote is explained.
+    """
+    explained = section("settings", "Why a node gave no vote")
+    internal = {Failure.RESTARTED, Failure.WRONG_MODE}  # reported with the seconds left, and by the mode's name
+
+    assert [
+        failure.value
+        for failure in set(Failure) - internal
+        if re.split(r"[,(]", failure.value)[0].strip() not in explained
+    ] == []
+
+
+def test_signals():
+    """
+    Every signal is listed, and nothing else.
+    """
+    assert names(page("signals").partition("| signal |")[2].partition("\n\n")[0]) == list(signals.SIGNALS)
+    assert names(section("signals", "Singleton tasks")) == list(celery_signals.SIGNALS)
+
+
+def test_reasons_of_a_loss():
+    """
+    Every reason for which a lease ends is listed; "margin" is one of the error alone.
+    """
+    listed = names(section("signals", "Why a lease ended"))
+
+    assert sorted(listed) == sorted({*map(str, EndReason), "margin"}) == sorted(EXPLANATIONS)
+
+
+def test_arguments_of_signals():
+    """
+    The arguments that the tables name are those that the code sends.
+    """
+    sent: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for event, arguments in re.findall(r'notify\("(\w+)", ([^()]*(?:\.[\w.]+)*)\)', path.read_text()):
+            sent.setdefault(event, set()).update(re.findall(r"(\w+)=", arguments))
+    listed = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[2])) for row in rows(page("signals")) if len(row) == 3}
+
+    assert len(sent) >= 6
+    assert {event: listed[event] for event in sent} == sent
+
+
+def test_log_events():
+    """
+    Every value of "event" in a log record is listed.
+    """
+    source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    written = set(re.findall(r'"event": "(\w+)"', source)) | set(celery_signals.SIGNALS)
+    written |= set(re.findall(r'_tell\([^()]*"(lock_\w+)"', source))
+
+    assert set(names(page("logging"))) == written
+
+
+# Exit codes
+
+
+def test_exit_codes():
+    """
+    The numbers are those of the commands.
+    """
+    looking, working = page("exit-codes").split("| exit code |")
+    columns = re.findall(r"\d", looking.partition("| command |")[2].partition("\n")[0])
+    first = [line.split("|")[1] for line in working.splitlines() if line.startswith("|")]
+    codes = {int(code) for cell in first for code in re.findall(r"\d+", cell)}
+
+    assert columns == ["0", "1", "2", "3", "4", "5"]
+    assert (output.MISUSED, output.NO_QUORUM) == (2, 3)
+    assert (redlock_release.CHANGED, redlock_release.NOT_REVOKED) == (4, 5)
+    assert codes == {0, 1, 2, locked.NO_QUORUM, locked.SKIPPED, locked.LOST, 126, 127}
+
+
+def test_every_command_is_in_the_table():
+    """
+    A command that is added gets a row.
+    """
+    commands = {path.stem for path in (PACKAGE / "management" / "commands").glob("redlock_*.py")}
+
+    assert commands == set(re.findall(r"\[`(redlock_\w+)`\]", page("exit-codes")))
+
+
+# Metrics
+
+
+def test_metrics_of_prometheus():
+    """
+    Every metric is listed with its labels and its type.
+    """
+    client = pytest.importorskip("prometheus_client")
+    source = (PACKAGE / "contrib" / "prometheus" / "__init__.py").read_text()
+    defined = set(re.findall(r'"(redlock_\w+)"', source)) - {"redlock_prometheus"}
+    listed = {row[0].strip("`"): row for row in rows(section("metrics", "Prometheus"))}
+
+    assert {name.removesuffix("_total") for name in listed} == defined
+    registry = client.CollectorRegistry()
+    prometheus = import_module("django_redlock.contrib.prometheus")
+    prometheus.install(registry)
+    try:
+        families = {family.name: family for family in registry.collect()}
+    finally:
+        prometheus.uninstall()
+    for name, row in listed.items():
+        assert families[name.removesuffix("_total")].type == row[1], name
+
+
+def test_names_in_opentelemetry():
+    """
+    Every instrument and span is listed.
+    """
+    source = (PACKAGE / "contrib" / "opentelemetry" / "__init__.py").read_text()
+
+    assert set(names(section("metrics", "OpenTelemetry"))) == set(
+        re.findall(r'(?:create_\w+|span)\("(redlock[ .][\w.]+)"', source)
+    )
+
+
+# The Python API
+
+
+def documented() -> Iterator[tuple[str, str]]:
+    """Yield the full names that the page of the API documents, with what its directive says about members."""
+    module = ""
+    for directive, name, members in re.findall(
+        r"^\.\. (currentmodule|py:data|auto\w+):: (\S+?)(?:\(\))?\n(?:   :members:(.*)\n)?", page("api"), re.MULTILINE
+    ):
+        if directive == "currentmodule":
+            module = name
+        else:
+            yield f"{module}.{name}", members
+
+
+def test_everything_public_is_in_the_reference():
+    """
+    Every name that users import is documented once: under the path that is in the list, or under another one that
+    gives the same object and whose module's name the page gives.
+    """
+    shown = [resolve_name(name) for name, _ in documented()]
+    missing = [
+        f"{path}.{name}"
+        for path, listed in PATHS.items()
+        for name in listed
+        if name != "__version__" and not any(resolve_name(f"{path}:{name}") is found for found in shown)
+    ]
+
+    assert missing == []
+    assert [path for path in PATHS if path not in page("api")] == []
+    assert len(shown) == len({name for name, _ in documented()})
+
+
+def test_listed_members_exist():
+    """
+    A member that the page of the API lists is there, and has a docstring to show.
+    """
+    listed = [(name, member) for name, members in documented() for member in re.findall(r"\w+", members or "")]
+
+    assert len(listed) > 30
+    assert [each for each in listed if inspect.getattr_static(resolve_name(each[0]), each[1], ...) is ...] == []
+
+
+def test_external_names_exist():
+    """
+    A name of another project that the reference links to can be imported; errors are listed by their last part.
+    """
+    lines = [line.split() for line in (ROOT / "docs" / "external-names.txt").read_text().splitlines()]
+    entries = [line for line in lines if len(line) == 4]
+
+    assert len(entries) > 15
+    for _, role, name, address in entries:
+        if role == "py:class":
+            assert resolve_name(name) is not None
+        assert name.endswith(address.rpartition(".")[2])
+
+
+# The rooms
+
+
+def test_every_room_is_in_the_architecture():
+    """
+    Each folder with Python modules has a row, and each row is a folder; so has every path that the page names.
+    """
+    text = (ROOT / "docs" / "contribute" / "architecture.md").read_text()
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"migrations"}
+    paths = re.findall(r"`((?:core|engine|nodes|celery|inventory)/[\w/]+(?:\.py)?)`", text)
+
+    assert {
+        row[0].strip("`") for row in rows(text) if row[0].count("`") == 2 and len(row) == 3 and "/" not in row[0]
+    } == rooms
+    assert len(paths) > 8
+    assert [path for path in paths if not (PACKAGE / path).exists()] == []
+    assert [path for path in re.findall(r"`(tests/[\w/.]+)`", text) if not (ROOT / path).exists()] == []
