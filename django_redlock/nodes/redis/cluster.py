@@ -6,7 +6,6 @@ braces, and a cluster hashes only what is between the first pair of braces of a 
 decides, and the other shards have no say. A cluster is therefore one node, however many servers it has.
 """
 
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -16,7 +15,7 @@ from redis.exceptions import RedisError
 from ...core.failure import Failure
 from ..base import LinkError, NodeSpec
 from .connector import Connector, check_url
-from .decode import DEMOTED, Age, link_error, parse_age, parse_error, parse_info
+from .decode import DEMOTED, Age, link_error, parse_age, parse_error
 from .discovery import DiscoveredNode, Place
 from .encode import Encoder
 
@@ -54,7 +53,8 @@ class ClusterNode(DiscoveredNode):
         **dict.fromkeys((*DEMOTED, Failure.CLUSTERDOWN), Failure.FAILING_OVER),
         **dict.fromkeys(ELSEWHERE, Failure.MIGRATING),
     }
-    parsers = (partial(parse_info, expected="cluster"), parse_shard_age)
+    mode = "cluster"
+    parse_age = staticmethod(parse_shard_age)
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         check_url(spec.url)

@@ -47,8 +47,6 @@ class DiscoveredNode(RedisNode):
     """
 
     fails_over = True
-    guide: ClassVar[str]
-    """What one of those to ask is called in messages."""
     unserved: ClassVar[Mapping[Failure, Failure]]
     """The errors of a server that is not the master any more, and what to report for each."""
 

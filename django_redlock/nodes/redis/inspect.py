@@ -49,7 +49,9 @@ class Inspection:
         ignored: Options of the connection that are not used.
         known: Whether this kind of node can be examined at all.
         user: As whom locks connect.
-        deaf: The sentinels that were asked for the master in vain, each with the reason.
+        deaf: Those that were asked for the master in vain, each with the reason.
+        guide: What those are called; empty if nobody has to be asked for the master.
+        mode: The mode in which its server must run.
         age: For how many seconds it has served these locks; None if it does not say.
     """
 
@@ -66,6 +68,8 @@ class Inspection:
     known: bool = True
     user: str = "default"
     deaf: tuple[str, ...] = ()
+    guide: str = ""
+    mode: str = "standalone"
     age: float | None = None
 
     def number(self, what: str) -> int:
@@ -100,6 +104,8 @@ def inspect(node: Node, timeout: float, *, rights: bool = True) -> Inspection:
         local=not connector.remote,
         ignored=tuple(sorted(IGNORED & connector.options)),
         user=connector.user,
+        guide=node.guide,
+        mode=node.mode,
     )
     try:
         connection, deaf = _find(node, timeout) if isinstance(node, DiscoveredNode) else (_open(node, timeout), ())

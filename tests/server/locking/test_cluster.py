@@ -11,6 +11,7 @@ from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.redis.inspect import inspect
 from tests.clusters import PASSWORD, Cluster, cluster, until
+from tests.endurance.test_acl import RIGHTS
 from tests.managers import Asyncio, Blocking, Flavour, eventually, holders, real_manager
 
 KEY = "{t}:served"  # one of the keys of the tests' managers
@@ -171,3 +172,26 @@ async def test_server_without_cluster_mode_is_a_configuration_error(nodes, flavo
     assert (refused.value.misconfigured, refused.value.attempts) == (True, 1)
     await flavour.close(manager)
     manager.close()
+
+
+async def test_user_needs_one_more_right_than_elsewhere(three: Cluster, flavour: Flavour):
+    """
+    P36: the rights that docs/operate/security.md lists, for keys with braces, and the right to ask for the slots.
+    """
+    rights = [right for right in RIGHTS if right.startswith("+")] + ["~{t}:*", "&{t}:w:*"]
+    ports = ",".join(f"127.0.0.1:{server.port}" for server in three.servers)
+    managers = []
+    for more in (["+cluster|slots"], []):
+        for server in three.servers:
+            with server.client() as client:
+                user = f"locks{len(more)}"
+                client.execute_command("ACL", "SETUSER", user, "reset", "on", ">secret", *rights, *more)
+        managers.append(real_manager([f"redis+cluster://{user}:secret@{ports}"], ttl=60.0, node_timeout=10.0))
+
+    assert await flavour.release(await held(flavour, managers[0], ["a", "b"], wait=0)) == "released"
+    with pytest.raises(QuorumUnavailableError, match="NOPERM") as refused:
+        await held(flavour, managers[1], wait=60)
+    assert refused.value.misconfigured
+    for manager in managers:
+        await flavour.close(manager)
+        manager.close()
