@@ -188,7 +188,7 @@ def _failovers(config: AliasConfig) -> Iterator[CheckMessage]:
     for node in config.nodes:
         if node.fails_over:
             yield Warning(
-                f"REDLOCK[{config.alias!r}] has the node {node.name!r}, which Redis Sentinel looks after: a failover "
+                f"REDLOCK[{config.alias!r}] has the node {node.name!r}, whose master can be replaced: a failover "
                 "can lose the locks that the replica did not have yet, and with them a vote.",
                 hint="Use a master without replicas, or silence this check: it gives no vote for max_ttl seconds "
                 "after a failover, and the other nodes decide meanwhile.",

@@ -183,7 +183,7 @@ def _node_specs(alias: str, nodes: Any) -> Iterator[NodeSpec]:
 
 def _node_list(where: str, nodes: Any) -> list[Any]:
     if isinstance(nodes, str):
-        nodes = [part.strip() for part in nodes.split(",") if part.strip()]
+        nodes = _split(nodes)
     if not isinstance(nodes, (list, tuple)) or not nodes:
         raise InvalidRedlockError(
             f"{where} must list the URLs of the nodes, or name them in one string with commas. "
@@ -191,6 +191,17 @@ def _node_list(where: str, nodes: Any) -> list[Any]:
             "redlock.E003",
         )
     return list(nodes)
+
+
+def _split(nodes: str) -> list[str]:
+    """Return the nodes that one string names: a host without a scheme belongs to the URL before it."""
+    urls: list[str] = []
+    for part in filter(None, map(str.strip, nodes.split(","))):
+        if urls and "://" in urls[-1] and "://" not in part and not part.startswith("cache:"):
+            urls[-1] += f",{part}"
+        else:
+            urls.append(part)
+    return urls
 
 
 def _node_spec(where: str, node: Any) -> NodeSpec:
@@ -352,8 +363,8 @@ def _rules(alias: str, options: Any, nodes: tuple[Node, ...]) -> Rules:
     for node in nodes:
         if node.fails_over and node.name in names.get("durable", ()):
             raise InvalidRedlockError(
-                f"{where}['durable'] names {node.name!r}, whose master Redis Sentinel may replace by a replica that "
-                "does not have the last locks: it is never durable. Take it off the list.",
+                f"{where}['durable'] names {node.name!r}, whose master may be replaced by a replica that does not have "
+                "the last locks: it is never durable. Take it off the list.",
                 "redlock.E010",
             )
     try:

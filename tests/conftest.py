@@ -9,7 +9,7 @@ import inspect
 import os
 import platform
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -178,12 +178,14 @@ HIGHEST_CLUSTER_PORT = 55_535
 
 
 @contextmanager
-def cluster_nodes(count: int) -> Iterator[list[Server]]:
+def cluster_nodes(count: int, options: Sequence[str] = (), password: str = "") -> Iterator[list[Server]]:
     """Start servers in cluster mode. Each also listens on a port 10,000 higher, which nobody has reserved for it."""
     with ExitStack() as stack:
         servers: list[Server] = []
         while len(servers) < count:
-            server = Server(args=("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"))
+            server = Server(
+                args=("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", *options), password=password
+            )
             if server.port <= HIGHEST_CLUSTER_PORT:
                 with suppress(ServerStartError):
                     servers.append(stack.enter_context(server))

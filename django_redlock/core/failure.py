@@ -63,6 +63,7 @@ class Failure(Enum):
     # What the node is
     REPLICA = "is a replica"
     FAILING_OVER = "no master at present"
+    MIGRATING = "its hash slot moves to another shard"
     WRONG_MODE = "runs in another mode"
     TWO_SERVERS = "answers as two servers"
     RESTARTED = "restarted"

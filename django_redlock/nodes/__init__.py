@@ -16,6 +16,8 @@ KINDS = {
     "unix": ".redis.node",
     "valkey": ".redis.node",
     "valkeys": ".redis.node",
+    "redis+cluster": ".redis.cluster",
+    "rediss+cluster": ".redis.cluster",
     "memory": ".memory",
     "database": ".database.node",
 }

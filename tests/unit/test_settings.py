@@ -93,6 +93,12 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": ["redis://lock-1/-1"]}}, "redlock.E003", "database number"),
     ({"default": {"NODES": [f"database://u:{SECRET}@db/shop"]}}, "redlock.E003", "names an alias of DATABASES"),
     ({"default": {"NODES": [f"database://u:{SECRET}/x@db"]}}, "redlock.E003", "names an alias of DATABASES"),
+    ({"default": {"NODES": [f"redis+cluster://:{SECRET}@a,b/2"]}}, "redlock.E003", "a cluster has the database 0 only"),
+    ({"default": {"NODES": [f"redis+cluster://:{SECRET}@a,b:1/x"]}}, "redlock.E003", "database number"),
+    ({"default": {"NODES": [f"redis+cluster://:{SECRET}@a,b:x"]}}, "redlock.E003", "its address, port or database"),
+    ({"default": {"NODES": [f"redis+cluster://u:{SECRET}/@a,b"]}}, "redlock.E003", "percent-encoded"),
+    ({"default": {"NODES": [f"redis://:{SECRET}@a,b"]}}, "redlock.E003", r"redis\+cluster://host-1,host-2"),
+    ({"default": {"NODES": f"redis://:{SECRET}@a,b"}}, "redlock.E003", r"redis\+cluster://host-1,host-2"),
     ({"default": {"NODES": [f"memory://:{SECRET}@a"]}}, "redlock.E003", "needs a name, such as memory://a"),
     ({"default": {"NODES": ["unix://"]}}, "redlock.E003", "needs the path of a socket"),
     ({"default": {"NODES": ["memory://"]}}, "redlock.E003", "needs a name, such as memory://a"),
@@ -182,6 +188,8 @@ def test_missing_setting_is_reported():
     [
         (THREE, ["lock-1:6379", "lock-2:6379", "lock-3:6379"]),
         ("redis://a, redis://b:1 ,valkey://c", ["a:6379", "b:1", "c:6379"]),
+        ("redis+cluster://a,b:7001, redis://c", ["a:6379", "c:6379"]),
+        (["rediss+cluster://u:p%2Cw@[::1]:7000,b"], ["[::1]:7000"]),
         (["rediss://u:p%2Cw@a", "valkeys://b", "unix:///run/s.sock?db=2"], ["a:6379", "b:6379", "/run/s.sock"]),
         (
             [{"URL": "redis://a", "NAME": "north", "OPTIONS": {"username": "u"}}, "redis://[::1]:7"],
@@ -400,6 +408,19 @@ def test_node_that_sentinels_look_after_is_a_warning():
         assert [node.name for node in manager.nodes] == ["mymaster", "other", "lock-1:6379"]
         assert manager.nodes[0].address == "mymaster of [::1]:26379, s1:26379, s2:26379"
         assert SECRET not in repr(manager.nodes)
+
+
+def test_cluster_is_a_warning_and_never_durable():
+    """L65, P20: a cluster fails over like a service of Sentinel; it is shown by its members, without a password."""
+    cluster = {"URL": f"redis+cluster://u:{SECRET}@b:7001,a:7000", "NAME": "cluster"}
+    with configured(NODES=[cluster, THREE[0], THREE[1]]):
+        assert [message.id for message in check_settings()] == ["redlock.W004"]
+        node = locks["default"].nodes[0]
+        assert (node.name, node.address) == ("cluster", "a:7000, b:7001")
+        assert SECRET not in repr(node)
+    with configured(NODES=[cluster, *THREE[1:]], OPTIONS={"durable": ["cluster"]}):
+        (found,) = check_settings()
+    assert found.id == "redlock.E010"
 
 
 @pytest.mark.parametrize(

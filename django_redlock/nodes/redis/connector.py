@@ -108,8 +108,13 @@ class Connector:
         """``host:port``, or the path of a Unix socket."""
         if self._class is UnixDomainSocketConnection:
             return str(self._arguments.get("path", ""))
-        host = self._arguments.get("host", "localhost")
+        host = self.host
         return f"{f'[{host}]' if ':' in host else host}:{self._arguments.get('port', 6379)}"
+
+    @property
+    def host(self) -> str:
+        """The host's name or address."""
+        return str(self._arguments.get("host", "localhost"))
 
     @property
     def options(self) -> frozenset[str]:
@@ -139,7 +144,7 @@ class Connector:
     @property
     def remote(self) -> bool:
         """Whether connections leave this machine."""
-        host = str(self._arguments.get("host", "localhost"))
+        host = self.host
         local = host in ("localhost", "::1") or host.startswith("127.")
         return self._class is not UnixDomainSocketConnection and not local
 

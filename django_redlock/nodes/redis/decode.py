@@ -6,6 +6,7 @@ import errno
 import json
 import socket
 import ssl
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -46,9 +47,13 @@ ERROR_PHRASES = (
     ("without any password configured", Failure.NO_PASSWORD),
     ("max number of clients", Failure.MAX_CLIENTS),
     ("DB index is out of range", Failure.NO_SUCH_DATABASE),
+    ("cluster support disabled", Failure.WRONG_MODE),
 )
 # How the servers refuse a command inside a script, each version in its own words.
 SCRIPT_PHRASES = ("ACL failure in script", "The user executing the script can't")
+
+# The error replies of a server that is no longer a master, and what to report for each.
+DEMOTED: Mapping[Failure, Failure] = {each: each for each in (Failure.READONLY, Failure.MASTERDOWN)}
 
 # What Lua says when a script compares a fencing token that is no number; they compare nothing else that others write.
 COMPARED = "attempt to compare"
@@ -63,21 +68,24 @@ WRONG_NAME = (62, 64)
 EXPIRED = 10
 
 
-def parse_answer(raw: Any, demoted: Failure | None) -> Reply | None:
+def parse_answer(raw: Any, unserved: Mapping[Failure, Failure]) -> Reply | None:
     """
     Return the meaning of what a node answered to a request; None if it does not know the script.
 
+    Args:
+        raw: The answer.
+        unserved: The errors of a server that does not serve these locks any more, and what to report for each.
+
     Raises:
-        LinkError: It is no master any more; a new connection tells when it is one again. *demoted* is the failure to
-            report, if it is not what the node replied.
+        LinkError: It is such an error; a new connection finds out which server serves the locks now.
     """
     if not isinstance(raw, exceptions.RedisError):
         return parse_reply(raw)
     if isinstance(raw, exceptions.NoScriptError):
         return None
     reply = parse_error(raw)
-    if reply.failure in (Failure.READONLY, Failure.MASTERDOWN):
-        raise LinkError(demoted or reply.failure)
+    if reply.failure and reply.failure in unserved:
+        raise LinkError(unserved[reply.failure])
     return reply
 
 
@@ -210,9 +218,13 @@ def failure_of(error: Exception) -> Failure | None:
     return next((ERROR_WORDS[word] for word in words if word in ERROR_WORDS), None)
 
 
-def parse_info(raw: Any) -> Greeting:
+def parse_info(raw: Any, expected: str = "standalone") -> Greeting:
     """
     Return what a node's INFO says that matters to a vote.
+
+    Args:
+        raw: The reply.
+        expected: The mode in which the server must run.
 
     Raises:
         LinkError: It cannot be used, now or at all.
@@ -226,7 +238,7 @@ def parse_info(raw: Any) -> Greeting:
     lines = raw.decode("utf-8", "replace").splitlines()
     info = dict(line.split(":", 1) for line in lines if ":" in line)
     mode = info.get("redis_mode", info.get("server_mode", "standalone"))
-    if mode != "standalone":
+    if mode != expected:
         raise LinkError(Failure.WRONG_MODE, f"runs in {mode} mode")
     if info.get("role") == "slave":
         raise LinkError(Failure.REPLICA)

@@ -51,11 +51,13 @@ class Encoder:
     Encodes requests as the keys and arguments of the scripts.
 
     Args:
-        prefix: The prefix of every key of the alias.
+        prefix: What every key begins with.
+        shares: Whether the other nodes of the alias have the same prefix, so that they can be sent the same bytes.
     """
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, *, shares: bool = True) -> None:
         self.prefix = prefix
+        self._shares = shares
         self._index = f"{prefix}index"
         self.greeting = resp(["INFO"]) + resp(["EVAL", SERVED.text, "1", f"{prefix}served"])
         """The first commands of a connection: they ask who the server is, and since when it serves these locks."""
@@ -78,6 +80,8 @@ class Encoder:
 
     def pack(self, request: Request, packed: dict[int, bytes], in_full: bool) -> bytes:
         """Return the bytes of a request, made once for all nodes of a round, with or without the script's text."""
+        if not self._shares:
+            packed = {}
         key = -id(request) if in_full else id(request)
         data = packed.get(key)
         if data is None:

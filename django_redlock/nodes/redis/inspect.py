@@ -20,10 +20,10 @@ from ...core.failure import Failure
 from ...core.replies import is_absurd
 from ..base import LinkError, Node
 from .decode import BROKEN, MALFORMED, link_error, parse_age, parse_error, token, whole
+from .discovery import DiscoveredNode
 from .encode import resp
 from .handshake import exchange, unchanged
 from .node import RedisNode
-from .sentinel import SentinelNode
 
 AT_ONCE = 100  # keys, about
 SAMPLES = 5  # round trips; the shortest one counts
@@ -49,7 +49,9 @@ class Inspection:
         ignored: Options of the connection that are not used.
         known: Whether this kind of node can be examined at all.
         user: As whom locks connect.
-        deaf: The sentinels that were asked for the master in vain, each with the reason.
+        deaf: Those that were asked for the master in vain, each with the reason.
+        guide: What those are called; empty if nobody has to be asked for the master.
+        mode: The mode in which its server must run.
         age: For how many seconds it has served these locks; None if it does not say.
     """
 
@@ -66,6 +68,8 @@ class Inspection:
     known: bool = True
     user: str = "default"
     deaf: tuple[str, ...] = ()
+    guide: str = ""
+    mode: str = "standalone"
     age: float | None = None
 
     def number(self, what: str) -> int:
@@ -100,9 +104,11 @@ def inspect(node: Node, timeout: float, *, rights: bool = True) -> Inspection:
         local=not connector.remote,
         ignored=tuple(sorted(IGNORED & connector.options)),
         user=connector.user,
+        guide=node.guide,
+        mode=node.mode,
     )
     try:
-        connection, deaf = _find(node, timeout) if isinstance(node, SentinelNode) else (_open(node, timeout), ())
+        connection, deaf = _find(node, timeout) if isinstance(node, DiscoveredNode) else (_open(node, timeout), ())
         blank = replace(blank, deaf=deaf)
     except (LinkError, *BROKEN) as error:
         # Of all that redis-py sends to make a connection, only SELECT needs a right.
@@ -127,16 +133,16 @@ def _reach(node: Node, timeout: float) -> Inspection:
     return Inspection(node.name, known=False)
 
 
-def _find(node: SentinelNode, timeout: float) -> tuple[AbstractConnection, tuple[str, ...]]:
-    """Connect to the master that the first sentinel to answer knows; returns those that did not, too."""
+def _find(node: DiscoveredNode, timeout: float) -> tuple[AbstractConnection, tuple[str, ...]]:
+    """Connect to the master that the first guide to answer names; returns those that did not answer, too."""
     deaf: list[str] = []
     failure: Exception = LinkError(Failure.UNREACHABLE)
-    for sentinel in node.sentinels:
+    for guide in node.guides:
         try:
-            master = node.ask(sentinel, timeout)
+            master = node.ask(guide, timeout)
         except LinkError as error:
             failure = error
-            deaf.append(f"{sentinel.address} ({error.detail.removeprefix('sentinel: ')})")
+            deaf.append(f"{guide.address} ({error.detail.removeprefix('sentinel: ')})")
             continue
         try:
             return _open(node, timeout, host=master.host, port=master.port), tuple(deaf)
@@ -204,7 +210,7 @@ def _search(node: RedisNode, timeout: float, seconds: float) -> Iterator[str]:
     prefix, until, cursor = node.encoder.prefix, time.monotonic() + seconds, "0"
     pattern = re.sub(r"([\\*?\[\]^])", r"\\\1", prefix) + "*:f"
     try:
-        connection = _find(node, timeout)[0] if isinstance(node, SentinelNode) else _open(node, timeout)
+        connection = _find(node, timeout)[0] if isinstance(node, DiscoveredNode) else _open(node, timeout)
     except (LinkError, *BROKEN):
         return
     try:

@@ -6,6 +6,7 @@ redis-py makes a connection, with TLS and authentication. These classes send and
 
 import socket
 import ssl
+from collections.abc import Mapping
 from typing import Any
 
 from redis import exceptions
@@ -16,7 +17,7 @@ from ...core.failure import Failure
 from ...core.replies import Reply
 from ...core.requests import Request
 from ..base import LinkError
-from .decode import BROKEN, Assembly, link_error, parse_answer, parse_notification
+from .decode import BROKEN, DEMOTED, Assembly, link_error, parse_answer, parse_notification
 from .encode import Encoder, Introductions
 from .handshake import READ_SIZE, some
 from .resp import PARTIAL, Replies
@@ -34,8 +35,8 @@ class RedisLink:
     round that asks has polled already. Replies are read by :mod:`.resp`, as those of an event loop are.
     """
 
-    demoted: Failure | None = None
-    """The detail to report when the server is no longer a master; empty for its own message."""
+    unserved: Mapping[Failure, Failure] = DEMOTED
+    """The errors of a server that does not serve these locks any more, and what to report for each."""
 
     def __init__(self, connection: AbstractConnection, encoder: Encoder, greeting: Greeting) -> None:
         self.greeting = greeting
@@ -82,7 +83,7 @@ class RedisLink:
         raw, self._ahead = self._ahead, NOTHING
         if isinstance(raw, LinkError):
             raise raw
-        return self._assembly.add(request, parse_answer(raw, self.demoted))
+        return self._assembly.add(request, parse_answer(raw, self.unserved))
 
     def readable(self) -> bool:
         """Read one reply ahead, if all of it is there: bytes that TLS holds back, no poll shows."""

@@ -7,7 +7,7 @@ redis-py makes a connection, with TLS and authentication. These classes send and
 import asyncio
 import select
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from ...core.failure import Failure
 from ...core.replies import Kind, Reply, failed
 from ...core.requests import Request
 from ..base import INCOMPLETE, LinkError, until_cancelled
-from .decode import BROKEN, Assembly, link_error, parse_answer, parse_notification
+from .decode import BROKEN, DEMOTED, Assembly, link_error, parse_answer, parse_notification
 from .encode import Encoder, Introductions
 from .handshake import READ_SIZE, some
 from .resp import PARTIAL, Replies
@@ -42,7 +42,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         LinkError: The connection has ended meanwhile.
     """
 
-    demoted: Failure | None = None
+    unserved: Mapping[Failure, Failure] = DEMOTED
 
     def __init__(self, connection: aioconnection.AbstractConnection, encoder: Encoder, greeting: Greeting) -> None:
         loop = asyncio.get_running_loop()
@@ -144,7 +144,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         request, on_reply = self._waiting[0]
         if isinstance(raw, exceptions.RedisError) and not isinstance(raw, exceptions.ResponseError):
             raise link_error(raw)  # redis-py closes the connection after these
-        whole = self._assembly.add(request, parse_answer(raw, self.demoted))
+        whole = self._assembly.add(request, parse_answer(raw, self.unserved))
         if whole is INCOMPLETE:
             return
         self._waiting.popleft()

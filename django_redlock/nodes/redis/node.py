@@ -13,6 +13,7 @@ from redis import exceptions
 from redis.asyncio import connection as aioconnection
 from redis.connection import AbstractConnection
 
+from ...core.admission import Greeting
 from ..base import LinkError, NodeSpec
 from .connector import Connector
 from .decode import BROKEN, aged, check_subscription, link_error, parse_age, parse_info
@@ -42,6 +43,12 @@ class RedisNode:
     instant = False
     calls = True
     fails_over = False
+    mode = "standalone"
+    """The mode in which the server must run."""
+    guide = ""
+    """What those are called that have to be asked where the server is; empty if nobody has to be."""
+    parse_age = staticmethod(parse_age)
+    """What reads for how long the server has served these locks."""
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         self.connector = Connector(spec)
@@ -84,7 +91,7 @@ class RedisNode:
         Raises:
             LinkError: The server cannot be reached, or is not one that can keep locks.
         """
-        (greeting, age), _ = start(connection, self.encoder.greeting, parse_info, parse_age)
+        (greeting, age), _ = start(connection, self.encoder.greeting, self._parse_info, self.parse_age)
         return RedisLink(connection, self.encoder, aged(greeting, age))
 
     async def aconnect(self, timeout: float) -> AsyncRedisLink:
@@ -99,9 +106,12 @@ class RedisNode:
         _, messages = await astart(connection, timeout, self.encoder.subscription(process), check_subscription)
         return AsyncRedisNotificationLink(connection, messages)
 
+    def _parse_info(self, raw: Any) -> Greeting:
+        return parse_info(raw, self.mode)
+
     async def agreet(self, connection: aioconnection.AbstractConnection, timeout: float) -> AsyncRedisLink:
         """Do what :meth:`greet` does without blocking, within *timeout* seconds."""
-        (greeting, age), _ = await astart(connection, timeout, self.encoder.greeting, parse_info, parse_age)
+        (greeting, age), _ = await astart(connection, timeout, self.encoder.greeting, self._parse_info, self.parse_age)
         try:
             return AsyncRedisLink(connection, self.encoder, aged(greeting, age))
         except LinkError:
@@ -138,4 +148,9 @@ def open_node(spec: NodeSpec, prefix: str) -> RedisNode:
     """Return the node of a ``redis``, ``rediss``, ``unix``, ``valkey`` or ``valkeys`` URL."""
     if urlsplit(spec.url).scheme == "unix" and not urlsplit(spec.url).path:
         raise ValueError("a unix:// URL needs the path of a socket, such as unix:///run/valkey.sock")
+    if "," in urlsplit(spec.url).netloc.rpartition("@")[2]:
+        raise ValueError(
+            "its URL names several servers: write one URL for each, with its scheme, or redis+cluster://host-1,host-2 "
+            "if they are members of one cluster"
+        )
     return RedisNode(spec, prefix)

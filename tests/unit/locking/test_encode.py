@@ -32,3 +32,14 @@ def test_bytes_are_made_once_for_all_nodes():
     assert encoder.pack(request, packed, True) is full
     assert SCRIPTS[Acquire].sha.encode() in brief
     assert SCRIPTS[Acquire].text.encode() in full
+
+
+def test_nodes_with_different_prefixes_do_not_share_bytes():
+    """L65: the keys of a cluster have braces around the prefix, and no other node of a round may be sent them."""
+    request: Request = Acquire(("{a}",), "n" * 32, "n" * 32 + "{}", 30.0, 1, None, 30.0)
+    plain, tagged, packed = Encoder("redlock:"), Encoder("{redlock}:", shares=False), dict[int, bytes]()
+
+    sent = [encoder.pack(request, packed, False) for encoder in (plain, tagged, plain)]
+
+    assert [b"\r\n{redlock}:{a}:h\r\n" in each for each in sent] == [False, True, False]
+    assert [b"\r\nredlock:{a}:h\r\n" in each for each in sent] == [True, False, True]

@@ -1,0 +1,140 @@
+"""
+A master that moves, as a node: each new connection asks others where it is now (internal).
+
+Sentinels know the master of a service, and every member of a cluster knows the master of each hash slot. A replica
+that takes its place may not have the last locks, and votes like a server that has just restarted.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from ...core.failure import Failure
+from ..base import LinkError, NodeSpec
+from .connector import Connector
+from .decode import BROKEN, link_error
+from .encode import resp
+from .handshake import aexchange, exchange, unchanged
+from .link import RedisLink
+from .link_async import AsyncRedisLink
+from .node import RedisNode
+
+SomeLink = TypeVar("SomeLink", RedisLink, AsyncRedisLink)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the master is, and for how many seconds at least it has been one; None if nobody reports that."""
+
+    host: str
+    port: int
+    age: float | None = None
+
+
+class DiscoveredNode(RedisNode):
+    """
+    A master that others name.
+
+    Args:
+        spec: The URL and the options for the master.
+        prefix: What every key begins with.
+        guides: Those to ask, one after the other.
+        question: The command that asks them.
+
+    Raises:
+        ValueError: redis-py cannot make connections of the URL and options.
+    """
+
+    fails_over = True
+    unserved: ClassVar[Mapping[Failure, Failure]]
+    """The errors of a server that is not the master any more, and what to report for each."""
+
+    def __init__(self, spec: NodeSpec, prefix: str, guides: list[Connector], question: list[str]) -> None:
+        super().__init__(spec, prefix)
+        self.guides = guides
+        self._question = resp(question)
+
+    def connect(self, timeout: float) -> RedisLink:
+        """Open a link to the present master; see :class:`~django_redlock.nodes.base.Node`."""
+        failure = LinkError(Failure.UNREACHABLE)
+        for guide in self.guides:
+            try:
+                place = self.ask(guide, timeout)
+                link = self.greet(self.connector.new(timeout, host=place.host, port=place.port))
+                return self._follow(link, place)
+            except LinkError as error:
+                failure = error
+        raise without_blame(failure)
+
+    async def aconnect(self, timeout: float) -> AsyncRedisLink:
+        """Do what :meth:`connect` does without blocking."""
+        failure = LinkError(Failure.UNREACHABLE)
+        for guide in self.guides:
+            try:
+                place = self.parse_place(await self._aask(guide, timeout), guide)
+                connection = self.connector.new_async(timeout, host=place.host, port=place.port)
+                return self._follow(await self.agreet(connection, timeout), place)
+            except LinkError as error:
+                failure = error
+        raise without_blame(failure)
+
+    def _follow(self, link: SomeLink, place: Place) -> SomeLink:
+        """Return *link* with what is known of its server; notifications come from there from now on."""
+        self.connector.follow(place.host, place.port)
+        link.unserved = self.unserved
+        return link
+
+    def parse_place(self, raw: Any, guide: Connector) -> Place:
+        """
+        Return where the master is, from the reply of one of ``guides``.
+
+        Raises:
+            LinkError: It does not know, or replied something else.
+        """
+        raise NotImplementedError
+
+    def of_guide(self, error: LinkError) -> LinkError:
+        """Return what to report if one of ``guides`` could not be asked."""
+        return error
+
+    def ask(self, guide: Connector, timeout: float) -> Place:
+        """
+        Ask where the master is.
+
+        Args:
+            guide: Whom to ask, one of ``guides``.
+            timeout: Seconds for each step: to connect, to send, to read.
+
+        Raises:
+            LinkError: It cannot be reached, or does not know.
+        """
+        return self.parse_place(self._ask(guide, timeout), guide)
+
+    def _ask(self, guide: Connector, timeout: float) -> Any:
+        connection = guide.new(timeout)
+        try:
+            connection.connect()
+            (said,), _ = exchange(connection, self._question, unchanged)
+            return said
+        except (LinkError, *BROKEN) as error:
+            raise self.of_guide(link_error(error)) from None
+        finally:
+            connection.disconnect()
+
+    async def _aask(self, guide: Connector, timeout: float) -> Any:
+        connection = guide.new_async(timeout, socket_timeout=timeout)
+        try:
+            async with asyncio.timeout(timeout):
+                await connection.connect()
+                (said,), _ = await aexchange(connection, self._question, unchanged)
+                return said
+        except (LinkError, *BROKEN) as error:
+            raise self.of_guide(link_error(error)) from None
+        finally:
+            await connection.disconnect(nowait=True)
+
+
+def without_blame(failure: LinkError) -> LinkError:
+    """Return *failure*; that the master is a replica is a mistake in the settings elsewhere, but will pass here."""
+    return LinkError(Failure.FAILING_OVER) if failure.failure is Failure.REPLICA else failure

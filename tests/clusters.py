@@ -1,0 +1,123 @@
+"""A Redis or Valkey Cluster of real servers that fails over and moves its slots when a test wants it to."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import redis
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+from django_redlock.testing import Server
+from tests.conftest import cluster_nodes
+
+PASSWORD = "sesame"
+OPTIONS = ("--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0", "--masterauth", PASSWORD)
+
+
+class Cluster:
+    """
+    Some masters with a share of the slots each, and a replica for each if asked for.
+
+    Args:
+        servers: The running servers, masters first.
+        masters: How many of them are masters.
+    """
+
+    def __init__(self, servers: list[Server], masters: int) -> None:
+        self.servers = servers
+        self._masters = masters
+        self._clients = [server.client() for server in servers]
+        self._ids: list[str] = [self.ask(place, "MYID") for place in range(len(servers))]
+
+    @property
+    def url(self) -> str:
+        """The URL of the node, with two of the members."""
+        return f"redis+cluster://:{PASSWORD}@127.0.0.1:{self.servers[-1].port},127.0.0.1:{self.servers[0].port}"
+
+    def ask(self, place: int, *command: object) -> object:
+        """Return the reply of one server to a CLUSTER command."""
+        return self._clients[place].execute_command("CLUSTER", *command)
+
+    def build(self) -> None:
+        """Have the servers meet, and give each master its slots and each replica its master."""
+        for server in self.servers[1:]:
+            self.ask(0, "MEET", "127.0.0.1", server.port)
+        share = -(-REDIS_CLUSTER_HASH_SLOTS // self._masters)
+        for place in range(self._masters):
+            slots = range(place * share, min((place + 1) * share, REDIS_CLUSTER_HASH_SLOTS))
+            self.ask(place, "ADDSLOTS", *slots)
+        for place in range(self._masters, len(self.servers)):
+            master = self._ids[place - self._masters]
+            until(lambda place=place, master=master: master in self.ask(place, "NODES"))
+            self.ask(place, "REPLICATE", master)
+        for place in range(len(self.servers)):
+            until(lambda place=place: "cluster_state:ok" in self.ask(place, "INFO"))
+        until(lambda: all(self.has_replica(place) for place in range(len(self.servers) - self._masters)))
+
+    def has_replica(self, place: int) -> bool:
+        """Return whether a master has a replica that is up to date."""
+        return self._clients[place].info("replication").get("slave0", {}).get("state") == "online"
+
+    def owner(self, key: str) -> int:
+        """Return which server is the master of the slot of a key."""
+        slot = key_slot(key.encode())
+        for place, client in enumerate(self._clients):
+            if self.servers[place].running:
+                for first, last, (_, port, *_), *_ in client.execute_command("CLUSTER", "SLOTS"):
+                    if first <= slot <= last:
+                        return next(at for at, server in enumerate(self.servers) if server.port == port)
+        raise LookupError(key)
+
+    def fail_over(self, place: int) -> int:
+        """Kill a master; return which server has taken its place."""
+        replica = place + self._masters
+        self.servers[place].kill()
+        until(lambda: "myself,master" in self.ask(replica, "NODES") and "cluster_state:ok" in self.ask(replica, "INFO"))
+        return replica
+
+    def cut_replication(self, place: int) -> None:
+        """Have the replica of a master miss everything from now on, while the members still hear each other."""
+        self._clients[place + self._masters].config_set("masterauth", "wrong")
+        self._clients[place].execute_command("CLIENT", "KILL", "TYPE", "replica")
+        until(lambda: not self.has_replica(place))
+
+    def migrate(self, key: str, target: int) -> Iterator[str]:
+        """Move the slot of a key step by step to another master; what happens between the steps is up to the test."""
+        slot, source = key_slot(key.encode()), self.owner(key)
+        self.ask(target, "SETSLOT", slot, "IMPORTING", self._ids[source])
+        self.ask(source, "SETSLOT", slot, "MIGRATING", self._ids[target])
+        yield "begun"
+        while keys := self.ask(source, "GETKEYSINSLOT", slot, 100):
+            for each in keys:
+                self._clients[source].migrate("127.0.0.1", self.servers[target].port, each, 0, 10_000, auth=PASSWORD)
+            yield "moved some"
+        for place in (target, source):
+            self.ask(place, "SETSLOT", slot, "NODE", self._ids[target])
+
+    def close(self) -> None:
+        """Close the connections."""
+        for client in self._clients:
+            client.close()
+
+
+@contextmanager
+def cluster(masters: int = 3, replicas: bool = False) -> Iterator[Cluster]:
+    """Start a cluster."""
+    with cluster_nodes(masters * (2 if replicas else 1), OPTIONS, password=PASSWORD) as servers:
+        it = Cluster(servers, masters)
+        it.build()
+        yield it
+        it.close()
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what the members of a cluster tell each other."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            if condition():
+                return
+        except redis.ConnectionError:
+            pass
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,197 @@
+"""A Redis or Valkey Cluster as one node: failovers, slots that move, and what is refused."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock.core.rules import Rules
+from django_redlock.engine.manager import LockManager
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes.redis.inspect import inspect
+from tests.clusters import PASSWORD, Cluster, cluster, until
+from tests.endurance.test_acl import RIGHTS
+from tests.managers import Asyncio, Blocking, Flavour, eventually, holders, real_manager
+
+KEY = "{t}:served"  # one of the keys of the tests' managers
+BRIEF = {"ttl": 3.0, "max_ttl": 4.0, "node_timeout": 0.7}
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Cluster]:
+    """A cluster of three masters."""
+    with cluster(3) as running:
+        yield running
+
+
+def guarded(cluster: Cluster) -> LockManager:
+    """Return a manager whose node does not vote while the shard may have forgotten a lock."""
+    return LockManager([open_node(NodeSpec(cluster.url), "t:")], Rules(1, restart_guard=True, **BRIEF))
+
+
+async def held(flavour: Flavour, manager: LockManager, name: object = "a", **options: object):
+    return await flavour.acquire(manager.lock(name, **{"wait": 30, **options}))
+
+
+async def test_every_request_works_in_a_cluster(three: Cluster, flavour: Flavour):
+    """
+    L65: all keys are in one slot, so several names, shared locks, permits, queues and surveys work as elsewhere.
+    """
+    manager, other = (real_manager([three.url], ttl=60.0, node_timeout=10.0) for _ in range(2))
+
+    several = await held(flavour, manager, ["a", "b", "c"], wait=0)
+    assert await flavour.extend(several)
+    with pytest.raises(LockTakenError):
+        await held(flavour, other, "b", wait=0)
+    readers = [await held(flavour, each, "r", wait=0, shared=True) for each in (manager, other)]
+    permits = [await held(flavour, each, "p", wait=0, limit=2) for each in (manager, other)]
+    with pytest.raises(LockTakenError):
+        await held(flavour, manager, "p", wait=0, limit=2)
+    listed = manager.survey(count=100)[0]
+    assert {row.slug for row in listed.rows} >= {"{a}", "{b}", "{c}", "{r}"}
+
+    served: list[str] = []
+
+    def wait() -> None:
+        with other.lock("a", wait=60):
+            served.append("other")
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    await eventually(lambda: any(row.waiting for row in manager.survey(slugs=("{a}",), waiters=1)[0].rows))
+    assert await flavour.release(several) == "released"
+    waiter.join(60)
+    assert served == ["other"]
+    for lease in (*readers, *permits):
+        assert await flavour.release(lease) == "released"
+    for each in (manager, other):
+        await flavour.close(each)
+        each.close()
+
+
+async def test_cluster_is_one_vote_of_a_majority(three: Cluster, nodes, flavour: Flavour):
+    """
+    P22, L65: a cluster votes with Redis servers; one that is listed twice has one vote.
+    """
+    manager = real_manager([three.url, *nodes.urls[:2]], ttl=60.0, node_timeout=10.0)
+    lease = await held(flavour, manager, wait=0)
+    assert await flavour.release(lease) == "released"
+    nodes[0].kill()
+    assert await flavour.release(await held(flavour, manager, wait=0)) == "released"
+    await flavour.close(manager)
+    manager.close()
+
+    first, second, third = (f"redis+cluster://:{PASSWORD}@127.0.0.1:{server.port}" for server in three.servers)
+    twice = real_manager([first, second, third], ttl=60.0, node_timeout=10.0)
+    with pytest.raises(QuorumUnavailableError, match="is the same server as"):
+        await held(flavour, twice, wait=0)
+    await flavour.close(twice)
+    twice.close()
+
+
+async def test_locks_are_found_where_the_slot_goes(three: Cluster, flavour: Flavour):
+    """
+    L65, P23: while the slot of an alias moves to another shard, the node gives no vote and no caller is told that the
+    lock is free; afterwards the lock is held there.
+    """
+    manager, other = (real_manager([three.url], ttl=60.0, node_timeout=10.0) for _ in range(2))
+    lease = await held(flavour, manager)
+    target = (three.owner(KEY) + 1) % 3
+
+    for step in three.migrate(KEY, target):
+        with pytest.raises((QuorumUnavailableError, LockTakenError)) as refused:
+            await held(flavour, other, wait=0)
+        if isinstance(refused.value, QuorumUnavailableError):
+            assert not refused.value.misconfigured, step
+
+    assert three.owner(KEY) == target
+    with pytest.raises((QuorumUnavailableError, LockTakenError)):
+        await held(flavour, other, wait=0)
+    until(lambda: set(holders(manager, "{a}")) == {lease.token})
+    assert await flavour.release(lease) in ("released", "unknown")
+    assert await flavour.release(await held(flavour, other)) == "released"
+    for each in (manager, other):
+        await flavour.close(each)
+        each.close()
+
+
+async def test_failover_after_replication_was_cut_makes_newcomers_wait():
+    """
+    P20, P22, L63: a replica that missed a lock takes the place of its master. With the restart guard, also a process
+    that never saw the old master waits until every lock that may be missing has expired.
+    """
+    with cluster(3, replicas=True) as running:
+        knew = guarded(running)
+        with knew.lock("a", wait=30):  # the servers have just started: the guard passes first
+            place = running.owner(KEY)
+        running.cut_replication(place)
+        lease = knew.lock("a", wait=0, renew=False).acquire()
+
+        replica = running.fail_over(place)
+        until(lambda: running.owner(KEY) == replica)
+
+        newcomers = [(flavour, guarded(running)) for flavour in (Blocking(), Asyncio())]
+        for flavour, manager in newcomers:
+            with pytest.raises(QuorumUnavailableError, match=r"votes again in \d+ s") as refused:
+                await held(flavour, manager, wait=0.5)
+            assert not refused.value.misconfigured
+        for flavour, manager in newcomers:
+            later = await held(flavour, manager)
+            assert not lease.valid()
+            assert later.fencing_token > lease.fencing_token
+            assert await flavour.release(later) == "released"
+            await flavour.close(manager)
+            manager.close()
+        knew.close()
+
+
+def test_doctor_examines_the_shard_that_decides(three: Cluster):
+    """
+    L65: the inspection asks the master of the slot, and names the members that do not answer.
+    """
+    node = open_node(NodeSpec(f"redis+cluster://:{PASSWORD}@127.0.0.1:1,127.0.0.1:{three.servers[0].port}"), "t:")
+
+    found = inspect(node, 5.0)
+
+    assert found.detail == ""
+    assert found.refused == ()
+    assert found.info["tcp_port"] == str(three.servers[three.owner(KEY)].port)
+    assert found.deaf == ("127.0.0.1:1 (refused)",)
+
+
+async def test_server_without_cluster_mode_is_a_configuration_error(nodes, flavour: Flavour):
+    """
+    P23: the scheme and the server's mode must agree.
+    """
+    manager = real_manager([nodes.urls[0].replace("redis:", "redis+cluster:")])
+
+    with pytest.raises(QuorumUnavailableError, match="runs in another mode") as refused:
+        await held(flavour, manager, wait=60)
+
+    assert (refused.value.misconfigured, refused.value.attempts) == (True, 1)
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_user_needs_one_more_right_than_elsewhere(three: Cluster, flavour: Flavour):
+    """
+    P36: the rights that docs/operate/security.md lists, for keys with braces, and the right to ask for the slots.
+    """
+    rights = [right for right in RIGHTS if right.startswith("+")] + ["~{t}:*", "&{t}:w:*"]
+    ports = ",".join(f"127.0.0.1:{server.port}" for server in three.servers)
+    managers = []
+    for more in (["+cluster|slots"], []):
+        for server in three.servers:
+            with server.client() as client:
+                user = f"locks{len(more)}"
+                client.execute_command("ACL", "SETUSER", user, "reset", "on", ">secret", *rights, *more)
+        managers.append(real_manager([f"redis+cluster://{user}:secret@{ports}"], ttl=60.0, node_timeout=10.0))
+
+    assert await flavour.release(await held(flavour, managers[0], ["a", "b"], wait=0)) == "released"
+    with pytest.raises(QuorumUnavailableError, match="NOPERM") as refused:
+        await held(flavour, managers[1], wait=60)
+    assert refused.value.misconfigured
+    for manager in managers:
+        await flavour.close(manager)
+        manager.close()
