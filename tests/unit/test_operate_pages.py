@@ -31,7 +31,7 @@ def test_checks_and_findings_that_pages_name_exist():
     """
     Each `redlock.W001` and each "The doctor reports `clock`" is in the table that lists all of them.
     """
-    listed = (DOCS / "operate" / "doctor.md").read_text() + (DOCS / "reference" / "settings.md").read_text()
+    listed = (DOCS / "operate" / "doctor.md").read_text() + (DOCS / "reference" / "checks.md").read_text()
     known = set(re.findall(r"^\| `([\w.-]+)` \|", listed, re.MULTILINE))
     text = "\n".join(page.read_text() for page in PAGES)
     checks = set(re.findall(r"`(redlock\.[EW]\d+)`", text))
@@ -61,8 +61,8 @@ def test_nodes_that_may_be_down_are_those_of_the_rules():
     """
     page = (DOCS / "operate" / "topologies.md").read_text()
     down = {name.strip("* "): int(count) for name, count in re.findall(r"^\| ([^|]+) \| (\d+) \|", page, re.MULTILINE)}
-    sizes = {"one Redis or Valkey": 1, "one master with Sentinel": 1, "one database": 1, "two nodes": 2}
-    sizes |= {"three masters": 3, "two Redis and a database": 3, "five masters": 5}
+    sizes = {"one Redis or Valkey": 1, "one master with Sentinel": 1, "one cluster": 1, "one database": 1}
+    sizes |= {"two nodes": 2, "three masters": 3, "two Redis and a database": 3, "five masters": 5}
     rules = {name: Rules(size) for name, size in sizes.items()} | {"five masters with `quorum` 4": Rules(5, quorum=4)}
 
     assert down == {name: each.nodes - each.needed for name, each in rules.items()}
