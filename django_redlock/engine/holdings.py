@@ -8,8 +8,8 @@ holds for code that runs elsewhere in a copy of its context: in a thread of ``sy
 """
 
 import logging
+import math
 import sys
-from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
@@ -93,66 +93,92 @@ class Holding(NamedTuple):
         return not set(names).isdisjoint(keys[1])
 
 
-_holdings: ContextVar[tuple[Holding, ...]] = ContextVar("django_redlock holdings", default=())
+class Holdings(NamedTuple):
+    """
+    What was taken in a context, and is perhaps still held.
+
+    Attributes:
+        kept: The leases.
+        limit: How many there may be before those that have ended are dropped. It grows with the number that is held,
+            so that taking a lock costs the same however many others are held.
+    """
+
+    kept: tuple[Holding, ...] = ()
+    limit: int = 8
+
+    def add(self, holding: Holding) -> "Holdings":
+        """Return these and one more."""
+        if len(self.kept) < self.limit:
+            return Holdings((*self.kept, holding), self.limit)
+        kept = [each for each in self.kept if each.goes_on]
+        return Holdings((*kept, holding), max(8, 2 * len(kept)))
+
+
+_holdings: ContextVar[Holdings] = ContextVar("django_redlock holdings", default=Holdings())  # noqa: B039  (immutable)
 
 
 def remember(lease: Held, keys: Keys, who: object, inside: bool) -> None:
     """Remember that a thread or task took a lease: for this context, and for those that are copied from it."""
-    kept = [holding for holding in _holdings.get() if holding.goes_on]
-    _holdings.set((*kept, Holding(ref(lease), keys, caller(), who, inside)))
+    _holdings.set(_holdings.get().add(Holding(ref(lease), keys, caller(), who, inside)))
 
 
 def forget_holdings() -> None:
     """Forget what was taken in this context: the nodes have forgotten it."""
-    _holdings.set(())
+    _holdings.set(Holdings())
 
 
-def waiting(name: str, keys: Keys, who: object, ttl: float) -> Callable[[], object]:
+class Waiting:
     """
-    Return what to do before each pause of a thread or task that waits for *keys*.
-
-    Raises:
-        RuntimeError: It would wait for a block that it is in itself.
-    """
-    own = [holding for holding in _holdings.get() if holding.excludes(keys) and holding.goes_on]
-    for holding in own:
-        if holding.inside and holding.who == who:
-            raise RuntimeError(
-                f"Lock {name!r} is held by this thread or task itself, since {holding.where}; at {caller()} it would "
-                "wait for itself. Pass the lease on, write reentrant=True in both places, or wait=0."
-            )
-    return Suspicion(name, own[0].where, ttl) if own else unsuspected
-
-
-class Suspicion:
-    """
-    Warns once, after one ttl, about code that seems to wait for a lease of its own.
+    What to do before each pause of a thread or task that waits for a lock: see whether it waits for itself.
 
     Args:
         name: The lock's name.
-        since: Where the lease was taken.
-        ttl: How long to wait for another thread or task to release it, in seconds.
+        keys: The lock.
+        who: The thread or task.
+        ttl: How long to wait for another thread or task to release the lock before it is logged, in seconds.
     """
 
-    def __init__(self, name: str, since: object, ttl: float) -> None:
+    def __init__(self, name: str, keys: Keys, who: object, ttl: float) -> None:
         self._name = name
-        self._since = since
-        self._where = caller()
-        self._due = steady() + ttl
-        self._warned = False
+        self._keys = keys
+        self._who = who
+        self._ttl = ttl
+        self._own: Holding | None = None
+        self._where = ""
+        self._due = math.inf  # when to log it; unknown before the first pause
+        self._looked = False
 
     def __call__(self) -> None:
-        """Look at the clock before a pause."""
-        if not self._warned and steady() >= self._due:
-            self._warned = True
+        """
+        Look for leases of the same lock before the first pause, and at the clock before all pauses.
+
+        Raises:
+            RuntimeError: It would wait for a block that it is in itself.
+        """
+        if not self._looked:
+            self._looked = True
+            self._look()
+        if self._own and steady() >= self._due:
+            self._due = math.inf
             log.warning(
                 "lock %s: the code that waits for it at %s also took it, at %s, or was called or started by the code "
                 "that did; if that code waits for this code, both wait for ever",
                 printable(self._name),
                 self._where,
-                self._since,
+                self._own.where,
                 extra={"event": "waits_for_itself", "lock": self._name},
             )
+
+    def _look(self) -> None:
+        own = [each for each in _holdings.get().kept if each.excludes(self._keys) and each.goes_on]
+        for each in own:
+            if each.inside and each.who == self._who:
+                raise RuntimeError(
+                    f"Lock {self._name!r} is held by this thread or task itself, since {each.where}; at {caller()} it "
+                    "would wait for itself. Pass the lease on, write reentrant=True in both places, or wait=0."
+                )
+        if own:
+            self._own, self._where, self._due = own[0], str(caller()), steady() + self._ttl
 
 
 def unsuspected() -> None:

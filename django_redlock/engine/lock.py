@@ -20,7 +20,7 @@ from ..core.wanted import Wanted
 from ..exceptions import LockTakenError
 from ..nodes.threads import exiting
 from .decorator import Function, decorated
-from .holdings import Keys, remember, unsuspected, waiting
+from .holdings import Keys, Waiting, remember, unsuspected
 from .lease import Lease
 from .mistakes import no_attribute
 from .reentrancy import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
@@ -318,7 +318,7 @@ class Lock:
 
     def _waiting(self, described: Description, who: object) -> Callable[[], object]:
         wanted = described.wanted
-        return waiting(self.name, self._keys(described), who, wanted.ttl) if wanted.wait != 0 else unsuspected
+        return Waiting(self.name, self._keys(described), who, wanted.ttl) if wanted.wait != 0 else unsuspected
 
     def _keys(self, described: Description) -> Keys:
         return described.manager, self.names, described.wanted.limit, described.wanted.shared

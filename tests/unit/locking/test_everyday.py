@@ -472,3 +472,26 @@ def test_mistake_with_a_lock_says_what_to_write(mistake: Any, kind: type[Excepti
     """L68: the error shows users of redis-py's locks how to use this one."""
     with pytest.raises(kind, match=message):
         mistake()
+
+
+@pytest.mark.parametrize("wait", [0, None])
+def test_lock_costs_the_same_however_many_are_held(
+    memory: Manager, wait: float | None, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    To find out whether a thread would wait for itself, its leases are looked at when it waits, not at each lock.
+    """
+    manager, looked = memory(), 0
+    valid = Lease.valid
+
+    def counted(lease: Lease) -> bool:
+        nonlocal looked
+        looked += 1
+        return valid(lease)
+
+    monkeypatch.setattr(Lease, "valid", counted)
+
+    kept = [manager.lock(f"a{number}", wait=wait, renew=False).acquire() for number in range(400)]
+
+    assert looked < 3 * len(kept)
+    assert all(valid(lease) for lease in kept)
