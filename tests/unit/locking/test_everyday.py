@@ -27,6 +27,7 @@ from django_redlock import (
 )
 from django_redlock.checks import check_deployment, check_settings
 from django_redlock.core.rules import Rules
+from django_redlock.engine.lease import Lease
 from django_redlock.testing import Simulation
 from tests.managers import Manager
 
