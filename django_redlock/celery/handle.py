@@ -1,16 +1,38 @@
 """``task.singleton``: look at the slot of a call, and free it by hand; in the body, the slot of the run."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..engine.lease import Lease
-from .keys import lock_name
+from .execution import Execution
+from .keys import Parameters, lock_name
+from .options import SingletonOptions
 from .result import store_revoked
 from .sightings import Seen, peek
 from .slots import Holder, Ticket, free, state_of
 
-if TYPE_CHECKING:
-    from .task import SingletonTask
+
+class Task(Protocol):
+    """What this module needs of a task; :class:`~django_redlock.celery.SingletonTask` has it."""
+
+    name: str
+    ignore_result: bool
+    singleton_options: SingletonOptions
+
+    @property
+    def app(self) -> Any:
+        """The Celery app."""
+
+    @property
+    def singleton_parameters(self) -> Parameters:
+        """The parameters of the body."""
+
+    @property
+    def singleton_run(self) -> Execution | None:
+        """The run under way in this thread."""
+
+    def singleton_ticket(self, task_id: str, args: Any, kwargs: Any) -> Ticket:
+        """Return what the message of a call says of its slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +65,7 @@ class Singleton:
         task: The task.
     """
 
-    def __init__(self, task: "SingletonTask[..., Any]") -> None:
+    def __init__(self, task: Task) -> None:
         self._task = task
 
     def __repr__(self) -> str:

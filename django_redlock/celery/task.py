@@ -9,7 +9,7 @@ result can be seen. Celery's handlers and signals do neither.
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from celery.exceptions import Ignore, Retry
 from celery.result import EagerResult
@@ -47,6 +47,11 @@ class SingletonTask(BaseTask[P, R]):
     singleton_options: SingletonOptions = SingletonOptions()
     singleton_error: type[DuplicateTask] = DuplicateTask
     _allowed_by: Rules | None = None  # the settings with which the lease was checked
+
+    if TYPE_CHECKING:
+
+        def delay(self, *args: P.args, **kwargs: P.kwargs) -> SingletonResult[R]:
+            """Send the call as :meth:`apply_async` does, with these arguments and without options."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -47,11 +47,7 @@ PUBLIC = {
 }
 
 # Modules that import each other, directly or through others.
-CIRCLES = {
-    # One names a class of the other in annotations alone.
-    ("celery._compat", "celery.result"),
-    ("celery.handle", "celery.task"),
-}
+CIRCLES: set[tuple[str, ...]] = set()
 
 # Attributes with a leading underscore that are used in a module which does not define them.
 BORROWED: set[tuple[str, str]] = set()
