@@ -19,13 +19,14 @@ from ..core.rules import Rules
 from ..engine.manager import fresh_nonce
 from ..handler import locks
 from ._compat import BaseTask, P, R
-from .arrival import Answered, Arrival, Skipped, stays_with_its_message, ticket_of, under_direct_call
+from .arrival import Arrival, stays_with_its_message, under_direct_call
 from .dispatch import Call
 from .exceptions import DuplicateTask
 from .execution import EXECUTION, Execution
 from .handle import Singleton
 from .interrupt import SlotLostError
 from .keys import Parameters, check_key, lock_name, signature_of
+from .message import Answered, Skipped, ticket_of
 from .options import OPTIONS, SingletonOptions
 from .override import switched_off
 from .result import SingletonResult, eager_result, result_of
@@ -190,10 +191,10 @@ class SingletonTask(BaseTask[P, R]):
         setattr(request, EXECUTION, execution)
         try:
             value = super().__call__(*args, **kwargs)
-            arrival.note_done(execution)
+            arrival.redelivery.note_done(execution)
             return value
         except (Retry, Ignore):
-            arrival.note_done(execution, goes_on=True)
+            arrival.redelivery.note_done(execution, goes_on=True)
             raise
         except SlotLostError:
             execution.ensure()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from django_redlock.celery import arrival, dispatch, sightings, slots
+from django_redlock.celery import arrival, dispatch, overlap, sightings, slots
 from django_redlock.celery.execution import Execution
 from django_redlock.engine.manager import fresh_nonce
 
@@ -117,7 +117,7 @@ def not_waiting(right: Any) -> Any:
     """Skip a message that finds the slot taken."""
 
     def wait(message: Any, holder: Any, follow: bool) -> Any:
-        message._skip("Skipped.")
+        message.skip("Skipped.")
 
     return wait
 
@@ -150,7 +150,7 @@ MUTANTS = (
     Mutant("copies of what began run", ("redelivered",), (arrival, "has_begun"), lambda right: lambda *a: False),
     Mutant("single nodes are no evidence", ("nodes come and go",), (arrival, "is_superseded"), quorums_only),
     Mutant("slots stay", ("once",), (Execution, "end"), never_free),
-    Mutant("pending calls are skipped", ("rerun",), (arrival.Arrival, "_wait"), not_waiting),
+    Mutant("pending calls are skipped", ("rerun",), (overlap, "_wait"), not_waiting),
     Mutant("wrong answers", ("rerun",), (dispatch.Call, "_joined"), accepted),
     Mutant(
         "newer arguments are not taken over",
