@@ -65,6 +65,4 @@ def _wait(message: Message, holder: Holder, follow: bool) -> NoReturn:
         if left <= 0:
             message.skip(f"Skipped: {ticket.name} is {holder}, after {ticket.waited:.1f} s.", holder)
     message.send_again(replace(ticket, waited=ticket.waited + pause), pause)
-    raise Ignore(
-        f"{message.request.id} waits for its slot; it is tried again in {pause:.1f} s."
-    ) from None
+    raise Ignore(f"{message.request.id} waits for its slot; it is tried again in {pause:.1f} s.") from None

@@ -31,6 +31,7 @@ from .options import OPTIONS, SingletonOptions
 from .override import switched_off
 from .result import SingletonResult, eager_result, result_of
 from .slots import Ticket, free
+from .trailing import TrailingCall
 
 # Options of ours that do nothing as attributes of a class. The other two are names that a project may use.
 LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
@@ -145,7 +146,8 @@ class SingletonTask(BaseTask[P, R]):
             return self._call_eagerly(rules, args, kwargs, task_id=task_id, **options)
         self._check_arguments(args, kwargs)
         ticket = self.singleton_ticket(task_id or uuid(), args, kwargs, fresh_nonce())
-        call = Call(self, args, kwargs, options, rules, ticket)
+        kind = TrailingCall if self.singleton_options.trails else Call
+        call = kind(self, args, kwargs, options, rules, ticket)
         return call.send() if task_id is None else call.send_owned()
 
     def _call_eagerly(self, rules: SingletonOptions, args: Any, kwargs: Any, **options: Any) -> SingletonResult[R]:
