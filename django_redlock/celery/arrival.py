@@ -1,5 +1,5 @@
 """
-What a worker does with a message before the body: take the slot, or let the message end without a run (internal).
+Prepare the run of a message in a worker: take the slot, or let the message end without a run (internal).
 """
 
 import logging
@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from celery import states
 from celery.exceptions import Ignore, Retry, WorkerShutdown, WorkerTerminate
 
+from ..core.names import printable
 from ..engine.lease import Lease
 from ..engine.manager import fresh_nonce
 from ..exceptions import LockTakenError, QuorumUnavailableError
@@ -101,7 +102,7 @@ class Arrival:
             self.redelivery.drop()
 
     def _take(self) -> Lease | None:
-        """Take the slot, if runs have one, or leave by what is to become of the message instead."""
+        """Take the slot, if runs have one; if another task has it, end the message or put it back."""
         message, ticket = self.message, self.message.ticket
         if not ticket.running:
             retry = bool(message.request.retries)  # work that has begun goes on beside a call that only waits
@@ -176,7 +177,7 @@ class Arrival:
         A copy that comes for the first time cannot tell, because the retry may be about to be sent.
         """
         message, task_id = self.message, self.message.request.id
-        if not message.ticket.watch or holder.task_id != task_id or holder.state != "queued":
+        if not message.ticket.watch or not holder.queues_as(task_id):
             return False
         try:
             return bool(message.task.backend.get_state(task_id) != states.RETRY)
@@ -187,7 +188,7 @@ class Arrival:
         """Take the slot that waits for this message, if only the token for it has been lost."""
         message = self.message
         seen = peek(message.ticket.using, message.ticket.begun.waiting)
-        if seen.holder.task_id != message.request.id or seen.holder.state != "queued":
+        if not seen.holder.queues_as(message.request.id):
             return None
         message.ticket = replace(message.ticket, token=seen.token)
         with suppress(LockTakenError):
@@ -213,7 +214,7 @@ class Arrival:
         if how != "retry" and ticket.trailing and message.has_result():
             raise Ignore(f"{message.request.id} has a result, and this message may be an older one.")
         if how == "run" and not self._refused:
-            log.warning("%s runs without a slot: %s", ticket.name, error)
+            log.warning("%s runs without a slot: %s", printable(ticket.name), error)
             return self._execution(None, in_queue=True)
         if how == "fail" or message.request.is_eager:
             raise error
@@ -242,11 +243,9 @@ def under_direct_call(task: Any, args: Any, kwargs: Any) -> Iterator[None]:
     except QuorumUnavailableError as unanswered:
         if rules.without_nodes("run") != "run":
             raise
-        log.warning("%s runs without a slot: %s", ticket.name, unanswered)
+        log.warning("%s runs without a slot: %s", printable(ticket.name), unanswered)
     except LockTakenError as refusal:
-        holder = Holder.of(refusal)
-        error = task.singleton_error
-        raise error.found(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
+        raise Holder.of(refusal).error(task.singleton_error, ticket.name) from None
     execution = Execution(task, ticket, rules, lease)
     task.push_request(**{EXECUTION: execution})
     try:

@@ -85,7 +85,7 @@ def singleton_task(
     **options: Any,
 ) -> Any:
     """
-    Make a Celery task of a function, of which one per arguments is waiting or running at any time.
+    Make a Celery task that waits or runs at most once at any time for the same arguments.
 
     It is used as ``shared_task`` is, with or without options, and takes all of its options. For those given here
     see :class:`~django_redlock.celery.SingletonOptions`. Settings are read when the task is first called.

@@ -1,5 +1,5 @@
 """
-What a call does before its message is on its way: take the slot, or answer its caller as ``on_duplicate`` says.
+Send a call: take the slot and publish the message, or answer the caller as ``on_duplicate`` says (internal).
 """
 
 import logging
@@ -12,13 +12,15 @@ from typing import Any
 from celery import signals
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
+from ..core.names import printable
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from .execution import Execution
 from .options import SingletonOptions
 from .result import SingletonResult, is_gone, is_over, store_revoked
 from .sightings import peek
-from .signals import tell
+from .signals import DUPLICATE, tell
 from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Holder, Ticket, claim_waiting, free, take_waiting
+from .state import SlotState
 
 OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
 
@@ -39,9 +41,9 @@ class Call:
         task: The task.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        options: What Celery is told.
-        rules: The task's options, and what this call chose for itself.
-        ticket: What its message is to say of the slot.
+        options: Celery's options of the call.
+        rules: The task's options, with those of this call.
+        ticket: What its message reports about the slot.
     """
 
     task: Any
@@ -112,8 +114,7 @@ class Call:
     def _kept(self) -> str:
         """Return the token of the slot if it has been kept for this very message, as a worker does for a dead child."""
         seen = peek(self.ticket.using, self.ticket.waiting)
-        mine = seen.holder.task_id == self.ticket.task_id and seen.holder.state == "queued"
-        return seen.token if mine else ""
+        return seen.token if seen.holder.queues_as(self.ticket.task_id) else ""
 
     def publish(self, ticket: Ticket) -> SingletonResult[Any]:
         """Send the message with its ticket; if it could not be sent, free its slot."""
@@ -178,8 +179,8 @@ class Call:
     def noted(self, holder: Holder) -> "Call":
         """Report that the call is a duplicate; returns the call."""
         about: dict[str, Any] = {"task_id": self.ticket.task_id, "name": self.ticket.name}
-        about |= {"holder_id": holder.task_id, "state": holder.state, "strategy": self.rules.on_duplicate}
-        tell(self.task, "singleton_duplicate", "%s is %s", self.ticket.name, holder, **about)
+        about |= {"holder_id": holder.task_id, "state": str(holder.state), "strategy": self.rules.on_duplicate}
+        tell(self.task, DUPLICATE, "%s is %s", self.ticket.name, holder, **about)
         return self
 
     # A duplicate
@@ -191,7 +192,11 @@ class Call:
         Raises:
             DuplicateTask: As in :meth:`SingletonTask.apply_async`.
         """
-        if holder.state == "queued" and is_over(self.task, holder, self.rules.queue_ttl) and self._take_from(holder):
+        if (
+            holder.state is SlotState.QUEUED
+            and is_over(self.task, holder, self.rules.queue_ttl)
+            and self._take_from(holder)
+        ):
             return self.publish(self.ticket)
         how = self.rules.on_duplicate
         self.noted(holder)
@@ -199,11 +204,10 @@ class Call:
         beat = (self.options.get("headers") or {}).get("celery_beat_task") or threading.get_ident() == _beat
         # The holder would not follow the links of this call, and nobody would notice that they are lost.
         if (how == "raise" and not beat) or self.linked:
-            error = self.task.singleton_error
-            raise error.found(holder.task_id, holder.state, holder.retry_after, self.ticket.name) from None
+            raise holder.error(self.task.singleton_error, self.ticket.name) from None
         if how != "skip" and holder.task_id and not is_gone(self.task, holder):
             return self.result(holder.task_id).about(holder, accepted=False)
-        self._store_skipped(f"Skipped: {self.ticket.name} is {holder}.")
+        self._store_skipped(f"Skipped: {printable(self.ticket.name)} is {holder}.")
         return self.result(self.ticket.task_id).about(holder, accepted=False)
 
     def _store_skipped(self, reason: str) -> None:
@@ -219,7 +223,7 @@ class Call:
     def _take_from(self, holder: Holder) -> bool:
         """Take the slot from a waiting holder; returns whether it still waited."""
         seen = peek(self.ticket.using, self.ticket.waiting)
-        if seen.holder.task_id != holder.task_id or seen.holder.state != "queued":
+        if not seen.holder.queues_as(holder.task_id):
             return False
         try:
             take_waiting(self.ticket, self.ttl, self.task.name, adopt=seen.token)

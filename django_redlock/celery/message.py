@@ -54,7 +54,7 @@ class Message:
 
     @property
     def kept(self) -> bool:
-        """Whether this worker has had it for so long that another worker may have received a copy, and run it."""
+        """Whether this worker received it long ago, so that another worker may have received a copy, and run it."""
         received = self.request.get(RECEIVED_HEADER)
         return not isinstance(received, float) or steady() - received > PREFETCHED
 

@@ -1,5 +1,5 @@
 """
-What becomes of a message whose slot another task has, as ``on_overlap`` says: skip, wait, follow, fail (internal).
+End a message whose slot another task has, or put it back, as ``on_overlap`` says (internal).
 """
 
 from dataclasses import replace
@@ -8,10 +8,11 @@ from typing import NoReturn
 from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore
 
+from ..core.names import printable
 from .message import Answered, Message
 from .options import Return
 from .pauses import FIRST_WAIT, LONGEST_WAIT, backoff
-from .signals import tell
+from .signals import OVERLAP, tell
 from .slots import Holder
 
 
@@ -28,25 +29,26 @@ def give_way(message: Message, holder: Holder) -> NoReturn:
     if not ticket.waited and not ticket.trailing:  # a pending call is expected to wait
         _report(message, holder)
     if how == "fail":
-        error = message.task.singleton_error
-        raise error.found(holder.task_id, holder.state, holder.retry_after, ticket.name) from None
+        raise holder.error(message.task.singleton_error, ticket.name) from None
     if isinstance(how, Return):
         raise Answered(how.value)
     if how in ("wait", "follow") and not message.request.is_eager:
         _wait(message, holder, follow=how == "follow")
-    message.skip(f"Skipped: {ticket.name} is {holder}.", holder)
+    message.skip(f"Skipped: {printable(ticket.name)} is {holder}.", holder)
 
 
 def _report(message: Message, holder: Holder) -> None:
     ticket, how = message.ticket, message.rules.overlap
     tell(
         message.task,
-        "singleton_overlap",
-        f"{ticket.name} is {holder}",
+        OVERLAP,
+        "%s is %s",
+        ticket.name,
+        holder,
         task_id=ticket.task_id,
         name=ticket.name,
         holder_id=holder.task_id,
-        state=holder.state,
+        state=str(holder.state),
         strategy="return" if isinstance(how, Return) else how,
     )
 
@@ -63,6 +65,6 @@ def _wait(message: Message, holder: Holder, follow: bool) -> NoReturn:
         left = limit - ticket.waited
         pause = min(pause, max(left, FIRST_WAIT))
         if left <= 0:
-            message.skip(f"Skipped: {ticket.name} is {holder}, after {ticket.waited:.1f} s.", holder)
+            message.skip(f"Skipped: {printable(ticket.name)} is {holder}, after {ticket.waited:.1f} s.", holder)
     message.send_again(replace(ticket, waited=ticket.waited + pause), pause)
     raise Ignore(f"{message.request.id} waits for its slot; it is tried again in {pause:.1f} s.") from None

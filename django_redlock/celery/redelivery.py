@@ -1,5 +1,5 @@
 """
-What is known about a message that the broker may deliver more than once: has it begun, is it done (internal).
+Earlier deliveries of a message, which the broker may deliver more than once: has it begun, is it done (internal).
 """
 
 import logging
@@ -10,6 +10,7 @@ from typing import NoReturn
 from celery import states
 from celery.exceptions import Ignore, Reject
 
+from ..core.names import printable
 from ..engine.manager import fresh_nonce
 from ..exceptions import LockTakenError
 from .execution import Execution, begun_name, done_name, moved_on
@@ -17,6 +18,7 @@ from .message import Message
 from .pauses import FIRST_WAIT, LONGEST_PAUSE
 from .sightings import peek
 from .slots import LABEL, NOTE, Holder, free, take_note
+from .state import SlotState
 
 DONE = frozenset({states.SUCCESS, states.REVOKED})  # a task that failed is left to Celery's rules for redelivery
 
@@ -135,7 +137,7 @@ class Redelivery:
         holder = peek(ticket.using, ticket.running).holder if ticket.running else None
         with suppress(NotImplementedError):  # there is no result backend
             over = message.task.backend.get_state(message.request.id) in states.READY_STATES
-            if not over and not (holder and holder.task_id == message.request.id and holder.state == "running"):
+            if not over and not (holder and holder.task_id == message.request.id and holder.state is SlotState.RUNNING):
                 message.skip(reason)
         raise Ignore(reason)
 
@@ -165,7 +167,7 @@ class Redelivery:
         except Exception as error:
             # No failure, which would be stored for the run that is alive.
             free(ticket.using, self._watch_name, token)
-            log.warning("a copy of %s could not be put back: %s", ticket.task_id, error)
+            log.warning("a copy of %s could not be put back: %s", printable(ticket.task_id), error)
             if message.task.acks_late:
                 raise Reject(error, requeue=True) from error
             raise Ignore(f"A copy of {ticket.task_id} could not be put back.") from error

@@ -39,7 +39,7 @@ LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
 
 class SingletonTask(BaseTask[P, R]):
     """
-    A task of which one per arguments is waiting or running at any time.
+    A task that waits or runs at most once at any time for the same arguments.
 
     :func:`~django_redlock.celery.singleton_task` mixes it into the project's own task class. A task that is written
     as a class can derive from it, and set ``singleton_options``.
@@ -115,7 +115,7 @@ class SingletonTask(BaseTask[P, R]):
         **options: Any,
     ) -> SingletonResult[R]:
         """
-        Send the call, unless its equal is waiting or running; takes all options of Celery's.
+        Send the call, unless it is a duplicate of one that waits or runs; takes all options of Celery's.
 
         A call whose id is given belongs to a chain, a chord, a group or somebody who waits for it, and is always
         sent: a worker decides. So is a retry.
@@ -128,8 +128,8 @@ class SingletonTask(BaseTask[P, R]):
             A :class:`~django_redlock.celery.SingletonResult`.
 
         Raises:
-            DuplicateTask: Its equal is waiting or running, and ``on_duplicate="raise"``, or this call has links,
-                which the other one would not follow.
+            DuplicateTask: Another call has the slot, and ``on_duplicate="raise"``, or this call has links,
+                which the other call would not follow.
             QuorumUnavailableError: Too few nodes answered, and ``on_unavailable={"enqueue": "raise"}``.
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
             ValueError: The settings do not allow such a lease, or an argument is a model instance not yet saved.
@@ -163,10 +163,9 @@ class SingletonTask(BaseTask[P, R]):
             return cast(SingletonResult[R], eager_result(done))
         done, holder = eager_result(EagerResult(done.id, None, done.state, name=self.name)), skipped.holder
         if holder and rules.on_duplicate == "raise" and options["task_id"] is None:
-            name = self.singleton.key(*args, **kwargs)
-            raise self.singleton_error.found(holder.task_id, holder.state, holder.retry_after, name)
+            raise holder.error(self.singleton_error, self.singleton.key(*args, **kwargs))
         if holder:
-            done.duplicate, done.reason, done.holder_id = True, holder.state, holder.task_id
+            done.duplicate, done.reason, done.holder_id = True, str(holder.state), holder.task_id
         done.accepted = False
         return cast(SingletonResult[R], done)
 
@@ -175,7 +174,7 @@ class SingletonTask(BaseTask[P, R]):
         return cast(SingletonResult[R], super().apply_async(args, kwargs, **options))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the body, in a worker under the slot; a direct call touches no lock unless it is told to."""
+        """Run the body, in a worker under the slot; a direct call takes a lock only with ``lock_direct_calls``."""
         request = self.request
         # In a body, self(...) finds the request of the run around it.
         if self.singleton_run or switched_off():

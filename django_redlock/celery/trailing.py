@@ -49,7 +49,7 @@ class TrailingCall(Call):
             return self._take_over_pending(run, record, record.record)
         if record.value:  # what waits cannot be taken over, or is no task: this one comes after it
             return self.noted(record.holder).publish(replace(self.ticket, token="")).about(record.holder, accepted=True)
-        # What runs is decided by the attempt to take its slot, because a value on single nodes decides nothing.
+        # The attempt to take the slot decides whether there is a run, because a value on single nodes decides nothing.
         holder = run.holder if run.value else self.claim()
         if holder is None:
             return self.publish(self.ticket)
@@ -69,7 +69,7 @@ class TrailingCall(Call):
             take_over(ticket, self.ttl, self.label, seen)
             return self.publish(ticket)
         ticket = replace(ticket, task_id=record.task_id)
-        # First, so that there is always a message that counts: until the next line, the one before does.
+        # First, so that there is always a message that counts: until the next line, the previous one does.
         sent = self.noted(holder).publish(ticket)
         take_over(ticket, self.ttl, self.label, seen)
         return sent.about(holder, accepted=True)

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 from django_redlock.celery import arrival, overlap, sightings, slots, trailing
 from django_redlock.celery.execution import Execution
+from django_redlock.celery.state import SlotState
 from django_redlock.engine.manager import fresh_nonce
 
 from .profiles import PROFILES
@@ -124,7 +125,7 @@ def not_waiting(right: Any) -> Any:
 
 def accepted(right: Any) -> Any:
     """Tell a call that its message was sent, though it had none."""
-    return lambda *about: right(*about).about(slots.Holder(None, "running", None), accepted=True)
+    return lambda *about: right(*about).about(slots.Holder(None, SlotState.RUNNING, None), accepted=True)
 
 
 def quorums_only(right: Any) -> Any:

@@ -712,13 +712,13 @@ def told():
     heard: list[Any] = []
 
     def receiver(signal, sender, **about):
-        name = next(name for name, known in signals.SIGNALS.items() if known is signal)
+        name = next(event.name for event in signals.EVENTS if event.signal is signal)
         heard.append((name, about))
 
-    for signal in signals.SIGNALS.values():
+    for _, signal, *_ in signals.EVENTS:
         signal.connect(receiver)
     yield heard
-    for signal in signals.SIGNALS.values():
+    for _, signal, *_ in signals.EVENTS:
         signal.disconnect(receiver)
 
 
