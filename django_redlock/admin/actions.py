@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import InvalidRedlockError
 from ..handler import locks
 from ..inventory import ask_to_stop, extend_lock, find_locks, force_release, printable
+from ..inventory.judge import is_shared
 from ..models import HeldLock, parse_key
 from .columns import held_for, remaining
 from .rows import known_aliases
@@ -57,7 +58,7 @@ class Choice:
     @property
     def shared(self) -> bool:
         """Whether several may hold it at once."""
-        return self.row is not None and self.row.lock.shared
+        return self.row is not None and is_shared(self.row.lock)
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ What an inventory is made of: nodes, what each of them has under a name, and wha
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..core.names import printable, shown
-from ..core.owner import Owner, decode, fingerprint, fingerprint_of_sharers
+from ..core.owner import Owner, decode, fingerprint
 from ..core.requests import SHARED
 from ..core.rules import Rules
 
@@ -56,6 +57,21 @@ SEVERITY = (
 )
 RANKS = {state: rank for rank, state in enumerate(SEVERITY)}
 TROUBLE = SEVERITY[2:]
+
+
+class Life(Enum):
+    """
+    What the nodes know of a process.
+
+    ``LIVING``: it was heard a moment ago. ``SILENT``: it was heard, and not lately: it is dead or stands still.
+    ``GONE``: a quorum has not heard it for longer than any lease lasts, so that all its leases have ended.
+    ``UNKNOWN``: too few nodes answer, or they were not asked.
+    """
+
+    LIVING = auto()
+    SILENT = auto()
+    GONE = auto()
+    UNKNOWN = auto()
 
 
 class Staleness(TextChoices):
@@ -151,15 +167,12 @@ class HeldLock(NamedTuple):
         fingerprint: Tells this holder from others; safe to show.
         about: What the keys say of the holder, as it is written there; empty if it is not ours.
         ttl: Length of the holder's lease in seconds; None when unknown.
-        process: The holder's process; empty if it is unknown, or the lock does not depend on one.
         fencing_token: The number of this hold; 0 when the nodes no longer know.
         views: What each node of the alias has, in the order of the settings.
         waiters: Who waits for it, in the order of their turns, the first hundred; only known of a lock that was asked
             for by name, alone.
         waiting: How many wait for it, by the node that knows of most; only known of a lock that was asked for by name.
-        alive: Whether its process is known to live; only asked when nobody extends the lock, or it lasts too long.
-        gone: Whether its process has given no sign of life for longer than a lease may last, so that every lease of
-            that process has ended; asked when *alive* is.
+        life: What the nodes know of its process; only asked when nobody extends the lock, or it lasts too long.
     """
 
     slug: str
@@ -170,13 +183,11 @@ class HeldLock(NamedTuple):
     fingerprint: str
     about: str
     ttl: float | None
-    process: str
     fencing_token: int
     views: tuple[View, ...]
     waiters: tuple[Waiting, ...] = ()
     waiting: int = 0
-    alive: bool = False
-    gone: bool = False
+    life: Life = Life.UNKNOWN
 
     @property
     def name(self) -> str:
@@ -213,23 +224,6 @@ class HeldLock(NamedTuple):
     def leaders(self) -> tuple[View, ...]:
         """The views of the nodes that have this holder."""
         return tuple(view for view in self.views if view.fingerprint == self.fingerprint)
-
-    @property
-    def silent_for(self) -> float:
-        """For how many seconds, by the nodes' clocks, its holder has neither taken nor extended it; 0 if unknown."""
-        ttl = self.ttl
-        lefts = [view.left for view in self.views if view.fingerprint == self.fingerprint]
-        known = [left for left in lefts if left is not None]
-        return max(0.0, ttl - max(known)) if ttl and len(known) == len(lefts) else 0.0
-
-    @property
-    def shared(self) -> bool:
-        """Whether several may hold it at once."""
-        return self.fingerprint == fingerprint_of_sharers(max([view.fence for view in self.leaders], default=0))
-
-    def has_holder(self, fingerprint: str) -> bool:
-        """Return whether any node has the holder with this fingerprint."""
-        return bool(fingerprint) and any(view.fingerprint == fingerprint for view in self.views)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from ..core.replies import Kind
 from ..core.requests import Repair
 from ..core.rules import Rules
 from ..handler import locks
-from .model import NO_STRING, HeldLock, Snapshot, StaleKey, Staleness, State, View, by_holder
+from .judge import process_behind
+from .model import NO_STRING, HeldLock, Life, Snapshot, StaleKey, Staleness, State, View, by_holder
 from .poll import ask_for
 from .release import delete, everywhere, marks, refused_for
 
@@ -39,7 +40,7 @@ def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
     keys = [key for lock in snapshot.locks for key in _stale(lock, snapshot.rules, moment)]
     known = {lock.slug: lock for lock in snapshot.locks}
     for slug, nodes in sorted(snapshot.absurd.items()):
-        lock = known.get(slug) or HeldLock(slug, snapshot.alias, State.PARTIAL, None, 0, "", "", None, "", 0, ())
+        lock = known.get(slug) or HeldLock(slug, snapshot.alias, State.PARTIAL, None, 0, "", "", None, 0, ())
         keys.append(StaleKey(lock, "", Staleness.ABSURD, nodes, None))
     return keys
 
@@ -107,7 +108,7 @@ def _is_over(lock: HeldLock, owner: Owner, longest: float, now: float) -> bool:
     if not owner.since or now - owner.since <= longest:
         return False
     if owner.process:
-        return lock.gone and owner.process == lock.process
+        return lock.life is Life.GONE and owner.process == process_behind(lock)
     return not owner.extensions
 
 

@@ -88,7 +88,6 @@ LARGE_CLASSES = {
     "core/round.py Round": 28,
     "engine/lease.py Lease": 31,
     "engine/manager.py LockManager": 30,
-    "inventory/model.py HeldLock": 25,
 }
 
 MAX_PARAMETERS = 8

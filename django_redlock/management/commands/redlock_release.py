@@ -130,7 +130,7 @@ class Command(OperatorCommand):
             snapshot = find_locks(list(waiting), locks[0].alias)
             held = {lock.slug: lock for lock in snapshot.locks}
             for slug, lock in list(waiting.items()):
-                if snapshot.has_quorum and not (slug in held and held[slug].has_holder(lock.fingerprint)):
+                if snapshot.has_quorum and not _is_still_held(lock, held.get(slug)):
                     del waiting[slug]
         return asked, asked - waiting.keys()
 
@@ -175,3 +175,8 @@ def _conclude(outcomes: set[str], told: bool) -> None:
 
 def _locks(count: int) -> str:
     return "1 lock" if count == 1 else f"{count} locks"
+
+
+def _is_still_held(lock: HeldLock, now: HeldLock | None) -> bool:
+    """Return whether any node still has the holder of *lock*."""
+    return now is not None and any(view.fingerprint == lock.fingerprint for view in now.views)
