@@ -25,6 +25,7 @@ from django.utils.translation import gettext_lazy as _
 from ..inventory import printable
 from ..models import HeldLock
 from .actions import (
+    DONE,
     MAX_REASON,
     MAX_RELEASE,
     MORE_TIME,
@@ -228,7 +229,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         outcome = carry_out(action, choice, seconds, reason)
         level, text = OUTCOMES[outcome]
         self._say(request, level, text % {"lock": choice.name})
-        done = outcome in ("released", "unknown", "asked", "extended")
+        done = outcome in DONE
         if done:
             audit(request, action, choice, outcome, reason)
         return done and not choice.problem

@@ -36,6 +36,7 @@ from .model import (
 )
 from .poll import MAX_NAMES, MAX_SECONDS, PAGE, PATIENCE, Poll, aask, ask, ask_for
 from .release import ask_to_stop, extend_lock, force_release
+from .results import ActionResult
 from .stale import remove_stale, stale_keys
 from .tokens import absurd_tokens
 
@@ -44,6 +45,7 @@ __all__ = [
     "MAX_SECONDS",
     "PAGE",
     "TROUBLE",
+    "ActionResult",
     "HeldLock",
     "NodeStatus",
     "Snapshot",

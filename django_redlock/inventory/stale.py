@@ -13,6 +13,7 @@ from .judge import process_behind
 from .model import NO_STRING, HeldLock, Life, Snapshot, StaleKey, Staleness, State, View, by_holder
 from .poll import ask_for
 from .release import delete, everywhere, marks, refused_for
+from .results import ActionResult
 
 
 def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
@@ -45,7 +46,7 @@ def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
     return keys
 
 
-def remove_stale(key: StaleKey) -> str:
+def remove_stale(key: StaleKey) -> ActionResult:
     """
     Delete a stale key from the nodes that have it, if it is still there and still stale.
 
@@ -63,15 +64,15 @@ def remove_stale(key: StaleKey) -> str:
     tombstone = refused_for(poll, slug, key.fingerprint) if held else 0.0
     round = delete(poll, slug, key.fingerprint, tombstone) if again else None
     if round is None:
-        return "changed"
+        return ActionResult.CHANGED
     having = [place for place, mark in marks(poll, slug).items() if mark == key.fingerprint]
     kinds = {round.replies[place].kind if place in round.replies else Kind.UNKNOWN for place in having}
     if kinds <= {Kind.RELEASED, Kind.GONE}:
-        return "removed"
-    return "changed" if kinds <= {Kind.RELEASED, Kind.GONE, Kind.BUSY} else "failed"
+        return ActionResult.REMOVED
+    return ActionResult.CHANGED if kinds <= {Kind.RELEASED, Kind.GONE, Kind.BUSY} else ActionResult.FAILED
 
 
-def _repair(key: StaleKey) -> str:
+def _repair(key: StaleKey) -> ActionResult:
     """
     Replace an absurd fencing token by the highest that the other nodes know, so that the node forgets nothing.
 
@@ -80,11 +81,11 @@ def _repair(key: StaleKey) -> str:
     slug, manager = key.lock.slug, locks[key.lock.alias]
     poll = ask_for([slug], manager)
     if not poll.absurd(slug):
-        return "changed"
+        return ActionResult.CHANGED
     repair = Repair(slug, poll.fence(slug), manager.rules.fence_keep)
     round = everywhere(manager, repair, sorted(poll.absurd(slug)))
     kinds = {round.replies[node].kind if node in round.replies else Kind.UNKNOWN for node in round.requests}
-    return "removed" if kinds <= {Kind.RELEASED, Kind.GONE} else "failed"
+    return ActionResult.REMOVED if kinds <= {Kind.RELEASED, Kind.GONE} else ActionResult.FAILED
 
 
 def _stale(lock: HeldLock, rules: Rules, now: float) -> Iterator[StaleKey]:
