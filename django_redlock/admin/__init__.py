@@ -224,7 +224,7 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         )
 
     def _act_on(self, request: HttpRequest, action: str, choice: Choice, seconds: float) -> bool:
-        """Do it, say what came of it, and write that down; returns whether something was done."""
+        """Carry out an action, report its result and log it; returns whether something was done."""
         reason = printable(request.POST.get("reason", "").strip()[:MAX_REASON])
         outcome = carry_out(action, choice, seconds, reason)
         level, text = OUTCOMES[outcome]

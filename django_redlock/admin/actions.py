@@ -1,5 +1,5 @@
 """
-What an operator does to chosen locks: what was chosen as it is now, what came of it, and the admin's log of it.
+Carry out what an operator does to chosen locks: look at them again, act, and write the admin's log.
 """
 
 import logging

@@ -23,7 +23,7 @@ from .rows import KINDS
 
 DASH = "\N{EN DASH}"
 LONGEST = 80  # characters of a name in the list
-MAX_KEY = 7000  # characters in an address, of which servers take eight thousand
+MAX_KEY = 7000  # characters in an address; servers take eight thousand
 DOTS = {True: '<i class="redlock-yes"></i>', False: '<i class="redlock-no"></i>'}
 PARTS_END = re.compile(r"(?<=[._:/-])(?!$)")
 

@@ -129,7 +129,7 @@ def _clocks(said: list[Inspection]) -> Iterator[Finding]:
                 node.name,
                 f"Its clock is {apart:.1f} s {'ahead of' if node.ahead > middle else 'behind'} the others': "
                 + ("it gives no vote." if doubted else "fencing tokens may cost a second round trip."),
-                "Run NTP on its host (chronyc tracking, timedatectl), and do not set clocks by hand.",
+                "Run NTP on its host (chronyc tracking, timedatectl), and do not set its clock manually.",
             )
     if abs(middle) > MAX_SKEW:
         yield Finding(

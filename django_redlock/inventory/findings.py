@@ -1,5 +1,5 @@
 """
-What the doctor can find (internal).
+The findings of the doctor (internal).
 
 Each finding has a name that stays the same, one cause, and a remedy that can be typed.
 """

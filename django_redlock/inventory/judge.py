@@ -88,7 +88,7 @@ def with_process(lock: HeldLock, life: Life, now: float) -> HeldLock:
 
     Args:
         lock: The lock.
-        life: What the nodes know of its process.
+        life: The state of its process, as the nodes report it.
         now: The time, in seconds since the epoch.
     """
     state = lock.state
@@ -111,7 +111,7 @@ def _leader(groups: list[list[View]]) -> list[View]:
 
 
 def _told_apart(views: tuple[View, ...], last: int) -> tuple[View, ...]:
-    """Return the views with a fingerprint for those who share the lock now, be it other ones a moment later."""
+    """Return the views with a fingerprint for those who share the lock now; it changes when another one joins."""
     mark = fingerprint_of_sharers(last)
     return tuple([view._replace(fingerprint=mark) if view.fingerprint == SHARED_MARK else view for view in views])
 
@@ -161,5 +161,5 @@ def _waiting(name: str, nodes: int) -> Waiting:
 
 
 def soonest_first(lock: HeldLock) -> tuple[float, str]:
-    """Return by what locks are listed."""
+    """Return the sort key of a listing."""
     return (math.inf if lock.remaining is None else lock.remaining, lock.slug)

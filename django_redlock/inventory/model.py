@@ -1,5 +1,5 @@
 """
-What an inventory is made of: nodes, what each of them has under a name, and what they make of it together.
+The parts of an inventory: nodes, their views of each lock, and the locks that these views make together.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +30,7 @@ class State(TextChoices):
     What the nodes together say of a lock.
 
     ``held``: all of them have one holder. ``degraded``: a quorum has, the others have not, or do not answer.
-    ``partial``: one holder, and too few nodes that say so: an attempt on its way, or what is left of one.
+    ``partial``: one holder, and too few nodes that say so: an attempt on its way, or the remains of one.
     ``split``: several holders, none of them with a quorum. ``unrenewed``: a quorum has one holder, whose process lives
     and has not renewed the lock for half of its lease. ``orphaned``: a quorum has one holder, whose process has given
     no sign of life for ten seconds: it died, or stands still. ``no_expiry``: no quorum lets the lock end by itself, so
@@ -114,7 +114,7 @@ class View(NamedTuple):
         node: The node's display name.
         answered: Whether it answered in time; the rest is empty if not.
         fingerprint: Tells the holder from others; empty if the node has no key.
-        about: What the key says of its holder, as it is written there; empty if there is no key or it is not ours.
+        about: The description of the holder in the key, as it is written there; empty without a key of ours.
         left: Seconds until the key expires there; None if it has no expiry.
         fence: The highest fencing token that the node accepted for this name.
     """
@@ -141,7 +141,7 @@ class Waiting:
         host: The host's name.
         pid: The process id there.
         number: Which of the process's waiters.
-        nodes: How many nodes have put it in line.
+        nodes: How many nodes have it in their queue.
     """
 
     host: str
@@ -165,14 +165,14 @@ class HeldLock(NamedTuple):
             less the allowance for drift. None when no quorum has one holder, or when it never ends.
         votes: How many nodes have this holder.
         fingerprint: Tells this holder from others; safe to show.
-        about: What the keys say of the holder, as it is written there; empty if it is not ours.
+        about: The description of the holder in the keys, as it is written there; empty if it is not ours.
         ttl: Length of the holder's lease in seconds; None when unknown.
         fencing_token: The number of this hold; 0 when the nodes no longer know.
         views: What each node of the alias has, in the order of the settings.
         waiters: Who waits for it, in the order of their turns, the first hundred; only known of a lock that was asked
             for by name, alone.
         waiting: How many wait for it, by the node that knows of most; only known of a lock that was asked for by name.
-        life: What the nodes know of its process; only asked when nobody extends the lock, or it lasts too long.
+        life: The state of its process; only asked when nobody extends the lock, or it lasts too long.
     """
 
     slug: str
@@ -258,7 +258,7 @@ class Snapshot:
 
     @property
     def has_quorum(self) -> bool:
-        """Whether enough nodes answered to say what is held."""
+        """Whether enough nodes answered to list the held locks."""
         return self.answering >= self.rules.needed
 
     @property
@@ -294,7 +294,7 @@ class StaleKey:
         fingerprint: Tells its value from others.
         reason: Why it is stale.
         nodes: The nodes that have it.
-        owner: What it says of its holder, if it is in our format.
+        owner: The holder that it describes, if it is in our format.
     """
 
     lock: HeldLock
@@ -362,7 +362,7 @@ def described(owner: Owner | None) -> str:
 
 
 def middle(text: str, length: int) -> str:
-    """Return *text* in so many characters at most; what is cut is its middle, as names differ at their ends."""
+    """Return *text* in at most *length* characters; the middle is cut, because names differ at their ends."""
     if len(text) <= length:
         return text
     end = (length - 1) // 2

@@ -1,5 +1,5 @@
 """
-What can be wrong with one node, by what it reports of itself (internal).
+The checks of a single node, which use its own report (internal).
 """
 
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ REMEDIES = {
     Failure.NO_CLIENT_CERTIFICATE: "Put 'ssl_certfile' and 'ssl_keyfile' into the node's OPTIONS.",
     Failure.TLS_FAILED: "See that the server speaks TLS on this port, or write redis:// instead of rediss://.",
     Failure.LOADING: "Wait: it loads its data.",
-    Failure.MAX_CLIENTS: "Raise `maxclients`, or look for what keeps so many connections open (`CLIENT LIST`).",
+    Failure.MAX_CLIENTS: "Raise `maxclients`, or find the clients that keep connections open (`CLIENT LIST`).",
     Failure.NO_SUCH_DATABASE: "Use a database number that the server has (`databases`).",
     Failure.NO_TABLE: "Run the command that it names; a router of DATABASE_ROUTERS may have kept the table out.",
     Failure.IN_MEMORY: "Use a file or a server: no other process finds what is in this one's memory.",

@@ -77,7 +77,7 @@ class Poll:
             yield Survey(slugs=tuple(slugs[start : start + PAGE]), waiters=waiters)
 
     def in_time(self, questions: Iterator[Survey], seconds: float, patience: float) -> Iterator[dict[str, Any]]:
-        """Yield the questions, as what a manager's survey takes, for about so many seconds at most."""
+        """Yield the questions, as arguments of a manager's survey, for about *seconds* at most."""
         started = self._sent = steady()
         for slugs, _, size, waiters in questions:
             self._sent = steady()

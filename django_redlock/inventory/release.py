@@ -1,5 +1,5 @@
 """
-What an operator can do to a lock that somebody else holds: ask its holder to stop, give it more time, take it away.
+Actions of an operator on a lock that somebody else holds: ask its holder to stop, extend it, release it by force.
 """
 
 import logging
@@ -122,7 +122,7 @@ def extend_lock(
     if nonce == SHARED:
         return ActionResult.SHARED
     rows = [row for row in poll.seen(slug).values() if nonce_of(row.value) == nonce]
-    if len(rows) < manager.rules.needed:  # no hold, but what is left of one, or what the silent nodes know of
+    if len(rows) < manager.rules.needed:  # no hold, but the remains of one, or a hold that only silent nodes have
         return ActionResult.UNKNOWN if len(rows) + len(poll.silent) >= manager.rules.needed else ActionResult.GONE
     if sorted(math.inf if row.left is None else poll.left(row) for row in rows)[-manager.rules.needed] >= ttl:
         return ActionResult.LONGER

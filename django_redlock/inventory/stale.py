@@ -21,7 +21,7 @@ def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
     Return the keys among *snapshot* that no live holder needs.
 
     A key is stale when it has no expiry, when it expires later than any lease of its holder could, when its value
-    is not ours, or when too few nodes have it and it is older than its lease. What a quorum holds, or may hold,
+    is not ours, or when too few nodes have it and it is older than its lease. A key that a quorum holds, or may hold,
     counting every node that did not answer, is only stale if it would last longer than a lease.
 
     No key is stale that a living process may hold. Of a lock that its process renews, the process must have given no

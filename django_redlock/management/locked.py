@@ -74,7 +74,7 @@ def locked_command(
 
     Raises:
         ImproperlyConfigured: The key can never be resolved.
-        TypeError: What is decorated is no command.
+        TypeError: The decorated class is no command.
         ValueError: *wait* is not a number of seconds.
 
     A run that does not get the lock raises ``CommandError``, with the exit code 75 when it is taken and 69 when too

@@ -1,4 +1,4 @@
-"""Say what is wrong with the nodes, what can come of it, and what to do."""
+"""Report the problems of the nodes, their possible consequences, and the remedies."""
 
 import json
 from typing import Any

@@ -113,7 +113,7 @@ class Command(OperatorCommand):
 
     def _ask(self, locks: list[HeldLock], grace: float) -> tuple[set[str], set[str]]:
         """
-        Ask the holders to stop, and wait until they have or their time is over.
+        Ask the holders to stop, and wait until they have stopped or *grace* has passed.
 
         Returns:
             The slugs of those that were asked, and of those among them that their holders have released by now.
@@ -136,7 +136,7 @@ class Command(OperatorCommand):
         return asked, asked - waiting.keys()
 
     def _revoke(self, lock: HeldLock, terminate: bool) -> bool:
-        """Return False if the workers could not be told."""
+        """Revoke the task that holds a lock; returns False if the request did not reach the workers."""
         if lock.owner is None or lock.owner.kind != "task" or not lock.owner.ref:
             self.stderr.write(self.style.WARNING(f"{printable(lock.name)}: not held by a Celery task."))
             return True
