@@ -5,6 +5,7 @@ What the columns of the list show, for people and for the script that counts the
 import re
 import time
 from datetime import datetime
+from functools import lru_cache
 
 from django.contrib import admin
 from django.urls import reverse
@@ -182,7 +183,12 @@ def copy_button(name: str) -> SafeString:
 
 def labelled(label: object, value: str) -> SafeString:
     """Return a cell with the title of its column in it, for screens on which a row is a card."""
-    return format_html('<span class="redlock-label" aria-hidden="true">{}</span> {}', label, value)
+    return SafeString(_title(str(label)) + (value if isinstance(value, SafeString) else escape(value)))
+
+
+@lru_cache(maxsize=256)  # enough for all columns in all languages; hundreds of cells of a page have the same titles
+def _title(label: str) -> str:
+    return format_html('<span class="redlock-label" aria-hidden="true">{}</span> ', label)
 
 
 def breakable(text: str) -> SafeString:
