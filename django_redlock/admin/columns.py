@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from ..core.names import is_cut
 from ..inventory import HeldLock as Held
 from ..inventory import State, duration, middle, printable
+from ..inventory.model import SHARED_KIND
 from ..models import HeldLock
 from .rows import KINDS
 
@@ -112,8 +113,8 @@ class Columns:
         owner = row.lock.owner
         if owner is None:
             return gettext("another program")
-        if owner.kind == "shared":
-            return str(dict(KINDS)["shared"])
+        if owner.kind == SHARED_KIND:
+            return str(dict(KINDS)[SHARED_KIND])
         kind = dict(KINDS).get(owner.kind, owner.kind)
         what = " ".join(filter(None, (owner.label, owner.ref))) or str(kind)
         where = f"{owner.host}:{owner.pid}" if owner.host else ""

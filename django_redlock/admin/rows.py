@@ -17,6 +17,7 @@ from ..engine.manager import LockManager
 from ..handler import locks
 from ..inventory import HeldLock as Held
 from ..inventory import Snapshot, State, find_locks, held_locks, holder_of
+from ..inventory.model import SHARED_KIND
 from ..models import key_of
 
 FOREIGN = "other"  # the kind of a holder that did not use this library
@@ -29,7 +30,7 @@ KINDS = [
     ("model", _("model")),
     ("command", _("command")),
     ("manual", _("manual")),
-    ("shared", _("several, who share it")),
+    (SHARED_KIND, _("several, who share it")),
     (FOREIGN, _("another program")),
 ]
 

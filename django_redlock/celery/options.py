@@ -42,7 +42,8 @@ class Return:
         return "return"
 
 
-OnOverlap = Literal["wait", "drop", "follow", "fail"] | Return | None
+Overlap = Literal["wait", "drop", "follow", "fail"]
+OnOverlap = Overlap | Return | None
 
 ON_DUPLICATE = get_args(OnDuplicate)
 ON_OVERLAP = ("wait", "drop", "follow", "fail")
@@ -168,7 +169,7 @@ class SingletonOptions:
         self._check_combinations()
 
     @property
-    def overlap(self) -> str | Return:
+    def overlap(self) -> Overlap | Return:
         """The strategy for a message whose slot is taken when a worker gets it."""
         return self.on_overlap or ("drop" if self.scope in (LIFETIME, WAITING) and not self.trails else "wait")
 

@@ -13,6 +13,8 @@ from django.core.management import BaseCommand, CommandError
 from django.http import HttpRequest
 
 from ..conf import DEFAULT_ALIAS
+from ..core.outcome import LOST as HAD_ENDED
+from ..core.outcome import EndReason
 from ..core.rules import check_wait
 from ..engine.lease import Lease
 from ..engine.lock import Lock
@@ -152,14 +154,16 @@ def give_up(lease: Lease) -> None:
     Raises:
         CommandError: It had ended before.
     """
-    if lease.release() in ("expired", "taken"):
+    if lease.release() in HAD_ENDED:
         why = explain(lease)
         raise CommandError(f"Done, but {why}; another run may have begun meanwhile.", returncode=LOST)
 
 
 def explain(lease: Lease) -> str:
     """Return how a lock was lost, in words."""
-    reason = "forgotten" if lease.reason in (None, "released") else lease.reason
+    reason = lease.reason
+    if reason is None or reason is EndReason.RELEASED:
+        reason = EndReason.FORGOTTEN
     return f"the lock {lease.name!r} was lost: {EXPLANATIONS[reason]}"
 
 
