@@ -16,75 +16,25 @@ from typing import Any, Literal, NoReturn, Self
 
 from .conf import DEFAULT_ALIAS
 from .core.hold import release_outcome
-from .core.names import check_name, printable, slug
+from .core.names import printable
 from .core.outcome import LOST, EndReason, Outcome
 from .core.owner import nonce_of
-from .core.replies import Kind, Row
-from .core.requests import SHARED, Release
-from .core.round import Round, count
-from .core.rules import MIN_TTL, number, seconds
+from .core.rules import MIN_TTL, number
 from .engine.lease import Lease
 from .engine.manager import LockManager
-from .exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError, RedlockError
+from .exceptions import EXPLANATIONS, QuorumUnavailableError
 from .handler import locks
 from .nodes.clock import steady
-from .nodes.redis.node import RedisLockError, RedisLockNotOwnedError
+from .redis_py.arguments import Name, as_text, check_timeout
+from .redis_py.errors import LockError, LockNotOwnedError
 from .redis_py.flavours import Awaiting, Blocking, Flavour, run
-from .redis_py.found import Found, find, reference
+from .redis_py.key import KeyOnNodes
 from .redis_py.slots import Hold, Slot, TaskSlot, ThreadSlot, as_bytes
-from .redis_py.term import SLACK, Term, piece
+from .redis_py.term import SLACK
 
-Name = str | bytes | memoryview
+__all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError"]
 
 log = logging.getLogger("django_redlock")
-
-
-class LockError(RedlockError, RedisLockError):
-    """
-    The lock was not acquired, or is not held; also a ``redis.exceptions.LockError``.
-
-    Args:
-        message: What happened.
-        lock_name: Name of the lock.
-    """
-
-    def __init__(self, message: str | None = None, lock_name: str | None = None) -> None:
-        super().__init__(message, lock_name)
-        self.args = (message, lock_name)
-        self.message = message
-        self.lock_name = lock_name
-
-    def __str__(self) -> str:
-        return f"Lock {self.lock_name!r}: {self.message}." if self.lock_name else str(self.message)
-
-
-class LockNotOwnedError(LockError, RedisLockNotOwnedError):
-    """The lock was held and is no longer; also a ``redis.exceptions.LockNotOwnedError``."""
-
-
-def as_text(name: Name) -> str:
-    """
-    Return a name as text.
-
-    Raises:
-        TypeError: It is neither a string nor bytes.
-        ValueError: It cannot name a lock.
-    """
-    return check_name(bytes(name).decode() if isinstance(name, (bytes, memoryview)) else name)
-
-
-def check_timeout(timeout: float | None) -> float | None:
-    """
-    Return *timeout* if it is None or a number of seconds that a lease can last.
-
-    Raises:
-        ValueError: It is not; in redis-py 0 stood for ever, and less than a millisecond was an error of the server.
-    """
-    if timeout is not None and seconds("timeout", timeout) < MIN_TTL:
-        raise ValueError(
-            f"timeout must be at least {MIN_TTL} seconds, not {timeout!r}; None holds the lock until it is released."
-        )
-    return timeout
 
 
 class BaseLock:
@@ -173,7 +123,7 @@ class BaseLock:
             raise ValueError(
                 f"timeout must be at most {longest:g} seconds (OPTIONS['max_hold']), not {self.timeout!r}."
             )
-        return await self._take(slot, self.timeout, None if token is None else as_bytes(token), wait=wait)
+        return await self._nodes.take(slot, self.timeout, None if token is None else as_bytes(token), wait=wait)
 
     async def _release(self, slot: Slot) -> None:
         hold = self._held(slot, "release")
@@ -194,25 +144,25 @@ class BaseLock:
 
     async def _disown(self, token: bytes) -> Outcome:
         """Release what another process acquired."""
-        found = await self._find(token)
-        return release_outcome(await self._remove(found.nonce), self._manager.rules) if found else Outcome.EXPIRED
+        found = await self._nodes.find(token)
+        return release_outcome(await self._nodes.remove(found.nonce), self._manager.rules) if found else Outcome.EXPIRED
 
     async def _reset(self, slot: Slot) -> None:
         if slot.hold and slot.hold.lease:
             await self._flavour.call(slot.hold.lease.release, slot.hold.lease.arelease)
         slot.hold = None
-        for found in await self._look():
-            self._tell_reset(await self._remove(found.nonce))
+        for found in await self._nodes.look():
+            await self._nodes.remove_by_force(found.nonce)
 
     async def _locked(self) -> bool:
-        return bool(await self._look())
+        return bool(await self._nodes.look())
 
     async def _owned(self, hold: Hold | None) -> bool:
         if hold is None:
             return False
         if hold.lease is None:
-            return await self._find(hold.token) is not None
-        rows, _ = await self._survey()
+            return await self._nodes.find(hold.token) is not None
+        rows, _ = await self._nodes.survey()
         against = sum(nonce_of(row.value) != hold.lease.token for row in rows)
         return hold.lease.valid() and against <= self._manager.rules.spare
 
@@ -238,19 +188,21 @@ class BaseLock:
 
     async def _take_over(self, slot: Slot, token: bytes, additional: float, from_now: bool) -> Literal[True]:
         """Extend what another process acquired, with a lease of our own."""
-        found = await self._find(token)
+        found = await self._nodes.find(token)
         if found is None:
             self._not_owned("extend")
         left = self._check_length(additional + (0.0 if from_now else found.left), 0.0)
-        if not await self._take(slot, left, token, wait=0, adopt=found.nonce):
+        if not await self._nodes.take(slot, left, token, wait=0, adopt=found.nonce):
             self._not_owned("extend", EndReason.SUPERSEDED)
         return True
-
-    # Calls of the engine
 
     @property
     def _manager(self) -> LockManager:
         return locks[self.using]
+
+    @property
+    def _nodes(self) -> KeyOnNodes:
+        return KeyOnNodes(self._manager, self._key, self._flavour)
 
     def _wait(self, blocking: bool | None, blocking_timeout: float | None) -> float | None:
         """Return *blocking* and *blocking_timeout* as seconds to wait."""
@@ -260,53 +212,6 @@ class BaseLock:
         if timeout is None or timeout == math.inf:
             return None
         return max(0.0, number("blocking_timeout", timeout))
-
-    async def _take(self, slot: Slot, length: float | None, token: bytes | None, **wanted: Any) -> bool:
-        """Acquire the lock for *length* seconds, None until its release; returns whether it is held now."""
-        manager, rules = self._manager, self._manager.rules
-        ttl = None if length is None else piece(length, rules)
-        ref = "" if token is None else reference(token)
-        lock = manager.lock(self._key, ttl=ttl, renew=length is None, ref=ref, **wanted)
-        try:
-            lease = await self._flavour.call(lock.acquire, lock.aacquire)
-        except LockTakenError:
-            return False
-        term = None if length is None else Term(lease, length, rules, self._flavour)
-        slot.hold = Hold(lease.token.encode() if token is None else token, lease, term)
-        return True
-
-    async def _survey(self) -> tuple[list[Row], dict[str, str]]:
-        """Return the key on each node that answered, and the replies of all nodes by name."""
-        manager = self._manager
-        replies = await self._flavour.call(manager.survey, manager.asurvey, slugs=(slug(self._key),))
-        rows = [reply.rows[0] for reply in replies.values() if reply.kind is Kind.LISTED and reply.rows]
-        return rows, {node.name: str(replies.get(place, "timeout")) for place, node in enumerate(manager.nodes)}
-
-    async def _look(self) -> list[Found]:
-        """Return the holders that have a quorum, or may have one with the nodes that did not answer."""
-        rows, said = await self._survey()
-        rules = self._manager.rules
-        silent = rules.nodes - len(rows)
-        if silent > rules.spare:
-            raise QuorumUnavailableError(self._key, nodes=said, needed=rules.needed)
-        return find(rows, rules.needed - silent)
-
-    async def _find(self, token: bytes) -> Found | None:
-        """Return the hold that a token stands for, or None if it is not there."""
-        return next((found for found in await self._look() if found.stands_for(token)), None)
-
-    async def _remove(self, nonce: str) -> Round:
-        """Release a lock by its nonce; a holder that still renews it is refused then, and notices the loss."""
-        manager, rules = self._manager, self._manager.rules
-        request = Release((slug(self._key),), nonce, tombstone=rules.guard, shared=nonce == SHARED)
-        round = Round(
-            requests=dict.fromkeys(range(rules.nodes), request),
-            decided=lambda replies: count(replies, Kind.RELEASED) >= rules.needed,
-            timeout=rules.timeout(rules.ttl),
-            cleanup=True,
-        )
-        await self._flavour.call(manager.ask, manager.aask, round)
-        return round
 
     # Errors
 
@@ -328,16 +233,6 @@ class BaseLock:
         if held + left > longest + SLACK:
             raise LockError(f"cannot be held for more than {longest:g} seconds (OPTIONS['max_hold'])", self._key)
         return left
-
-    def _tell_reset(self, round: Round) -> None:
-        # As many nodes as a quorum no longer have the holder: the silent ones cannot be a quorum.
-        gone = round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= self._manager.rules.needed
-        outcome = Outcome.RELEASED if gone else Outcome.UNKNOWN
-        about = {"event": "lock_forced", "lock": self._key, "outcome": outcome}
-        log.warning("lock released by force: %s (%s)", printable(self._key), outcome, extra=about)
-        self._manager.notify("lock_forced", name=self._key, outcome=outcome)
-        if not gone:
-            raise QuorumUnavailableError(self._key, needed=self._manager.rules.needed)
 
     def _not_extended(self, lease: Lease, started: float) -> NoReturn:
         rules = self._manager.rules

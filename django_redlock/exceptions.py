@@ -121,7 +121,7 @@ class QuorumUnavailableError(_AttemptError):
         if self.misconfigured:
             why = "must vote, and too few can until their configuration or the REDLOCK setting is changed"
         else:
-            why = "must answer in time, and too few did"
+            why = "must answer in time and agree, and too few did"
         return f"Lock {self.name!r}: {needed} {why} ({self._effort()})."
 
 

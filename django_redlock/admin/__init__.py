@@ -25,6 +25,7 @@ from django.utils.translation import gettext_lazy as _
 from ..inventory import printable
 from ..models import HeldLock
 from .actions import (
+    DONE,
     MAX_REASON,
     MAX_RELEASE,
     MORE_TIME,
@@ -223,12 +224,12 @@ class HeldLockAdminMixin(Columns, AnyModelAdmin):
         )
 
     def _act_on(self, request: HttpRequest, action: str, choice: Choice, seconds: float) -> bool:
-        """Do it, say what came of it, and write that down; returns whether something was done."""
+        """Carry out an action, report its result and log it; returns whether something was done."""
         reason = printable(request.POST.get("reason", "").strip()[:MAX_REASON])
         outcome = carry_out(action, choice, seconds, reason)
         level, text = OUTCOMES[outcome]
         self._say(request, level, text % {"lock": choice.name})
-        done = outcome in ("released", "unknown", "asked", "extended")
+        done = outcome in DONE
         if done:
             audit(request, action, choice, outcome, reason)
         return done and not choice.problem

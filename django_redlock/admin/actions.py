@@ -1,5 +1,5 @@
 """
-What an operator does to chosen locks: what was chosen as it is now, what came of it, and the admin's log of it.
+Carry out what an operator does to chosen locks: look at them again, act, and write the admin's log.
 """
 
 import logging
@@ -16,7 +16,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import InvalidRedlockError
 from ..handler import locks
-from ..inventory import ask_to_stop, extend_lock, find_locks, force_release, printable
+from ..inventory import ActionResult, ask_to_stop, extend_lock, find_locks, force_release, printable
+from ..inventory.judge import is_shared
 from ..models import HeldLock, parse_key
 from .columns import held_for, remaining
 from .rows import known_aliases
@@ -39,7 +40,7 @@ class Choice:
         alias: The lock's alias.
         slug: The lock's slug.
         row: The lock as it is now; None if it is free or cannot be seen.
-        problem: Why nothing can be done about it: ``changed``, ``gone``, ``unknown``; empty if something can.
+        problem: Why nothing can be done about it: CHANGED, GONE or UNKNOWN; None if something can.
     """
 
     key: str
@@ -47,7 +48,7 @@ class Choice:
     alias: str
     slug: str
     row: HeldLock | None
-    problem: str
+    problem: ActionResult | None
 
     @property
     def unchanged(self) -> bool:
@@ -57,7 +58,7 @@ class Choice:
     @property
     def shared(self) -> bool:
         """Whether several may hold it at once."""
-        return self.row is not None and self.row.lock.shared
+        return self.row is not None and is_shared(self.row.lock)
 
     @property
     def name(self) -> str:
@@ -108,32 +109,33 @@ class Choice:
         return OUTCOMES[self.problem][1] % {"lock": self.name} if self.problem else ""
 
 
-OUTCOMES: dict[str, tuple[int, Any]] = {
-    "released": (messages.SUCCESS, _("“%(lock)s” was released.")),
-    "asked": (
+OUTCOMES: dict[ActionResult, tuple[int, Any]] = {
+    ActionResult.RELEASED: (messages.SUCCESS, _("“%(lock)s” was released.")),
+    ActionResult.ASKED: (
         messages.SUCCESS,
         _("The holder of “%(lock)s” was asked to stop. It learns of it at its next renewal; watch the lock."),
     ),
-    "extended": (messages.SUCCESS, _("“%(lock)s” keeps others out for longer.")),
-    "longer": (messages.INFO, _("“%(lock)s” keeps others out for longer than that already.")),
-    "stopping": (
+    ActionResult.EXTENDED: (messages.SUCCESS, _("“%(lock)s” keeps others out for longer.")),
+    ActionResult.LONGER: (messages.INFO, _("“%(lock)s” keeps others out for longer than that already.")),
+    ActionResult.STOPPING: (
         messages.INFO,
         _("“%(lock)s” gets no more time: its holder was asked to stop, and hears of it at its next renewal."),
     ),
-    "shared": (
+    ActionResult.SHARED: (
         messages.WARNING,
         _("“%(lock)s” is held by several at once, who cannot be asked or given time one by one."),
     ),
-    "changed": (
+    ActionResult.CHANGED: (
         messages.ERROR,
         _("“%(lock)s” was left alone: it changed hands since you looked. Look again and decide anew."),
     ),
-    "gone": (messages.INFO, _("“%(lock)s” was left alone: nobody holds it any more.")),
-    "unknown": (
+    ActionResult.GONE: (messages.INFO, _("“%(lock)s” was left alone: nobody holds it any more.")),
+    ActionResult.UNKNOWN: (
         messages.WARNING,
         _("“%(lock)s”: too few nodes answered to tell whether it is free. Look again, then repeat."),
     ),
 }
+DONE = (ActionResult.RELEASED, ActionResult.UNKNOWN, ActionResult.ASKED, ActionResult.EXTENDED)  # or perhaps done
 AUDITED = {
     "release": (DELETION, "Released by force"),
     "stop": (CHANGE, "Asked its holder to stop"),
@@ -142,8 +144,8 @@ AUDITED = {
 }
 
 
-def carry_out(action: str, choice: Choice, seconds: float, reason: str) -> str:
-    """Do what was confirmed; returns a key of ``OUTCOMES``."""
+def carry_out(action: str, choice: Choice, seconds: float, reason: str) -> ActionResult:
+    """Do what was confirmed; returns the result."""
     if choice.problem:
         return choice.problem
     if action == "stop":
@@ -200,10 +202,11 @@ def _choices(alias: str, chosen: list[tuple[str, str, str]]) -> Iterator[Choice]
     for key, fingerprint, slug in chosen:
         lock = found.get(slug)
         row = HeldLock.of(lock) if lock else None
+        problem: ActionResult | None
         if lock is None:
-            problem = "gone" if snapshot.has_quorum else "unknown"
+            problem = ActionResult.GONE if snapshot.has_quorum else ActionResult.UNKNOWN
         else:
-            problem = "" if lock.fingerprint == fingerprint else "changed"
+            problem = None if lock.fingerprint == fingerprint else ActionResult.CHANGED
         yield Choice(key, fingerprint, alias, slug, row, problem)
 
 

@@ -104,12 +104,12 @@ class HeldLockChangeList(ChangeList):
 
     @property
     def is_known(self) -> bool:
-        """Whether enough nodes answered to say what is held."""
+        """Whether enough nodes answered to list the held locks."""
         return not self.unknown
 
     @property
     def unknown(self) -> list[str]:
-        """The aliases of which too few nodes answer to say what is held."""
+        """The aliases whose locks cannot be listed, because too few nodes answer."""
         return [banner.alias for banner in self.banners if not banner.is_known]
 
     @property

@@ -5,6 +5,7 @@ What the columns of the list show, for people and for the script that counts the
 import re
 import time
 from datetime import datetime
+from functools import lru_cache
 
 from django.contrib import admin
 from django.urls import reverse
@@ -18,12 +19,13 @@ from django.utils.translation import gettext_lazy as _
 from ..core.names import is_cut
 from ..inventory import HeldLock as Held
 from ..inventory import State, duration, middle, printable
+from ..inventory.model import SHARED_KIND
 from ..models import HeldLock
 from .rows import KINDS
 
 DASH = "\N{EN DASH}"
 LONGEST = 80  # characters of a name in the list
-MAX_KEY = 7000  # characters in an address, of which servers take eight thousand
+MAX_KEY = 7000  # characters in an address; servers take eight thousand
 DOTS = {True: '<i class="redlock-yes"></i>', False: '<i class="redlock-no"></i>'}
 PARTS_END = re.compile(r"(?<=[._:/-])(?!$)")
 
@@ -111,8 +113,8 @@ class Columns:
         owner = row.lock.owner
         if owner is None:
             return gettext("another program")
-        if owner.kind == "shared":
-            return str(dict(KINDS)["shared"])
+        if owner.kind == SHARED_KIND:
+            return str(dict(KINDS)[SHARED_KIND])
         kind = dict(KINDS).get(owner.kind, owner.kind)
         what = " ".join(filter(None, (owner.label, owner.ref))) or str(kind)
         where = f"{owner.host}:{owner.pid}" if owner.host else ""
@@ -182,7 +184,12 @@ def copy_button(name: str) -> SafeString:
 
 def labelled(label: object, value: str) -> SafeString:
     """Return a cell with the title of its column in it, for screens on which a row is a card."""
-    return format_html('<span class="redlock-label" aria-hidden="true">{}</span> {}', label, value)
+    return SafeString(_title(str(label)) + (value if isinstance(value, SafeString) else escape(value)))
+
+
+@lru_cache(maxsize=256)  # enough for all columns in all languages; hundreds of cells of a page have the same titles
+def _title(label: str) -> str:
+    return format_html('<span class="redlock-label" aria-hidden="true">{}</span> ', label)
 
 
 def breakable(text: str) -> SafeString:

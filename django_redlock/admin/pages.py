@@ -16,7 +16,7 @@ from ..core.names import is_cut
 from ..handler import locks
 from ..inventory import HeldLock as Held
 from ..inventory import Snapshot, View, described, find_locks, held_locks, name_of, printable, stale_keys
-from ..inventory.doctor import remedy_of
+from ..inventory.node_checks import remedy_of
 from ..models import HeldLock, key_of, parse_key
 from .actions import LOGGED_ALIAS
 from .columns import DASH, clock, held_for, remaining, stopping

@@ -17,6 +17,7 @@ from ..engine.manager import LockManager
 from ..handler import locks
 from ..inventory import HeldLock as Held
 from ..inventory import Snapshot, State, find_locks, held_locks, holder_of
+from ..inventory.model import SHARED_KIND
 from ..models import key_of
 
 FOREIGN = "other"  # the kind of a holder that did not use this library
@@ -29,7 +30,7 @@ KINDS = [
     ("model", _("model")),
     ("command", _("command")),
     ("manual", _("manual")),
-    ("shared", _("several, who share it")),
+    (SHARED_KIND, _("several, who share it")),
     (FOREIGN, _("another program")),
 ]
 
@@ -51,7 +52,7 @@ class Banner:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough nodes answered to say what is held."""
+        """Whether enough nodes answered to list the held locks."""
         return self.snapshot is not None and self.snapshot.has_quorum
 
     @property
@@ -75,7 +76,7 @@ class HeldLocks(list[Held]):
         return self.matching(lambda lock: key_of(lock.fingerprint, lock.alias, lock.slug) in chosen)
 
     def worst_first(self) -> "HeldLocks":
-        """Return them by what is wrong with them, then those first that have been held for longest."""
+        """Return them with the worst state first, and within a state with the longest hold first."""
         return HeldLocks(sorted(self, key=lambda lock: (-lock.state.severity, lock.since or 0.0, lock.slug)))
 
     def matching(self, condition: Callable[[Held], bool]) -> "HeldLocks":

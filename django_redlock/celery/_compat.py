@@ -14,12 +14,8 @@ R = TypeVar("R", covariant=True)
 if TYPE_CHECKING:
     from celery.contrib.django.task import DjangoTask
 
-    from .result import SingletonResult
-
     class BaseTask(DjangoTask[P, R]):
         """Celery's task class for Django, which the app of every Django project has."""
-
-        def delay(self, *args: P.args, **kwargs: P.kwargs) -> "SingletonResult[R]": ...
 
     class BaseResult(AsyncResult[R]):
         """Celery's result class."""

@@ -25,7 +25,7 @@ from .slots import RUNNING, WAITING
 from .task import SingletonTask
 
 REDELIVERING = ("redis", "valkey", "sentinel")  # brokers with a visibility timeout
-BEATS = 3  # heartbeats, of which one may come late, that a lease must have time for
+BEATS = 3  # heartbeats that a lease must have time for; one may come late
 
 log = logging.getLogger("django_redlock")
 
@@ -145,7 +145,7 @@ def _hold(app: Any, task: Any) -> Iterator[CheckMessage]:
         if limit and limit > longest and task.singleton_options.scope != WAITING:
             yield Warning(
                 f"The singleton task {task.name} may run for {limit:g} s, and its slot lasts for {longest:g} s; then "
-                "a second run may begin beside it.",
+                "a duplicate may run beside it.",
                 hint="Make OPTIONS['max_hold'] as long as the time limit, or the limit shorter.",
                 id="redlock.W025",
             )
@@ -192,8 +192,8 @@ def _check_beat(app: Any, tasks: list[Any]) -> Iterator[CheckMessage]:
         if task and task not in app.tasks:
             yield Warning(
                 f"The beat schedule's entry {name!r} names the task {task}, which is not known here.",
-                hint="Import its module where beat runs: what is sent by name alone takes no slot until a worker has "
-                "it, so that messages pile up.",
+                hint="Import its module where beat runs: a task that is sent by name alone takes no slot until a "
+                "worker has it, so messages pile up.",
                 id="redlock.W024",
             )
 

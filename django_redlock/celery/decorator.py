@@ -85,7 +85,7 @@ def singleton_task(
     **options: Any,
 ) -> Any:
     """
-    Make a Celery task of a function; for each combination of arguments, one call waits or runs at a time.
+    Make a Celery task that waits or runs at most once at any time for the same arguments.
 
     Use it like ``shared_task``, with or without options; it takes all of their options. For those given here
     see :class:`~django_redlock.celery.SingletonOptions`. Settings are read when the task is first called.

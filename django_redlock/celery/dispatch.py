@@ -1,5 +1,5 @@
 """
-What a call does before its message is on its way: take the slot, or answer its caller as ``on_duplicate`` says.
+Send a call: take the slot and publish the message, or answer the caller as ``on_duplicate`` says (internal).
 """
 
 import logging
@@ -12,14 +12,15 @@ from typing import Any
 from celery import signals
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
+from ..core.names import printable
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from .execution import Execution
 from .options import SingletonOptions
-from .pending import digest_of, label_of, settle, take_over, turn
 from .result import SingletonResult, is_gone, is_over, store_revoked
-from .sightings import Record, Seen, look, peek
-from .signals import tell
+from .sightings import peek
+from .signals import DUPLICATE, tell
 from .slots import HEADER, RECEIVED_HEADER, RUN_HEADER, RUNNING, Holder, Ticket, claim_waiting, free, take_waiting
+from .state import SlotState
 
 OURS = (HEADER, RUN_HEADER, RECEIVED_HEADER)
 
@@ -40,9 +41,9 @@ class Call:
         task: The task.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        options: What Celery is told.
-        rules: The task's options, and what this call chose for itself.
-        ticket: What its message is to say of the slot.
+        options: Celery's options of the call.
+        rules: The task's options, with those of this call.
+        ticket: What its message reports about the slot.
     """
 
     task: Any
@@ -62,11 +63,8 @@ class Call:
         """
         if self.ticket.scope == RUNNING:
             return self.publish(replace(self.ticket, token=""))
-        own: SingletonOptions = self.task.singleton_options
-        # A later call would take it over without its links, so a linked call keeps its place and its arguments.
-        self.ticket = replace(self.ticket, number=int(own.pends and not self._linked))
         try:
-            return self._send_trailing() if own.trails else self._take_and_send()
+            return self.take_and_send()
         except QuorumUnavailableError as error:
             if self.rules.without_nodes("enqueue") == "raise":
                 raise
@@ -116,8 +114,7 @@ class Call:
     def _kept(self) -> str:
         """Return the token of the slot if it has been kept for this very message, as a worker does for a dead child."""
         seen = peek(self.ticket.using, self.ticket.waiting)
-        mine = seen.holder.task_id == self.ticket.task_id and seen.holder.state == "queued"
-        return seen.token if mine else ""
+        return seen.token if seen.holder.queues_as(self.ticket.task_id) else ""
 
     def publish(self, ticket: Ticket) -> SingletonResult[Any]:
         """Send the message with its ticket; if it could not be sent, free its slot."""
@@ -146,141 +143,87 @@ class Call:
         moment = maybe_make_aware(maybe_iso8601(when) or when, self.task.app.timezone)
         return (moment - datetime.now(UTC)).total_seconds()
 
-    def _take_and_send(self) -> SingletonResult[Any]:
-        holder = claim_waiting(self.ticket, self.ttl, self._label)
-        if holder:
-            return self._answer(holder)
-        _unanswered.discard(self.ticket.using)
-        return self.publish(self.ticket)
+    def take_and_send(self) -> SingletonResult[Any]:
+        """
+        Take the slot and send the message, or answer as a duplicate.
 
-    # A task whose duplicates wait as one pending call
+        Raises:
+            DuplicateTask: As in :meth:`SingletonTask.apply_async`.
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        holder = self.claim()
+        return self.answer(holder) if holder else self.publish(self.ticket)
 
-    def _send_trailing(self) -> SingletonResult[Any]:
-        """Take the slot if nobody has it and no call is pending, or take part in the pending call."""
-        run, record = self._look()
-        holder = run.holder if run.value else record.holder
-        if not run.value and record.free:
-            refusal = claim_waiting(self.ticket, self.ttl, self._label)
-            if not refusal:
-                _unanswered.discard(self.ticket.using)
-                return self.publish(self.ticket)
-            holder = refusal
-        if self.rules.trails and not self._linked:
-            if self._says_the_same(record):
-                return self._joined(run, record)
-            with turn(self.ticket):
-                run, record = self._look()
-                return self._take_part(run, settle(self.ticket, record))
-        return self._answer(holder)
+    def claim(self) -> Holder | None:
+        """
+        Take the slot of the waiting message; returns who has it instead, if somebody does.
 
-    def _take_part(self, run: Seen, record: Seen) -> SingletonResult[Any]:
-        """Create the pending call, or take it over; in this call's turn."""
-        if record.record:
-            if self._says_the_same(record):
-                return self._joined(run, record)
-            return self._take_over_pending(run, record, record.record)
-        if record.value:  # what waits cannot be taken over, or is no task: this one comes after it
-            return (
-                self._noted(record.holder).publish(replace(self.ticket, token="")).about(record.holder, accepted=True)
-            )
-        # What runs is decided by the attempt to take its slot, because a value on single nodes decides nothing.
-        holder = run.holder if run.value else claim_waiting(self.ticket, self.ttl, self._label)
+        Raises:
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        holder = claim_waiting(self.ticket, self.ttl, self.label)
         if holder is None:
-            return self.publish(self.ticket)
-        if run.value or not self.ticket.number:
-            self.ticket = replace(self.ticket, number=1)
-            if claim_waiting(self.ticket, self.ttl, self._label):
-                raise LockTakenError(self.ticket.waiting)
-            return self._noted(holder).publish(self.ticket).about(holder, accepted=True)
-        raise LockTakenError(self.ticket.waiting)
-
-    def _take_over_pending(self, run: Seen, seen: Seen, record: Record) -> SingletonResult[Any]:
-        """Send the message that counts from now on, under the id of the pending call; in this call's turn."""
-        holder = run.holder if run.value else seen.holder
-        self.ticket = ticket = replace(self.ticket, number=record.number + 1)
-        if is_over(
-            self.task, seen.holder, self.rules.queue_ttl
-        ):  # its callers know the outcome, and nobody waits for it any more
-            take_over(ticket, self.ttl, self._pending_label, seen)
-            return self.publish(ticket)
-        ticket = replace(ticket, task_id=record.task_id)
-        # First, so that there is always a message that counts: until the next line, the one before does.
-        sent = self._noted(holder).publish(ticket)
-        take_over(ticket, self.ttl, self._pending_label, seen)
-        return sent.about(holder, accepted=True)
-
-    def _joined(self, run: Seen, record: Seen) -> SingletonResult[Any]:
-        """Answer a call with the arguments of the pending one, which it has no need to send."""
-        holder = run.holder if run.value else record.holder
-        return self._noted(holder)._result(str(record.holder.task_id)).about(holder, accepted=False)
-
-    def _look(self) -> tuple[Seen, Seen]:
-        """Return who has the slot of a run, and the pending call."""
-        ticket = self.ticket
-        if not ticket.running:
-            return Seen("", 0.0, 0), peek(ticket.using, ticket.following)
-        run, record = look(ticket.using, ticket.running, ticket.following)
-        return run, record
-
-    def _says_the_same(self, record: Seen) -> bool:
-        """Return whether the pending call has these arguments. One that is put off is moved all the same."""
-        found = record.record
-        moved = self.rules.on_duplicate == "replace"
-        return found is not None and not moved and found.digest == digest_of(self.task, self.args, self.kwargs)
+            _unanswered.discard(self.ticket.using)
+        return holder
 
     @property
-    def _linked(self) -> bool:
+    def linked(self) -> bool:
         """Whether other tasks follow this call, which would be lost if its message did not count any more."""
         return bool(self.options.get("link") or self.options.get("link_error"))
 
     @property
-    def _label(self) -> str:
-        return self._pending_label if self.ticket.trailing else str(self.task.name)
+    def label(self) -> str:
+        """What the waiting slot says of the call."""
+        return str(self.task.name)
 
-    @property
-    def _pending_label(self) -> str:
-        digest = digest_of(self.task, self.args, self.kwargs)
-        return label_of(self.task.name, digest, max(1, self.ticket.number))
-
-    def _noted(self, holder: Holder) -> "Call":
-        """Tell that the call is a duplicate; returns the call."""
+    def noted(self, holder: Holder) -> "Call":
+        """Report that the call is a duplicate; returns the call."""
         about: dict[str, Any] = {"task_id": self.ticket.task_id, "name": self.ticket.name}
-        about |= {"holder_id": holder.task_id, "state": holder.state, "strategy": self.rules.on_duplicate}
-        tell(self.task, "singleton_duplicate", "%s is %s", self.ticket.name, holder, **about)
+        about |= {"holder_id": holder.task_id, "state": str(holder.state), "strategy": self.rules.on_duplicate}
+        tell(self.task, DUPLICATE, "%s is %s", self.ticket.name, holder, **about)
         return self
 
     # A duplicate
 
-    def _answer(self, holder: Holder) -> SingletonResult[Any]:
-        """Answer the caller: its duplicate has the slot, or is pending."""
-        if holder.state == "queued" and is_over(self.task, holder, self.rules.queue_ttl) and self._take_from(holder):
+    def answer(self, holder: Holder) -> SingletonResult[Any]:
+        """
+        Answer the caller of a duplicate, as ``on_duplicate`` says.
+
+        Raises:
+            DuplicateTask: As in :meth:`SingletonTask.apply_async`.
+        """
+        if (
+            holder.state is SlotState.QUEUED
+            and is_over(self.task, holder, self.rules.queue_ttl)
+            and self._take_from(holder)
+        ):
             return self.publish(self.ticket)
         how = self.rules.on_duplicate
-        self._noted(holder)
+        self.noted(holder)
         # Beat can catch nothing, and would log a traceback at every tick. The log line above is enough.
         beat = (self.options.get("headers") or {}).get("celery_beat_task") or threading.get_ident() == _beat
         # The holder would not follow the links of this call, and nobody would notice that they are lost.
-        if (how == "raise" and not beat) or self._linked:
-            error = self.task.singleton_error
-            raise error.found(holder.task_id, holder.state, holder.retry_after, self.ticket.name) from None
+        if (how == "raise" and not beat) or self.linked:
+            raise holder.error(self.task.singleton_error, self.ticket.name) from None
         if how != "skip" and holder.task_id and not is_gone(self.task, holder):
-            return self._result(holder.task_id).about(holder, accepted=False)
-        self._store_skipped(f"Skipped: {self.ticket.name} is {holder}.")
-        return self._result(self.ticket.task_id).about(holder, accepted=False)
+            return self.result(holder.task_id).about(holder, accepted=False)
+        self._store_skipped(f"Skipped: {printable(self.ticket.name)} is {holder}.")
+        return self.result(self.ticket.task_id).about(holder, accepted=False)
 
     def _store_skipped(self, reason: str) -> None:
         """Store that the call was skipped."""
         wanted = not self.options.get("ignore_result", self.task.ignore_result)
         store_revoked(self.task, self.ticket.task_id, reason, wanted)
 
-    def _result(self, task_id: str) -> SingletonResult[Any]:
+    def result(self, task_id: str) -> SingletonResult[Any]:
+        """Return the result of a message of this task."""
         result: SingletonResult[Any] = self.task.AsyncResult(task_id)
         return result
 
     def _take_from(self, holder: Holder) -> bool:
         """Take the slot from a waiting holder; returns whether it still waited."""
         seen = peek(self.ticket.using, self.ticket.waiting)
-        if seen.holder.task_id != holder.task_id or seen.holder.state != "queued":
+        if not seen.holder.queues_as(holder.task_id):
             return False
         try:
             take_waiting(self.ticket, self.ttl, self.task.name, adopt=seen.token)

@@ -1,17 +1,18 @@
-"""The error about a call whose slot is taken."""
+"""The error about a duplicate: a call whose slot another call has."""
 
 from typing import Self
 
+from ..core.names import printable
 from ..exceptions import RedlockError
 
 
 class DuplicateTask(RedlockError):
     """
-    The slot of the call is taken, and the options ask for an error.
+    Another call has the slot, and the options ask for an error in that case.
 
     Args:
         holder_id: Id of the task that has the slot; None when it is not a task.
-        state: The state of the slot: ``queued``, ``running``, or ``held`` when the holder is not a task.
+        state: What that task does: ``queued``, ``running``, or ``held`` when the holder is not a task.
         retry_after: Seconds until the slot frees itself unless its holder keeps it; None when unknown.
         name: The lock's name.
     """
@@ -37,4 +38,4 @@ class DuplicateTask(RedlockError):
     def __str__(self) -> str:
         if self.holder_id is None:
             return f"{self.name!r} is held, and not by a task."
-        return f"{self.name!r} is {self.state} as task {self.holder_id}."
+        return f"{self.name!r} is {self.state} as task {printable(self.holder_id)}."

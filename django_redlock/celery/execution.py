@@ -4,6 +4,8 @@ import logging
 from contextlib import suppress
 from typing import Any
 
+from ..core.names import printable
+from ..core.outcome import EndReason
 from ..core.owner import Owner
 from ..engine.lease import Lease
 from ..engine.manager import fresh_nonce
@@ -12,7 +14,7 @@ from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes.clock import steady
 from .interrupt import Interrupt
 from .options import SingletonOptions
-from .signals import tell
+from .signals import LOST, STOLEN, tell
 from .slots import HELD, LABEL, NOTE, Ticket, free, take_note, take_waiting
 
 EXECUTION = "django_redlock_execution"  # where the request of a run keeps its slot
@@ -33,7 +35,7 @@ class Execution:
         options: The task's.
         lease: The slot, RUNNING; None for a run that has none.
         since: When the run began, in seconds on the steady clock.
-        in_queue: Whether the message has kept its place in the queue, because the nodes could not be told.
+        in_queue: Whether the message has kept its place in the queue, because the nodes did not answer.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class Execution:
         except LockTakenError:  # it has been done before
             pass
         except QuorumUnavailableError as error:
-            log.warning("it is not noted that task %s is done, a copy of it may run: %s", ticket.task_id, error)
+            log.warning("it is not noted that %s is done, a copy of it may run: %s", printable(ticket.task_id), error)
 
     @property
     def _label(self) -> str:
@@ -155,11 +157,11 @@ class Execution:
             self.interrupt.disarm()
 
     def _tell_loss(self, lease: Lease) -> None:
-        reason = lease.reason or "expired"
-        event = "singleton_stolen" if reason in ("superseded", "revoked") else "singleton_lost"
-        text = f"{lease.name} was lost by task {self.ticket.task_id} ({reason})"
+        reason = lease.reason or EndReason.EXPIRED
+        event = STOLEN if reason in (EndReason.SUPERSEDED, EndReason.REVOKED) else LOST
+        about = {"task_id": self.ticket.task_id, "name": lease.name, "lease": lease, "reason": reason}
         try:
-            tell(self.task, event, text, task_id=self.ticket.task_id, name=lease.name, lease=lease, reason=reason)
+            tell(self.task, event, "%s was lost by task %s (%s)", lease.name, self.ticket.task_id, reason, **about)
         finally:  # a broker that is away must not keep the body going
             if self.interrupt:
                 self.interrupt.strike()

@@ -13,6 +13,9 @@ from .keys import canonical
 from .options import Return, SingletonOptions, nearest
 from .sightings import peek
 from .slots import RUNNING, Holder, Ticket, state_of
+from .state import SlotState
+
+UNKNOWN = Holder(None, SlotState.UNKNOWN, None)
 
 ANSWERS = {
     "join": "send nothing, and return the result of task {id}",
@@ -30,10 +33,10 @@ OVERLAPS = {
 
 
 class Explanation(NamedTuple):
-    """What is known of the slot of a call, in lines, and in a word: ``free``, ``unknown`` or the holder's state."""
+    """What is known of the slot of a call, in lines, and its state."""
 
     text: str
-    state: str
+    state: SlotState
 
 
 def explain(task: Any, args: Any, kwargs: Any) -> Explanation:
@@ -51,17 +54,17 @@ def explain(task: Any, args: Any, kwargs: Any) -> Explanation:
         f"lock       {ticket.name}",
         f"scope      {options.scope}, on_duplicate={options.on_duplicate!r}, on_overlap={options.overlap!r}",
     ]
-    holder = Holder(None, "free", None)
+    holder = Holder(None, SlotState.FREE, None)
     for name in ticket.places(options.trails):
         lines += ["", f"{name}:", *_nodes(ticket.using, name)]
         try:
             seen = peek(ticket.using, name)
         except QuorumUnavailableError as error:
             lines.append(f"  {error}")
-            holder = Holder(None, "unknown", None)
+            holder = UNKNOWN
             continue
-        if seen.value and holder.state == "free":
-            holder = seen.holder
+        if holder.state is SlotState.FREE and not seen.free:
+            holder = seen.holder if seen.value else UNKNOWN
     lines += ["", *_next_call(options, holder), *_next_message(options, holder)]
     return Explanation("\n".join(lines), holder.state)
 
@@ -127,10 +130,10 @@ def _nodes(using: str, name: str) -> list[str]:
 def _next_call(options: SingletonOptions, holder: Holder) -> list[str]:
     if options.scope == RUNNING:
         return ["A call now would be sent: with scope='while_executing' any number may wait."]
-    if holder.state == "unknown":
+    if holder.state is SlotState.UNKNOWN:
         what = "be sent without a slot" if options.without_nodes("enqueue") == "publish" else "raise an error"
-        return [f"A call now would {what}: too few nodes answer."]
-    if holder.state == "free":
+        return [f"Too few nodes answer and agree. While that is so, a call now would {what}."]
+    if holder.state is SlotState.FREE:
         return ["A call now would take the slot and be sent."]
     what = ANSWERS[options.on_duplicate]
     if options.on_duplicate == "join" and not holder.task_id:
@@ -147,7 +150,7 @@ def _overlap(options: SingletonOptions) -> str:
 
 
 def _next_message(options: SingletonOptions, holder: Holder) -> list[str]:
-    if holder.state in ("free", "unknown"):
+    if holder.state in (SlotState.FREE, SlotState.UNKNOWN):
         return []
     what = _overlap(options).format(id=holder.task_id or "that has it")
-    return [f"A worker that gets another message with this key now would {what}."]
+    return [f"A worker that gets another message for this slot now would {what}."]

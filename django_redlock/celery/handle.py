@@ -1,16 +1,41 @@
-"""``task.singleton``: look at the slot of a call, and free it by hand; in the body, the slot of the run."""
+"""``task.singleton``: inspect and free the slot of a call; in the body, the slot of the run (internal)."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from ..core.outcome import EndReason, Outcome
 from ..engine.lease import Lease
-from .keys import lock_name
+from ..exceptions import QuorumUnavailableError
+from .execution import Execution
+from .keys import Parameters, lock_name
+from .options import SingletonOptions
 from .result import store_revoked
-from .sightings import Seen, peek
+from .sightings import Seen, peek, undecided
 from .slots import Holder, Ticket, free, state_of
+from .state import SlotState
 
-if TYPE_CHECKING:
-    from .task import SingletonTask
+
+class Task(Protocol):
+    """What this module needs of a task; :class:`~django_redlock.celery.SingletonTask` has it."""
+
+    name: str
+    ignore_result: bool
+    singleton_options: SingletonOptions
+
+    @property
+    def app(self) -> Any:
+        """The Celery app."""
+
+    @property
+    def singleton_parameters(self) -> Parameters:
+        """The parameters of the body."""
+
+    @property
+    def singleton_run(self) -> Execution | None:
+        """The run under way in this thread."""
+
+    def singleton_ticket(self, task_id: str, args: Any, kwargs: Any) -> Ticket:
+        """Return what the message of a call says of its slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +53,7 @@ class SlotHolder:
     """
 
     id: str | None
-    state: str
+    state: SlotState
     since: float
     ttl: float
     hostname: str
@@ -43,7 +68,7 @@ class Singleton:
         task: The task.
     """
 
-    def __init__(self, task: "SingletonTask[..., Any]") -> None:
+    def __init__(self, task: Task) -> None:
         self._task = task
 
     def __repr__(self) -> str:
@@ -63,7 +88,7 @@ class Singleton:
 
     @property
     def lost(self) -> bool:
-        """Whether the run under way has lost its slot, so that another one may have begun; no network call."""
+        """Whether the run under way has lost its slot, so that another one may have begun; makes no network call."""
         return bool(self.lease and not self.lease.valid())
 
     @property
@@ -102,11 +127,13 @@ class Singleton:
         If one call runs and another one waits for it, that is the run.
 
         Raises:
-            QuorumUnavailableError: Too few nodes answered.
+            QuorumUnavailableError: Too few nodes answered and agree, so it is unknown.
         """
-        for _, seen in self._slots(args, kwargs):
+        for name, seen in self._slots(args, kwargs):
             if seen.value:
                 return _described(seen)
+            if seen.split:
+                raise self._undecided(name, seen)
         return None
 
     def is_locked(self, *args: Any, **kwargs: Any) -> bool:
@@ -114,19 +141,27 @@ class Singleton:
         Return whether a call would be a duplicate now. By the time you read the answer it may be wrong.
 
         Raises:
-            QuorumUnavailableError: Too few nodes answered.
+            QuorumUnavailableError: Too few nodes answered and agree, so it is unknown.
         """
-        return any(seen.value for _, seen in self._slots(args, kwargs))
+        slots = self._slots(args, kwargs)
+        if any(seen.value for _, seen in slots):
+            return True
+        for name, seen in slots:
+            if seen.split:
+                raise self._undecided(name, seen)
+        return False
 
     def release(self, *args: Any, **kwargs: Any) -> str:
         """
         Free the slot of a call whose message was lost, such as in a queue that was purged.
 
+        This includes what single nodes have left of a slot.
+
         In a body, and without arguments: give up the slot of the run before its end.
 
         Args:
-            force: True frees it also if the task is running. Nothing stops that run, so another one may then run beside
-                it. If the task has a parameter of this name, it is an argument as all others.
+            force: True frees it also if the task is running. Nothing stops that run, so a duplicate may then run
+                beside it. If the task has a parameter of this name, it is an argument like all others.
 
         Returns:
             ``released``, ``expired`` (it was free), ``taken`` (it is running, and *force* was not given, or it
@@ -139,15 +174,17 @@ class Singleton:
         force = "force" not in self._task.singleton_parameters.signature.parameters and kwargs.pop("force", False)
         if execution and execution.lease and not args and not kwargs:
             execution.end(hold=False)
-            return execution.lease.release() if execution.lease.reason != "released" else "released"
-        outcomes = [
-            free(self._task.singleton_options.using, name, seen.token)
-            if force or (seen.holder.state != "running" and seen.holder.task_id)
-            else "taken"
+            released = execution.lease.reason is EndReason.RELEASED
+            return Outcome.RELEASED if released else execution.lease.release()
+        outcomes = {
+            free(self._task.singleton_options.using, name, found.token)
+            if force or (found.holder.state is not SlotState.RUNNING and found.holder.task_id)
+            else Outcome.TAKEN
             for name, seen in self._slots(args, kwargs)
-            if seen.value
-        ]
-        return next((one for one in ("taken", "unknown", "released") if one in outcomes), "expired")
+            for found in seen.sightings
+        }
+        worst_first = (Outcome.TAKEN, Outcome.UNKNOWN, Outcome.RELEASED)
+        return next((outcome for outcome in worst_first if outcome in outcomes), Outcome.EXPIRED)
 
     def cancel(self, *args: Any, **kwargs: Any) -> str | None:
         """
@@ -160,15 +197,19 @@ class Singleton:
             The id of the revoked task; None if no waiting task has the slot.
 
         Raises:
-            QuorumUnavailableError: Too few nodes answered.
+            QuorumUnavailableError: Too few nodes answered and agree, so it is unknown which task that is.
         """
-        for name, seen in self._slots(args, kwargs):
+        slots = self._slots(args, kwargs)
+        for name, seen in slots:
             holder: Holder = seen.holder
-            if seen.value and holder.task_id and holder.state == "queued":
+            if seen.value and holder.task_id and holder.state is SlotState.QUEUED:
                 free(self._task.singleton_options.using, name, seen.token)  # first: what follows may fail
                 self._task.app.control.revoke(holder.task_id)
                 store_revoked(self._task, holder.task_id, "Cancelled.", not self._task.ignore_result)
                 return holder.task_id
+        for name, seen in slots:
+            if seen.split:
+                raise self._undecided(name, seen)
         return None
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
@@ -188,10 +229,13 @@ class Singleton:
         names = ticket.places(self._task.singleton_options.trails)
         return [(name, peek(ticket.using, name)) for name in names]
 
+    def _undecided(self, name: str, seen: Seen) -> QuorumUnavailableError:
+        return undecided(self._task.singleton_options.using, name, seen)
+
 
 def _described(seen: Seen) -> SlotHolder:
     owner = seen.owner
     if owner is None:
-        return SlotHolder(None, "held", 0.0, seen.left, "", seen.nodes)
-    state = state_of(owner.label) if owner.kind == "task" else "held"
+        return SlotHolder(None, SlotState.HELD, 0.0, seen.left, "", seen.nodes)
+    state = state_of(owner.label) if owner.kind == "task" else SlotState.HELD
     return SlotHolder(seen.holder.task_id, state, owner.since, seen.left, owner.host, seen.nodes)

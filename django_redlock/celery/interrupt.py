@@ -46,7 +46,7 @@ class Interrupt:
             if self._greenlet is not None:
                 hub, greenlet = self._greenlet
                 hub.loop.run_callback_threadsafe(greenlet.throw, SlotLostError)
-            elif threading.get_ident() != self._thread:  # else the body has just asked, and is told
+            elif threading.get_ident() != self._thread:  # else the body itself has just checked, and gets the error
                 raise_in(self._thread, SlotLostError)
 
     def disarm(self) -> None:

@@ -90,7 +90,7 @@ class DuplicateTaskError(DuplicateTask):
 
 
 class MigratedTask(SingletonTask[..., Any], DjangoTask):  # type: ignore[type-arg]
-    """What the two classes have in common; its options are made of old ones when they are first needed."""
+    """The common base of the two classes; it makes its options of the old ones when they are first needed."""
 
     abstract = True
 

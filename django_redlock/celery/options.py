@@ -1,4 +1,4 @@
-"""What a singleton task is told: its options, checked when the function is decorated."""
+"""The options of a singleton task, checked when the function is decorated."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -21,7 +21,7 @@ Redelivery = Literal["resume", "drop"]
 
 
 class OnUnavailable(TypedDict, total=False):
-    """What to do when too few lock nodes answer, at each stage; what is left out keeps its default, the first."""
+    """What to do when too few lock nodes answer, at each stage; a stage that is not given keeps the first choice."""
 
     enqueue: Literal["publish", "raise"]
     run: Literal["retry", "run", "fail"]
@@ -42,7 +42,8 @@ class Return:
         return "return"
 
 
-OnOverlap = Literal["wait", "drop", "follow", "fail"] | Return | None
+Overlap = Literal["wait", "drop", "follow", "fail"]
+OnOverlap = Overlap | Return | None
 
 ON_DUPLICATE = get_args(OnDuplicate)
 ON_OVERLAP = ("wait", "drop", "follow", "fail")
@@ -79,7 +80,7 @@ OTHER_NAMES = {
     **{"graceful": 'on_duplicate="join"', "raise_on_duplicate": 'on_duplicate="raise"'},
 }
 
-# What one call may choose for itself. The rest is for the worker, which goes by the task.
+# Options that one call may set. The others are for the worker, which goes by the options of the task.
 PER_CALL = ("on_duplicate", "queue_ttl")
 
 # Options of Celery's decorator that are not attributes of its task class.
@@ -116,11 +117,11 @@ class SingletonOptions:
         using: Alias in ``REDLOCK``.
         group: Tasks of one group share slots; None is a slot of the task's own.
         version: Raise it when the meaning of the key changes.
-        on_lost: What happens to a body whose slot was lost: ``flag`` tells it when it asks, ``raise`` interrupts it.
+        on_lost: What happens to a body whose slot was lost: ``flag`` lets it check for itself, ``raise`` interrupts it.
         on_unavailable: What to do when too few lock nodes answer: ``{"enqueue": "publish" or "raise", "run":
-            "retry", "run" or "fail"}``; what is left out keeps its default, the first of each.
-        redelivery: What becomes of a message that the broker delivers again though a run of it had begun: ``resume``
-            runs it again if that run died, ``drop`` never runs it again.
+            "retry", "run" or "fail"}``; a stage that is not given keeps the first choice.
+        redelivery: What a worker does with a message that the broker delivers again after a run of it had begun:
+            ``resume`` runs it again if that run died, ``drop`` never runs it again.
         lock_direct_calls: Whether ``task(...)`` takes the slot too, and raises ``DuplicateTask`` if it is taken.
 
     Raises:
@@ -168,8 +169,8 @@ class SingletonOptions:
         self._check_combinations()
 
     @property
-    def overlap(self) -> str | Return:
-        """What a worker does with a message that finds the slot taken."""
+    def overlap(self) -> Overlap | Return:
+        """The strategy for a message whose slot is taken when a worker gets it."""
         return self.on_overlap or ("drop" if self.scope in (LIFETIME, WAITING) and not self.trails else "wait")
 
     @property

@@ -3,7 +3,7 @@
 from ..exceptions import QuorumUnavailableError
 
 LONGEST_PAUSE = 60.0  # seconds until a message whose slot could not be looked up is tried again
-# Seconds for which a message that waits for its equal is put back. Celery's delayed delivery over quorum queues counts
+# Seconds for which a message that waits for its slot is put back. Celery's delayed delivery over quorum queues counts
 # whole ones, and fails with none.
 FIRST_WAIT, LONGEST_WAIT = 1.0, 10.0
 

@@ -35,10 +35,11 @@ the record: it expired, an operator freed it, a node lost it. So every call ends
 * A caller that dies before it has replaced the token leaves a message with the highest number, which runs.
 * A worker that dies before it has freed the record leaves it to its own message, which comes again, or to the next
   call, which sends a new one under the same id.
-* A process that dies in its turn delays the others until the turn's lease is over, :data:`TURN` seconds.
+* A process that dies in its turn delays the others until the turn's lease ends, after :data:`TURN` seconds.
 
 A process that stands still for longer than that loses its turn and changes nothing: the compare-and-set names the token
-that it has seen. What remains is a call whose message was sent and may not count. It is sent once more without a slot.
+that it has seen. One case remains: a call whose message was sent and may not count. It is sent once more, without a
+slot.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

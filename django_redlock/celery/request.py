@@ -1,5 +1,5 @@
 """
-What a worker's parent process knows and its child cannot: that a message will never run, that a child died.
+Free slots in a worker's parent process: of messages that never run, and of children that died (internal).
 
 Imported in workers only.
 """
@@ -18,6 +18,7 @@ from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 from kombu.exceptions import DecodeError
 
+from ..core.names import printable
 from ..engine.manager import fresh_nonce
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes.clock import steady
@@ -75,7 +76,7 @@ class SingletonRequest(Request):
                 return True
         if not self.task.acks_late or cast(Any, self.task).singleton_options.redelivery == "drop":
             return False
-        # A worker that is told to stop at once cancels what it has not acknowledged, and the broker gets that back.
+        # A worker that must stop at once cancels what it has not acknowledged, and the broker gets that back.
         cancelled = isinstance(error, Terminated) and getattr(self, "_already_cancelled", False)
         return bool(cancelled or (isinstance(error, WorkerLostError) and self.task.reject_on_worker_lost))
 
@@ -105,7 +106,7 @@ class SingletonRequest(Request):
         if ticket.queue:
             with suppress(QuorumUnavailableError):
                 seen = peek(ticket.using, ticket.queue)
-                if seen.holder.task_id == self.id and seen.holder.state == "queued":
+                if seen.holder.queues_as(self.id):
                     return seen.token
         return ""
 
@@ -144,7 +145,7 @@ class SingletonRequest(Request):
                 self.id, self.args, self.kwargs
             )
         except Exception:
-            log.exception("the slot of task %s could not be freed; it ends with its time", self.id)
+            log.exception("the slot of task %s could not be freed; it ends with its time", printable(str(self.id)))
             return None
 
 

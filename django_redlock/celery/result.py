@@ -6,8 +6,10 @@ from typing import Any, Self, cast
 
 from celery import states
 
+from ..core.names import printable
 from ._compat import BaseResult, R
 from .slots import Holder
+from .state import SlotState
 
 log = logging.getLogger("django_redlock")
 
@@ -25,11 +27,11 @@ class SingletonResult(BaseResult[R]):
     """
 
     duplicate: bool = False
-    """Whether the slot was taken when the call was made."""
+    """Whether another call had the slot."""
     reason: str = ""
-    """``queued``, ``running``, or ``held`` (by ``hold_for``, or not by a task); empty if the call is no duplicate."""
+    """What that call did: ``queued``, ``running``, or ``held`` if it is not a task; empty without a duplicate."""
     holder_id: str | None = None
-    """The id of the task that has the slot; None if the call is no duplicate, or if the holder is not a task."""
+    """The id of that call; None without a duplicate, or if it is not a task."""
     accepted: bool = True
     """Whether this call sent a message."""
 
@@ -51,7 +53,7 @@ class SingletonResult(BaseResult[R]):
     def about(self, holder: Holder, *, accepted: bool) -> Self:
         """Note that the call was a duplicate, and of whom."""
         self.duplicate, self.accepted = True, accepted
-        self.reason, self.holder_id = holder.state, holder.task_id
+        self.reason, self.holder_id = str(holder.state), holder.task_id
         return self
 
 
@@ -69,7 +71,7 @@ def store_revoked(task: Any, task_id: str, reason: str, wanted: bool) -> None:
     try:
         task.backend.mark_as_revoked(task_id, reason, store_result=wanted)
     except Exception:
-        log.exception("the result backend did not store that task %s was revoked (%s)", task_id, reason)
+        log.exception("the result backend did not store that task %s was revoked (%s)", printable(task_id), reason)
 
 
 def result_of(task: Any, task_id: str, **options: Any) -> SingletonResult[Any]:
@@ -80,7 +82,7 @@ def result_of(task: Any, task_id: str, **options: Any) -> SingletonResult[Any]:
 
 def is_over(task: Any, holder: Holder, queue_ttl: float) -> bool:
     """
-    Return whether a holder that waits for its time is over already, as its result says: it was revoked.
+    Return whether a holder that waits for its countdown has ended already, because it was revoked.
 
     Others are not looked up. Their slot is freed as soon as a worker gets the message.
     """
@@ -94,7 +96,7 @@ def is_gone(task: Any, holder: Holder) -> bool:
 
     The slot of a run is held before its result is stored, so only some time later is a missing result gone.
     """
-    if holder.state != "held" or task.ignore_result or time() - holder.since < STORED:
+    if holder.state is not SlotState.HELD or task.ignore_result or time() - holder.since < STORED:
         return False
     return _state(task, holder) == states.PENDING
 

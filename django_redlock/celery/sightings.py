@@ -1,20 +1,23 @@
 """
-What the lock nodes have under the name of a slot, and what to do when they disagree (internal).
+Ask the lock nodes who has a slot, and repair a slot about which they disagree (internal).
 """
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..core.names import slug
 from ..core.owner import Owner, decode, nonce_of
-from ..core.replies import Kind, Row
+from ..core.replies import Kind, Reply, Row
 from ..core.requests import Extend, Term
 from ..core.rules import MIN_TTL
+from ..engine.manager import LockManager
 from ..exceptions import QuorumUnavailableError
 from ..handler import locks
 from ..inventory.release import everywhere
 from .slots import Holder
+from .state import SlotState
 
 RECORD = re.compile(r" #([0-9a-f]{10})\.(\d{1,9})(?: \(next\) \(queued\)| \(note\))\Z", re.ASCII)
 
@@ -45,6 +48,7 @@ class Seen(NamedTuple):
         fence: The fencing token under which it was written.
         split: The values that fewer nodes than a quorum have, newest first, if no quorum agrees on one value or on
             a free key. The nodes that did not answer may decide either way, so the lock is neither held nor free.
+        said: The report of each node if it is split, by the node's display name.
     """
 
     value: str
@@ -52,6 +56,7 @@ class Seen(NamedTuple):
     nodes: int
     fence: int = 0
     split: tuple["Seen", ...] = ()
+    said: tuple[tuple[str, str], ...] = ()
 
     @property
     def free(self) -> bool:
@@ -112,19 +117,35 @@ def look(using: str, *names: str) -> tuple[Seen, ...]:
     replies = manager.survey(slugs=slugs)
     needed = manager.rules.needed
     if sum(bool(reply.rows) for reply in replies.values()) < needed:
-        said = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
-        raise QuorumUnavailableError(names[0], nodes=said, needed=needed)
-    rows = [row for reply in replies.values() for row in reply.rows]
-    return tuple(_seen([row for row in rows if row.slug == one], needed) for one in slugs)
+        raise QuorumUnavailableError(names[0], nodes=_reported(manager, replies), needed=needed)
+    return tuple(_seen(manager, replies, one) for one in slugs)
 
 
-def _seen(rows: list[Row], needed: int) -> Seen:
+def undecided(using: str, name: str, seen: Seen) -> QuorumUnavailableError:
+    """Return the error about a lock that is split."""
+    return QuorumUnavailableError(name, nodes=dict(seen.said), needed=locks[using].rules.needed)
+
+
+def _seen(manager: LockManager, replies: Mapping[int, Reply], slug: str) -> Seen:
+    rows, needed = [row for reply in replies.values() for row in reply.rows if row.slug == slug], manager.rules.needed
     votes = Counter(row.value for row in rows)
     value, most = votes.most_common(1)[0]
     if most >= needed:
         return _agreed([row for row in rows if row.value == value]) if value else FREE
     found = [_agreed([row for row in rows if row.value == value]) for value in votes if value]
-    return FREE._replace(split=tuple(sorted(found, key=lambda seen: seen.fence, reverse=True)))
+    split = tuple(sorted(found, key=lambda seen: seen.fence, reverse=True))
+    return FREE._replace(split=split, said=tuple(_reported(manager, replies, slug).items()))
+
+
+def _reported(manager: LockManager, replies: Mapping[int, Reply], slug: str = "") -> dict[str, str]:
+    """Return what each node reports of the lock with this slug, by the node's display name."""
+    said = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
+    for node, reply in replies.items():
+        for row in reply.rows:
+            if row.slug == slug:
+                about = str(Holder.described(decode(row.value), row.left)) if row.value else str(SlotState.FREE)
+                said[manager.nodes[node].name] = about
+    return said
 
 
 def _agreed(rows: list[Row]) -> Seen:
@@ -148,6 +169,5 @@ def write_back(using: str, name: str, seen: Seen) -> bool:
     if kinds.count(Kind.HELD) >= manager.rules.needed:
         return True
     if len(kinds) < manager.rules.needed:
-        said = {manager.nodes[node].name: str(reply) for node, reply in replies.items()}
-        raise QuorumUnavailableError(name, nodes=said, needed=manager.rules.needed)
+        raise QuorumUnavailableError(name, nodes=_reported(manager, replies), needed=manager.rules.needed)
     return False

@@ -1,58 +1,75 @@
 """
-What singletons tell: Django signals, Celery events of the same names, and structured log lines.
+What singletons report: Django signals, Celery events of the same names, and structured log lines.
 
-The sender of a signal is the task. Receivers run where it happened: in the caller, the worker, or the watchdog's
+The sender of a signal is the task. Receivers run where the event happened: in the caller, the worker, or the watchdog's
 thread. A failing receiver disturbs no task. Celery events are sent where the project has switched them on, with
-``task_send_sent_event`` for callers and ``worker_send_task_events`` for workers; in an event's name the underscore is
-a hyphen, as Celery has it.
+``task_send_sent_event`` for callers and ``worker_send_task_events`` for workers. The name of a Celery event has hyphens
+in place of underscores.
 """
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.dispatch import Signal
 
+from ..core.names import printable
+
 singleton_duplicate = Signal()
-"""Sent when a call finds the slot taken, with ``task_id``, ``name``, ``holder_id``, ``state`` and ``strategy``."""
+"""A call is a duplicate. Arguments: ``task_id``, ``name``, ``holder_id``, ``state``, ``strategy``."""
 singleton_overlap = Signal()
-"""Sent when a worker finds the slot taken, with the same arguments as ``singleton_duplicate``."""
+"""A worker has a message whose slot another task has. Arguments: as above."""
 singleton_lost = Signal()
 """Sent when a run lost its slot, with ``task_id``, ``name``, ``lease`` and ``reason``."""
 singleton_stolen = Signal()
 """Sent when a run lost its slot to another run or an operator, with the same arguments as ``singleton_lost``."""
 
-SIGNALS = {
-    "singleton_duplicate": singleton_duplicate,
-    "singleton_overlap": singleton_overlap,
-    "singleton_lost": singleton_lost,
-    "singleton_stolen": singleton_stolen,
-}
+
+class Event(NamedTuple):
+    """
+    Something that happens to a slot.
+
+    Args:
+        name: What the log line and Celery's event are called.
+        signal: Its signal.
+        level: The level of its log line.
+        setting: The setting of Celery's that switches its event on.
+    """
+
+    name: str
+    signal: Signal
+    level: int
+    setting: str
+
+
+DUPLICATE = Event("singleton_duplicate", singleton_duplicate, logging.INFO, "task_send_sent_event")
+OVERLAP = Event("singleton_overlap", singleton_overlap, logging.INFO, "worker_send_task_events")
+LOST = Event("singleton_lost", singleton_lost, logging.ERROR, "worker_send_task_events")
+STOLEN = Event("singleton_stolen", singleton_stolen, logging.ERROR, "worker_send_task_events")
+EVENTS = (DUPLICATE, OVERLAP, LOST, STOLEN)
 
 log = logging.getLogger("django_redlock")
 
 
-def tell(task: Any, event: str, text: str, *values: object, **about: Any) -> None:
+def tell(task: Any, event: Event, text: str, *values: object, **about: Any) -> None:
     """
-    Tell everybody of an event.
+    Report an event: by a log line, to the receivers of its signal, and to Celery if its events are switched on.
 
     Args:
         task: The task.
-        event: The signal's name.
-        text: For the log.
-        values: What stands for each ``%s`` in it.
+        event: The event.
+        text: The log line.
+        values: What stands for each ``%s`` in it; may have any characters.
         about: The signal's arguments.
     """
-    level = logging.INFO if event in ("singleton_duplicate", "singleton_overlap") else logging.ERROR
     fields = {name: value for name, value in about.items() if name != "lease"}
-    if log.isEnabledFor(level):
-        extra = {"event": event, "task": task.name, "lock": about["name"], "singleton": fields}
-        log.log(level, text, *values, extra=extra)
-    for receiver, result in SIGNALS[event].send_robust(sender=task, **about):
+    if log.isEnabledFor(event.level):
+        extra = {"event": event.name, "task": task.name, "lock": about["name"], "singleton": fields}
+        log.log(event.level, text, *(printable(str(value)) for value in values), extra=extra)
+    for receiver, result in event.signal.send_robust(sender=task, **about):
         if isinstance(result, Exception):
-            log.error("receiver %r of %s failed", receiver, event, exc_info=result)
-    conf = task.app.conf
-    if conf.task_send_sent_event if event == "singleton_duplicate" else conf.worker_send_task_events:
-        _send_event(task, event.replace("_", "-"), fields)
+            log.error("receiver %r of %s failed", receiver, event.name, exc_info=result)
+    if getattr(task.app.conf, event.setting):
+        _send_event(task, event.name.replace("_", "-"), fields)
 
 
 def _send_event(task: Any, kind: str, fields: dict[str, Any]) -> None:

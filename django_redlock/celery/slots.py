@@ -2,9 +2,9 @@
 The slot of one call: a lock, in one of three states.
 
 QUEUED: a message is on its way. The lock's token travels with the message, and nobody renews it. RUNNING: a worker
-runs the task and renews a short lease under a token of its own. HELD: the run is over, and ``hold_for`` is not. Each
-step takes the lock over from the one before if that one still has it, in one atomic round, so a slot is never free in
-between; and when a queued slot expires, all that happens is that one more message is let into the queue.
+runs the task and renews a short lease under a token of its own. HELD: the run has ended, and ``hold_for`` has not. Each
+step takes the lock over from the previous one if that one still has it, in one atomic round, so a slot is never free
+in between. When a queued slot expires, one more message is let into the queue, and nothing worse happens.
 
 A task with ``on_duplicate="rerun"`` or ``"replace"`` has a pending call as well; see :mod:`.pending`.
 
@@ -21,6 +21,8 @@ from typing import Any
 
 from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
+from ..core.names import printable
+from ..core.outcome import Outcome
 from ..core.owner import Owner, decode
 from ..core.rules import MIN_TTL
 from ..core.wanted import Wanted
@@ -28,6 +30,7 @@ from ..engine.lease import Lease
 from ..exceptions import LockTakenError
 from ..handler import locks
 from ..signals import lock_acquired, lock_taken
+from .state import SlotState
 
 HEADER = "django_redlock"
 RUN_HEADER = "django_redlock_run"
@@ -61,7 +64,7 @@ class Ticket:
         tries: How often a worker has put the message back into the queue.
         scope: Which slots there are: while it waits, while it runs, or one for both.
         number: How many messages of a pending call there have been, this one included; 0 if it is no pending call's.
-        waited: For how many seconds it has been put back to wait for its equal.
+        waited: For how many seconds it has been put back to wait for its slot.
         watch: Token of the note of the only copy that watches another; empty for all other messages.
         joined: Id of the task whose result it waits for; empty for none.
     """
@@ -103,7 +106,7 @@ class Ticket:
 
     @property
     def queue(self) -> str:
-        """Name of the lock that its equals have while they wait; empty for none."""
+        """Name of the lock that calls with this key have while they wait; empty for none."""
         return {LIFETIME: self.name, WAITING: self.name, BOTH: f"queued:{self.name}"}.get(self.scope, "")
 
     @property
@@ -113,10 +116,10 @@ class Ticket:
 
     def places(self, trails: bool) -> list[str]:
         """
-        Return the names of all locks in which a call can find its equals: of the run, of those that wait for it.
+        Return the names of all locks that calls with this key may have: that of the run, and those of waiting messages.
 
         Args:
-            trails: Whether a duplicate may come after its equal.
+            trails: Whether a duplicate may run after the holder.
         """
         after = self.following if trails else ""
         return list(dict.fromkeys(filter(None, (self.running, self.queue, after))))
@@ -148,13 +151,13 @@ class Holder:
 
     Args:
         task_id: Id of the task that has it; None when the holder is not a task, or runs where it was called.
-        state: ``queued``, ``running``, or ``held`` when the task is over or the holder is not a task.
+        state: QUEUED, RUNNING, or HELD when the task is over or the holder is not a task.
         retry_after: Seconds until the hold ends unless it is renewed; None when unknown.
         since: When the holder got into that state, in seconds since the epoch on its own clock; 0.0 when unknown.
     """
 
     task_id: str | None
-    state: str
+    state: SlotState
     retry_after: float | None
     since: float = 0.0
 
@@ -167,13 +170,25 @@ class Holder:
     def described(cls, owner: Owner | None, left: float | None) -> "Holder":
         """Return whom the description of a holder tells of, and for how long the hold lasts."""
         if owner is None or owner.kind != "task" or not owner.ref:
-            return cls(None, "held", left)
+            return cls(None, SlotState.HELD, left)
         return cls(None if owner.label.endswith(INLINE) else owner.ref, state_of(owner.label), left, owner.since)
+
+    def queues_as(self, task_id: str | None) -> bool:
+        """Return whether the slot waits for the message of the task with this id."""
+        return self.state is SlotState.QUEUED and self.task_id == task_id
+
+    def error(self, kind: Any, name: str) -> Exception:
+        """Return the error of the class *kind*, a DuplicateTask, about the lock *name* that it has."""
+        # A plain text: programs without this package may unpickle the error.
+        error: Exception = kind.found(self.task_id, str(self.state), self.retry_after, name)
+        return error
 
     def __str__(self) -> str:
         if self.task_id:
-            return f"{self.state} as task {self.task_id}"
-        return "running where it was called" if self.state == "running" else "held by something that is not a task"
+            return f"{self.state} as task {printable(self.task_id)}"
+        if self.state is SlotState.RUNNING:
+            return "running where it was called"
+        return "held by something that is not a task"
 
 
 def take_waiting(ticket: Ticket, ttl: float, label: str, adopt: str = "") -> None:
@@ -197,7 +212,7 @@ def claim_waiting(ticket: Ticket, ttl: float, label: str) -> Holder | None:
     label = label if label.endswith(QUEUED) else label[:LABEL] + QUEUED
     wanted = _left_alone(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, label)
     outcome = locks[ticket.using].run(wanted)
-    # Callers meet their equals all the time, so no error is made of it that only the signal's receivers would see.
+    # Duplicates are frequent, and only receivers of the signal would see the error. So no error is made without them.
     if isinstance(outcome, GaveUp) and outcome.taken and not lock_taken.receivers:
         return Holder.described(decode(outcome.holder), outcome.retry_after)
     try:
@@ -211,7 +226,7 @@ def take_note(
     using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "", strict: bool = False
 ) -> None:
     """
-    Take a lock that is left to itself until its time is over.
+    Take a lock that nobody renews; it ends with its ttl.
 
     Args:
         adopt: Token of a holder that it may be taken over from.
@@ -247,7 +262,7 @@ def take_running(ticket: Ticket, lease: float, label: str, token: str, inline: b
         ticket: The message's.
         lease: How long it lasts without renewal, in seconds.
         label: The task's name.
-        token: What to hold it with; empty draws a fresh one.
+        token: The secret of the hold; empty draws a fresh one.
         inline: Whether it runs in the process of its caller.
 
     Raises:
@@ -261,24 +276,26 @@ def take_running(ticket: Ticket, lease: float, label: str, token: str, inline: b
     return lock.acquire()
 
 
-def free(using: str, name: str, token: str) -> str:
+def free(using: str, name: str, token: str) -> Outcome:
     """
     Free a lock if *token* has it; returns what :meth:`LockManager.release` returns, ``unknown`` without either.
 
     Never raises: it is called on the way out of something worse.
     """
     if not token or not name:
-        return "unknown"
+        return Outcome.UNKNOWN
     try:
-        return locks[using].release(name, token)
+        return Outcome(locks[using].release(name, token))
     except Exception:
-        log.exception("the slot %s could not be freed; it ends with its time", name)
-        return "unknown"
+        log.exception("the slot %s could not be freed; it ends with its time", printable(name))
+        return Outcome.UNKNOWN
 
 
-def state_of(label: str) -> str:
+def state_of(label: str) -> SlotState:
     """Return the state of the slot whose holder has this label."""
-    return "queued" if label.endswith(QUEUED) else "held" if label.endswith((HELD, NOTE)) else "running"
+    if label.endswith(QUEUED):
+        return SlotState.QUEUED
+    return SlotState.HELD if label.endswith((HELD, NOTE)) else SlotState.RUNNING
 
 
 def is_token(value: Any, or_empty: bool = False) -> bool:

@@ -9,7 +9,7 @@ result can be seen. Celery's handlers and signals do neither.
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from celery.exceptions import Ignore, Retry
 from celery.result import EagerResult
@@ -19,17 +19,19 @@ from ..core.rules import Rules
 from ..engine.manager import fresh_nonce
 from ..handler import locks
 from ._compat import BaseTask, P, R
-from .arrival import Answered, Arrival, Skipped, stays_with_its_message, ticket_of, under_direct_call
+from .arrival import Arrival, stays_with_its_message, under_direct_call
 from .dispatch import Call
 from .exceptions import DuplicateTask
 from .execution import EXECUTION, Execution
 from .handle import Singleton
 from .interrupt import SlotLostError
 from .keys import Parameters, check_key, lock_name, signature_of
+from .message import Answered, Skipped, ticket_of
 from .options import OPTIONS, SingletonOptions
 from .override import switched_off
 from .result import SingletonResult, eager_result, result_of
 from .slots import Ticket, free
+from .trailing import TrailingCall
 
 # Options of ours that do nothing as attributes of a class. The other two are names that a project may use.
 LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
@@ -37,7 +39,7 @@ LOST_OPTIONS = frozenset(OPTIONS) - {"group", "version"}
 
 class SingletonTask(BaseTask[P, R]):
     """
-    A :class:`~celery.app.task.Task` of which, for each combination of arguments, one call waits or runs at a time.
+    A task that waits or runs at most once at any time for the same arguments.
 
     :func:`~django_redlock.celery.singleton_task` mixes it into the project's own task class. A task that is written
     as a class can derive from it, and set ``singleton_options``.
@@ -47,6 +49,11 @@ class SingletonTask(BaseTask[P, R]):
     singleton_options: SingletonOptions = SingletonOptions()
     singleton_error: type[DuplicateTask] = DuplicateTask
     _allowed_by: Rules | None = None  # the settings with which the lease was checked
+
+    if TYPE_CHECKING:
+
+        def delay(self, *args: P.args, **kwargs: P.kwargs) -> SingletonResult[R]:
+            """Send the call as :meth:`apply_async` does, with these arguments and without options."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -108,7 +115,7 @@ class SingletonTask(BaseTask[P, R]):
         **options: Any,
     ) -> SingletonResult[R]:
         """
-        Send the call, unless the slot is taken; takes all options of Celery's ``apply_async()``.
+        Send the call, unless it is a duplicate of one that waits or runs; takes all options of Celery's.
 
         A call whose id is given is always sent, because a chain, a chord, a group or a caller waits for it; a worker
         decides. A retry is always sent, too.
@@ -121,8 +128,8 @@ class SingletonTask(BaseTask[P, R]):
             A :class:`~django_redlock.celery.SingletonResult`.
 
         Raises:
-            DuplicateTask: The slot is taken, and ``on_duplicate="raise"`` applies, or this call has links, which the
-                holder would not follow.
+            DuplicateTask: Another call has the slot, and ``on_duplicate="raise"``, or this call has links,
+                which the other call would not follow.
             QuorumUnavailableError: Too few nodes answered, and ``on_unavailable={"enqueue": "raise"}``.
             TypeError: The arguments do not fit the task, or one cannot be part of a key.
             ValueError: The settings do not allow such a lease, or an argument is a model instance not yet saved.
@@ -139,7 +146,8 @@ class SingletonTask(BaseTask[P, R]):
             return self._call_eagerly(rules, args, kwargs, task_id=task_id, **options)
         self._check_arguments(args, kwargs)
         ticket = self.singleton_ticket(task_id or uuid(), args, kwargs, fresh_nonce())
-        call = Call(self, args, kwargs, options, rules, ticket)
+        kind = TrailingCall if self.singleton_options.trails else Call
+        call = kind(self, args, kwargs, options, rules, ticket)
         return call.send() if task_id is None else call.send_owned()
 
     def _call_eagerly(self, rules: SingletonOptions, args: Any, kwargs: Any, **options: Any) -> SingletonResult[R]:
@@ -155,10 +163,9 @@ class SingletonTask(BaseTask[P, R]):
             return cast(SingletonResult[R], eager_result(done))
         done, holder = eager_result(EagerResult(done.id, None, done.state, name=self.name)), skipped.holder
         if holder and rules.on_duplicate == "raise" and options["task_id"] is None:
-            name = self.singleton.key(*args, **kwargs)
-            raise self.singleton_error.found(holder.task_id, holder.state, holder.retry_after, name)
+            raise holder.error(self.singleton_error, self.singleton.key(*args, **kwargs))
         if holder:
-            done.duplicate, done.reason, done.holder_id = True, holder.state, holder.task_id
+            done.duplicate, done.reason, done.holder_id = True, str(holder.state), holder.task_id
         done.accepted = False
         return cast(SingletonResult[R], done)
 
@@ -167,7 +174,7 @@ class SingletonTask(BaseTask[P, R]):
         return cast(SingletonResult[R], super().apply_async(args, kwargs, **options))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the body, in a worker under the slot; a direct call touches no lock unless it is told to."""
+        """Run the body, in a worker under the slot; a direct call takes a lock only with ``lock_direct_calls``."""
         request = self.request
         # In a body, self(...) finds the request of the run around it.
         if self.singleton_run or switched_off():
@@ -185,10 +192,10 @@ class SingletonTask(BaseTask[P, R]):
         setattr(request, EXECUTION, execution)
         try:
             value = super().__call__(*args, **kwargs)
-            arrival.note_done(execution)
+            arrival.redelivery.note_done(execution)
             return value
         except (Retry, Ignore):
-            arrival.note_done(execution, goes_on=True)
+            arrival.redelivery.note_done(execution, goes_on=True)
             raise
         except SlotLostError:
             execution.ensure()

@@ -5,8 +5,8 @@ Every node keeps an index of the names it holds, in the order of their expiry. A
 one page of it after the other, then for the names that only some of them reported; it never scans a key space, and
 it is bounded in names and in time. A node that does not answer degrades the answer and never breaks it.
 
-The secret of a lock never leaves this package, nor is it kept: holders are told apart by a *fingerprint*, and to
-release one the nodes are asked again for the value with that fingerprint.
+The secret of a lock never leaves this package, nor is it kept. A *fingerprint* distinguishes holders. To release one,
+the nodes are asked again for the value with that fingerprint.
 """
 
 from collections.abc import Iterable
@@ -36,6 +36,7 @@ from .model import (
 )
 from .poll import MAX_NAMES, MAX_SECONDS, PAGE, PATIENCE, Poll, aask, ask, ask_for
 from .release import ask_to_stop, extend_lock, force_release
+from .results import ActionResult
 from .stale import remove_stale, stale_keys
 from .tokens import absurd_tokens
 
@@ -44,6 +45,7 @@ __all__ = [
     "MAX_SECONDS",
     "PAGE",
     "TROUBLE",
+    "ActionResult",
     "HeldLock",
     "NodeStatus",
     "Snapshot",

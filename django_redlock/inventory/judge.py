@@ -4,28 +4,13 @@ What the answers of the nodes mean together.
 
 import math
 from collections.abc import Iterable
-from enum import Enum, auto
 
 from ..core.owner import fingerprint_of_sharers, lease_of
 from ..core.rules import Rules
 from ..engine.heartbeat import SILENCE
-from .model import LAST_SECOND, SHARED_MARK, HeldLock, State, View, Waiting, by_holder
+from .model import LAST_SECOND, SHARED_MARK, HeldLock, Life, State, View, Waiting, by_holder
 
 LIVE = (State.HELD, State.DEGRADED)
-
-
-class Life(Enum):
-    """
-    What the nodes know of a process.
-
-    ``LIVING``: it was heard a moment ago. ``SILENT``: it was heard, and not lately: it is dead or stands still.
-    ``GONE``: a quorum has not heard it for longer than any lease lasts. ``UNKNOWN``: too few nodes answer.
-    """
-
-    LIVING = auto()
-    SILENT = auto()
-    GONE = auto()
-    UNKNOWN = auto()
 
 
 def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: list[tuple[str, ...]]) -> HeldLock:
@@ -47,7 +32,7 @@ def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: l
     votes = len(leader)
     won = votes >= needed
     about = leader[0].about or next((view.about for view in leader if view.about), "")
-    ttl, process = lease_of(about)
+    ttl, _ = lease_of(about)
     if not 0 < ttl < LAST_SECOND:
         ttl = 0.0
     left = _granted(leader, needed) if won else None
@@ -61,7 +46,6 @@ def judge(slug: str, alias: str, views: tuple[View, ...], rules: Rules, lines: l
         leader[0].fingerprint,
         about,
         ttl or None,
-        process,
         _token(leader),
         views,
         _in_line(lines) if lines else (),
@@ -76,7 +60,26 @@ def is_suspicious(lock: HeldLock) -> bool:
     extended the lock for a while, by the nodes' clocks, must have been heard by now. When somebody else changed the
     expiry of the keys, the nodes cannot tell when the holder extended them last.
     """
-    return bool(lock.process) and (lock.silent_for > SILENCE or _was_changed(lock))
+    return bool(process_behind(lock)) and (silent_for(lock) > SILENCE or _was_changed(lock))
+
+
+def process_behind(lock: HeldLock) -> str:
+    """Return the holder's process; empty if it is unknown, or the lock does not depend on one."""
+    return lease_of(lock.about)[1]
+
+
+def is_shared(lock: HeldLock) -> bool:
+    """Return whether several may hold a lock at once."""
+    return lock.fingerprint == fingerprint_of_sharers(max([view.fence for view in lock.leaders], default=0))
+
+
+def silent_for(lock: HeldLock) -> float:
+    """
+    Return for how many seconds, by the nodes' clocks, the holder has neither taken nor extended a lock; 0 if unknown.
+    """
+    lefts = [view.left for view in lock.views if view.fingerprint == lock.fingerprint]
+    known = [left for left in lefts if left is not None]
+    return max(0.0, lock.ttl - max(known)) if lock.ttl and len(known) == len(lefts) else 0.0
 
 
 def with_process(lock: HeldLock, life: Life, now: float) -> HeldLock:
@@ -85,17 +88,17 @@ def with_process(lock: HeldLock, life: Life, now: float) -> HeldLock:
 
     Args:
         lock: The lock.
-        life: What the nodes know of its process.
+        life: The state of its process, as the nodes report it.
         now: The time, in seconds since the epoch.
     """
     state = lock.state
-    if state in LIVE and life is Life.LIVING and lock.silent_for > (lock.ttl or 0) / 2:
+    if state in LIVE and life is Life.LIVING and silent_for(lock) > (lock.ttl or 0) / 2:
         state = State.UNRENEWED
     elif state in LIVE and life in (Life.SILENT, Life.GONE):
         # In its first seconds, a process that holds a lock need not have been heard.
-        heard = lock.silent_for > SILENCE or now - (lock.since or now) > SILENCE
+        heard = silent_for(lock) > SILENCE or now - (lock.since or now) > SILENCE
         state = State.ORPHANED if heard else state
-    return lock._replace(state=state, alive=life is Life.LIVING, gone=life is Life.GONE)
+    return lock._replace(state=state, life=life)
 
 
 def _was_changed(lock: HeldLock) -> bool:
@@ -108,7 +111,7 @@ def _leader(groups: list[list[View]]) -> list[View]:
 
 
 def _told_apart(views: tuple[View, ...], last: int) -> tuple[View, ...]:
-    """Return the views with a fingerprint for those who share the lock now, be it other ones a moment later."""
+    """Return the views with a fingerprint for those who share the lock now; it changes when another one joins."""
     mark = fingerprint_of_sharers(last)
     return tuple([view._replace(fingerprint=mark) if view.fingerprint == SHARED_MARK else view for view in views])
 
@@ -158,5 +161,5 @@ def _waiting(name: str, nodes: int) -> Waiting:
 
 
 def soonest_first(lock: HeldLock) -> tuple[float, str]:
-    """Return by what locks are listed."""
+    """Return the sort key of a listing."""
     return (math.inf if lock.remaining is None else lock.remaining, lock.slug)

@@ -1,9 +1,10 @@
 """
-What an inventory is made of: nodes, what each of them has under a name, and what they make of it together.
+The parts of an inventory: nodes, their views of each lock, and the locks that these views make together.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..core.names import printable, shown
-from ..core.owner import Owner, decode, fingerprint, fingerprint_of_sharers
+from ..core.owner import Owner, decode, fingerprint
 from ..core.requests import SHARED
 from ..core.rules import Rules
 
@@ -28,8 +29,8 @@ class State(TextChoices):
     """
     The state of a lock over all nodes.
 
-    ``held``: all nodes have one holder. ``degraded``: a quorum has one holder; the others lack it, or do not answer.
-    ``partial``: too few nodes have the holder: an attempt is under way, or has left something behind.
+    ``held``: all of them have one holder. ``degraded``: a quorum has, the others have not, or do not answer.
+    ``partial``: one holder, and too few nodes that say so: an attempt on its way, or the remains of one.
     ``split``: several holders, none of them with a quorum. ``unrenewed``: a quorum has one holder, whose process lives
     and has not renewed the lock for half of its lease. ``orphaned``: a quorum has one holder, whose process has given
     no sign of life for ten seconds: it died, or stands still. ``no_expiry``: no quorum lets the lock end by itself, so
@@ -56,6 +57,21 @@ SEVERITY = (
 )
 RANKS = {state: rank for rank, state in enumerate(SEVERITY)}
 TROUBLE = SEVERITY[2:]
+
+
+class Life(Enum):
+    """
+    What the nodes know of a process.
+
+    ``LIVING``: it was heard a moment ago. ``SILENT``: it was heard, and not lately: it is dead or stands still.
+    ``GONE``: a quorum has not heard it for longer than any lease lasts, so that all its leases have ended.
+    ``UNKNOWN``: too few nodes answer, or they were not asked.
+    """
+
+    LIVING = auto()
+    SILENT = auto()
+    GONE = auto()
+    UNKNOWN = auto()
 
 
 class Staleness(TextChoices):
@@ -98,7 +114,7 @@ class View(NamedTuple):
         node: The node's display name.
         answered: Whether it answered in time; the rest is empty if not.
         fingerprint: Tells the holder from others; empty if the node has no key.
-        about: The description of the holder, as the key has it; empty if there is no key, or another program wrote it.
+        about: The description of the holder in the key, as it is written there; empty without a key of ours.
         left: Seconds until the key expires there; None if it has no expiry.
         fence: The highest fencing token that the node accepted for this name.
     """
@@ -149,17 +165,14 @@ class HeldLock(NamedTuple):
             less the allowance for drift. None when no quorum has one holder, or when it never ends.
         votes: How many nodes have this holder.
         fingerprint: Tells this holder from others; safe to show.
-        about: The description of the holder, as the keys have it; empty if another program wrote them.
+        about: The description of the holder in the keys, as it is written there; empty if it is not ours.
         ttl: Length of the holder's lease in seconds; None when unknown.
-        process: The holder's process; empty if it is unknown, or the lock does not depend on one.
         fencing_token: The number of this hold; 0 when the nodes no longer know.
         views: What each node of the alias has, in the order of the settings.
-        waiters: The first hundred waiters, in the order of their turns; only known of a lock that was looked up alone,
-            by its name.
-        waiting: The number of waiters, by the node that has most; only known of a lock that was looked up by its name.
-        alive: Whether its process is known to live; only asked when nobody extends the lock, or it lasts too long.
-        gone: Whether its process has given no sign of life for longer than a lease may last, so that every lease of
-            that process has ended; asked when *alive* is.
+        waiters: Who waits for it, in the order of their turns, the first hundred; only known of a lock that was asked
+            for by name, alone.
+        waiting: How many wait for it, by the node that knows of most; only known of a lock that was asked for by name.
+        life: The state of its process; only asked when nobody extends the lock, or it lasts too long.
     """
 
     slug: str
@@ -170,13 +183,11 @@ class HeldLock(NamedTuple):
     fingerprint: str
     about: str
     ttl: float | None
-    process: str
     fencing_token: int
     views: tuple[View, ...]
     waiters: tuple[Waiting, ...] = ()
     waiting: int = 0
-    alive: bool = False
-    gone: bool = False
+    life: Life = Life.UNKNOWN
 
     @property
     def name(self) -> str:
@@ -214,23 +225,6 @@ class HeldLock(NamedTuple):
         """The views of the nodes that have this holder."""
         return tuple(view for view in self.views if view.fingerprint == self.fingerprint)
 
-    @property
-    def silent_for(self) -> float:
-        """For how many seconds, by the nodes' clocks, its holder has neither taken nor extended it; 0 if unknown."""
-        ttl = self.ttl
-        lefts = [view.left for view in self.views if view.fingerprint == self.fingerprint]
-        known = [left for left in lefts if left is not None]
-        return max(0.0, ttl - max(known)) if ttl and len(known) == len(lefts) else 0.0
-
-    @property
-    def shared(self) -> bool:
-        """Whether several may hold it at once."""
-        return self.fingerprint == fingerprint_of_sharers(max([view.fence for view in self.leaders], default=0))
-
-    def has_holder(self, fingerprint: str) -> bool:
-        """Return whether any node has the holder with this fingerprint."""
-        return bool(fingerprint) and any(view.fingerprint == fingerprint for view in self.views)
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -264,7 +258,7 @@ class Snapshot:
 
     @property
     def has_quorum(self) -> bool:
-        """Whether enough nodes answered to say what is held."""
+        """Whether enough nodes answered to list the held locks."""
         return self.answering >= self.rules.needed
 
     @property
@@ -300,7 +294,7 @@ class StaleKey:
         fingerprint: Tells its value from others.
         reason: Why it is stale.
         nodes: The nodes that have it.
-        owner: What it says of its holder, if it is in our format.
+        owner: The holder that it describes, if it is in our format.
     """
 
     lock: HeldLock
@@ -368,7 +362,7 @@ def described(owner: Owner | None) -> str:
 
 
 def middle(text: str, length: int) -> str:
-    """Return *text* in so many characters at most; what is cut is its middle, as names differ at their ends."""
+    """Return *text* in at most *length* characters; the middle is cut, because names differ at their ends."""
     if len(text) <= length:
         return text
     end = (length - 1) // 2

@@ -15,8 +15,8 @@ from ..core.requests import ENDLESS, Survey
 from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
 from ..nodes.clock import steady
-from .judge import Life, is_suspicious, judge, soonest_first, with_process
-from .model import HeldLock, NodeStatus, Snapshot, View
+from .judge import is_suspicious, judge, process_behind, soonest_first, with_process
+from .model import HeldLock, Life, NodeStatus, Snapshot, View
 
 PAGE = 50  # names in one request, for which a node needs a sixth of a millisecond, or a busy one half a millisecond
 MAX_NAMES = 1000  # names in one listing, unless asked for more
@@ -77,7 +77,7 @@ class Poll:
             yield Survey(slugs=tuple(slugs[start : start + PAGE]), waiters=waiters)
 
     def in_time(self, questions: Iterator[Survey], seconds: float, patience: float) -> Iterator[dict[str, Any]]:
-        """Yield the questions, as what a manager's survey takes, for about so many seconds at most."""
+        """Yield the questions, as arguments of a manager's survey, for about *seconds* at most."""
         started = self._sent = steady()
         for slugs, _, size, waiters in questions:
             self._sent = steady()
@@ -182,7 +182,7 @@ class Poll:
     def _processes(self) -> Iterator[Survey]:
         """Yield the requests that tell whether the processes of locks that nobody extends live."""
         self._locks = self._judge_all()  # now that all have answered
-        self._suspects = {lock.slug: lock.process for lock in self._locks if is_suspicious(lock)}
+        self._suspects = {lock.slug: process_behind(lock) for lock in self._locks if is_suspicious(lock)}
         known = {process for process in self._heard if self._life(process) is Life.LIVING}
         yield from self._by_name([heartbeat(process) for process in sorted({*self._suspects.values()} - known)])
 
@@ -211,10 +211,8 @@ class Poll:
         listed = self._judge_all() if self._locks is None else self._locks
         if not self._suspects:
             return listed
-        lives, now = {process: self._life(process) for process in self._suspects.values()}, time.time()
-        return [
-            with_process(lock, lives[lock.process], now) if lock.slug in self._suspects else lock for lock in listed
-        ]
+        lives, now = {slug: self._life(process) for slug, process in self._suspects.items()}, time.time()
+        return [with_process(lock, lives[lock.slug], now) if lock.slug in lives else lock for lock in listed]
 
     def _judge_all(self) -> list[HeldLock]:
         names = [None if place in self.silent else node.name for place, node in enumerate(self.manager.nodes)]

@@ -1,5 +1,5 @@
 """
-What an operator can do to a lock that somebody else holds: ask its holder to stop, give it more time, take it away.
+Actions of an operator on a lock that somebody else holds: ask its holder to stop, extend it, release it by force.
 """
 
 import logging
@@ -19,7 +19,9 @@ from ..engine.manager import LockManager
 from ..handler import locks
 from .model import HeldLock, name_of, owner_of
 from .poll import Poll, ask_for, read_value
+from .results import ActionResult
 
+FORCED = "lock_forced"  # the signal
 NOWHERE = -1  # a token under which no node gives back a lock that it has not got
 
 log = logging.getLogger("django_redlock")
@@ -27,7 +29,7 @@ log = logging.getLogger("django_redlock")
 
 def force_release(
     name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "", reason: str = ""
-) -> str:
+) -> ActionResult:
     """
     Take a lock away from its holder, if the holder is still the one with this fingerprint.
 
@@ -55,11 +57,11 @@ def force_release(
     if round is None:
         return _absence(poll, slug)
     outcome = _outcome(round, manager.rules, last(poll, slug) > 0)
-    _tell(manager, "released by force", "lock_forced", slug, outcome, reason)
+    _tell(manager, "released by force", FORCED, slug, outcome, reason)
     return outcome
 
 
-def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "") -> str:
+def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALIAS, *, slug: str = "") -> ActionResult:
     """
     Ask the holder of a lock to stop: its next renewal is refused, and its lease is lost with the reason ``revoked``.
 
@@ -86,16 +88,16 @@ def ask_to_stop(name: str | HeldLock, fingerprint: str, using: str = DEFAULT_ALI
     if nonce is None:
         return _absence(poll, slug)
     if nonce == SHARED:
-        return "shared"
+        return ActionResult.SHARED
     round = everywhere(manager, Release((), nonce, manager.rules.guard, revoke=True))
-    outcome = "asked" if round.count(Kind.GONE) >= manager.rules.needed else "unknown"
-    _tell(manager, "revoked, so that its holder stops", "lock_forced", slug, outcome)
+    outcome = ActionResult.ASKED if round.count(Kind.GONE) >= manager.rules.needed else ActionResult.UNKNOWN
+    _tell(manager, "revoked, so that its holder stops", FORCED, slug, outcome)
     return outcome
 
 
 def extend_lock(
     name: str | HeldLock, fingerprint: str, seconds: float, using: str = DEFAULT_ALIAS, *, slug: str = ""
-) -> str:
+) -> ActionResult:
     """
     Have the nodes keep a lock for at least *seconds* from now, if its holder is still the one with this fingerprint.
 
@@ -118,21 +120,21 @@ def extend_lock(
     if nonce is None:
         return _absence(poll, slug)
     if nonce == SHARED:
-        return "shared"
+        return ActionResult.SHARED
     rows = [row for row in poll.seen(slug).values() if nonce_of(row.value) == nonce]
-    if len(rows) < manager.rules.needed:  # no hold, but what is left of one, or what the silent nodes know of
-        return "unknown" if len(rows) + len(poll.silent) >= manager.rules.needed else "gone"
+    if len(rows) < manager.rules.needed:  # no hold, but the remains of one, or a hold that only silent nodes have
+        return ActionResult.UNKNOWN if len(rows) + len(poll.silent) >= manager.rules.needed else ActionResult.GONE
     if sorted(math.inf if row.left is None else poll.left(row) for row in rows)[-manager.rules.needed] >= ttl:
-        return "longer"
+        return ActionResult.LONGER
     request = Extend((Term((slug,), nonce, rows[0].value, ttl, NOWHERE),), manager.rules.fence_keep)
     round = everywhere(manager, request)
     said = [reply.terms[0][0] for reply in round.replies.values() if reply.terms]
     if said.count(Kind.REVOKED) > manager.rules.spare:
-        return "stopping"
+        return ActionResult.STOPPING
     if said.count(Kind.REFUSED) + said.count(Kind.REVOKED) > manager.rules.spare:
         poll = ask_for([slug], manager)
-        return "unknown" if nonce_with(poll, slug, fingerprint) else _absence(poll, slug)
-    outcome = "extended" if round.count(Kind.HELD) >= manager.rules.needed else "unknown"
+        return ActionResult.UNKNOWN if nonce_with(poll, slug, fingerprint) else _absence(poll, slug)
+    outcome = ActionResult.EXTENDED if round.count(Kind.HELD) >= manager.rules.needed else ActionResult.UNKNOWN
     _tell(manager, f"extended by an operator to {ttl:g} s", "lock_extended_by_operator", slug, outcome)
     return outcome
 
@@ -199,27 +201,27 @@ def everywhere(manager: LockManager, request: Release | Extend | Repair, nodes: 
     return round
 
 
-def _absence(poll: Poll, slug: str) -> str:
+def _absence(poll: Poll, slug: str) -> ActionResult:
     if poll.seen(slug):
-        return "changed"
-    return "gone" if poll.snapshot().has_quorum else "unknown"
+        return ActionResult.CHANGED
+    return ActionResult.GONE if poll.snapshot().has_quorum else ActionResult.UNKNOWN
 
 
-def _outcome(round: Round, rules: Rules, shared: bool) -> str:
+def _outcome(round: Round, rules: Rules, shared: bool) -> ActionResult:
     # As many nodes as a quorum say that it is not there any more: the silent ones cannot be a quorum.
     if round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) < rules.needed:
-        return "unknown"
+        return ActionResult.UNKNOWN
     # Where somebody joined those who share it, they all still have it: another's hold does not end theirs.
     if round.count(Kind.RELEASED) and (not shared or round.count(Kind.RELEASED, Kind.GONE) >= rules.needed):
-        return "released"
-    return "changed" if round.count(Kind.BUSY) else "gone"
+        return ActionResult.RELEASED
+    return ActionResult.CHANGED if round.count(Kind.BUSY) else ActionResult.GONE
 
 
-def _tell(manager: LockManager, what: str, event: str, slug: str, outcome: str, reason: str = "") -> None:
+def _tell(manager: LockManager, what: str, event: str, slug: str, outcome: ActionResult, reason: str = "") -> None:
     name = name_of(slug)
     why = f"{outcome}: {printable(reason)}" if reason else outcome
     log.warning(
         "lock %s: %s (%s)", what, printable(name), why, extra={"event": event, "lock": name, "outcome": outcome}
     )
-    if event == "lock_forced":
-        manager.notify("lock_forced", name=name, outcome=outcome)
+    if event == FORCED:
+        manager.notify(FORCED, name=name, outcome=outcome)

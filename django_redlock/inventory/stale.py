@@ -9,9 +9,11 @@ from ..core.replies import Kind
 from ..core.requests import Repair
 from ..core.rules import Rules
 from ..handler import locks
-from .model import NO_STRING, HeldLock, Snapshot, StaleKey, Staleness, State, View, by_holder
+from .judge import process_behind
+from .model import NO_STRING, HeldLock, Life, Snapshot, StaleKey, Staleness, State, View, by_holder
 from .poll import ask_for
 from .release import delete, everywhere, marks, refused_for
+from .results import ActionResult
 
 
 def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
@@ -19,7 +21,7 @@ def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
     Return the keys among *snapshot* that no live holder needs.
 
     A key is stale when it has no expiry, when it expires later than any lease of its holder could, when its value
-    is not ours, or when too few nodes have it and it is older than its lease. What a quorum holds, or may hold,
+    is not ours, or when too few nodes have it and it is older than its lease. A key that a quorum holds, or may hold,
     counting every node that did not answer, is only stale if it would last longer than a lease.
 
     No key is stale that a living process may hold. Of a lock that its process renews, the process must have given no
@@ -39,12 +41,12 @@ def stale_keys(snapshot: Snapshot, now: float | None = None) -> list[StaleKey]:
     keys = [key for lock in snapshot.locks for key in _stale(lock, snapshot.rules, moment)]
     known = {lock.slug: lock for lock in snapshot.locks}
     for slug, nodes in sorted(snapshot.absurd.items()):
-        lock = known.get(slug) or HeldLock(slug, snapshot.alias, State.PARTIAL, None, 0, "", "", None, "", 0, ())
+        lock = known.get(slug) or HeldLock(slug, snapshot.alias, State.PARTIAL, None, 0, "", "", None, 0, ())
         keys.append(StaleKey(lock, "", Staleness.ABSURD, nodes, None))
     return keys
 
 
-def remove_stale(key: StaleKey) -> str:
+def remove_stale(key: StaleKey) -> ActionResult:
     """
     Delete a stale key from the nodes that have it, if it is still there and still stale.
 
@@ -62,15 +64,15 @@ def remove_stale(key: StaleKey) -> str:
     tombstone = refused_for(poll, slug, key.fingerprint) if held else 0.0
     round = delete(poll, slug, key.fingerprint, tombstone) if again else None
     if round is None:
-        return "changed"
+        return ActionResult.CHANGED
     having = [place for place, mark in marks(poll, slug).items() if mark == key.fingerprint]
     kinds = {round.replies[place].kind if place in round.replies else Kind.UNKNOWN for place in having}
     if kinds <= {Kind.RELEASED, Kind.GONE}:
-        return "removed"
-    return "changed" if kinds <= {Kind.RELEASED, Kind.GONE, Kind.BUSY} else "failed"
+        return ActionResult.REMOVED
+    return ActionResult.CHANGED if kinds <= {Kind.RELEASED, Kind.GONE, Kind.BUSY} else ActionResult.FAILED
 
 
-def _repair(key: StaleKey) -> str:
+def _repair(key: StaleKey) -> ActionResult:
     """
     Replace an absurd fencing token by the highest that the other nodes know, so that the node forgets nothing.
 
@@ -79,11 +81,11 @@ def _repair(key: StaleKey) -> str:
     slug, manager = key.lock.slug, locks[key.lock.alias]
     poll = ask_for([slug], manager)
     if not poll.absurd(slug):
-        return "changed"
+        return ActionResult.CHANGED
     repair = Repair(slug, poll.fence(slug), manager.rules.fence_keep)
     round = everywhere(manager, repair, sorted(poll.absurd(slug)))
     kinds = {round.replies[node].kind if node in round.replies else Kind.UNKNOWN for node in round.requests}
-    return "removed" if kinds <= {Kind.RELEASED, Kind.GONE} else "failed"
+    return ActionResult.REMOVED if kinds <= {Kind.RELEASED, Kind.GONE} else ActionResult.FAILED
 
 
 def _stale(lock: HeldLock, rules: Rules, now: float) -> Iterator[StaleKey]:
@@ -107,7 +109,7 @@ def _is_over(lock: HeldLock, owner: Owner, longest: float, now: float) -> bool:
     if not owner.since or now - owner.since <= longest:
         return False
     if owner.process:
-        return lock.gone and owner.process == lock.process
+        return lock.life is Life.GONE and owner.process == process_behind(lock)
     return not owner.extensions
 
 

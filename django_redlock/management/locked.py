@@ -13,6 +13,8 @@ from django.core.management import BaseCommand, CommandError
 from django.http import HttpRequest
 
 from ..conf import DEFAULT_ALIAS
+from ..core.outcome import LOST as HAD_ENDED
+from ..core.outcome import EndReason
 from ..core.rules import check_wait
 from ..engine.lease import Lease
 from ..engine.lock import Lock
@@ -74,7 +76,7 @@ def locked_command(
 
     Raises:
         ImproperlyConfigured: The key can never be resolved.
-        TypeError: What is decorated is no command.
+        TypeError: The decorated class is no command.
         ValueError: *wait* is not a number of seconds.
 
     A run that does not get the lock raises ``CommandError``, with the exit code 75 when it is taken and 69 when too
@@ -152,14 +154,16 @@ def give_up(lease: Lease) -> None:
     Raises:
         CommandError: It had ended before.
     """
-    if lease.release() in ("expired", "taken"):
+    if lease.release() in HAD_ENDED:
         why = explain(lease)
         raise CommandError(f"Done, but {why}; another run may have begun meanwhile.", returncode=LOST)
 
 
 def explain(lease: Lease) -> str:
     """Return how a lock was lost, in words."""
-    reason = "forgotten" if lease.reason in (None, "released") else lease.reason
+    reason = lease.reason
+    if reason is None or reason is EndReason.RELEASED:
+        reason = EndReason.FORGOTTEN
     return f"the lock {lease.name!r} was lost: {EXPLANATIONS[reason]}"
 
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, Self
 
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-LOOK = 0.05  # seconds between two looks whether a group that was told to end has ended
+LOOK = 0.05  # seconds between two checks whether a group that received the signal has ended
 
 # Reads the number of the group, and then nothing until the writer is gone: a killed process closes its pipes.
 # A shell, because it is there on every POSIX system and takes a twentieth of Python's memory.
@@ -47,7 +47,7 @@ class Child:
 
     def __init__(self, command: Sequence[str], *, grace: float, env: Mapping[str, str]) -> None:
         self._grace = grace
-        self._deadline: float | None = None  # when a group that was told to end must be gone
+        self._deadline: float | None = None  # when a group that received the signal must be gone
         self._reaped = False
         self._mutex = threading.RLock()  # a signal may arrive while this very thread has it
         self._guardian = subprocess.Popen(
@@ -93,7 +93,7 @@ class Child:
         """
         Return the program's exit code when it has ended, 128 and more for one that a signal ended.
 
-        If the group was told to end, all of it is gone.
+        If the group received the signal to end, all of it is gone.
         """
         self._wait_for_end()
         with self._mutex:
@@ -118,7 +118,7 @@ class Child:
                     terminal.pause()
 
     def _clear(self) -> None:
-        """Wait for what is left of a group that was told to end; kill it after the grace."""
+        """Wait for the rest of a group that received the signal to end; kill it after the grace."""
         while self._deadline is not None and _kill_group(self.pid, 0):
             if time.monotonic() >= self._deadline:
                 _kill_group(self.pid, signal.SIGKILL)

@@ -25,8 +25,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redlock.core.failure import Failure
-from django_redlock.inventory import doctor
-from django_redlock.inventory.doctor import Finding, diagnose
+from django_redlock.inventory import doctor, node_checks
+from django_redlock.inventory.doctor import diagnose
+from django_redlock.inventory.findings import Finding
 from django_redlock.nodes.redis import inspect
 from django_redlock.nodes.redis.inspect import commands
 from django_redlock.testing import Server, Servers, start_servers
@@ -43,7 +44,7 @@ FINDINGS = (DOCS / "operate" / "doctor.md").read_text().partition("## Findings")
 ACL = LINE.replace("myproject:", "redlock:").replace("PASSWORD", "secret").split()
 RIGHTS = [rule for rule in ACL if rule.startswith(("+", "~", "&"))]
 OPEN = {"restart_guard": False, "node_timeout": 1.0}
-SOURCE = Path(doctor.__file__).read_text()
+SOURCE = "".join(Path(module.__file__).read_text() for module in (doctor, node_checks))
 IDS = set(re.findall(r'Finding\(\s*"([a-z-]+)"', SOURCE))
 
 CLOCK = r"""
@@ -137,7 +138,7 @@ def test_unreachable(nodes, three, hasty, break_it, detail):
 
     assert ids(findings) == {"unreachable": "warning"}
     assert f"({detail})" in findings[0].text
-    assert findings[0].remedy == doctor.REMEDIES[Failure(detail)]
+    assert findings[0].remedy == node_checks.REMEDIES[Failure(detail)]
 
 
 def test_unreachable_for_other_reasons(three, tmp_path, hasty):
@@ -173,7 +174,7 @@ def unreachable(node: Any, three: list[str], failure: Failure) -> Finding:
     finding = only(found([node, *three[1:]]), "unreachable")
     (reason,) = re.findall(r"\((.*)\): it gives no vote", finding.text)
     assert reason.startswith(failure.value)
-    assert finding.remedy == doctor.REMEDIES[failure]
+    assert finding.remedy == node_checks.REMEDIES[failure]
     return finding
 
 
@@ -211,7 +212,7 @@ def test_client_certificate_that_is_missing(tls, three):
         ):
             pass
 
-    assert said.remedy == doctor.REMEDIES[Failure.NO_CLIENT_CERTIFICATE]
+    assert said.remedy == node_checks.REMEDIES[Failure.NO_CLIENT_CERTIFICATE]
 
 
 def test_tls_where_there_is_none(three):
@@ -308,7 +309,7 @@ def test_every_remedy_has_a_test():
     tests = Path(__file__).read_text()
 
     assert [
-        why for why in doctor.REMEDIES if f"Failure.{why.name}" not in tests and f'"{why.value}"' not in tests
+        why for why in node_checks.REMEDIES if f"Failure.{why.name}" not in tests and f'"{why.value}"' not in tests
     ] == []
 
 
@@ -356,7 +357,7 @@ def test_old_version(three, monkeypatch):
     """
     A version that is too old is reported. (No such server is available, so the test asks for a future minimum.)
     """
-    monkeypatch.setattr(doctor, "OLDEST", dict.fromkeys(doctor.OLDEST, (99, 0)))
+    monkeypatch.setattr(node_checks, "OLDEST", dict.fromkeys(node_checks.OLDEST, (99, 0)))
 
     findings = found(three)
 

@@ -29,6 +29,7 @@ from django_redlock.inventory import (
     release,
     stale_keys,
 )
+from django_redlock.inventory.judge import silent_for
 from django_redlock.testing import Servers
 from tests.holder import holding
 
@@ -134,7 +135,7 @@ def test_orphaned_is_known_and_not_guessed(five):
         alive.hear("held")
         dead.kill()
         eventually(lambda: found("dead").state == State.ORPHANED)
-        eventually(lambda: found("alive").silent_for > 7)
+        eventually(lambda: silent_for(found("alive")) > 7)
 
         assert found("alive").state == State.HELD
         assert {held.name: held.state for held in held_locks().locks} == {"dead": "orphaned", "alive": "held"}
@@ -203,7 +204,7 @@ def test_a_lock_that_is_handed_over_is_not_left_behind(five):
     with holding(five.urls, "orders:7", renew=False, ttl=60) as holder:
         holder.hear("held")
         holder.kill()
-        eventually(lambda: found().silent_for > 7)
+        eventually(lambda: silent_for(found()) > 7)
 
         assert (found().state, stale()) == (State.HELD, [])
 

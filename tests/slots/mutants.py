@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from django_redlock.celery import arrival, dispatch, sightings, slots
+from django_redlock.celery import arrival, overlap, sightings, slots, trailing
 from django_redlock.celery.execution import Execution
+from django_redlock.celery.state import SlotState
 from django_redlock.engine.manager import fresh_nonce
 
 from .profiles import PROFILES
@@ -117,14 +118,14 @@ def not_waiting(right: Any) -> Any:
     """Skip a message that finds the slot taken."""
 
     def wait(message: Any, holder: Any, follow: bool) -> Any:
-        message._skip("Skipped.")
+        message.skip("Skipped.")
 
     return wait
 
 
 def accepted(right: Any) -> Any:
     """Tell a call that its message was sent, though it had none."""
-    return lambda *about: right(*about).about(slots.Holder(None, "running", None), accepted=True)
+    return lambda *about: right(*about).about(slots.Holder(None, SlotState.RUNNING, None), accepted=True)
 
 
 def quorums_only(right: Any) -> Any:
@@ -133,12 +134,12 @@ def quorums_only(right: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("no turn for callers", ("rerun burst", "replace burst"), (dispatch, "turn"), lambda right: no_turn),
-    Mutant("an id for each caller", ("rerun burst",), (dispatch.Call, "_take_over_pending"), fresh_id),
-    Mutant("no numbers", ("rerun crowd", "debounce"), (dispatch.Call, "_take_over_pending"), without_number),
+    Mutant("no turn for callers", ("rerun burst", "replace burst"), (trailing, "turn"), lambda right: no_turn),
+    Mutant("an id for each caller", ("rerun burst",), (trailing.TrailingCall, "_take_over_pending"), fresh_id),
+    Mutant("no numbers", ("rerun crowd", "debounce"), (trailing.TrailingCall, "_take_over_pending"), without_number),
     Mutant("the record stays", ("rerun burst",), (arrival, "begin"), forgets_the_record),
     Mutant("no note of what began", ("rerun crowd", "debounce"), (arrival, "begin"), forgets_the_note),
-    Mutant("the record is not looked at", ("replace waiting",), (dispatch.Call, "_look"), sees_nothing),
+    Mutant("the record is not looked at", ("replace waiting",), (trailing.TrailingCall, "_look"), sees_nothing),
     Mutant(
         "older messages run",
         ("rerun crowd", "replace waiting"),
@@ -150,12 +151,12 @@ MUTANTS = (
     Mutant("copies of what began run", ("redelivered",), (arrival, "has_begun"), lambda right: lambda *a: False),
     Mutant("single nodes are no evidence", ("nodes come and go",), (arrival, "is_superseded"), quorums_only),
     Mutant("slots stay", ("once",), (Execution, "end"), never_free),
-    Mutant("pending calls are skipped", ("rerun",), (arrival.Arrival, "_wait"), not_waiting),
-    Mutant("wrong answers", ("rerun",), (dispatch.Call, "_joined"), accepted),
+    Mutant("pending calls are skipped", ("rerun",), (overlap, "_wait"), not_waiting),
+    Mutant("wrong answers", ("rerun",), (trailing.TrailingCall, "_joined"), accepted),
     Mutant(
         "newer arguments are not taken over",
         ("rerun burst",),
-        (dispatch.Call, "_says_the_same"),
+        (trailing.TrailingCall, "_says_the_same"),
         lambda right: lambda call, record: bool(record.record),
     ),
 )

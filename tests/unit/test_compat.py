@@ -29,6 +29,7 @@ from redis.asyncio.lock import Lock as RedisAsyncLock
 from redis.lock import Lock as RedisLock
 
 import django_redlock.compat
+import django_redlock.redis_py.key
 from django_redlock import QuorumUnavailableError, RedlockError, inventory, locks
 from django_redlock.compat import AsyncLock, Lock, LockError, LockNotOwnedError
 from django_redlock.core.names import slug
@@ -507,12 +508,15 @@ async def test_lock_of_the_parent_process_is_not_released_by_a_fork(make):
 # Interrupts
 
 
+INTERRUPTED = (django_redlock.compat.__file__, django_redlock.redis_py.key.__file__)
+
+
 def interrupted(action, line):
-    """Run *action* and interrupt it at that line of the module, counted as it runs; return whether it came that far."""
+    """Run *action* and interrupt it at that line of our modules, counted as it runs; return whether it came so far."""
     lines = count()
 
     def trace(frame, event, argument):
-        if event == "line" and frame.f_code.co_filename == django_redlock.compat.__file__ and next(lines) == line:
+        if event == "line" and frame.f_code.co_filename in INTERRUPTED and next(lines) == line:
             raise KeyboardInterrupt
         return trace
 
@@ -528,7 +532,7 @@ def interrupted(action, line):
 
 
 # Python warns of a coroutine that was interrupted before its first step.
-never_begun = pytest.mark.filterwarnings("ignore:coroutine 'BaseLock.* was never awaited")
+never_begun = pytest.mark.filterwarnings("ignore:coroutine '(BaseLock|KeyOnNodes).* was never awaited")
 
 
 @pytest.mark.endurance

@@ -32,12 +32,12 @@ from django_redlock.inventory import (
     MAX_NAMES,
     Staleness,
     ask_to_stop,
-    doctor,
     extend_lock,
     find_lock,
     find_locks,
     force_release,
     held_locks,
+    node_checks,
     stale_keys,
 )
 from django_redlock.models import key_of
@@ -511,7 +511,7 @@ def test_a_node_that_is_full_refuses_now(used, level, text):
     L65: above its limit a node refuses now, not soon.
     """
     info = {"maxmemory": "100", "used_memory": str(used), "maxmemory_policy": "noeviction"}
-    [finding] = doctor._memory(Inspection("n0", info=info), Rules(5))
+    [finding] = node_checks._memory(Inspection("n0", info=info), Rules(5))
 
     assert (finding.id, finding.level) == ("memory-full", level)
     assert text in finding.text

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
-from ...inventory import Snapshot, StaleKey, Staleness, absurd_tokens, printable, remove_stale, stale_keys
+from ...inventory import ActionResult, Snapshot, StaleKey, Staleness, absurd_tokens, printable, remove_stale, stale_keys
 from ..output import NO_QUORUM, OperatorCommand, agreed, listing, positive, warn
 
 PARTIAL = 1
@@ -86,19 +86,21 @@ class Command(OperatorCommand):
         return True
 
     def _delete(self, keys: list[StaleKey]) -> None:
-        outcomes: Counter[str] = Counter()
+        outcomes: Counter[ActionResult] = Counter()
         for key in keys:
             outcome, name = remove_stale(key), printable(key.lock.name)
             outcomes[outcome] += 1
-            if outcome == "changed":
+            if outcome is ActionResult.CHANGED:
                 self.stdout.write(f"{name}: left alone, it changed meanwhile.")
-            if outcome == "failed":
+            if outcome is ActionResult.FAILED:
                 hint = f" Delete it there: DEL <KEY_PREFIX>:{printable(key.lock.slug)}:h"
                 hint = hint if key.reason is Staleness.WRONG_TYPE else ""
                 self.stderr.write(self.style.ERROR(f"{name}: a node that has it did not delete it.{hint}"))
-        self.stdout.write(self.style.SUCCESS(f"Deleted {_keys(outcomes['removed'])}."))
-        if outcomes["failed"]:
-            raise CommandError(f"{_keys(outcomes['failed'])} could not be deleted everywhere.", returncode=PARTIAL)
+        self.stdout.write(self.style.SUCCESS(f"Deleted {_keys(outcomes[ActionResult.REMOVED])}."))
+        if outcomes[ActionResult.FAILED]:
+            raise CommandError(
+                f"{_keys(outcomes[ActionResult.FAILED])} could not be deleted everywhere.", returncode=PARTIAL
+            )
 
 
 def _stale(snapshot: Snapshot, searched: bool) -> list[StaleKey]:

@@ -1,4 +1,4 @@
-"""Say what is wrong with the nodes, what can come of it, and what to do."""
+"""Report the problems of the nodes, their possible consequences, and the remedies."""
 
 import json
 from typing import Any
@@ -8,11 +8,13 @@ from django.core.management.base import CommandError, CommandParser, no_translat
 
 from ...conf import InvalidRedlockError, aliases
 from ...inventory import printable
-from ...inventory.doctor import Diagnosis, Finding, diagnose
+from ...inventory.doctor import Diagnosis, diagnose
+from ...inventory.findings import Finding, Level
 from ..output import MISUSED, OperatorCommand, seconds
 
 VERSION = 1  # of the JSON document; grows when a key is removed or changes its meaning
-EXIT = {"": 0, "note": 0, "warning": 1, "error": 2}
+EXIT = {None: 0, Level.NOTE: 0, Level.WARNING: 1, Level.ERROR: 2}
+NEVER = "never"  # fails
 
 
 class Command(OperatorCommand):
@@ -32,8 +34,8 @@ class Command(OperatorCommand):
         parser.add_argument(
             "--fail-level",
             default="warning",
-            choices=("warning", "error", "never"),
-            help="From which level on the exit code tells of it. Default: warning.",
+            choices=(str(Level.WARNING), str(Level.ERROR), NEVER),
+            help="The lowest level that makes the command fail. Default: warning.",
         )
         parser.add_argument(
             "--advise",
@@ -68,9 +70,9 @@ class Command(OperatorCommand):
         else:
             for diagnosis in found:
                 self._show(diagnosis)
-        worst = max((diagnosis.level for diagnosis in found), key=lambda level: EXIT[level], default="")
-        if fail_level != "never" and EXIT[worst] >= EXIT[fail_level]:
-            count = sum(EXIT[finding.level] >= EXIT[fail_level] for each in found for finding in each.findings)
+        worst = max((diagnosis.level for diagnosis in found), key=EXIT.__getitem__, default=None)
+        if fail_level != NEVER and EXIT[worst] >= (least := EXIT[Level(fail_level)]):
+            count = sum(EXIT[finding.level] >= least for each in found for finding in each.findings)
             raise CommandError(f"Not all is well: {count} to look at.", returncode=EXIT[worst])
 
     def _advise(self, using: list[str] | None) -> None:
@@ -104,7 +106,7 @@ class Command(OperatorCommand):
             self.stdout.write(self.style.SUCCESS(text))
 
     def _tell(self, finding: Finding) -> None:
-        style = {"error": self.style.ERROR, "warning": self.style.WARNING}.get(finding.level, self.style.NOTICE)
+        style = {Level.ERROR: self.style.ERROR, Level.WARNING: self.style.WARNING}.get(finding.level, self.style.NOTICE)
         where = f"{finding.node}: " if finding.node else ""
         self.stdout.write("")
         self.stdout.write(style(f"{finding.level.upper()} {finding.id}") + f"  {printable(where + finding.text)}")
@@ -132,7 +134,7 @@ def document(found: list[Diagnosis]) -> str:
     return json.dumps(
         {
             "version": VERSION,
-            "level": max((each.level for each in found), key=lambda level: EXIT[level], default="") or "ok",
+            "level": max((each.level for each in found), key=EXIT.__getitem__, default=None) or "ok",
             "aliases": [
                 {
                     "using": each.alias,

@@ -57,13 +57,7 @@ class Command(OperatorCommand):
                     "--format and --using.",
                     returncode=MISUSED,
                 )
-            found = explained(task, options["given"], options["named"])
-            self.stdout.write(found.text)
-            if found.state == "unknown":
-                raise CommandError("Too few nodes answer to say whether the slot is free.", returncode=NO_QUORUM)
-            if found.state == "free":
-                raise CommandError("The slot is free.", returncode=FREE)
-            return
+            return self._explain(explained(task, options["given"], options["named"]))
         if name is None:
             text = "Say which lock, redlock_inspect NAME, or which call, redlock_inspect --task TASK."
             raise CommandError(text, returncode=MISUSED)
@@ -77,6 +71,15 @@ class Command(OperatorCommand):
             raise CommandError("Too few nodes answer to say whether it is held.", returncode=NO_QUORUM)
         if not snapshot.locks:
             raise CommandError(f"{printable(name)} is free.", returncode=FREE)
+
+    def _explain(self, found: "Explanation") -> None:
+        from ...celery.state import SlotState  # only here: it needs Celery
+
+        self.stdout.write(found.text)
+        if found.state is SlotState.UNKNOWN:
+            raise CommandError("Too few nodes answer and agree to say whether the slot is free.", returncode=NO_QUORUM)
+        if found.state is SlotState.FREE:
+            raise CommandError("The slot is free.", returncode=FREE)
 
     def _show(self, snapshot: Snapshot, name: str) -> None:
         if len(snapshot.locks) > 1:

@@ -37,7 +37,7 @@ class Command(OperatorCommand):
         parser.add_argument(
             "--sort", default="remaining", choices=tuple(ORDERS), help="Default: remaining, the soonest end first."
         )
-        parser.add_argument("--limit", type=positive, metavar="N", help="At most so many, the first in that order.")
+        parser.add_argument("--limit", type=positive, metavar="N", help="List only the first N locks in that order.")
         parser.add_argument("--wide", action="store_true", help="Cut and leave out nothing, however wide the terminal.")
 
     @no_translations

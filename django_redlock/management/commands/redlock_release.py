@@ -7,13 +7,14 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
-from ...inventory import HeldLock, ask_to_stop, find_locks, force_release, printable
+from ...inventory import ActionResult, HeldLock, ask_to_stop, find_locks, force_release, printable
 from ..output import MISUSED, NO_QUORUM, OperatorCommand, agreed, chosen, holder, left, listing, seconds, warn
 
 CHANGED = 4  # exit code: somebody else holds one of them now
 MOST = 20  # locks at a time: what one can read
 NOT_REVOKED = 5  # exit code: the broker did not take it
 EVERY = 0.5  # seconds between two looks at a lock whose holder was asked to stop
+RELEASED, GONE, CHANGED_HANDS = ActionResult.RELEASED, ActionResult.GONE, ActionResult.CHANGED
 
 
 class Command(OperatorCommand):
@@ -83,10 +84,10 @@ class Command(OperatorCommand):
             told = [self._revoke(lock, terminate_task) for lock in seen if revoke_task or terminate_task]
             outcomes = set()
             for lock in seen:
-                outcome = "released" if lock.slug in left else force_release(lock, lock.fingerprint, reason=reason)
-                if (outcome == "gone" and told) or (outcome in ("gone", "changed") and lock.slug in asked):
-                    outcome = "released"  # by its holder
-                style = self.style.SUCCESS if outcome == "released" else self.style.ERROR
+                outcome = RELEASED if lock.slug in left else force_release(lock, lock.fingerprint, reason=reason)
+                if (outcome is GONE and told) or (outcome in (GONE, CHANGED_HANDS) and lock.slug in asked):
+                    outcome = RELEASED  # by its holder
+                style = self.style.SUCCESS if outcome is RELEASED else self.style.ERROR
                 self.stdout.write(style(f"{printable(lock.name)}: {SAID[outcome]}"))
                 outcomes.add(outcome)
             _conclude(outcomes, all(told))
@@ -112,7 +113,7 @@ class Command(OperatorCommand):
 
     def _ask(self, locks: list[HeldLock], grace: float) -> tuple[set[str], set[str]]:
         """
-        Ask the holders to stop, and wait until they have or their time is over.
+        Ask the holders to stop, and wait until they have stopped or *grace* has passed.
 
         Returns:
             The slugs of those that were asked, and of those among them that their holders have released by now.
@@ -120,7 +121,7 @@ class Command(OperatorCommand):
         asked = set()
         for lock in locks:
             outcome = ask_to_stop(lock, lock.fingerprint)
-            if outcome == "asked":
+            if outcome is ActionResult.ASKED:
                 asked.add(lock.slug)
             self.stdout.write(f"{printable(lock.name)}: {ASKED.get(outcome) or SAID[outcome]}")
         waiting = {lock.slug: lock for lock in locks if lock.slug in asked}
@@ -130,12 +131,12 @@ class Command(OperatorCommand):
             snapshot = find_locks(list(waiting), locks[0].alias)
             held = {lock.slug: lock for lock in snapshot.locks}
             for slug, lock in list(waiting.items()):
-                if snapshot.has_quorum and not (slug in held and held[slug].has_holder(lock.fingerprint)):
+                if snapshot.has_quorum and not _is_still_held(lock, held.get(slug)):
                     del waiting[slug]
         return asked, asked - waiting.keys()
 
     def _revoke(self, lock: HeldLock, terminate: bool) -> bool:
-        """Return False if the workers could not be told."""
+        """Revoke the task that holds a lock; returns False if the request did not reach the workers."""
         if lock.owner is None or lock.owner.kind != "task" or not lock.owner.ref:
             self.stderr.write(self.style.WARNING(f"{printable(lock.name)}: not held by a Celery task."))
             return True
@@ -153,21 +154,21 @@ class Command(OperatorCommand):
 
 
 ASKED = {
-    "asked": "its holder was asked to stop.",
-    "shared": "several hold it; they cannot be asked.",
+    ActionResult.ASKED: "its holder was asked to stop.",
+    ActionResult.SHARED: "several hold it; they cannot be asked.",
 }
 SAID = {
-    "released": "released.",
-    "changed": "not released: it changed hands.",
-    "gone": "nobody holds it any more.",
-    "unknown": "too few nodes answered to tell whether it is free.",
+    ActionResult.RELEASED: "released.",
+    ActionResult.CHANGED: "not released: it changed hands.",
+    ActionResult.GONE: "nobody holds it any more.",
+    ActionResult.UNKNOWN: "too few nodes answered to tell whether it is free.",
 }
 
 
-def _conclude(outcomes: set[str], told: bool) -> None:
-    if "unknown" in outcomes:
+def _conclude(outcomes: set[ActionResult], told: bool) -> None:
+    if ActionResult.UNKNOWN in outcomes:
         raise CommandError("Too few nodes answered.", returncode=NO_QUORUM)
-    if "changed" in outcomes:
+    if ActionResult.CHANGED in outcomes:
         raise CommandError("Not all were released.", returncode=CHANGED)
     if not told:
         raise CommandError("Not all tasks could be revoked.", returncode=NOT_REVOKED)
@@ -175,3 +176,8 @@ def _conclude(outcomes: set[str], told: bool) -> None:
 
 def _locks(count: int) -> str:
     return "1 lock" if count == 1 else f"{count} locks"
+
+
+def _is_still_held(lock: HeldLock, now: HeldLock | None) -> bool:
+    """Return whether any node still has the holder of *lock*."""
+    return now is not None and any(view.fingerprint == lock.fingerprint for view in now.views)

@@ -56,7 +56,7 @@ def screen(snapshot: Snapshot, size: os.terminal_size | None = None, *, wide: bo
 
     Args:
         snapshot: A listing.
-        size: What the screen has room for, so that the first lines stay on it; None is all.
+        size: The size of the screen; locks that do not fit are left out. None shows all.
         wide: Whether to leave out no columns and cut no names in the table.
     """
     counts = {state: sum(lock.state == state for lock in snapshot.locks) for state in State}

@@ -8,7 +8,7 @@ from celery.exceptions import Ignore, Reject, TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from django_redlock import locks
-from django_redlock.celery import Return, arrival, singleton_task
+from django_redlock.celery import Return, redelivery, singleton_task
 from django_redlock.celery.dispatch import Call
 from django_redlock.celery.slots import HEADER, Ticket, take_note
 from django_redlock.testing import Simulation
@@ -349,7 +349,7 @@ def test_equal_is_known_to_run(make, worker, memory_nodes, monkeypatch):
     def body(self, shop_id):
         runs.append("in")
         if len(runs) == 1:
-            monkeypatch.setattr(arrival, "take_note", failing)
+            monkeypatch.setattr(redelivery, "take_note", failing)
             assert worker.run(message, redelivered=True) == "RETRY"
         runs.append("out")
 

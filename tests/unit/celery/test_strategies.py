@@ -17,7 +17,16 @@ from django.core.management import CommandError, call_command
 from kombu.exceptions import SerializerNotInstalled
 
 from django_redlock import LockLostError, QuorumUnavailableError, locks
-from django_redlock.celery import DuplicateTask, Return, dispatch, override_singleton, result, signals, singleton_task
+from django_redlock.celery import (
+    DuplicateTask,
+    Return,
+    dispatch,
+    override_singleton,
+    result,
+    signals,
+    singleton_task,
+    trailing,
+)
 from django_redlock.celery.explain import explain_call
 from django_redlock.celery.sightings import peek
 from django_redlock.celery.slots import HEADER, Ticket, free
@@ -284,7 +293,7 @@ def test_message_of_a_caller_that_died_before_it_counts_runs(make, worker, monke
     task = make(lambda self, shop_id: seen.append(self.request.kwargs.get("since")), on_duplicate="replace")
     first = task.delay(7, since=1)
     with monkeypatch.context() as patch:
-        patch.setattr(dispatch, "take_over", killed)
+        patch.setattr(trailing, "take_over", killed)
         with pytest.raises(Killed):
             task.delay(7, since=2)
 
@@ -703,13 +712,13 @@ def told():
     heard: list[Any] = []
 
     def receiver(signal, sender, **about):
-        name = next(name for name, known in signals.SIGNALS.items() if known is signal)
+        name = next(event.name for event in signals.EVENTS if event.signal is signal)
         heard.append((name, about))
 
-    for signal in signals.SIGNALS.values():
+    for _, signal, *_ in signals.EVENTS:
         signal.connect(receiver)
     yield heard
-    for signal in signals.SIGNALS.values():
+    for _, signal, *_ in signals.EVENTS:
         signal.disconnect(receiver)
 
 

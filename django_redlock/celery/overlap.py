@@ -1,0 +1,70 @@
+"""
+End a message whose slot another task has, or put it back, as ``on_overlap`` says (internal).
+"""
+
+from dataclasses import replace
+from typing import NoReturn
+
+from celery.backends.base import DisabledBackend
+from celery.exceptions import Ignore
+
+from ..core.names import printable
+from .message import Answered, Message
+from .options import Return
+from .pauses import FIRST_WAIT, LONGEST_WAIT, backoff
+from .signals import OVERLAP, tell
+from .slots import Holder
+
+
+def give_way(message: Message, holder: Holder) -> NoReturn:
+    """
+    End the message, or put it back, because *holder* has its slot.
+
+    Raises:
+        Answered: The task has a result without running.
+        Ignore: It does not run, or not now.
+        DuplicateTask: ``on_overlap="fail"``.
+    """
+    ticket, how = message.ticket, "wait" if message.ticket.trailing else message.rules.overlap
+    if not ticket.waited and not ticket.trailing:  # a pending call is expected to wait
+        _report(message, holder)
+    if how == "fail":
+        raise holder.error(message.task.singleton_error, ticket.name) from None
+    if isinstance(how, Return):
+        raise Answered(how.value)
+    if how in ("wait", "follow") and not message.request.is_eager:
+        _wait(message, holder, follow=how == "follow")
+    message.skip(f"Skipped: {printable(ticket.name)} is {holder}.", holder)
+
+
+def _report(message: Message, holder: Holder) -> None:
+    ticket, how = message.ticket, message.rules.overlap
+    tell(
+        message.task,
+        OVERLAP,
+        "%s is %s",
+        ticket.name,
+        holder,
+        task_id=ticket.task_id,
+        name=ticket.name,
+        holder_id=holder.task_id,
+        state=str(holder.state),
+        strategy="return" if isinstance(how, Return) else how,
+    )
+
+
+def _wait(message: Message, holder: Holder, follow: bool) -> NoReturn:
+    """Put the message back until the holder is done; uses up no retry."""
+    ticket = message.ticket
+    if follow and holder.task_id and not isinstance(message.task.backend, DisabledBackend):
+        ticket = replace(ticket, joined=ticket.joined or holder.task_id)
+        message.answer_with(ticket.joined)
+    pause = backoff(FIRST_WAIT, LONGEST_WAIT, ticket.tries)
+    limit = message.rules.wait_for
+    if limit is not None:
+        left = limit - ticket.waited
+        pause = min(pause, max(left, FIRST_WAIT))
+        if left <= 0:
+            message.skip(f"Skipped: {printable(ticket.name)} is {holder}, after {ticket.waited:.1f} s.", holder)
+    message.send_again(replace(ticket, waited=ticket.waited + pause), pause)
+    raise Ignore(f"{message.request.id} waits for its slot; it is tried again in {pause:.1f} s.") from None

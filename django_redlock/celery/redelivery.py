@@ -1,0 +1,184 @@
+"""
+Earlier deliveries of a message, which the broker may deliver more than once: has it begun, is it done (internal).
+"""
+
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from typing import NoReturn
+
+from celery import states
+from celery.exceptions import Ignore, Reject
+
+from ..core.names import printable
+from ..engine.manager import fresh_nonce
+from ..exceptions import LockTakenError
+from .execution import Execution, begun_name, done_name, moved_on
+from .message import Message
+from .pauses import FIRST_WAIT, LONGEST_PAUSE
+from .sightings import peek
+from .slots import LABEL, NOTE, Holder, free, take_note
+from .state import SlotState
+
+DONE = frozenset({states.SUCCESS, states.REVOKED})  # a task that failed is left to Celery's rules for redelivery
+
+log = logging.getLogger("django_redlock")
+
+
+class Redelivery:
+    """
+    What is known about earlier deliveries of a message.
+
+    Args:
+        message: The message.
+    """
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.began_pending = False  # it is the message of a pending call, and a copy of it has begun a run
+
+    # Is it done?
+
+    def leave_if_done(self, kept: bool = False) -> None:
+        """
+        Leave a message whose work is done.
+
+        Args:
+            kept: Whether another worker may have received a copy of it while this one kept it.
+
+        Raises:
+            Ignore: It is done; or a result is expected, and it was put back.
+        """
+        if self._is_done(kept):
+            raise Ignore(f"{self.message.request.id} came a second time, and had been done.")
+
+    def _is_done(self, kept: bool) -> bool:
+        """Return whether this is a copy of a message whose work is done; one that was *kept* may have become one."""
+        message, ticket = self.message, self.message.ticket
+        copy = message.redelivered or bool(ticket.watch)
+        if not (copy or ticket.tries or kept) or message.request.is_eager:
+            return False
+        owner = peek(ticket.using, done_name(ticket.task_id, message.request.retries or 0)).owner
+        if owner and (moved_on(owner) or not message.stores_results):
+            return True
+        # The backend goes by the id. A message that is no copy is judged by it alone only if the id was drawn for it.
+        if not (owner or copy or (kept and ticket.token)):
+            return False
+        try:
+            done = message.task.backend.get_state(message.request.id) in DONE
+        except NotImplementedError:  # there is no result backend
+            return bool(owner)
+        if owner and not done:
+            self._await_result()
+        return done
+
+    def _await_result(self) -> NoReturn:
+        """
+        Look again later: the work is done, and its result has not been stored.
+
+        The worker is about to store it, or died before it could. In that case the note has expired when the message
+        comes back, and the work is repeated.
+        """
+        pause = self.message.rules.lease
+        self.message.send_again(self.message.ticket, pause)
+        task_id = self.message.request.id
+        raise Ignore(f"{task_id} has been done, without a result; it is looked at again in {pause:.1f} s.")
+
+    def note_done(self, execution: Execution, goes_on: bool = False) -> None:
+        """
+        Leave a note for later copies of a message that the broker may deliver again though it is done.
+
+        Args:
+            execution: The run.
+            goes_on: Whether another message goes on with the work, and the result is not that of this run.
+        """
+        message, ticket = self.message, self.message.ticket
+        if message.request.is_eager or not ticket.name or (execution.goes_on and not goes_on):
+            return
+        delayed = message.request.eta and not ticket.tries  # it may have waited for longer than the broker does
+        if message.task.acks_late or delayed or message.redelivered or ticket.watch:
+            execution.note_done(message.stores_results, goes_on)
+
+    # Has it begun? For redelivery="drop".
+
+    def leave_if_begun(self) -> None:
+        """
+        Note that the run begins, for ``redelivery="drop"``; leave the message if it had begun before.
+
+        Raises:
+            Ignore: It had begun before.
+        """
+        message, ticket = self.message, self.message.ticket
+        if message.rules.redelivery != "drop" or message.request.is_eager:
+            return
+        try:
+            about = (fresh_nonce(), ticket.task_id, message.task.name[:LABEL] + NOTE)
+            take_note(ticket.using, self._begun_name, max(LONGEST_PAUSE, message.rules.queue_ttl), *about)
+        except LockTakenError:
+            self.drop()
+
+    def has_begun(self) -> bool:
+        """Return whether a run of the message is known to have begun."""
+        return self.began_pending or bool(peek(self.message.ticket.using, self._begun_name).value)
+
+    @property
+    def _begun_name(self) -> str:
+        return begun_name(self.message.ticket.task_id, self.message.request.retries or 0)
+
+    def drop(self) -> NoReturn:
+        """
+        Leave a message that has come a second time. Revoke the task if no run will store a result.
+
+        Raises:
+            Ignore: Always.
+        """
+        message, ticket = self.message, self.message.ticket
+        reason = f"{ticket.task_id} came a second time, and is dropped."
+        holder = peek(ticket.using, ticket.running).holder if ticket.running else None
+        with suppress(NotImplementedError):  # there is no result backend
+            over = message.task.backend.get_state(message.request.id) in states.READY_STATES
+            if not over and not (holder and holder.task_id == message.request.id and holder.state is SlotState.RUNNING):
+                message.skip(reason)
+        raise Ignore(reason)
+
+    # Does a copy of it run?
+
+    def watch(self, holder: Holder) -> NoReturn:
+        """
+        Look again later: the holder is a run of this very message, which the broker has delivered twice.
+
+        The run may be alive or dead, and only the end of its lease will tell. A copy that was dropped now would be
+        missing if the run dies: on Redis, the broker takes both copies for one. One waiting copy is enough, however.
+
+        Raises:
+            Ignore: This copy was put back, or another copy waits already.
+            Reject: The broker did not accept the copy, and is to deliver the message again.
+        """
+        message, ticket, token = self.message, self.message.ticket, fresh_nonce()
+        lease = message.rules.lease
+        pause = max(FIRST_WAIT, min(lease, holder.retry_after or lease) + 0.1)
+        about = (ticket.using, self._watch_name, pause + message.rules.queue_ttl, token, ticket.task_id)
+        try:
+            take_note(*about, message.task.name[:LABEL] + NOTE, adopt=ticket.watch)
+        except LockTakenError:
+            raise Ignore(f"{ticket.task_id} came once more; another copy of it waits already.") from None
+        try:
+            message.send_again(replace(ticket, watch=token), pause)
+        except Exception as error:
+            # No failure, which would be stored for the run that is alive.
+            free(ticket.using, self._watch_name, token)
+            log.warning("a copy of %s could not be put back: %s", printable(ticket.task_id), error)
+            if message.task.acks_late:
+                raise Reject(error, requeue=True) from error
+            raise Ignore(f"A copy of {ticket.task_id} could not be put back.") from error
+        raise Ignore(f"{ticket.task_id} came a second time; it is looked at again in {pause:.1f} s.") from None
+
+    def stop_watching(self) -> None:
+        """Let other copies watch a run of this message."""
+        ticket = self.message.ticket
+        if ticket.watch:
+            free(ticket.using, self._watch_name, ticket.watch)
+
+    @property
+    def _watch_name(self) -> str:
+        return f"watch:{self.message.ticket.task_id}"

@@ -1,0 +1,101 @@
+"""
+A call of a task whose duplicates are remembered as one pending call, which runs next; see :mod:`.pending` (internal).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..exceptions import LockTakenError
+from .dispatch import Call
+from .pending import digest_of, label_of, settle, take_over, turn
+from .result import SingletonResult, is_over
+from .sightings import Record, Seen, look, peek
+
+
+@dataclass(slots=True)
+class TrailingCall(Call):
+    """One call of a task with ``on_duplicate="rerun"`` or ``"replace"``."""
+
+    def take_and_send(self) -> SingletonResult[Any]:
+        """
+        Take the slot if nobody has it and no call is pending, or take part in the pending call.
+
+        Raises:
+            DuplicateTask: As in :meth:`SingletonTask.apply_async`.
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        # A later call would take it over without its links, so a linked call keeps its place and its arguments.
+        self.ticket = replace(self.ticket, number=int(self.task.singleton_options.pends and not self.linked))
+        run, record = self._look()
+        holder = run.holder if run.value else record.holder
+        if not run.value and record.free:
+            refusal = self.claim()
+            if not refusal:
+                return self.publish(self.ticket)
+            holder = refusal
+        if self.rules.trails and not self.linked:
+            if self._says_the_same(record):
+                return self._joined(run, record)
+            with turn(self.ticket):
+                run, record = self._look()
+                return self._take_part(run, settle(self.ticket, record))
+        return self.answer(holder)
+
+    def _take_part(self, run: Seen, record: Seen) -> SingletonResult[Any]:
+        """Create the pending call, or take it over; in this call's turn."""
+        if record.record:
+            if self._says_the_same(record):
+                return self._joined(run, record)
+            return self._take_over_pending(run, record, record.record)
+        if record.value:  # what waits cannot be taken over, or is no task: this one comes after it
+            return self.noted(record.holder).publish(replace(self.ticket, token="")).about(record.holder, accepted=True)
+        # The attempt to take the slot decides whether there is a run, because a value on single nodes decides nothing.
+        holder = run.holder if run.value else self.claim()
+        if holder is None:
+            return self.publish(self.ticket)
+        if run.value or not self.ticket.number:
+            self.ticket = replace(self.ticket, number=1)
+            if self.claim():
+                raise LockTakenError(self.ticket.waiting)
+            return self.noted(holder).publish(self.ticket).about(holder, accepted=True)
+        raise LockTakenError(self.ticket.waiting)
+
+    def _take_over_pending(self, run: Seen, seen: Seen, record: Record) -> SingletonResult[Any]:
+        """Send the message that counts from now on, under the id of the pending call; in this call's turn."""
+        holder = run.holder if run.value else seen.holder
+        self.ticket = ticket = replace(self.ticket, number=record.number + 1)
+        # If it was revoked, its callers know the outcome, and nobody waits for it any more.
+        if is_over(self.task, seen.holder, self.rules.queue_ttl):
+            take_over(ticket, self.ttl, self.label, seen)
+            return self.publish(ticket)
+        ticket = replace(ticket, task_id=record.task_id)
+        # First, so that there is always a message that counts: until the next line, the previous one does.
+        sent = self.noted(holder).publish(ticket)
+        take_over(ticket, self.ttl, self.label, seen)
+        return sent.about(holder, accepted=True)
+
+    def _joined(self, run: Seen, record: Seen) -> SingletonResult[Any]:
+        """Answer a call with the arguments of the pending one, which it has no need to send."""
+        holder = run.holder if run.value else record.holder
+        return self.noted(holder).result(str(record.holder.task_id)).about(holder, accepted=False)
+
+    def _look(self) -> tuple[Seen, Seen]:
+        """Return who has the slot of a run, and the pending call."""
+        ticket = self.ticket
+        if not ticket.running:
+            return Seen("", 0.0, 0), peek(ticket.using, ticket.following)
+        run, record = look(ticket.using, ticket.running, ticket.following)
+        return run, record
+
+    def _says_the_same(self, record: Seen) -> bool:
+        """Return whether the pending call has these arguments. One that is put off is moved all the same."""
+        found = record.record
+        moved = self.rules.on_duplicate == "replace"
+        return found is not None and not moved and found.digest == digest_of(self.task, self.args, self.kwargs)
+
+    @property
+    def label(self) -> str:
+        """What the slot says of the call: for a pending one, which arguments and which message count."""
+        if not self.ticket.trailing:
+            return str(self.task.name)
+        return label_of(self.task.name, digest_of(self.task, self.args, self.kwargs), self.ticket.number)

@@ -1,0 +1,31 @@
+"""Checks of the arguments of redis-py's locks (internal)."""
+
+from ..core.names import check_name
+from ..core.rules import MIN_TTL, seconds
+
+Name = str | bytes | memoryview
+
+
+def as_text(name: Name) -> str:
+    """
+    Return a name as text.
+
+    Raises:
+        TypeError: It is neither a string nor bytes.
+        ValueError: It cannot name a lock.
+    """
+    return check_name(bytes(name).decode() if isinstance(name, (bytes, memoryview)) else name)
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """
+    Return *timeout* if it is None or a number of seconds that a lease can last.
+
+    Raises:
+        ValueError: It is not; in redis-py 0 stood for ever, and less than a millisecond was an error of the server.
+    """
+    if timeout is not None and seconds("timeout", timeout) < MIN_TTL:
+        raise ValueError(
+            f"timeout must be at least {MIN_TTL} seconds, not {timeout!r}; None holds the lock until it is released."
+        )
+    return timeout

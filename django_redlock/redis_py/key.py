@@ -1,0 +1,104 @@
+"""
+The key of one of redis-py's locks on the nodes: take it, find its holders, remove it (internal).
+"""
+
+import logging
+from typing import Any, NamedTuple
+
+from ..core.names import printable, slug
+from ..core.outcome import Outcome
+from ..core.replies import Kind, Row
+from ..core.requests import SHARED, Release
+from ..core.round import Round, count
+from ..engine.manager import LockManager
+from ..exceptions import LockTakenError, QuorumUnavailableError
+from .flavours import Flavour
+from .found import Found, find, reference
+from .slots import Hold, Slot
+from .term import Term, piece
+
+log = logging.getLogger("django_redlock")
+
+
+class KeyOnNodes(NamedTuple):
+    """
+    The key of a lock.
+
+    Args:
+        manager: Has the nodes.
+        name: The lock's name.
+        flavour: How to wait for the nodes.
+    """
+
+    manager: LockManager
+    name: str
+    flavour: Flavour
+
+    async def take(self, slot: Slot, length: float | None, token: bytes | None, **wanted: Any) -> bool:
+        """Acquire the lock for *length* seconds, None until its release; returns whether it is held now."""
+        manager, rules = self.manager, self.manager.rules
+        ttl = None if length is None else piece(length, rules)
+        ref = "" if token is None else reference(token)
+        lock = manager.lock(self.name, ttl=ttl, renew=length is None, ref=ref, **wanted)
+        try:
+            lease = await self.flavour.call(lock.acquire, lock.aacquire)
+        except LockTakenError:
+            return False
+        term = None if length is None else Term(lease, length, rules, self.flavour)
+        slot.hold = Hold(lease.token.encode() if token is None else token, lease, term)
+        return True
+
+    async def survey(self) -> tuple[list[Row], dict[str, str]]:
+        """Return the key on each node that answered, and the replies of all nodes by name."""
+        manager = self.manager
+        replies = await self.flavour.call(manager.survey, manager.asurvey, slugs=(slug(self.name),))
+        rows = [reply.rows[0] for reply in replies.values() if reply.kind is Kind.LISTED and reply.rows]
+        return rows, {node.name: str(replies.get(place, "timeout")) for place, node in enumerate(manager.nodes)}
+
+    async def look(self) -> list[Found]:
+        """
+        Return the holders that have a quorum, or may have one with the nodes that did not answer.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered.
+        """
+        rows, said = await self.survey()
+        rules = self.manager.rules
+        silent = rules.nodes - len(rows)
+        if silent > rules.spare:
+            raise QuorumUnavailableError(self.name, nodes=said, needed=rules.needed)
+        return find(rows, rules.needed - silent)
+
+    async def find(self, token: bytes) -> Found | None:
+        """Return the hold that a token stands for, or None if it is not there."""
+        return next((found for found in await self.look() if found.stands_for(token)), None)
+
+    async def remove(self, nonce: str) -> Round:
+        """Release a lock by its nonce; a holder that still renews it is refused then, and notices the loss."""
+        manager, rules = self.manager, self.manager.rules
+        request = Release((slug(self.name),), nonce, tombstone=rules.guard, shared=nonce == SHARED)
+        round = Round(
+            requests=dict.fromkeys(range(rules.nodes), request),
+            decided=lambda replies: count(replies, Kind.RELEASED) >= rules.needed,
+            timeout=rules.timeout(rules.ttl),
+            cleanup=True,
+        )
+        await self.flavour.call(manager.ask, manager.aask, round)
+        return round
+
+    async def remove_by_force(self, nonce: str) -> None:
+        """
+        Release a lock by its nonce, as an operator does; sends the signal ``lock_forced``.
+
+        Raises:
+            QuorumUnavailableError: Too few nodes answered; the lock may still be held.
+        """
+        round, needed = await self.remove(nonce), self.manager.rules.needed
+        # As many nodes as a quorum no longer have the holder: the silent ones cannot be a quorum.
+        gone = round.count(Kind.RELEASED, Kind.GONE, Kind.BUSY) >= needed
+        outcome = Outcome.RELEASED if gone else Outcome.UNKNOWN
+        about = {"event": "lock_forced", "lock": self.name, "outcome": outcome}
+        log.warning("lock released by force: %s (%s)", printable(self.name), outcome, extra=about)
+        self.manager.notify("lock_forced", name=self.name, outcome=outcome)
+        if not gone:
+            raise QuorumUnavailableError(self.name, needed=needed)

@@ -1,0 +1,86 @@
+"""What ``task.singleton`` reports while the nodes disagree, and what log lines show of names."""
+
+import logging
+
+import pytest
+
+from django_redlock import QuorumUnavailableError
+
+from .slots import NAME, names
+
+
+@pytest.fixture
+def split(make, memory_nodes):
+    """A task with a call in its queue: one node has its slot, one has nothing, and one does not answer."""
+    task = make()
+    memory_nodes[2].down = True
+    task.delay(7)
+    memory_nodes[2].down, memory_nodes[1].down = False, True
+    return task
+
+
+@pytest.mark.parametrize("ask", ["holder", "is_locked", "cancel"])
+def test_split_slot_is_not_reported_as_free(split, ask):
+    """
+    A slot is neither held nor free while no quorum of the nodes decides: the error has what each node reports.
+    """
+    with pytest.raises(QuorumUnavailableError) as caught:
+        getattr(split.singleton, ask)(7)
+
+    assert caught.value.name == NAME
+    nodes = caught.value.nodes
+    assert (nodes["a"][:14], nodes["c"]) == ("queued as task", "free")
+    assert caught.value.needed == 2
+    assert "must answer in time and agree, and too few did" in str(caught.value)
+
+
+def test_explanation_of_a_split_slot(split):
+    """
+    ``explain()`` reports a split slot as unknown, and does not guess what a call would do.
+    """
+    text = split.singleton.explain(7)
+
+    assert "would take the slot" not in text
+    assert "Too few nodes answer and agree" in text
+
+
+def test_release_frees_a_split_slot(split, memory_nodes):
+    """
+    ``release()`` frees what any node has, and does not report that the slot was free.
+    """
+    assert split.singleton.release(7) == "unknown"
+
+    memory_nodes[1].down = False
+    assert names() == set()
+    assert split.singleton.holder(7) is None
+
+
+def test_release_leaves_what_may_run(make, worker, memory_nodes):
+    """
+    ``release()`` without *force* leaves a split slot that a run has.
+    """
+    outcomes = []
+
+    def body(self, shop_id):
+        memory_nodes[2].down, memory_nodes[1].down = False, True
+        outcomes.append(task.singleton.release(7, since=None))
+
+    task = make(body)
+    memory_nodes[2].down = True
+    task.delay(7)
+    worker.run()
+
+    assert outcomes == ["taken"]
+
+
+def test_log_lines_escape_names(make, worker, caplog):
+    """
+    A name or an id with a line break does not begin a line of its own in the log.
+    """
+    task = make(key=lambda bound: f"7\n{bound.arguments['shop_id']}", on_unavailable={"run": "run"})
+    with caplog.at_level(logging.INFO, "django_redlock"):
+        task.delay("\x1b[31m")
+        task.delay("\x1b[31m")
+
+    assert [record.message for record in caplog.records if "\n" in record.message or "\x1b" in record.message] == []
+    assert any("\\x1b[31m" in record.message for record in caplog.records)
