@@ -29,7 +29,7 @@ class SingletonResult(BaseResult[R]):
     duplicate: bool = False
     """Whether another call had the slot."""
     reason: str = ""
-    """What that call did: ``queued``, ``running``, or ``held`` if it is not a task; empty without a duplicate."""
+    """The state of that call (``queued``, ``running``, or ``held`` if it is no task); empty without a duplicate."""
     holder_id: str | None = None
     """The id of that call; None without a duplicate, or if it is not a task."""
     accepted: bool = True

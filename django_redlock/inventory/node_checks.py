@@ -72,15 +72,15 @@ def _role(node: Inspection, rules: Rules) -> Iterator[Finding]:
             "List its master in NODES, or make it one: REPLICAOF NO ONE.",
         )
     mode = node.info.get("redis_mode", node.info.get("server_mode", "standalone"))
-    if mode != "standalone":
+    if mode != node.mode:
         yield Finding(
             "mode",
             Level.ERROR,
             node.name,
             f"It runs in {mode} mode: it gives no vote.",
-            "List standalone masters: a cluster is one logical node whose failovers lose locks.",
+            "List standalone masters, or all members of a cluster as one node: redis+cluster://host-1,host-2.",
         )
-    if node.number("connected_slaves"):
+    if node.number("connected_slaves") and not node.guide:
         yield Finding(
             "has-replicas",
             Level.NOTE,
@@ -227,15 +227,22 @@ def _grant(node: Inspection, right: str) -> str:
     return f"ACL SETUSER {node.user} {right}, then ACL SAVE, or CONFIG REWRITE if the server has no aclfile."
 
 
-def _sentinels(node: Inspection, rules: Rules) -> Iterator[Finding]:
+GUIDES = {
+    "sentinel": "See that it runs and knows the service: redis-cli -p 26379 SENTINEL MASTER name.",
+    "member": "See that it runs and is in the cluster: redis-cli -h host CLUSTER SLOTS.",
+}
+"""What to do if one of those that are asked for the master does not name it."""
+
+
+def _guides(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if node.deaf:
         yield Finding(
-            "sentinel",
+            node.guide,
             Level.WARNING,
             node.name,
-            f"Not every sentinel says where the master is: {', '.join(node.deaf)}. Another one does; when none does, "
-            "the node cannot be found.",
-            "See that it runs and knows the service: redis-cli -p 26379 SENTINEL MASTER name. Or take it off the list.",
+            f"Not every {node.guide} says where the master is: {', '.join(node.deaf)}. Another one does; when none "
+            "does, the node cannot be found.",
+            f"{GUIDES[node.guide]} Or take it off the list.",
         )
 
 
@@ -261,6 +268,6 @@ def _transport(node: Inspection, rules: Rules) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[Inspection, Rules], Iterator[Finding]], ...] = (
-    *(_unreachable, _sentinels, _silent, _role, _version, _speed, _memory, _persistence, _restarted, _rights),
+    *(_unreachable, _guides, _silent, _role, _version, _speed, _memory, _persistence, _restarted, _rights),
     _transport,
 )

@@ -28,11 +28,13 @@ from django_redlock.core.failure import Failure
 from django_redlock.inventory import doctor, node_checks
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.inventory.findings import Finding
+from django_redlock.inventory.node_checks import GUIDES
 from django_redlock.nodes.redis import inspect
 from django_redlock.nodes.redis.inspect import commands
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import tls_server
+from tests.clusters import PASSWORD, cluster
 from tests.conftest import cluster_nodes, needs
 from tests.service.locking.test_sentinel import watched
 from tests.services import django_database
@@ -45,7 +47,7 @@ ACL = LINE.replace("myproject:", "redlock:").replace("PASSWORD", "secret").split
 RIGHTS = [rule for rule in ACL if rule.startswith(("+", "~", "&"))]
 OPEN = {"restart_guard": False, "node_timeout": 1.0}
 SOURCE = "".join(Path(module.__file__).read_text() for module in (doctor, node_checks))
-IDS = set(re.findall(r'Finding\(\s*"([a-z-]+)"', SOURCE))
+IDS = set(re.findall(r'Finding\(\s*"([a-z-]+)"', SOURCE)) | GUIDES.keys()
 
 CLOCK = r"""
 #define _GNU_SOURCE
@@ -513,6 +515,20 @@ def _server_with_user(without: str = "") -> Iterator[str]:
     with Server() as server, server.client() as client:
         client.execute_command(*(rule for rule in ACL if rule != without))
         yield f"redis://locks:secret@127.0.0.1:{server.port}/1"
+
+
+def test_a_cluster_with_a_member_that_is_down(nodes):
+    """
+    L65: the shard that decides is examined; a named member that is down is a finding of its own, and no alarm.
+    """
+    nowhere = reserve_port(nodes)
+    with cluster(2) as running:
+        port = running.servers[0].port
+        findings = found([f"redis+cluster://:{PASSWORD}@127.0.0.1:{nowhere},127.0.0.1:{port}"])
+
+    assert {"member", "mode", "unreachable", "trial"} & set(ids(findings)) == {"member"}
+    assert only(findings, "member").level == "warning"
+    assert f"127.0.0.1:{nowhere} (refused)" in only(findings, "member").text
 
 
 def test_a_sentinel_that_is_down(tmp_path):
