@@ -414,6 +414,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.interrupts", description=main.__doc__)
     parser.add_argument("--lines", action="store_true", help="interrupt before every line, too")
     parser.add_argument("--step", type=int, default=1, help="interrupt only at every STEP-th point")
+    parser.add_argument("--first", type=int, default=0, help="begin at this point: runs side by side share the points")
     parser.add_argument("--nodes", choices=["memory", "servers"], action="append", help="both if not given")
     parser.add_argument("--signals", type=int, metavar="COUNT", help="send COUNT signals at random, instead")
     parser.add_argument("--scenario", help="run only scenarios whose names contain this")
@@ -434,7 +435,7 @@ def main() -> None:
                 continue
             began = time.monotonic()
             sweep.count(Trap(1_000_000))  # Python 3.12 shows opcodes from the second time on
-            sweep.run(step=chosen.step)
+            sweep.run(chosen.first, chosen.step)
             where = "another thread" if sweep._own else "the main thread"
             took, slow = time.monotonic() - began, len(sweep.slow)
             print(
