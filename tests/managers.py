@@ -14,8 +14,7 @@ from django.core.management import call_command
 from django.db import connections
 
 from django_redlock.core.rules import Rules
-from django_redlock.engine.lease import Lease
-from django_redlock.engine.lease_async import AsyncLease
+from django_redlock.engine.lease import AsyncLease, Lease
 from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.per_loop import PerLoop

@@ -21,7 +21,7 @@ from ..exceptions import LockTakenError
 from ..nodes.threads import exiting
 from .decorator import Function, decorated
 from .holdings import Keys, remember, unsuspected, waiting
-from .lease import Lease
+from .lease import Lease, leave
 from .mistakes import no_attribute
 from .reentrancy import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
 from .surroundings import Surroundings
@@ -218,12 +218,12 @@ class Lock:
             kept = self._on_commit and lease.valid() and self.description().manager.surroundings.keep(lease)
             outcome = Outcome.RELEASED if over or kept else lease.release()
         except BaseException:
-            lease.abandon()
+            lease.hold.abandon()
             raise
         finally:
             entry.over = True
             self._threads.forget(entry)
-        lease._leave(outcome, body_failed=kind is not None)
+        leave(lease, outcome, body_failed=kind is not None)
 
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
         return self._aenter(way_out_of(self))
@@ -246,7 +246,7 @@ class Lock:
         except BaseException:
             if lease is not None:
                 self._tasks.undo(who, lease)
-                lease.abandon()
+                lease.hold.abandon()
             raise
 
     async def _aleave(self, way_out: WayOut | None, kind: type[BaseException] | None) -> None:
@@ -260,12 +260,12 @@ class Lock:
             over = lease.hold.ended is EndReason.RELEASED
             outcome = Outcome.RELEASED if over else await lease.arelease()
         except BaseException:
-            lease.abandon()
+            lease.hold.abandon()
             raise
         finally:
             entry.over = True
             self._tasks.forget(entry)
-        lease._leave(outcome, body_failed=kind is not None and not interrupted)
+        leave(lease, outcome, body_failed=kind is not None and not interrupted)
 
     if not TYPE_CHECKING:
 
@@ -328,14 +328,16 @@ class Lock:
         if not self._reentrant:
             return None
         entered, limit, shared = described.manager.entered, described.wanted.limit, described.wanted.shared
-        if (other := entered.get((self.names, limit, not shared, who))) and other.entered:
+        if (other := entered.get((self.names, limit, not shared, who))) and other.hold.entered:
             raise RuntimeError(
                 f"Lock {self.name!r} is held here, {'exclusively' if shared else 'shared'}; it would wait "
                 "for itself if it were taken the other way as well."
             )
         lease = entered.get((self.names, limit, shared, who))
-        if lease is None or not lease.enter_again():
+        if lease is None or not lease.hold.entered:
             return None  # a lease that was released is over, however it ended
+        lease.ensure()
+        lease.hold.enter_again()
         return lease
 
     def _remember(self, described: Description, who: object, inside: bool, lease: Lease) -> None:

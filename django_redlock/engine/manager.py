@@ -37,8 +37,8 @@ from ..nodes.clock import steady
 from ..nodes.threads import exiting
 from .driver import Driver
 from .heartbeat import ProcessHeartbeat, this_process
-from .lease import LASTING, Lease, extended
-from .lease_async import AsyncLease
+from .lease import AsyncLease, Lease, note_extension
+from .lease_hold import LASTING, LeaseHold
 from .lock import Description, IfTaken, Lock
 from .mistakes import explained
 from .notifications import AsyncNotifications, Notifications
@@ -333,7 +333,7 @@ class LockManager:
             return lease
         except BaseException:
             if lease is not None:
-                lease.abandon()
+                lease.hold.abandon()
             elif isinstance(outcome, Granted):
                 self.driver.send(Hold(wanted, outcome, self.rules, self._highest).release(0.0))
             raise
@@ -426,7 +426,7 @@ class LockManager:
         for round, chosen in self._renewals(leases, ttl):
             start = steady()
             self.ask(round)
-            longer += extended(round, chosen, start)
+            longer += note_extension(round, chosen, start)
         return longer
 
     async def aextend(self, leases: Sequence[Lease], ttl: float | None = None) -> int:
@@ -435,7 +435,7 @@ class LockManager:
         for round, chosen in self._renewals(leases, ttl):
             start = steady()
             await self.aask(round)
-            longer += extended(round, chosen, start)
+            longer += note_extension(round, chosen, start)
         return longer
 
     def _renewals(self, leases: Sequence[Lease], ttl: float | None) -> Iterator[tuple[Round, list[Lease]]]:
@@ -457,7 +457,7 @@ class LockManager:
 
     def held(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Return the lease of a won acquisition; raises if the acquisition gave up."""
-        lease = Lease(self, self.hold(wanted, outcome), renew, takeover(wanted, outcome))
+        lease = Lease(self.hold(wanted, outcome, renew))
         try:
             if not wanted.detached:
                 watchdog.watch(lease)
@@ -465,12 +465,12 @@ class LockManager:
             self.notify("lock_acquired", lease=lease)
             return lease
         except BaseException:  # or it would be renewed for as long as the traceback refers to it
-            lease.abandon()
+            lease.hold.abandon()
             raise
 
     def aheld(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> Lease:
         """Do what :meth:`held` does for the running event loop."""
-        lease = AsyncLease(self, self.hold(wanted, outcome), renew, takeover(wanted, outcome))
+        lease = AsyncLease(self.hold(wanted, outcome, renew))
         try:
             if not wanted.detached:
                 loop_watchdog().watch(lease)
@@ -478,7 +478,7 @@ class LockManager:
             self.notify("lock_acquired", lease=lease)
             return lease
         except BaseException:
-            lease.abandon()
+            lease.hold.abandon()
             raise
 
     def _ttl(self, ttl: float | None, detached: bool) -> float:
@@ -486,7 +486,7 @@ class LockManager:
             return self.rules.ttl
         return max(MIN_TTL, seconds("ttl", ttl)) if detached else self.rules.check_ttl(ttl)
 
-    def hold(self, wanted: Wanted, outcome: Granted | GaveUp) -> Hold:
+    def hold(self, wanted: Wanted, outcome: Granted | GaveUp, renew: bool) -> LeaseHold:
         """
         Return the hold of a won acquisition.
 
@@ -498,7 +498,7 @@ class LockManager:
             error = error_of(self.nodes, self.rules, wanted, outcome)
             self.notify("lock_taken", name=error.name, error=error)
             raise error
-        return Hold(wanted, outcome, self.rules, self._highest)
+        return LeaseHold(self, wanted, outcome, self._highest, renew)
 
     def _report(self, event: str, **about: Any) -> None:
         self.notify(event, **about)  # which may be another function by now
@@ -515,8 +515,3 @@ def _close_all() -> None:
     """Close the idle connections of this process; locks still held are left to end by themselves."""
     for manager in list(_managers):
         manager.close()
-
-
-def takeover(wanted: Wanted, outcome: Granted | GaveUp) -> Round | None:
-    """Return the round that took the lock over from another holder; None if nothing was taken over."""
-    return outcome.rounds[0] if wanted.adopt and isinstance(outcome, Granted) else None

@@ -215,12 +215,12 @@ class Process(Computer):
         while True:
             self._renewed = [lease for lease in self._renewed if not lease.hold.ended]
             now = self.clock()
-            due = [lease for lease in self._renewed if lease.hold.due(True) <= now]
+            due = [lease for lease in self._renewed if lease.hold.next_event(True) <= now]
             if due:
                 yield self.breathe()
                 yield from self.extend(due)
             else:
-                yield Wait(min([lease.hold.due(True) - now for lease in self._renewed], default=60.0))
+                yield Wait(min([lease.hold.next_event(True) - now for lease in self._renewed], default=60.0))
 
     def extend(self, leases: Sequence[Lease]) -> Routine:
         """Ask for a whole lease from now, for several at once."""

@@ -366,7 +366,7 @@ async def test_loss_whose_report_was_interrupted_is_reported_by_the_watchdog(mem
         trap = Trap(at)
         with trap.set():
             lease.valid()
-        await eventually(lambda: told == [0, 1, 2] or not lease._callbacks)  # noqa: B023
+        await eventually(lambda: told == [0, 1, 2] or not lease._loss._callbacks)  # noqa: B023
         assert told == [0, 1, 2] or trap.where.endswith("(<lambda>)"), trap.where
         if not trap.sprung:
             break
