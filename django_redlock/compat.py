@@ -266,7 +266,7 @@ class BaseLock:
         manager, rules = self._manager, self._manager.rules
         ttl = None if length is None else piece(length, rules)
         ref = "" if token is None else reference(token)
-        lock = manager.lock(self._key, ttl=ttl, renew=length is None, ref=ref, **wanted)
+        lock = manager.claim(self._key, ttl=ttl, renew=length is None, ref=ref, **wanted)
         try:
             lease = await self._flavour.call(lock.acquire, lock.aacquire)
         except LockTakenError:

@@ -12,8 +12,8 @@ from celery import states
 from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError, WorkerShutdown, WorkerTerminate
 
+from ..engine.acquirer import fresh_nonce
 from ..engine.lease import Lease
-from ..engine.manager import fresh_nonce
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes.clock import steady
 from .dispatch import Call

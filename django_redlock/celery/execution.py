@@ -5,8 +5,8 @@ from contextlib import suppress
 from typing import Any
 
 from ..core.owner import Owner
+from ..engine.acquirer import fresh_nonce
 from ..engine.lease import Lease
-from ..engine.manager import fresh_nonce
 from ..engine.renewal import watchdog
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes.clock import steady

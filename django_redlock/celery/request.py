@@ -18,7 +18,7 @@ from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 from kombu.exceptions import DecodeError
 
-from ..engine.manager import fresh_nonce
+from ..engine.acquirer import fresh_nonce
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..nodes.clock import steady
 from .sightings import peek

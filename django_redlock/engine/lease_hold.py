@@ -21,6 +21,7 @@ from ..core.wanted import Wanted
 from ..nodes.base import Node
 from ..nodes.clock import steady
 from ..nodes.threads import exiting
+from .driver import Driver
 from .drops import Drop, unreleased, watch_drop
 from .process import process
 from .surroundings import Surroundings
@@ -36,15 +37,13 @@ class Manager(Protocol):
     notify: Callable[..., None]
     surroundings: Surroundings
     dropped: deque[float]
+    driver: Driver
 
     def ask(self, round: Round) -> None:
         """Carry out one round, blocking."""
 
     async def aask(self, round: Round) -> None:
         """Carry out one round in the running event loop."""
-
-    def bring(self, round: Round) -> None:
-        """Bring a release to the nodes that have not answered it, in the background."""
 
     def extend(self, leases: Sequence[Any], ttl: float | None = None) -> int:
         """Extend leases, blocking; returns how many are longer now."""
@@ -167,7 +166,7 @@ class LeaseHold(Hold):
         """Have the release redelivered to the nodes that have not answered it, if the lease has ended."""
         if self.ended:
             round = self._cleanup = self._cleanup or self.release(0.0)
-            self.keeper.bring(round)
+            self.keeper.driver.bring(round)
 
     def abandon(self) -> None:
         """

@@ -97,11 +97,12 @@ class Simulation:
             for name, module in list(sys.modules.items()):
                 if name.startswith("django_redlock.") and getattr(module, "steady", None) is real:
                     stack.enter_context(patch.object(module, "steady", self.clock))
-            stack.enter_context(patch("django_redlock.engine.manager.time", WallClock(self.clock)))
+            for user in ("django_redlock.engine.acquirer", "django_redlock.engine.manager"):
+                stack.enter_context(patch(f"{user}.time", WallClock(self.clock)))
             watchdog = VirtualWatchdog(self._process_of)
             for user in (
+                "django_redlock.engine.acquirer",
                 "django_redlock.engine.driver",
-                "django_redlock.engine.manager",
                 "django_redlock.engine.lease",
                 "django_redlock.engine.loss",
             ):
