@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn, Self
 
 from .conf import DEFAULT_ALIAS
 from .core.hold import release_outcome
-from .core.names import check_name, printable, slug
+from .core.names import check_name, slug
 from .core.outcome import LOST, EndReason, Outcome
 from .core.owner import nonce_of
 from .core.replies import Kind, Row
@@ -25,7 +25,7 @@ from .core.round import Round, count
 from .core.rules import MIN_TTL, number, seconds
 from .engine.lease import Lease
 from .engine.manager import LockManager
-from .exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError, RedlockError
+from .exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError, RedlockError, printable
 from .handler import locks
 from .nodes.clock import steady
 from .nodes.redis.node import RedisLockError, RedisLockNotOwnedError

@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from ..core.names import printable
 from ..core.outcome import EndReason
+from ..exceptions import printable
 from ..nodes.threads import new_event
 from .lease_hold import LeaseHold
 from .renewal import loop_watchdog, watchdog
