@@ -16,13 +16,12 @@ from typing import Any, Literal, NoReturn, Self
 
 from .conf import DEFAULT_ALIAS
 from .core.hold import release_outcome
-from .core.names import printable
 from .core.outcome import LOST, EndReason, Outcome
 from .core.owner import nonce_of
 from .core.rules import MIN_TTL, number
 from .engine.lease import Lease
 from .engine.manager import LockManager
-from .exceptions import EXPLANATIONS, QuorumUnavailableError
+from .exceptions import EXPLANATIONS, QuorumUnavailableError, printable
 from .handler import locks
 from .nodes.clock import steady
 from .redis_py.arguments import Name, as_text, check_timeout

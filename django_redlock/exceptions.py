@@ -17,7 +17,7 @@ class _OneLineError(RedlockError):
     """An error whose text is one line, whatever a label or a node's reply contains: it ends up in logs."""
 
     def __str__(self) -> str:
-        return "".join(char if char.isprintable() else _escaped(char) for char in self._text())
+        return printable(self._text())
 
     def _text(self) -> str:
         raise NotImplementedError
@@ -165,8 +165,11 @@ class StaleTokenError(_OneLineError):
         return f"Lock {self.name!r}: fencing token {self.token} has been overtaken by a later holder."
 
 
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode()
+def printable(text: str) -> str:
+    """Return *text* with everything that could move a cursor or hide in a page written as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 EXPLANATIONS = {

@@ -12,7 +12,7 @@ from django.db import models, transaction
 from django.db.models import Max, Q
 from django.utils.translation import gettext_lazy as _
 
-from .engine.lease import Lease
+from .engine.lease import Lease, fence_out
 from .exceptions import StaleTokenError
 
 M = TypeVar("M", bound=models.Model)
@@ -36,10 +36,10 @@ class FencedQuerySet(models.QuerySet[M]):
             StaleTokenError: A later holder has written one of the rows; nothing was updated, and the lease is lost.
             ValueError: The lease is shared.
         """
-        if lease.shared:
+        if lease.hold.shared:
             raise ValueError(f"Lock {lease.name!r} is held with shared=True; take it exclusively to write.")
         lease.ensure()
-        token, owner = lease.fencing_token, lease.owner()
+        token, owner = lease.fencing_token, lease.hold.owner()
         later = Q(fence_token__gt=token) | (Q(fence_token=token) & ~Q(fence_owner=owner))
         self._for_write = True  # chooses the database
         rows = self.using(self.db)
@@ -47,7 +47,7 @@ class FencedQuerySet(models.QuerySet[M]):
             count = rows.filter(~later).update(fence_token=token, fence_owner=owner, **values)
             seen = rows.filter(later).aggregate(seen=Max("fence_token"))["seen"]
             if seen is not None:
-                lease.fenced_out(seen)
+                fence_out(lease, seen)
                 raise StaleTokenError(lease.name, token)
         return count
 

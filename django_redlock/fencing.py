@@ -77,7 +77,7 @@ def fenced(
             raise TypeError(
                 f"fenced() needs a lease, not {type(each).__name__}; write 'with lock(...) as lease, fenced(lease):'."
             )
-        if each.shared:
+        if each.hold.shared:
             raise ValueError(
                 f"Lock {each.name!r} is held with shared=True, so several may write at once, and none of them is the "
                 "latest. Take it exclusively to write."

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from django.core.signals import setting_changed
 from django.utils.asyncio import async_unsafe
@@ -17,12 +17,12 @@ from django.utils.asyncio import async_unsafe
 from . import signals
 from .conf import DEFAULT_ALIAS, aliases, read_alias
 from .core.names import check_names
-from .core.rules import UNSET, Rules, Wait, check_label, check_wait, seconds
-from .core.wanted import check_limit
+from .core.rules import Rules
 from .engine.holdings import caller_frame
-from .engine.lock import Description, IfTaken, Lock
+from .engine.lock import Lock
 from .engine.manager import LockManager
 from .engine.mistakes import explained
+from .engine.options import LockOptions, complete
 from .engine.surroundings import Released, Surroundings
 
 
@@ -171,24 +171,7 @@ locks = RedlockHandler()
 
 
 @explained
-def lock(
-    name: str | Iterable[str],
-    *,
-    ttl: float | None = None,
-    wait: Wait = UNSET,
-    using: str = DEFAULT_ALIAS,
-    renew: bool | None = None,
-    label: str = "",
-    limit: int = 1,
-    shared: bool = False,
-    reentrant: bool = False,
-    barge: bool = False,
-    heartbeat: float | None = None,
-    max_hold: float | None = None,
-    cancel_on_lost: bool = False,
-    on_commit: bool = False,
-    if_taken: IfTaken = "raise",
-) -> Lock:
+def lock(name: str | Iterable[str], *, using: str = DEFAULT_ALIAS, **options: Unpack[LockOptions]) -> Lock:
     """
     Describe a lock of an alias; reads no settings and makes no network call until it is acquired.
 
@@ -227,32 +210,7 @@ def lock(
     the ttl.
     """
     names = check_names(name)
-    check_label(label)
-    check_wait(wait)
-    check_limit(limit, names, shared)
-    for what, value in (("ttl", ttl), ("heartbeat", heartbeat), ("max_hold", max_hold)):
-        if value is not None:
-            seconds(what, value)
-
-    def describe() -> Description:
-        return (
-            locks[using]
-            .lock(
-                names,
-                ttl=ttl,
-                wait=wait,
-                renew=renew,
-                label=label,
-                limit=limit,
-                shared=shared,
-                barge=barge,
-                heartbeat=heartbeat,
-                max_hold=max_hold,
-            )
-            .description()
-        )
-
-    return Lock(names, describe, reentrant, cancel_on_lost, on_commit, if_taken)
+    return Lock(names, lambda: locks[using].lock(names, **options).description(), complete(names, options))
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:

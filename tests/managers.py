@@ -14,8 +14,7 @@ from django.core.management import call_command
 from django.db import connections
 
 from django_redlock.core.rules import Rules
-from django_redlock.engine.lease import Lease
-from django_redlock.engine.lease_async import AsyncLease
+from django_redlock.engine.lease import AsyncLease, Lease
 from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.per_loop import PerLoop
@@ -341,7 +340,7 @@ async def virtual(flavour: Flavour) -> AsyncIterator[Virtual]:
         sim = stack.enter_context(Simulation(nodes=5, ttl=10.0, restart_guard=False, node_timeout=2.0, check=False))
         sim.adopt(asyncio.get_running_loop())
         dogs = PerLoop(lambda: AsyncWatchdog(sim.clock))
-        for user in ("manager", "lease"):
+        for user in ("acquirer", "lease", "loss"):
             stack.enter_context(patch.object(sys.modules[f"django_redlock.engine.{user}"], "loop_watchdog", dogs.get))
         yield (made := Virtual(sim, flavour))
         for manager in made.made:

@@ -11,10 +11,9 @@ from typing import Any, NoReturn
 from celery import states
 from celery.exceptions import Ignore, Retry, WorkerShutdown, WorkerTerminate
 
-from ..core.names import printable
+from ..engine.acquirer import fresh_nonce
 from ..engine.lease import Lease
-from ..engine.manager import fresh_nonce
-from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from .execution import EXECUTION, Execution, leave_queue
 from .interrupt import SlotLostError
 from .message import Message

@@ -12,8 +12,7 @@ from typing import Any
 from celery import signals
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from ..core.names import printable
-from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from .execution import Execution
 from .options import SingletonOptions
 from .result import SingletonResult, is_gone, is_over, store_revoked

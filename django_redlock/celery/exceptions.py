@@ -2,8 +2,7 @@
 
 from typing import Self
 
-from ..core.names import printable
-from ..exceptions import RedlockError
+from ..exceptions import RedlockError, printable
 
 
 class DuplicateTask(RedlockError):

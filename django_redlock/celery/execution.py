@@ -4,13 +4,12 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-from ..core.names import printable
 from ..core.outcome import EndReason
 from ..core.owner import Owner
+from ..engine.acquirer import fresh_nonce
 from ..engine.lease import Lease
-from ..engine.manager import fresh_nonce
 from ..engine.renewal import watchdog
-from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes.clock import steady
 from .interrupt import Interrupt
 from .options import SingletonOptions

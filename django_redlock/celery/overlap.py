@@ -8,7 +8,7 @@ from typing import NoReturn
 from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore
 
-from ..core.names import printable
+from ..exceptions import printable
 from .message import Answered, Message
 from .options import Return
 from .pauses import FIRST_WAIT, LONGEST_WAIT, backoff

@@ -50,8 +50,8 @@ from typing import Any
 from django.utils.crypto import salted_hmac
 
 from ..core.rules import Rules
+from ..engine.acquirer import fresh_nonce
 from ..engine.lease import Lease
-from ..engine.manager import fresh_nonce
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from .keys import canonical
@@ -76,7 +76,7 @@ def turn(ticket: Ticket) -> Iterator[Lease]:
     """
     manager = locks[ticket.using]
     ttl = _length(manager.rules)
-    lock = manager.lock(f"turn:{ticket.name}", ttl=ttl, wait=LONGEST_LINE, renew=False, kind="task", label="turn")
+    lock = manager.claim(f"turn:{ticket.name}", ttl=ttl, wait=LONGEST_LINE, renew=False, kind="task", label="turn")
     try:
         lease = lock.acquire()
         try:

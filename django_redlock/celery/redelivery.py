@@ -10,9 +10,8 @@ from typing import NoReturn
 from celery import states
 from celery.exceptions import Ignore, Reject
 
-from ..core.names import printable
-from ..engine.manager import fresh_nonce
-from ..exceptions import LockTakenError
+from ..engine.acquirer import fresh_nonce
+from ..exceptions import LockTakenError, printable
 from .execution import Execution, begun_name, done_name, moved_on
 from .message import Message
 from .pauses import FIRST_WAIT, LONGEST_PAUSE

@@ -18,9 +18,8 @@ from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 from kombu.exceptions import DecodeError
 
-from ..core.names import printable
-from ..engine.manager import fresh_nonce
-from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..engine.acquirer import fresh_nonce
+from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes.clock import steady
 from .sightings import peek
 from .slots import HEADER, LABEL, QUEUED, RECEIVED_HEADER, RUN_HEADER, Ticket, free, take_note

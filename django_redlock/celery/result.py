@@ -6,7 +6,7 @@ from typing import Any, Self, cast
 
 from celery import states
 
-from ..core.names import printable
+from ..exceptions import printable
 from ._compat import BaseResult, R
 from .slots import Holder
 from .state import SlotState

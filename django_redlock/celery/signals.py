@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from django.dispatch import Signal
 
-from ..core.names import printable
+from ..exceptions import printable
 
 singleton_duplicate = Signal()
 """A call is a duplicate. Arguments: ``task_id``, ``name``, ``holder_id``, ``state``, ``strategy``."""

@@ -21,13 +21,12 @@ from typing import Any
 
 from ..core.acquisition import GaveUp
 from ..core.attempt import Granted
-from ..core.names import printable
 from ..core.outcome import Outcome
 from ..core.owner import Owner, decode
 from ..core.rules import MIN_TTL
 from ..core.wanted import Wanted
 from ..engine.lease import Lease
-from ..exceptions import LockTakenError
+from ..exceptions import LockTakenError, printable
 from ..handler import locks
 from ..signals import lock_acquired, lock_taken
 from .state import SlotState
@@ -211,7 +210,7 @@ def claim_waiting(ticket: Ticket, ttl: float, label: str) -> Holder | None:
     """
     label = label if label.endswith(QUEUED) else label[:LABEL] + QUEUED
     wanted = _left_alone(ticket.using, ticket.waiting, ttl, ticket.token, ticket.task_id, label)
-    outcome = locks[ticket.using].run(wanted)
+    outcome = locks[ticket.using].acquirer.run(wanted)
     # Duplicates are frequent, and only receivers of the signal would see the error. So no error is made without them.
     if isinstance(outcome, GaveUp) and outcome.taken and not lock_taken.receivers:
         return Holder.described(decode(outcome.holder), outcome.retry_after)
@@ -237,21 +236,21 @@ def take_note(
         QuorumUnavailableError: Too few nodes answered.
     """
     wanted = _left_alone(using, name, ttl, token, ref, label, adopt, strict)
-    _tell(using, wanted, locks[using].run(wanted))
+    _tell(using, wanted, locks[using].acquirer.run(wanted))
 
 
 def _left_alone(
     using: str, name: str, ttl: float, token: str, ref: str, label: str, adopt: str = "", strict: bool = False
 ) -> Wanted:
-    about: dict[str, Any] = {"kind": "task", "label": label, "ref": ref, "token": token}
-    return locks[using].left_alone(name, ttl=max(MIN_TTL, ttl), adopt=adopt, strict=strict, **about)
+    about: dict[str, Any] = {"kind": "task", "label": label, "ref": ref, "secret": token}
+    return locks[using].acquirer.left_alone(name, ttl=max(MIN_TTL, ttl), adopt=adopt, strict=strict, **about)
 
 
 def _tell(using: str, wanted: Wanted, outcome: Granted | GaveUp) -> None:
     """Send the signal about an attempt, and raise why it failed if it did."""
     # Of a lock that is left to itself, a lease is nothing but the signal's argument.
     if isinstance(outcome, GaveUp) or lock_acquired.receivers:
-        locks[using].held(wanted, outcome, renew=False)
+        locks[using].acquirer.held(wanted, outcome, renew=False)
 
 
 def take_running(ticket: Ticket, lease: float, label: str, token: str, inline: bool = False) -> Lease:
@@ -272,7 +271,7 @@ def take_running(ticket: Ticket, lease: float, label: str, token: str, inline: b
     adopt = ticket.token if ticket.waiting == ticket.running else ""
     label = label[:LABEL] + (INLINE if inline else "")
     about: dict[str, Any] = {"kind": "task", "label": label, "ref": ticket.task_id}
-    lock = locks[ticket.using].lock(ticket.running, ttl=lease, wait=0, renew=True, token=token, adopt=adopt, **about)
+    lock = locks[ticket.using].claim(ticket.running, ttl=lease, wait=0, renew=True, secret=token, adopt=adopt, **about)
     return lock.acquire()
 
 

@@ -16,7 +16,7 @@ from celery.result import EagerResult
 from celery.utils import uuid
 
 from ..core.rules import Rules
-from ..engine.manager import fresh_nonce
+from ..engine.acquirer import fresh_nonce
 from ..handler import locks
 from ._compat import BaseTask, P, R
 from .arrival import Arrival, stays_with_its_message, under_direct_call

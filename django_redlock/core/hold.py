@@ -49,7 +49,7 @@ class Hold:
         self.deadline = granted.deadline
         self.extensions = 0
         self.ended: EndReason | None = None
-        self.ended_at = 0.0
+        self._ended_at = 0.0
         self.shared = wanted.shared
         self._heartbeat = wanted.heartbeat
         self._max_hold = rules.max_hold if wanted.max_hold is None else wanted.max_hold
@@ -84,7 +84,7 @@ class Hold:
         """End it for good; the first reason stays. Returns whether this call ended it."""
         if self.ended:
             return False
-        self.ended, self.ended_at = reason, now
+        self.ended, self._ended_at = reason, now
         return True
 
     def check(self, now: float) -> bool:
@@ -95,13 +95,14 @@ class Hold:
 
     def held(self, now: float) -> float:
         """Return for how many seconds it has been held, or was until it ended."""
-        return (self.ended_at if self.ended else now) - self.since
+        return (self._ended_at if self.ended else now) - self.since
 
     # Used by the fence in a database
 
-    def seen(self, token: int) -> None:
-        """Note a token that a database has seen, so that the next proposal is higher."""
+    def fenced_out(self, token: int, now: float) -> None:
+        """End it, because a database has seen *token* of a later holder; the next proposal is higher."""
         self._highest.lift(self._slugs, token)
+        self.end(EndReason.FENCED, now)
 
     def permit(self) -> str:
         """Return the number of the permit that is held, as text; empty unless the lock has a ``limit``."""
@@ -113,7 +114,7 @@ class Hold:
         """Note that the work goes on, for a lease with ``heartbeat=``."""
         self._beat = now
 
-    def due(self, renewing: bool) -> float:
+    def next_event(self, renewing: bool) -> float:
         """Return the time of its next extension if it is renewed, else its deadline; infinity when it ended."""
         if self.ended:
             return float("inf")
@@ -209,6 +210,11 @@ class Hold:
         if self._granting:
             self._limit(round, cast("Mapping[int, Release]", round.requests))
         return round
+
+    def release_came_too_late(self, outcome: Outcome) -> None:
+        """Note that the nodes had lost it, although it ended by its release here; *outcome* is that of the release."""
+        if self.ended is EndReason.RELEASED:
+            self.ended = EndReason.SUPERSEDED if outcome is Outcome.TAKEN else EndReason.FORGOTTEN
 
     def _limit(self, round: Round, releases: Mapping[int, Release]) -> None:
         """

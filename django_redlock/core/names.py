@@ -17,13 +17,6 @@ LISTED = 20  # names of one lock that are shown to people
 SHOWN = 120  # characters of a long name that stay readable
 
 
-def printable(text: str) -> str:
-    """Return *text* with everything that could move a cursor or hide in a page written as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 def check_name(name: object) -> str:
     """
     Return *name* if it can name a lock.

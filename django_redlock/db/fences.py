@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from ..engine.lease import Lease
+from ..engine.lease import Lease, fence_out
 from ..exceptions import StaleTokenError
 from ..models import MAX_SHOWN, Fence, fence_key
 
@@ -42,7 +42,7 @@ def claim(lease: Lease, using: str) -> dict[str, str]:
     Raises:
         StaleTokenError: The database has seen a later holder; the lease is lost now.
     """
-    fences = {fence_key(name, place): shown(name, place) for name, place in lease.slots()}
+    fences = {fence_key(name, place): shown(name, place) for name, place in lease.hold.slots()}
     keys = sorted(fences)
     missing: dict[str, str] = {}
     for first in range(0, len(keys), BATCH):
@@ -52,7 +52,7 @@ def claim(lease: Lease, using: str) -> dict[str, str]:
 
 
 def _claim(lease: Lease, using: str, keys: list[str]) -> list[str]:
-    token, owner = lease.fencing_token, lease.owner()
+    token, owner = lease.fencing_token, lease.hold.owner()
     rows = Fence.objects.using(using).filter(pk__in=keys)
     mine = Q(token=token, owner=owner)
     if rows.filter(Q(token__lt=token) | mine).update(token=token, owner=owner, updated=Now()) == len(keys):
@@ -61,7 +61,7 @@ def _claim(lease: Lease, using: str, keys: list[str]) -> list[str]:
         seen for seen, by in rows.values_list("token", "owner") if (seen, by) != (token, owner) and seen >= token
     ]
     if overtaken:
-        lease.fenced_out(max(overtaken))
+        fence_out(lease, max(overtaken))
         raise StaleTokenError(lease.name, token)
     # One that is found now and was not by the update may have been claimed by nobody, or by this lease in another
     # thread; either way this transaction does not hold it.
@@ -89,10 +89,10 @@ def refuse_own_file(lease: Lease, connection: BaseDatabaseWrapper) -> None:
     Raises:
         RuntimeError: The transaction would write to the file of SQLite that the lease needs as a node.
     """
-    if connection.vendor != "sqlite" or not lease.renewed:
+    if connection.vendor != "sqlite" or not lease.hold.renewed:
         return
     file = os.path.realpath(connection.settings_dict["NAME"])
-    rules, nodes = lease.keeper.rules, lease.keeper.nodes
+    rules, nodes = lease.hold.keeper.rules, lease.hold.keeper.nodes
     if sum(getattr(node, "file", "") != file for node in nodes) < rules.needed:
         raise RuntimeError(
             f"The transaction of database {connection.alias!r} would keep lock {lease.name!r} from being renewed: its "

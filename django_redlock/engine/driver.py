@@ -63,7 +63,7 @@ class Driver:
         self._alias = alias
         self._nodes = nodes
         self._needed = rules.needed
-        self._admission = admission
+        self.admission = admission
         self._report = report
         self._new_heartbeat = new_heartbeat
         self.gather = Gather(nodes, admission, steady)
@@ -123,7 +123,7 @@ class Driver:
 
     def new_loop_side(self) -> LoopSide:
         """Make those of an event loop that has none yet."""
-        gather = AsyncGather(self._nodes, self._admission, self.gather.breakers, steady)
+        gather = AsyncGather(self._nodes, self.admission, self.gather.breakers, steady)
         return LoopSide(gather, AsyncNotifications(self._nodes, self._needed), self._new_heartbeat(loop_watchdog))
 
     def notice_fork(self) -> None:

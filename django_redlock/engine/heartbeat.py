@@ -100,6 +100,11 @@ class ProcessHeartbeat:
         self._due = NEVER
 
     @property
+    def hold(self) -> "ProcessHeartbeat":
+        """When the watchdog looks at it: it knows that itself."""
+        return self
+
+    @property
     def keeper(self) -> "ProcessHeartbeat":
         """Who renews it: itself."""
         return self

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
-from ..core.names import printable
+from ..exceptions import printable
 from ..nodes.clock import steady
 
 log = logging.getLogger("django_redlock")

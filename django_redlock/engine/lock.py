@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 from ..core.names import named
@@ -21,20 +21,15 @@ from ..exceptions import LockTakenError
 from ..nodes.threads import exiting
 from .decorator import Function, decorated
 from .holdings import Keys, Waiting, remember, unsuspected
-from .lease import Lease
+from .lease import Lease, leave
 from .mistakes import no_attribute
+from .options import LockOptions, check_block, check_not_skipped
 from .reentrancy import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
 from .surroundings import Surroundings
 
-IfTaken = Literal["raise", "skip"]
 
-
-class Manager(Protocol):
-    """The part of a :class:`~.manager.LockManager` that a lock uses."""
-
-    retired: bool
-    rules: Rules
-    surroundings: Surroundings
+class Acquirer(Protocol):
+    """The part of an :class:`~.acquirer.Acquirer` that a lock uses."""
 
     @property
     def entered(self) -> MutableMapping[tuple[Any, ...], Lease]:
@@ -51,6 +46,19 @@ class Manager(Protocol):
         self, wanted: Wanted, renew: bool, note: Callable[[Lease], object], waiting: Callable[[], object] = ...
     ) -> Lease:
         """Acquire, in an event loop."""
+        ...
+
+
+class Manager(Protocol):
+    """The part of a :class:`~.manager.LockManager` that a lock uses."""
+
+    retired: bool
+    rules: Rules
+    surroundings: Surroundings
+
+    @property
+    def acquirer(self) -> Acquirer:
+        """What takes its locks."""
         ...
 
 
@@ -79,23 +87,14 @@ class Lock:
     :meth:`acquire` or :meth:`try_acquire`. Made by :func:`django_redlock.lock` or ``locks[alias].lock()``.
     """
 
-    def __init__(
-        self,
-        names: tuple[str, ...],
-        describe: Callable[[], Description],
-        reentrant: bool = False,
-        cancel_on_lost: bool = False,
-        on_commit: bool = False,
-        if_taken: IfTaken = "raise",
-    ) -> None:
-        check_if_taken(if_taken, on_commit, cancel_on_lost)
+    def __init__(self, names: tuple[str, ...], describe: Callable[[], Description], options: LockOptions) -> None:
         self.names = names
-        self.skips = if_taken == "skip"
+        self.skips = options["if_taken"] == "skip"
+        self._options = options
         self._describe = describe
         self._described: Description | None = None
-        self._reentrant = reentrant
-        self._cancel_on_lost = cancel_on_lost
-        self._on_commit = on_commit
+        self._reentrant = options["reentrant"]
+        self._on_commit = options["on_commit"]
         self._threads = Entries(names)
         self._tasks = Entries(names)
 
@@ -136,12 +135,12 @@ class Lock:
             RuntimeError: The calling thread holds it in a ``with`` block, and would wait for itself.
             SynchronousOnlyOperation: The calling thread runs an event loop, unless DJANGO_ALLOW_ASYNC_UNSAFE is set.
         """
-        self._refuse_options("")
+        check_block(self.names, self._options, "")
         return self._acquire()
 
     async def aacquire(self) -> Lease:
         """Do what :meth:`acquire` does without blocking; a cancelled call leaves no key behind."""
-        self._refuse_options("async with")
+        check_block(self.names, self._options, "async with")
         return await self._aacquire()
 
     def try_acquire(self) -> Lease | None:
@@ -153,14 +152,14 @@ class Lock:
         except LockTakenError.
         """
         with suppress(LockTakenError):
-            self._refuse_options("")
+            check_block(self.names, self._options, "")
             return self._acquire(once=True)
         return None
 
     async def atry_acquire(self) -> Lease | None:
         """Do what :meth:`try_acquire` does without blocking; the lease can be used in an ``async with`` block."""
         with suppress(LockTakenError):
-            self._refuse_options("async with")
+            check_block(self.names, self._options, "async with")
             return await self._aacquire(once=True)
         return None
 
@@ -171,7 +170,7 @@ class Lock:
         if lease is None:
             note = partial(self._remember, described, who, inside)
             waiting = self._waiting(described, who)
-            lease = described.manager.take(described.wanted, described.renew, note, waiting)
+            lease = described.manager.acquirer.take(described.wanted, described.renew, note, waiting)
         return lease
 
     async def _aacquire(self, once: bool = False, inside: bool = False) -> Lease:
@@ -180,7 +179,7 @@ class Lock:
         if lease is None:
             note = partial(self._remember, described, who, inside)
             waiting = self._waiting(described, who)
-            lease = await described.manager.atake(described.wanted, described.renew, note, waiting)
+            lease = await described.manager.acquirer.atake(described.wanted, described.renew, note, waiting)
         return lease
 
     def _chosen(self, once: bool) -> Description:
@@ -189,8 +188,8 @@ class Lock:
 
     def __enter__(self) -> Lease:
         way_out, who = way_out_of(self), this_thread()
-        self._refuse_options("with")
-        self._refuse_skipping("try_acquire")
+        check_block(self.names, self._options, "with")
+        check_not_skipped(self.names, self._options, "try_acquire")
         described = self.description()
         if not self._on_commit and described.wanted.owner.kind == "manual":
             described.manager.surroundings.entering(self.name, described.manager.rules)
@@ -218,27 +217,27 @@ class Lock:
             kept = self._on_commit and lease.valid() and self.description().manager.surroundings.keep(lease)
             outcome = Outcome.RELEASED if over or kept else lease.release()
         except BaseException:
-            lease.abandon()
+            lease.hold.abandon()
             raise
         finally:
             entry.over = True
             self._threads.forget(entry)
-        lease._leave(outcome, body_failed=kind is not None)
+        leave(lease, outcome, body_failed=kind is not None)
 
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
         return self._aenter(way_out_of(self))
 
     async def _aenter(self, way_out: WayOut | None) -> Lease:
         task, who = asyncio.current_task(), this_task()
-        self._refuse_options("async with")
-        self._refuse_skipping("atry_acquire")
+        check_block(self.names, self._options, "async with")
+        check_not_skipped(self.names, self._options, "atry_acquire")
         self._refuse_nesting(who, self._tasks)
         for left in self._tasks.dropped(who):
             await left.arelease()
         lease = None
         try:
             lease = await self._aacquire(inside=True)
-            interruption = Interruption(task) if task and self._cancel_on_lost else None
+            interruption = Interruption(task) if task and self._options["cancel_on_lost"] else None
             self._tasks.add(who, lease, way_out, interruption)
             if interruption:
                 lease.on_lost(interruption)
@@ -246,7 +245,7 @@ class Lock:
         except BaseException:
             if lease is not None:
                 self._tasks.undo(who, lease)
-                lease.abandon()
+                lease.hold.abandon()
             raise
 
     async def _aleave(self, way_out: WayOut | None, kind: type[BaseException] | None) -> None:
@@ -260,12 +259,12 @@ class Lock:
             over = lease.hold.ended is EndReason.RELEASED
             outcome = Outcome.RELEASED if over else await lease.arelease()
         except BaseException:
-            lease.abandon()
+            lease.hold.abandon()
             raise
         finally:
             entry.over = True
             self._tasks.forget(entry)
-        lease._leave(outcome, body_failed=kind is not None and not interrupted)
+        leave(lease, outcome, body_failed=kind is not None and not interrupted)
 
     if not TYPE_CHECKING:
 
@@ -302,20 +301,6 @@ class Lock:
                 "write lock(..., reentrant=True)."
             )
 
-    def _refuse_options(self, block: str) -> None:
-        """Raise if an option works only with another kind of block; ``acquire()`` has no block."""
-        kinds = {"cancel_on_lost": (self._cancel_on_lost, "async with"), "on_commit=True": (self._on_commit, "with")}
-        for option, (given, kind) in kinds.items():
-            if given and kind != block:
-                raise RuntimeError(f"Lock {self.name!r} has {option}, which works with {kind!r} only.")
-
-    def _refuse_skipping(self, method: str) -> None:
-        if self.skips:
-            raise TypeError(
-                f"Lock {self.name!r} has if_taken='skip', which is for decorators: a block cannot be skipped. Write "
-                f"'lease = lock({self.name!r}).{method}()', which gives None when the lock is taken."
-            )
-
     def _waiting(self, described: Description, who: object) -> Callable[[], object]:
         wanted = described.wanted
         return Waiting(self.name, self._keys(described), who, wanted.ttl) if wanted.wait != 0 else unsuspected
@@ -327,36 +312,24 @@ class Lock:
         """Return the lease that the calling thread or task has of a reentrant lock, entered once more."""
         if not self._reentrant:
             return None
-        entered, limit, shared = described.manager.entered, described.wanted.limit, described.wanted.shared
-        if (other := entered.get((self.names, limit, not shared, who))) and other.entered:
+        entered, limit, shared = described.manager.acquirer.entered, described.wanted.limit, described.wanted.shared
+        if (other := entered.get((self.names, limit, not shared, who))) and other.hold.entered:
             raise RuntimeError(
                 f"Lock {self.name!r} is held here, {'exclusively' if shared else 'shared'}; it would wait "
                 "for itself if it were taken the other way as well."
             )
         lease = entered.get((self.names, limit, shared, who))
-        if lease is None or not lease.enter_again():
+        if lease is None or not lease.hold.entered:
             return None  # a lease that was released is over, however it ended
+        lease.ensure()
+        lease.hold.enter_again()
         return lease
 
     def _remember(self, described: Description, who: object, inside: bool, lease: Lease) -> None:
         if self._reentrant:
-            described.manager.entered[self.names, described.wanted.limit, described.wanted.shared, who] = lease
+            described.manager.acquirer.entered[self.names, described.wanted.limit, described.wanted.shared, who] = lease
         remember(lease, self._keys(described), who, inside)
 
 
 decorators: WeakSet[Lock] = WeakSet()
 """The locks that decorate a function, for the system checks."""
-
-
-def check_if_taken(if_taken: IfTaken, on_commit: bool, cancel_on_lost: bool) -> None:
-    """
-    Raise ValueError unless *if_taken* is ``raise`` or ``skip``, and fits the other options.
-
-    Raises:
-        ValueError: It does not.
-    """
-    if if_taken not in ("raise", "skip"):
-        raise ValueError(f"if_taken must be 'raise' or 'skip', not {if_taken!r}.")
-    if if_taken == "skip" and (on_commit or cancel_on_lost):
-        other = "on_commit" if on_commit else "cancel_on_lost"
-        raise ValueError(f"if_taken='skip' and {other}=True cannot be combined; catch LockTakenError instead.")

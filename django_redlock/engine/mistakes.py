@@ -8,8 +8,10 @@ wait.
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import wraps
-from inspect import signature
+from inspect import Parameter, signature
 from typing import ParamSpec, TypeVar
+
+from .options import DEFAULTS
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,22 +38,29 @@ ATTRIBUTES = {
 
 
 def explained(function: Callable[P, T]) -> Callable[P, T]:
-    """Make calls with an unknown argument raise a TypeError that says what to write instead."""
-    known = list(signature(function).parameters)
+    """
+    Make calls with an unknown argument raise a TypeError that says what to write instead.
+
+    A function that takes the options of a lock as ``**options`` gets a signature that lists them.
+    """
+    own = list(signature(function).parameters.values())
+    if own[-1].kind is Parameter.VAR_KEYWORD:
+        del own[-1]
+        options = {option: value for option, value in DEFAULTS.items() if option not in [each.name for each in own]}
+        own += [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in options.items()]
+    known = [each.name for each in own]
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return function(*args, **kwargs)
-        except TypeError:
-            for given in kwargs:
-                if given not in known:
-                    close = get_close_matches(given, known, n=1)
-                    near = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
-                    advice = ARGUMENTS[given](kwargs[given]) if given in ARGUMENTS else near
-                    raise TypeError(f"{function.__name__}() has no argument {given!r}; {advice}.") from None
-            raise
+        for given in kwargs:
+            if given not in known:
+                close = get_close_matches(given, known, n=1)
+                near = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+                advice = ARGUMENTS[given](kwargs[given]) if given in ARGUMENTS else near
+                raise TypeError(f"{function.__name__}() has no argument {given!r}; {advice}.")
+        return function(*args, **kwargs)
 
+    checked.__signature__ = signature(function).replace(parameters=own)  # type: ignore[attr-defined]
     return checked
 
 

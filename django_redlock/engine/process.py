@@ -7,9 +7,12 @@ a forked child, and reading that page costs nothing.
 
 import mmap
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
+
+HOST = socket.gethostname()
 
 WIPE_ON_FORK = 18  # MADV_WIPEONFORK, since Linux 4.14
 

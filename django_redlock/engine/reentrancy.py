@@ -41,11 +41,19 @@ def this_task() -> object:
     return task and ref(task)
 
 
-class Held(Protocol):
-    """The part of a :class:`~django_redlock.engine.lease.Lease` that is used here."""
+class Abandoned(Protocol):
+    """A hold, as far as it may have to be released."""
 
     def abandon(self) -> None:
         """Have it released in the background."""
+
+
+class Held(Protocol):
+    """The part of a :class:`~django_redlock.engine.lease.Lease` that is used here."""
+
+    @property
+    def hold(self) -> Abandoned:
+        """What is released."""
 
 
 class WayOut:
@@ -116,7 +124,7 @@ class Tie(ref[WayOut]):
     def abandon(self) -> None:
         """Have the lease released in the background, unless the next block has released it."""
         if not self.over:
-            self.lease.abandon()
+            self.lease.hold.abandon()
             self.over = True
 
 

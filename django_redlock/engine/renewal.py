@@ -51,8 +51,8 @@ class Keeper(Protocol):
         """Do what :meth:`extend` does without blocking."""
 
 
-class Tended(Protocol):
-    """A lease, or something else that the watchdog looks after."""
+class Upkeep(Protocol):
+    """When a lease is to be looked at, and by whom it is extended."""
 
     @property
     def keeper(self) -> Keeper:
@@ -68,6 +68,14 @@ class Tended(Protocol):
 
     def due(self) -> float:
         """Return when to look at it next, on the steady clock; infinity when it ended."""
+
+
+class Tended(Protocol):
+    """A lease, or something else that the watchdog looks after."""
+
+    @property
+    def hold(self) -> Upkeep:
+        """When to look at it."""
 
     def valid(self) -> bool:
         """Return whether it is still held; if not, its holder is notified."""
@@ -95,7 +103,7 @@ class Agenda:
 
     def add(self, lease: Tended) -> float:
         """Put a lease on the agenda, or change when it is due; returns that time, infinity if it has ended."""
-        when = lease.due()
+        when = lease.hold.due()
         if when == NEVER:
             self.drop(lease)
         else:
@@ -126,11 +134,11 @@ class Agenda:
             return due
         for key, when in sorted(self._leases.items(), key=itemgetter(1)):
             lease = key()
-            if when > now and not (due and lease and when - lease.slack <= now):
+            if when > now and not (due and lease and when - lease.hold.slack <= now):
                 break
             if lease is None:
                 self._leases.pop(key, None)
-            elif lease.due() <= max(now, when):
+            elif lease.hold.due() <= max(now, when):
                 self._leases[key] = now + TICK
                 due.append(lease)
             else:
@@ -140,7 +148,7 @@ class Agenda:
     def _goes_on(self, key: "ref[Tended]") -> bool:
         """Return whether a lease has neither been dropped nor ended; forget it if it has."""
         lease = key()
-        if lease is None or lease.due() == NEVER:
+        if lease is None or lease.hold.due() == NEVER:
             self._leases.pop(key, None)
             return False
         return True
@@ -150,8 +158,8 @@ def by_keeper(leases: Iterable[Tended]) -> dict[Keeper, list[Tended]]:
     """Return the leases that are to be extended, by who does it, and notice the end of the others."""
     found: dict[Keeper, list[Tended]] = {}
     for lease in leases:
-        if lease.valid() and lease.renewed:
-            found.setdefault(lease.keeper, []).append(lease)
+        if lease.valid() and lease.hold.renewed:
+            found.setdefault(lease.hold.keeper, []).append(lease)
     return found
 
 
@@ -190,21 +198,21 @@ class Watchdog:
     def watch(self, lease: Tended) -> None:
         """Look after *lease* until it ends; starts the thread if there is none."""
         self._inbox.append((ref(lease), True))
-        if lease.due() < self._wake_at:
+        if lease.hold.due() < self._wake_at:
             self._bell.ring()
         if why := self._thread.start():
             log.error("no thread to extend leases, which will end by themselves: %s", why)
 
     def forget(self, lease: Tended) -> None:
         """Stop looking after *lease*; the thread notices by itself when one has ended."""
-        if lease.due() != NEVER:
+        if lease.hold.due() != NEVER:
             self._inbox.append((ref(lease), False))
 
     def tends(self, keeper: Keeper) -> bool:
         """Return whether it looks after leases of *keeper*."""
         # The inbox first: a lease is put on the agenda before its message is removed from the inbox.
         coming = [lease for key, added in self._inbox.copy() if added and (lease := key()) is not None]
-        return any(lease.keeper is keeper and lease.due() != NEVER for lease in (*coming, *self._agenda))
+        return any(lease.hold.keeper is keeper and lease.hold.due() != NEVER for lease in (*coming, *self._agenda))
 
     def rest(self) -> None:
         """End the thread now if it looks after no lease; otherwise it ends a while after the last one."""
@@ -291,7 +299,7 @@ class AsyncWatchdog:
 
     def tends(self, keeper: Keeper) -> bool:
         """Return whether it looks after leases of *keeper*."""
-        return any(lease.keeper is keeper for lease in self._agenda)
+        return any(lease.hold.keeper is keeper for lease in self._agenda)
 
     def rest(self) -> None:
         """Drop the timers if there is no lease; otherwise they end when they find none."""

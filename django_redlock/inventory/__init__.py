@@ -12,11 +12,11 @@ the nodes are asked again for the value with that fingerprint.
 from collections.abc import Iterable
 
 from ..conf import DEFAULT_ALIAS
-from ..core.names import check_name, is_cut, permit_slug, printable
+from ..core.names import check_name, is_cut, permit_slug
 from ..core.names import slug as slug_of
 from ..core.requests import SHOWN_WAITERS
 from ..core.wanted import MAX_LIMIT
-from ..exceptions import QuorumUnavailableError
+from ..exceptions import QuorumUnavailableError, printable
 from ..handler import locks
 from .model import (
     TROUBLE,

@@ -187,7 +187,7 @@ def _trial(node: Node, rules: Rules, timeout: float) -> str:
     )
     manager = LockManager([node], alone, alias="doctor")
     try:
-        lease = manager.lock(
+        lease = manager.claim(
             f"doctor:{os.urandom(8).hex()}", wait=0, renew=False, kind="command", label="doctor"
         ).acquire()
         extended = lease.extend()

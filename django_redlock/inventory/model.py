@@ -12,10 +12,11 @@ from django.db.models import TextChoices
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..core.names import printable, shown
+from ..core.names import shown
 from ..core.owner import Owner, decode, fingerprint
 from ..core.requests import SHARED
 from ..core.rules import Rules
+from ..exceptions import printable
 
 SHARED_MARK = fingerprint(SHARED)  # of what is under the key of those who share a lock, whoever they are
 LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone

@@ -204,7 +204,7 @@ class Poll:
         name = self.manager.nodes[place].name
         if place in self.silent:
             return NodeStatus(name, False, self.silent[place])
-        return NodeStatus(name, True, self.manager.admission.objection(place) or self.refusing.get(place, ""))
+        return NodeStatus(name, True, self.manager.driver.admission.objection(place) or self.refusing.get(place, ""))
 
     def _told(self) -> list[HeldLock]:
         """Return the locks, now that it is known whose processes live."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 
 from ..conf import DEFAULT_ALIAS
-from ..core.names import is_cut, printable, queue_of
+from ..core.names import is_cut, queue_of
 from ..core.names import slug as slug_of
 from ..core.owner import NONCE_SIZE, fingerprint_of_sharers, nonce_of
 from ..core.owner import fingerprint as fingerprint_of
@@ -16,6 +16,7 @@ from ..core.requests import SHARED, Extend, Release, Repair, Term
 from ..core.round import Round
 from ..core.rules import Rules
 from ..engine.manager import LockManager
+from ..exceptions import printable
 from ..handler import locks
 from .model import HeldLock, name_of, owner_of
 from .poll import Poll, ask_for, read_value

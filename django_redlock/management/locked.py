@@ -106,7 +106,7 @@ def _locked(handle: Any, module: str, key: Key | None, options: dict[str, Any], 
 
     @wraps(handle)
     def locked(self: BaseCommand, *args: Any, **given: Any) -> Any:
-        lock = locks[using].lock(f"command:{_or_fail(resolve, given)}", kind="command", label=name, **options)
+        lock = locks[using].claim(f"command:{_or_fail(resolve, given)}", kind="command", label=name, **options)
         lease = acquire(lock, skip_exit_code)
         if lease is None:
             return None

@@ -5,13 +5,13 @@ The key of one of redis-py's locks on the nodes: take it, find its holders, remo
 import logging
 from typing import Any, NamedTuple
 
-from ..core.names import printable, slug
+from ..core.names import slug
 from ..core.outcome import Outcome
 from ..core.replies import Kind, Row
 from ..core.requests import SHARED, Release
 from ..core.round import Round, count
 from ..engine.manager import LockManager
-from ..exceptions import LockTakenError, QuorumUnavailableError
+from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from .flavours import Flavour
 from .found import Found, find, reference
 from .slots import Hold, Slot
@@ -39,7 +39,7 @@ class KeyOnNodes(NamedTuple):
         manager, rules = self.manager, self.manager.rules
         ttl = None if length is None else piece(length, rules)
         ref = "" if token is None else reference(token)
-        lock = manager.lock(self.name, ttl=ttl, renew=length is None, ref=ref, **wanted)
+        lock = manager.claim(self.name, ttl=ttl, renew=length is None, ref=ref, **wanted)
         try:
             lease = await self.flavour.call(lock.acquire, lock.aacquire)
         except LockTakenError:

@@ -65,6 +65,11 @@ class Term:
     renewed = True
 
     @property
+    def hold(self) -> Self:
+        """When the watchdog looks at it: it knows that itself."""
+        return self
+
+    @property
     def keeper(self) -> Self:
         """The object that extends it: itself."""
         return self

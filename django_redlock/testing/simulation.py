@@ -97,12 +97,14 @@ class Simulation:
             for name, module in list(sys.modules.items()):
                 if name.startswith("django_redlock.") and getattr(module, "steady", None) is real:
                     stack.enter_context(patch.object(module, "steady", self.clock))
-            stack.enter_context(patch("django_redlock.engine.manager.time", WallClock(self.clock)))
+            for user in ("django_redlock.engine.acquirer", "django_redlock.engine.manager"):
+                stack.enter_context(patch(f"{user}.time", WallClock(self.clock)))
             watchdog = VirtualWatchdog(self._process_of)
             for user in (
+                "django_redlock.engine.acquirer",
                 "django_redlock.engine.driver",
-                "django_redlock.engine.manager",
                 "django_redlock.engine.lease",
+                "django_redlock.engine.loss",
             ):
                 stack.enter_context(patch(f"{user}.watchdog", watchdog))
                 stack.enter_context(patch(f"{user}.loop_watchdog", lambda: watchdog))
@@ -237,9 +239,9 @@ class Simulation:
     def _granted(self, who: "Process", lease: Lease) -> None:
         """Record a new holder, and every other holder that considers the lock its own."""
         for other in self._leases:
-            same = set(lease.slots()) & set(other.slots()) and not (lease.shared and other.shared)
+            same = set(lease.hold.slots()) & set(other.hold.slots()) and not (lease.hold.shared and other.hold.shared)
             if same and other.hold.remaining(self._now) > 0:
-                holder = self._process_of(other.keeper)
+                holder = self._process_of(other.hold.keeper)
                 self.overlaps.append(f"{lease.name!r} was granted to {who.name} while {holder.name} had it.")
         self._leases.append(lease)
 
@@ -278,7 +280,7 @@ class Process:
     def kill(self) -> None:
         """End the process: nothing is renewed or released any more."""
         self.agenda = Agenda()
-        for lease in [lease for lease in self._simulation._leases if lease.keeper is self.manager]:
+        for lease in [lease for lease in self._simulation._leases if lease.hold.keeper is self.manager]:
             lease.hold.end(EndReason.EXPIRED, self._simulation.clock())  # nobody is left to ask why
 
     def tend(self, now: float) -> None:
@@ -318,7 +320,7 @@ class VirtualWatchdog:
 
     def _agenda(self, tended: Any) -> Agenda:
         """Return the agenda of the process that has a lease, or the term of one."""
-        return self._process_of(getattr(tended, "lease", tended).keeper).agenda
+        return self._process_of(getattr(tended, "lease", tended).hold.keeper).agenda
 
     def tends(self, keeper: object) -> bool:
         """Return False; only heartbeats use this."""

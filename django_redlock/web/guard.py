@@ -214,7 +214,7 @@ class Guard:
         call = Call(request, args, kwargs, self._arguments(request, args, kwargs))
         name = f"{self.prefix}:{self._key.resolve(call)}"
         label = f"{self.name} {request.method}"
-        return locks[options.using].lock(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
+        return locks[options.using].claim(name, ttl=options.ttl, wait=options.wait, kind="view", label=label)
 
     def refuse(self, request: HttpRequest, error: LockTakenError | QuorumUnavailableError) -> Any:
         """Return the answer to a request that did not get the lock."""

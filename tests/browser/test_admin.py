@@ -16,7 +16,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 def held(site):
     """A held lock that nobody renews, so that its time falls; on all nodes, also where a busy machine was late."""
     name = "shop.tasks.import_catalogue"
-    lease = locks["default"].lock(name, ttl=600, renew=False, kind="task", label=name, ref="7f3a").acquire()
+    lease = locks["default"].claim(name, ttl=600, renew=False, kind="task", label=name, ref="7f3a").acquire()
     while find_lock(name).votes < 5:
         lease.extend()
     return lease

@@ -110,7 +110,7 @@ class Experiment:
         def increment() -> None:
             value = self.counter.read()
             time.sleep(random.uniform(0, 0.003))
-            self.counter.write(value + 1, lease.fencing_token, lease.owner())
+            self.counter.write(value + 1, lease.fencing_token, lease.hold.owner())
 
         if self.fence:
             fenced(lease, using=self.alias, retries=self.retries).run(increment)

@@ -11,6 +11,7 @@ from django.test import override_settings
 from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.core.names import heartbeat, slug
 from django_redlock.core.requests import LONGEST_VALUE
+from django_redlock.engine.lease_hold import LeaseHold
 from django_redlock.inventory import (
     MAX_NAMES,
     PAGE,
@@ -541,8 +542,8 @@ def test_a_holder_that_is_asked_to_stop_stops(five, monkeypatch):
     L74: a holder that is asked to stop finds its lease lost with the reason, at its next renewal. Until then nobody
     else gets the lock. The next holder has a higher token.
     """
-    due = Lease.due
-    monkeypatch.setattr(Lease, "due", lambda lease: due(lease) - 0.33 * lease.hold.ttl)  # after 0.2 s
+    due = LeaseHold.due
+    monkeypatch.setattr(LeaseHold, "due", lambda hold: due(hold) - 0.33 * hold.ttl)  # after 0.2 s
     held = lock("orders:7", ttl=60).acquire()
 
     assert ask_to_stop("orders:7", found().fingerprint) == "asked"

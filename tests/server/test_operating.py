@@ -19,6 +19,7 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from django_redlock import Lease, lock, locks
+from django_redlock.engine.lease_hold import LeaseHold
 from django_redlock.inventory import HeldLock, ask_to_stop, extend_lock, find_lock, force_release, held_locks, poll
 from django_redlock.management.commands import redlock_release
 from django_redlock.management.commands.redlock_top import screen
@@ -256,8 +257,8 @@ def test_release_of_nothing_and_without_a_quorum(five):
 @pytest.fixture
 def lively(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the watchdog renew each minute's lease after 0.2 s, so that its holder soon learns of a request to stop."""
-    due = Lease.due
-    monkeypatch.setattr(Lease, "due", lambda lease: due(lease) - 0.33 * lease.hold.ttl * lease._renew)
+    due = LeaseHold.due
+    monkeypatch.setattr(LeaseHold, "due", lambda hold: due(hold) - 0.33 * hold.ttl * hold.renewed)
 
 
 def listening(name: str = "orders:7") -> Lease:
@@ -549,7 +550,7 @@ def test_release_works_without_the_broker(five, monkeypatch):
     from celery import Celery, _state
 
     monkeypatch.setattr(_state._tls, "current_app", Celery("unreachable", broker="redis://127.0.0.1:1/0"))
-    locks["default"].lock("orders:7", renew=False, kind="task", ref="id-1").acquire()
+    locks["default"].claim("orders:7", renew=False, kind="task", ref="id-1").acquire()
 
     out, err, code = run("redlock_release", "orders:7", "--revoke-task", interactive=False)
 

@@ -4,7 +4,7 @@ The third driver of the core, beside the blocking and the asyncio one.
 Everything that knows the production classes is here. The driver carries out rounds as
 :mod:`django_redlock.engine.rounds` does: one ordered connection per node, the round ends as soon as it is decided,
 silence is noted at the timeout, replies stay in flight until the connection is used again, and a release goes to silent
-nodes too. It carries out acquisitions, extensions and releases as :mod:`django_redlock.engine.manager` does. A process
+nodes too. It carries out acquisitions, extensions and releases as :mod:`django_redlock.engine.acquirer` does. A process
 either gives every current round its own links, as threads have them, or shares one set among all rounds, as the tasks
 of an event loop do. Waiters are those of :mod:`django_redlock.engine.notifications`, with messages that can be late or
 lost.
@@ -167,7 +167,7 @@ class Process(Computer):
             self.stop(self.world.random.choice((0.02, 0.1, 0.5, 1.0, 3.0)) * self.random() * TTL)
         return AT_ONCE
 
-    # The part of django_redlock.engine.manager
+    # The part of django_redlock.engine.acquirer
 
     def acquire(self, names: tuple[str, ...], wait: float | None, limit: int = 1, shared: bool = False) -> Routine:
         """
@@ -215,12 +215,12 @@ class Process(Computer):
         while True:
             self._renewed = [lease for lease in self._renewed if not lease.hold.ended]
             now = self.clock()
-            due = [lease for lease in self._renewed if lease.hold.due(True) <= now]
+            due = [lease for lease in self._renewed if lease.hold.next_event(True) <= now]
             if due:
                 yield self.breathe()
                 yield from self.extend(due)
             else:
-                yield Wait(min([lease.hold.due(True) - now for lease in self._renewed], default=60.0))
+                yield Wait(min([lease.hold.next_event(True) - now for lease in self._renewed], default=60.0))
 
     def extend(self, leases: Sequence[Lease]) -> Routine:
         """Ask for a whole lease from now, for several at once."""

@@ -14,7 +14,7 @@ from celery.backends.base import BaseBackend
 
 from django_redlock.celery import SingletonOptions, SingletonTask
 from django_redlock.celery.slots import HEADER, RECEIVED_HEADER, RUN_HEADER, Ticket
-from django_redlock.engine.manager import fresh_nonce
+from django_redlock.engine.acquirer import fresh_nonce
 
 from .world import Dead, Machine, World
 

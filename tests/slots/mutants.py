@@ -13,7 +13,7 @@ from unittest.mock import patch
 from django_redlock.celery import arrival, overlap, sightings, slots, trailing
 from django_redlock.celery.execution import Execution
 from django_redlock.celery.state import SlotState
-from django_redlock.engine.manager import fresh_nonce
+from django_redlock.engine.acquirer import fresh_nonce
 
 from .profiles import PROFILES
 from .schedule import run

@@ -47,7 +47,7 @@ class Machine:
         self.wakes = 0.0
         self.called: threading.Event | None = None
         self.process: Process = world.sim.rival(name)
-        self.process.manager._sleep = world.sleep
+        self.process.manager.acquirer._sleep = world.sleep
         self.process.manager.driver.notifications = TurnNotifications(world, self.process.manager)  # type: ignore[assignment]
         self.greenlet = greenlet(partial(self._run, work), parent=world.hub)
 

@@ -496,7 +496,7 @@ async def test_lock_of_the_parent_process_is_not_released_by_a_fork(make):
     """
     lock = make(timeout=5)
     await done(lock.acquire())
-    lock.lease._pid = -1  # as if this process were a child of that one
+    lock.lease.hold._pid = -1  # as if this process were a child of that one
 
     assert await done(lock.owned()) is False
     with pytest.raises(LockNotOwnedError, match="fork of the holder"):

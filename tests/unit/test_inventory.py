@@ -181,7 +181,7 @@ def test_a_node_that_may_not_vote_is_named(five, monkeypatch):
     A node that answers but gives no vote is in the banner with the reason, and reduces how many may fail.
     """
     manager = locks["default"]
-    monkeypatch.setattr(manager.admission, "objection", lambda node: "may evict keys" if node == 0 else "")
+    monkeypatch.setattr(manager.driver.admission, "objection", lambda node: "may evict keys" if node == 0 else "")
 
     snapshot = held_locks()
 
@@ -506,11 +506,11 @@ def test_a_slot_that_nothing_renews_can_be_taken_again_with_its_token(five):
     After a slot beyond max_ttl was released by force, a caller with its token is not refused.
     """
     manager = locks["default"]
-    manager.lock("slot", ttl=3600, token=A, detached=True).acquire()
+    manager.claim("slot", ttl=3600, secret=A, detached=True).acquire()
 
     assert force_release("slot", fingerprint(A)) == "released"
 
-    assert manager.lock("slot", ttl=30, token=A, wait=0).acquire().release() == "released"
+    assert manager.claim("slot", ttl=30, secret=A, wait=0).acquire().release() == "released"
 
 
 # Real servers

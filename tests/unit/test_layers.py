@@ -92,8 +92,6 @@ MAX_PARAMETERS = 8
 LONG_SIGNATURES = {
     # Each parameter is an option that users write as a keyword.
     "celery/decorator.py singleton_task": 18,
-    "engine/manager.py lock": 19,
-    "handler.py lock": 15,
     # The arguments of redis-py's lock.
     "compat.py __init__": 9,
     # Django passes the arguments of a command as keywords.

@@ -45,7 +45,8 @@ class Watchdog(VirtualWatchdog):
         self._agenda(tended).drop(tended)
 
     def tends(self, keeper: object) -> bool:
-        return any(lease.keeper is keeper and lease.due() < float("inf") for lease in self._process_of(keeper).agenda)
+        holds = [lease.hold for lease in self._process_of(keeper).agenda]
+        return any(hold.keeper is keeper and hold.due() < float("inf") for hold in holds)
 
     def _agenda(self, tended: Any) -> Any:
         return (
@@ -264,7 +265,7 @@ class History(World):
 
     def do_extend(self) -> None:
         for who, lease in self.leases:
-            if who in self.living and not who.stopped and not lease.renewed and lease.valid():
+            if who in self.living and not who.stopped and not lease.hold.renewed and lease.valid():
                 lease.extend()
 
     def do_release(self) -> None:

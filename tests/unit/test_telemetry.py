@@ -16,6 +16,7 @@ from django.test import AsyncRequestFactory, override_settings
 
 from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks, signals
 from django_redlock.contrib.telemetry import template
+from django_redlock.engine.lease import fence_out
 from django_redlock.exceptions import EXPLANATIONS
 from django_redlock.inventory import find_lock, force_release
 from django_redlock.testing import Servers
@@ -140,7 +141,7 @@ def test_every_way_to_lose_a_lock_is_counted(three, registry):
     """
     lease = lock("stock:7").acquire()
 
-    lease.fenced_out(lease.fencing_token + 1)
+    fence_out(lease, lease.fencing_token + 1)
 
     labels = {"alias": "default", "lock": "stock:*", "outcome": "fenced"}
     assert registry.get_sample_value("redlock_lost_total", labels) == 1

@@ -2,7 +2,7 @@
 The table of a database node, and how requests change it (internal).
 
 All that a node stores for a name is one row, and a request changes it by compare and set: read the row and the server's
-clock, have the node in memory decide (:mod:`.memory`, so that the algorithm is not written once more), and write the
+clock, have the node in memory decide (:mod:`.rows`, so that the algorithm is not written once more), and write the
 row back if its version is still the one that was read. Otherwise somebody else was faster, and all of it is done
 again. For one name, that is one statement that reads and one that writes, each a transaction of its own: a process
 that is paused between them holds no lock of the database, least of all SQLite's only one. Several rows are written in
@@ -15,10 +15,9 @@ which that began. SQLite has no server; its clock is that of the machine, which 
 import json
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
@@ -26,12 +25,12 @@ from django.db import Error as DatabaseError
 from ...core.admission import Greeting
 from ...core.failure import Failure
 from ...core.names import queue_of
-from ...core.node_state import NodeState
 from ...core.parts import merge, split
 from ...core.replies import Reply, failed
-from ...core.requests import ENDLESS, HIGHEST, SHARED, Acquire, Extend, Raise, Release, Repair, Request, Survey
+from ...core.requests import ENDLESS, HIGHEST, SHARED, Request, Survey
 from ..base import LinkError
 from ..clock import steady
+from .rows import FOR_EVER, Change, Known, Names, Stored, change, columns_of, digest, names_of, tombstoned
 from .vendors import (
     ANSWERING,
     BEGINS,
@@ -51,70 +50,10 @@ CLEANING = 60.0  # seconds between two searches for rows that are no longer need
 CLEANED = 100  # rows that are deleted at once
 KEYS = 500  # rows that are read by one statement
 SAME_START = 1.5  # seconds by which two readings of an uptime in whole seconds may disagree on the server's start
-FOR_EVER = 2**62  # microseconds since the epoch: a time that never comes
-
-
-def digest(*parts: str) -> str:
-    """Return a digest of names for a column that every database compares byte by byte."""
-    return blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
-
-
-def micros(seconds: float | None) -> int:
-    """Return seconds since the epoch as the columns store them; None is never."""
-    return FOR_EVER if seconds is None else min(FOR_EVER, round(seconds * 1e6))
 
 
 class UntouchedError(LinkError):
     """A database cannot be used, and certainly has not carried out the requests."""
-
-
-class Stored(NamedTuple):
-    """A row as it was read; ``version`` is None if there is no such row."""
-
-    version: int | None
-    record: dict[str, Any]
-
-
-class Change(NamedTuple):
-    """The new content of a row, to be written if its version is still *version*."""
-
-    digest: str
-    version: int | None
-    ends: int | None
-    kept: int
-    state: str
-
-
-class Names(NamedTuple):
-    """The slugs that requests concern, and the nonces that may have been released before they were granted."""
-
-    slugs: set[str]
-    nonces: set[str]
-
-
-def names_of(requests: Iterable[Request]) -> Names:
-    """Return the keys that must be read to decide on *requests*."""
-    names = Names(set(), set())
-    for request in requests:
-        match request:
-            case Extend(terms):
-                for term in terms:
-                    names.slugs.update(term.slugs)
-                    names.nonces.add(term.nonce)
-            case Acquire() | Release():
-                names.slugs.update(request.slugs)
-                names.slugs.update({request.queue} - {""})
-                names.nonces.add(request.nonce)
-            case Raise() | Survey():
-                names.slugs.update(request.slugs)
-            case Repair():
-                names.slugs.add(request.slug)
-    return names
-
-
-def tombstoned(requests: Iterable[Request]) -> set[str]:
-    """Return the slugs whose rows a release changes, so that no earlier request is granted after it."""
-    return {slug for one in requests if isinstance(one, Release) and one.tombstone for slug in one.slugs}
 
 
 class LockTable:
@@ -378,43 +317,3 @@ def clock(said: Any) -> int:
     if not 0 < said <= HIGHEST:
         raise LinkError(Failure.MALFORMED)
     return int(said)
-
-
-def columns_of(change: Change) -> tuple[Any, ...]:
-    """Return the first parameters of both ways to write a row; the version is new each time."""
-    return random.getrandbits(62), change.ends, change.kept, change.state, change.digest
-
-
-class Known:
-    """The rows of some names, read at one moment, and the node in memory that decides on them."""
-
-    def __init__(
-        self, now: int, slugs: Mapping[str, str], tombstones: Mapping[str, str], rows: Mapping[str, Stored]
-    ) -> None:
-        self.store = NodeState(lambda: now / 1e6)
-        self.rows = rows
-        self.now = now
-        self._slugs = slugs
-        self._tombstones = tombstones
-        for key, slug in slugs.items():
-            if key in rows:
-                self.store.load(slug, rows[key].record)
-        for key, nonce in tombstones.items():
-            if key in rows:
-                self.store.load_tombstone(nonce, rows[key].record)
-
-    def dump(self) -> dict[str, dict[str, Any]]:
-        """Return the new content of the rows, by their keys."""
-        records = {key: {"slug": slug, **self.store.dump(slug)} for key, slug in self._slugs.items()}
-        return records | {key: self.store.dump_tombstone(nonce) for key, nonce in self._tombstones.items()}
-
-
-def change(known: Known, key: str, record: dict[str, Any]) -> Change:
-    """Return a record as JSON, with the columns for listings and for when it is no longer needed."""
-    ends = micros(record["holder"][1]) if "holder" in record else None
-    times = [record[part][1] for part in ("holder", "fence") if part in record]
-    times += [until for _, until in record.get("queue", {}).values()]
-    times += [record["until"]] if "until" in record else []
-    kept = max([known.now, *map(micros, times)])
-    version = known.rows[key].version if key in known.rows else None
-    return Change(key, version, ends, kept, json.dumps(record, separators=(",", ":")))

@@ -33,7 +33,7 @@ def test_holder_reads_writes_and_commits(counting):
 
     fence = Fence.objects.using(counting).get()
     assert counter.read() == 3
-    assert (fence.token, fence.owner, fence.name) == (33, lease.owner(), "counter")
+    assert (fence.token, fence.owner, fence.name) == (33, lease.hold.owner(), "counter")
     assert lease.token not in (fence.key, fence.owner)
 
 
@@ -212,7 +212,7 @@ def test_places_of_a_lock_have_fences_of_their_own(counting):
     """
     With limit=3, three holders do not overtake each other, and none overtakes a lock that is named like a permit.
     """
-    manager = lease_of("pool", limit=3)._manager
+    manager = lease_of("pool", limit=3).hold.keeper
     leases = [manager.lock("pool", limit=3, wait=0, renew=False).acquire() for _ in range(2)]
     leases.append(lease_of("pool #2", token=1))
 
@@ -250,7 +250,7 @@ def test_next_acquisition_goes_above_what_the_database_has_seen(counting):
     with pytest.raises(StaleTokenError), fenced(behind, using=counting):
         pytest.fail("the body ran")
     behind.release()
-    again = behind._manager.lock("counter", wait=0, renew=False).acquire()
+    again = behind.hold.keeper.lock("counter", wait=0, renew=False).acquire()
 
     assert again.fencing_token > ahead
     with fenced(again, using=counting):

@@ -281,7 +281,7 @@ async def test_loss_wakes_the_watchdog_of_a_process(real: Manager, flavour: Flav
 async def test_hold_ends_on_the_nodes_by_their_own_clock(make: Manager, flavour: Flavour):
     """P24, L58: a dead holder blocks nobody once its lease has ended."""
     manager = make()
-    await flavour.acquire(manager.lock("a", ttl=0.5, renew=False, detached=True))
+    await flavour.acquire(manager.claim("a", ttl=0.5, renew=False, detached=True))
 
     later = await flavour.acquire(manager.lock("a", wait=60))
 
@@ -310,11 +310,11 @@ async def test_several_names_are_locked_all_or_none(make: Manager, flavour: Flav
 async def test_lock_is_taken_over_from_the_holder_that_is_named(make: Manager, flavour: Flavour):
     """A lock without a holder object passes only to the process that knows its token."""
     manager = make()
-    queued = await flavour.acquire(manager.lock("slot", ttl=600.0, token="1" * 32, detached=True))
+    queued = await flavour.acquire(manager.claim("slot", ttl=600.0, secret="1" * 32, detached=True))
 
     with pytest.raises(LockTakenError):
-        await flavour.acquire(manager.lock("slot", wait=0, adopt="2" * 32))
-    running = await flavour.acquire(manager.lock("slot", wait=0, adopt="1" * 32))
+        await flavour.acquire(manager.claim("slot", wait=0, adopt="2" * 32))
+    running = await flavour.acquire(manager.claim("slot", wait=0, adopt="1" * 32))
 
     assert running.fencing_token > queued.fencing_token
     assert held_by(manager, "{slot}", running.token)
@@ -539,12 +539,12 @@ async def test_silence_is_not_taken_for_a_held_lock(make: Manager, flavour: Flav
     """L3: nodes that do not vote make the lock unavailable, which is a different error from taken."""
     manager: LockManager = make(restart_guard=True, allow_evicting=())
     for node in range(3):
-        manager.admission._quarantined[node] = (math.inf, "restarted", "restart_guard")
-    greet = manager.admission.greet
-    manager.admission.greet = lambda node, greeting: None
+        manager.driver.admission._quarantined[node] = (math.inf, "restarted", "restart_guard")
+    greet = manager.driver.admission.greet
+    manager.driver.admission.greet = lambda node, greeting: None
 
     with pytest.raises(QuorumUnavailableError, match="3 of 5 nodes must answer"):
         await flavour.acquire(manager.lock("a", wait=0))
 
-    manager.admission.greet = greet
+    manager.driver.admission.greet = greet
     assert held_by(manager, "{a}")

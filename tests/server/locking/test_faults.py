@@ -16,10 +16,11 @@ from django_redlock.core.failure import Failure
 from django_redlock.core.replies import Kind
 from django_redlock.core.surveying import survey_round
 from django_redlock.engine import redelivery, rounds, rounds_async
+from django_redlock.engine.acquirer import instant
 from django_redlock.engine.connections import CONNECT_TIMEOUT
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.lock import Lock
-from django_redlock.engine.manager import LockManager, instant
+from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.redis.link_async import AsyncRedisLink
@@ -134,7 +135,7 @@ async def test_request_behind_its_own_release_is_refused(nodes: Servers):
     """L9, P24, P33: a request that arrives after its release finds the tombstone."""
     manager = real_manager(nodes.urls[:1])
     manager.lock("warm up").acquire().release()
-    acquisition = manager.acquisition(manager.lock("a").description().wanted)
+    acquisition = manager.acquirer.acquisition(manager.lock("a").description().wanted)
     round = next(acquisition.steps(instant()))
     manager.ask(acquisition.undo())  # while the request is delayed somewhere
 
@@ -587,7 +588,7 @@ def test_node_that_was_being_connected_to_is_known_to_have_nothing(nodes: Server
         manager = real_manager([*nodes.urls[:2], proxy.url])
         proxy.black_hole()
 
-        granted = manager.run(manager.lock("a").description().wanted)
+        granted = manager.acquirer.run(manager.lock("a").description().wanted)
 
         assert isinstance(granted, Granted)
         assert granted.untouched == {2}
@@ -662,11 +663,11 @@ async def test_takeover_that_a_node_missed(
         before, after = real_manager(urls), real_manager(urls)
         for manager in [before] if link == "no link to it" else [before, after]:
             await connected(manager, flavour)
-        left = await flavour.acquire(before.lock("a", ttl=7200, detached=True))
+        left = await flavour.acquire(before.claim("a", ttl=7200, detached=True))
         await eventually(lambda: has_key(nodes[2], "t:{a}:h"))
         nodes[2].freeze()
 
-        lease = await flavour.acquire(after.lock("a", adopt=left.token, renew=False))
+        lease = await flavour.acquire(after.claim("a", adopt=left.token, renew=False))
         if link == "a link that broke":
             proxy.reset()
         if thawed == "before the release":
@@ -696,8 +697,8 @@ async def test_takeover_overtakes_the_request_of_the_earlier_hold(nodes: Servers
     for manager in (after, before):  # the node first reads what came over the older connection
         await connected(manager, flavour)
     nodes[2].freeze()
-    left = await flavour.acquire(before.lock("a", ttl=7200, detached=True))
-    lease = await flavour.acquire(after.lock("a", adopt=left.token))
+    left = await flavour.acquire(before.claim("a", ttl=7200, detached=True))
+    lease = await flavour.acquire(after.claim("a", adopt=left.token))
     await flavour.release(lease)
 
     nodes[2].thaw()
@@ -714,7 +715,7 @@ async def test_release_by_token_reaches_a_node_later(nodes: Servers, flavour: Fl
     with FaultProxy(nodes[2].url) as proxy:
         manager = real_manager([*nodes.urls[:2], proxy.url])
         await connected(manager, flavour)
-        lease = await flavour.acquire(manager.lock("a", ttl=7200, detached=True))
+        lease = await flavour.acquire(manager.claim("a", ttl=7200, detached=True))
         await eventually(lambda: has_key(nodes[2], "t:{a}:h"))
         manager.lock("warm up").acquire().release()
         proxy.black_hole("requests")
@@ -774,7 +775,7 @@ async def test_release_of_a_token_reaches_a_node_that_has_seen_a_later_fence(nod
     await flavour.release(await on_all(manager.lock("b"), flavour, nodes[:3]))
     with nodes[2].client() as client:
         client.set("t:{a}:f", str(time.time_ns() // 1000 + 5_000_000), px=60_000)
-    lease = await flavour.acquire(manager.lock("a", token="ab" * 16, renew=False))
+    lease = await flavour.acquire(manager.claim("a", secret="ab" * 16, renew=False))
     await eventually(lambda: all(has_key(node, "t:{a}:h") for node in nodes[:3]))
 
     assert await flavour.release(lease) == "released"
@@ -788,7 +789,7 @@ async def test_late_release_of_a_token_does_not_end_its_next_hold(nodes: Servers
     """P16, L37: nodes that missed a release get it later, when the same token holds the lock again."""
     with FaultProxy(nodes[1].url) as first, FaultProxy(nodes[2].url) as second:
         manager = real_manager([nodes[0].url, first.url, second.url], ttl=60.0, node_timeout=0.5)
-        lock = manager.lock("a", token="ab" * 16, renew=False)
+        lock = manager.claim("a", secret="ab" * 16, renew=False)
         before = await flavour.acquire(lock)
         visit, held_again = manager.driver.redelivery._visit, threading.Event()
         manager.driver.redelivery._visit = lambda node: held_again.wait(30) and visit(node)

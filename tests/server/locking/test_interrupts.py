@@ -13,6 +13,7 @@ import pytest
 from django_redlock.celery.interrupt import raise_in
 from django_redlock.engine import wakeup
 from django_redlock.engine.lease import Lease
+from django_redlock.engine.lease_hold import LeaseHold
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.renewal import abandoned, release_abandoned, watchdog
 from django_redlock.engine.wakeup import WakeUp
@@ -191,18 +192,18 @@ def test_block_is_entered_again_while_the_one_before_is_released_in_the_backgrou
     lock = manager.lock("a", wait=5)
     with suppress(Stop):
         at_the_edge(lock, "__call__")
-    method = "abandon" if first == "watchdog" else "release"
-    original, entered = getattr(Lease, method), []
+    owner, method = (LeaseHold, "abandon") if first == "watchdog" else (Lease, "release")
+    original, entered = getattr(owner, method), []
 
-    def slowly(lease: Lease, *arguments: Any) -> Any:
-        monkeypatch.setattr(Lease, method, original)
+    def slowly(lease: Any, *arguments: Any) -> Any:
+        monkeypatch.setattr(owner, method, original)
         if first == "next block":
             raise Stop
         with lock:
             entered.append(lease)
         return original(lease, *arguments)
 
-    monkeypatch.setattr(Lease, method, slowly)
+    monkeypatch.setattr(owner, method, slowly)
     if first == "watchdog":
         release_abandoned()
     else:
@@ -366,7 +367,7 @@ async def test_loss_whose_report_was_interrupted_is_reported_by_the_watchdog(mem
         trap = Trap(at)
         with trap.set():
             lease.valid()
-        await eventually(lambda: told == [0, 1, 2] or not lease._callbacks)  # noqa: B023
+        await eventually(lambda: told == [0, 1, 2] or not lease._loss._callbacks)  # noqa: B023
         assert told == [0, 1, 2] or trap.where.endswith("(<lambda>)"), trap.where
         if not trap.sprung:
             break

@@ -16,7 +16,8 @@ from django_redlock import QuorumUnavailableError
 from django_redlock.core.attempt import Granted
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Raise, Release
-from django_redlock.engine.manager import LockManager, instant
+from django_redlock.engine.acquirer import instant
+from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Server, Servers
 from tests.conftest import cluster_nodes
 from tests.managers import Asyncio, Flavour, real_manager
@@ -314,7 +315,7 @@ async def test_scripts_forgotten_between_the_two_rounds_are_sent_again(nodes: Se
             client.set("t:{a}:f", 2**52)
     ask = manager.aask if isinstance(flavour, Asyncio) else None
     for flushes in range(2):
-        steps = manager.acquisition(manager.lock("a").description().wanted).steps(instant())
+        steps = manager.acquirer.acquisition(manager.lock("a").description().wanted).steps(instant())
         round, outcome = next(steps), None
         while outcome is None:
             if isinstance(next(iter(round.requests.values())), Raise) and flushes:
@@ -329,7 +330,7 @@ async def test_scripts_forgotten_between_the_two_rounds_are_sent_again(nodes: Se
         assert isinstance(outcome, Granted)
         assert outcome.token > 2**52
         manager.release("a", outcome.nonce)
-        manager._highest._highest.clear()  # so that the next proposal is too low again
+        manager.acquirer._highest._highest.clear()  # so that the next proposal is too low again
     await flavour.close(manager)
     manager.close()
 
@@ -480,7 +481,7 @@ def test_reply_that_is_known_gets_no_tombstone(patient: Patient):
     """P23: an error that certainly changed nothing is released without a tombstone, because nothing can arrive late."""
     with full(patient):
         manager = real_manager([patient.url])
-        acquisition = manager.acquisition(manager.lock("a").description().wanted)
+        acquisition = manager.acquirer.acquisition(manager.lock("a").description().wanted)
         round = next(acquisition.steps(instant()))
         manager.ask(round)
         manager.close()

@@ -119,7 +119,7 @@ def test_interrupted_when_lost(started, prefork, stages, what):
         for call in calls.values():
             task("spin").singleton.release(call, force=True)
             name = task("spin").singleton.key(call)
-            lock = locks["default"].lock(name, wait=10, ttl=60, kind="task", ref="somebody else", label="else")
+            lock = locks["default"].claim(name, wait=10, ttl=60, kind="task", ref="somebody else", label="else")
             others.enter_context(lock)
         for queue, call in calls.items():
             with pytest.raises(LockLostError):

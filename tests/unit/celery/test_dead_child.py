@@ -13,7 +13,7 @@ from kombu.exceptions import DecodeError
 from django_redlock.celery.request import freeing_unreadable, mixed_request
 from django_redlock.celery.sightings import peek
 from django_redlock.celery.slots import HEADER, RUN_HEADER, Ticket, take_running, take_waiting
-from django_redlock.engine.manager import fresh_nonce
+from django_redlock.engine.acquirer import fresh_nonce
 from django_redlock.engine.renewal import watchdog
 
 from .slots import NAME, names

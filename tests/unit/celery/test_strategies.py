@@ -756,7 +756,7 @@ def test_stolen_slot_is_told(make, worker, told):
     seen = []
 
     def body(self, shop_id):
-        locks["default"].lock(NAME, adopt=self.singleton.lease.token, detached=True, wait=0).acquire()
+        locks["default"].claim(NAME, adopt=self.singleton.lease.token, detached=True, wait=0).acquire()
         self.singleton.lease.extend()
         seen.append((self.singleton.lost, self.singleton.remaining))
 
@@ -937,7 +937,7 @@ def test_interrupted_when_lost(app, worker):
 
     def body(self):
         lease = self.singleton.lease
-        locks["default"].lock(lease.name, adopt=lease.token, detached=True, wait=0).acquire()
+        locks["default"].claim(lease.name, adopt=lease.token, detached=True, wait=0).acquire()
         threading.Thread(target=lease.extend).start()
         until = time.monotonic() + 60
         while time.monotonic() < until:

@@ -99,7 +99,7 @@ def test_round_without_a_verdict_changes_nothing(replies: list[Kind]):
     assert not hold.extended(answer(round, *replies), 0, 103.0, 103.2)
 
     assert (hold.ended, hold.deadline) == (None, pytest.approx(DEADLINE))
-    assert hold.due(renewing=True) == pytest.approx(103.0 + TTL / 12)
+    assert hold.next_event(renewing=True) == pytest.approx(103.0 + TTL / 12)
 
 
 def test_refusal_by_too_many_ends_the_lease_at_once():
@@ -137,8 +137,8 @@ def test_renewal_is_due_every_third_of_the_ttl():
     """L22: renewal is never due later than the deadline, because the holder must be notified then."""
     hold = held()
 
-    assert hold.due(renewing=True) == START + 3.0
-    assert hold.due(renewing=False) == hold.deadline
+    assert hold.next_event(renewing=True) == START + 3.0
+    assert hold.next_event(renewing=False) == hold.deadline
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_bounds_of_renewal_are_named(options: dict[str, Any], reason: str):
     hold = held(**options)
 
     assert extension(hold, START + 3.0) is None
-    assert hold.due(renewing=True) == hold.deadline
+    assert hold.next_event(renewing=True) == hold.deadline
     assert not hold.check(DEADLINE)
     assert hold.ended == reason
 
@@ -163,7 +163,7 @@ def test_lease_at_its_bound_is_next_due_at_its_deadline(start: float):
 
     assert extension(hold, start + 0.2 + 1e-9) is None
 
-    assert hold.due(renewing=True) == hold.deadline
+    assert hold.next_event(renewing=True) == hold.deadline
 
 
 def test_release_leaves_a_tombstone_for_what_is_still_on_its_way():
@@ -298,9 +298,9 @@ def test_heartbeat_is_looked_for_when_the_extension_is_due():
     """P34: nobody knows beforehand whether the work will have sent a heartbeat by then; a late one still counts."""
     hold = held(heartbeat=1.0)
 
-    assert hold.due(renewing=True) == pytest.approx(START + TTL / 3)
+    assert hold.next_event(renewing=True) == pytest.approx(START + TTL / 3)
     assert extension(hold, START + TTL / 3) is None
-    assert hold.due(renewing=True) == pytest.approx(START + TTL / 3 + TTL / 12)
+    assert hold.next_event(renewing=True) == pytest.approx(START + TTL / 3 + TTL / 12)
 
     hold.beat(START + 3.5)
     assert extension(hold, START + TTL / 3 + TTL / 12) is not None

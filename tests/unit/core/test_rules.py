@@ -10,8 +10,8 @@ from django_redlock.core.admission import Admission, Greeting
 from django_redlock.core.owner import Owner, decode, encode, fingerprint, nonce_of
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.round import Round, count
-from django_redlock.core.rules import Rules, majority
-from django_redlock.engine.manager import LockManager, check_wait
+from django_redlock.core.rules import Rules, check_wait, majority
+from django_redlock.engine.manager import LockManager
 from django_redlock.nodes.memory import MemoryNode
 
 

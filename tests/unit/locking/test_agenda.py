@@ -13,6 +13,10 @@ class Lease:
     def __init__(self, due: float, slack: float = 0.0) -> None:
         self.when, self.slack = due, slack
 
+    @property
+    def hold(self) -> "Lease":
+        return self
+
     def due(self) -> float:
         return self.when
 

@@ -1,0 +1,185 @@
+"""
+The hold behind a lease: who extends it, how often it was entered, and its release (internal).
+
+Fences, reentrant locks and the watchdog use it. What users need is in :class:`~.lease.Lease`.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Any, Protocol
+from weakref import ref
+
+from ..core.attempt import Granted
+from ..core.hold import Hold
+from ..core.outcome import EndReason
+from ..core.round import Round
+from ..core.rules import Rules
+from ..core.tokens import HighestToken
+from ..core.wanted import Wanted
+from ..nodes.base import Node
+from ..nodes.clock import steady
+from ..nodes.threads import exiting
+from .driver import Driver
+from .drops import Drop, unreleased, watch_drop
+from .process import process
+from .surroundings import Surroundings
+
+LASTING = 86_400.0  # seconds for which the release of a hold that may last long is redelivered
+
+
+class Manager(Protocol):
+    """What extends and releases a lease: a :class:`~.manager.LockManager`."""
+
+    nodes: tuple[Node, ...]
+    rules: Rules
+    notify: Callable[..., None]
+    surroundings: Surroundings
+    dropped: deque[float]
+    driver: Driver
+
+    def ask(self, round: Round) -> None:
+        """Carry out one round, blocking."""
+
+    async def aask(self, round: Round) -> None:
+        """Carry out one round in the running event loop."""
+
+    def extend(self, leases: Sequence[Any], ttl: float | None = None) -> int:
+        """Extend leases, blocking; returns how many are longer now."""
+
+    async def aextend(self, leases: Sequence[Any], ttl: float | None = None) -> int:
+        """Extend leases in the running event loop; returns how many are longer now."""
+
+
+class Report(Protocol):
+    """The report of its loss, as far as the watchdog is concerned."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether somebody is still to be notified, and no thread is doing that."""
+
+
+class LeaseHold(Hold):
+    """
+    A hold in this process.
+
+    Args:
+        keeper: The manager that extends and releases it.
+        wanted: What was asked for.
+        granted: The won acquisition.
+        highest: The highest tokens seen in this process.
+        renewed: Whether it is extended without being asked.
+    """
+
+    def __init__(self, keeper: Manager, wanted: Wanted, granted: Granted, highest: HighestToken, renewed: bool) -> None:
+        super().__init__(wanted, granted, keeper.rules, highest)
+        self.keeper = keeper
+        self.renewed = renewed
+        self.takeover = granted.rounds[0] if wanted.adopt else None  # took the lock over from another holder
+        self._pid = process.pid
+        self._depth = 1
+        self._cleanup: Round | None = None  # the round that releases it
+        self._drop: Drop | None = None
+        self._loss: Callable[[], Report | None] = _no_report
+
+    def belongs_to(self, lease: object, loss: Report) -> None:
+        """Note the lease, whose *loss* is to be reported, and which is not to be dropped without a release."""
+        self._loss = ref(loss)
+        if self.renewed:
+            self._drop = watch_drop(lease, self, self.keeper.dropped)
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the holder, which alone has the lock."""
+        process.notice_fork()
+        return self._pid != process.pid
+
+    # Used by the watchdog
+
+    @property
+    def slack(self) -> float:
+        """Seconds by which it may be extended early, together with other leases."""
+        return self.ttl / 30 if self.renewed else 0.0
+
+    def due(self) -> float:
+        """Return when the watchdog looks at it next; at once if it was lost and its loss is still to be reported."""
+        ended = self.ended
+        if ended and ended is not EndReason.RELEASED and (loss := self._loss()) and loss.pending:
+            return 0.0
+        return self.next_event(self.renewed)
+
+    # Used by reentrant locks
+
+    @property
+    def entered(self) -> bool:
+        """Whether its holder has not yet left it as often as it was entered."""
+        return self._depth > 0
+
+    def enter_again(self) -> None:
+        """Note that its holder has entered it once more."""
+        self._depth += 1
+
+    def leave(self) -> bool:
+        """Note that its holder has left it once; returns whether it was entered more often."""
+        self._depth -= 1
+        return self.entered
+
+    # Used by fences
+
+    def slots(self) -> list[tuple[str, str]]:
+        """Return each name with the number of its permit, which is empty unless the lock has a ``limit``."""
+        return [(name, self.permit()) for name in self.names]
+
+    def owner(self) -> str:
+        """
+        Return the identifier of this acquisition in a fence: 32 hexadecimal digits, not secret.
+
+        No other acquisition has the same one, not even one with the same secret, or one in a fork of this process.
+        """
+        # One call into C, so that all threads get the same.
+        identifier = self.__dict__.setdefault("_identifier", os.urandom(16))
+        return blake2b(identifier, digest_size=16, key=str(os.getpid()).encode()).hexdigest()
+
+    # The release
+
+    def begin_release(self, wait: bool) -> Round:
+        """Return the round that releases it, once it has been ended; *wait* is whether to wait for the replies."""
+        self._cleanup = self.release(self.timeout if wait else 0.0)
+        return self._cleanup
+
+    @staticmethod
+    def end_of_earlier_hold(takeover: Round) -> Round | None:
+        """Return the round that ends the hold that was taken over, on nodes that may yet get the request to do that."""
+        if not takeover.remedy or not (nodes := takeover.unanswered()):
+            return None
+        requests = {node: takeover.remedy[node] for node in nodes}
+        return Round(requests, lambda replies: False, 0.0, cleanup=True, lasting=LASTING)
+
+    def forget_drop(self) -> None:
+        """Note that it was released, so that its lease may be dropped."""
+        if self._drop is not None:
+            unreleased.discard(self._drop)
+            self._drop = None
+
+    def release_later(self) -> None:
+        """Have the release redelivered to the nodes that have not answered it, if the lease has ended."""
+        if self.ended:
+            round = self._cleanup = self._cleanup or self.release(0.0)
+            self.keeper.driver.bring(round)
+
+    def abandon(self) -> None:
+        """
+        Leave it once, and have it released in the background if that was the last time; waits for nothing.
+
+        For a holder that was interrupted before it could release the lock itself.
+        """
+        if self.forked or self.ended or exiting() or self.leave():
+            return
+        self.end(EndReason.RELEASED, steady())
+        self.forget_drop()
+        self.release_later()
+
+
+def _no_report() -> None:
+    """Stand for the report of a hold that has no lease."""

@@ -1,0 +1,108 @@
+"""
+The options of a lock, in one place for ``lock()`` and ``locks[alias].lock()`` (internal).
+"""
+
+from typing import Literal, TypedDict
+
+from ..core.names import named
+from ..core.rules import UNSET, Wait, check_label, check_wait, seconds
+from ..core.wanted import check_limit
+
+IfTaken = Literal["raise", "skip"]
+
+
+class LockOptions(TypedDict, total=False):
+    """The options of :func:`django_redlock.lock`, which describes each; ``DEFAULTS`` has what is not passed."""
+
+    ttl: float | None
+    wait: Wait
+    renew: bool | None
+    label: str
+    limit: int
+    shared: bool
+    barge: bool
+    reentrant: bool
+    heartbeat: float | None
+    max_hold: float | None
+    cancel_on_lost: bool
+    on_commit: bool
+    if_taken: IfTaken
+
+
+DEFAULTS: LockOptions = {
+    "ttl": None,
+    "wait": UNSET,
+    "renew": None,
+    "label": "",
+    "limit": 1,
+    "shared": False,
+    "barge": False,
+    "reentrant": False,
+    "heartbeat": None,
+    "max_hold": None,
+    "cancel_on_lost": False,
+    "on_commit": False,
+    "if_taken": "raise",
+}
+
+
+def complete(names: tuple[str, ...], options: LockOptions) -> LockOptions:
+    """
+    Return *options* with the defaults of those that were not passed.
+
+    Raises:
+        TypeError: The label is not a string.
+        ValueError: A number cannot work, or two options cannot be combined; the message says what to write.
+    """
+    chosen: LockOptions = {**DEFAULTS, **options}
+    check_label(chosen["label"])
+    check_wait(chosen["wait"])
+    check_limit(chosen["limit"], names, chosen["shared"])
+    for what, value in (("ttl", chosen["ttl"]), ("heartbeat", chosen["heartbeat"]), ("max_hold", chosen["max_hold"])):
+        if value is not None:
+            seconds(what, value)
+    check_if_taken(chosen)
+    return chosen
+
+
+def check_if_taken(options: LockOptions) -> None:
+    """
+    Raise ValueError unless ``if_taken`` is ``raise`` or ``skip``, and fits the other options.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if_taken = options["if_taken"]
+    if if_taken not in ("raise", "skip"):
+        raise ValueError(f"if_taken must be 'raise' or 'skip', not {if_taken!r}.")
+    if if_taken == "skip" and (options["on_commit"] or options["cancel_on_lost"]):
+        other = "on_commit" if options["on_commit"] else "cancel_on_lost"
+        raise ValueError(f"if_taken='skip' and {other}=True cannot be combined; catch LockTakenError instead.")
+
+
+def check_block(names: tuple[str, ...], options: LockOptions, block: str) -> None:
+    """
+    Check that the options work with the kind of block that is entered: ``with``, ``async with``, or empty for none.
+
+    Raises:
+        RuntimeError: One of them works only with another kind.
+    """
+    if options["cancel_on_lost"] and block != "async with":
+        raise RuntimeError(f"Lock {named(names)!r} has cancel_on_lost, which works with 'async with' only.")
+    if options["on_commit"] and block != "with":
+        raise RuntimeError(f"Lock {named(names)!r} has on_commit=True, which works with 'with' only.")
+
+
+def check_not_skipped(names: tuple[str, ...], options: LockOptions, method: str) -> None:
+    """
+    Check that the lock is not one with ``if_taken="skip"``; *method* is what to call instead of entering it.
+
+    Raises:
+        TypeError: It is.
+    """
+    if options["if_taken"] == "skip":
+        name = named(names)
+        raise TypeError(
+            f"Lock {name!r} has if_taken='skip', which is for decorators: a block cannot be skipped. Write "
+            f"'lease = lock({name!r}).{method}()', which gives None when the lock is taken."
+        )
