@@ -119,7 +119,7 @@ class ConnectionSet:
         return by_node
 
     def expect(self, node: int) -> None:
-        """Expect a link to *node*, and be woken when it has arrived."""
+        """Expect a link to *node*, whose arrival wakes the thread that waits."""
         self.connecting.add(node)
         if self._wakeup is None:
             self._wakeup = WakeUp()

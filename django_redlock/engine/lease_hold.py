@@ -1,7 +1,7 @@
 """
 The hold behind a lease: who extends it, how often it was entered, and its release (internal).
 
-Fences, reentrant locks and the watchdog use it. What users need is in :class:`~.lease.Lease`.
+Fences, reentrant locks and the watchdog use it. The members for users are in :class:`~.lease.Lease`.
 """
 
 import os

@@ -10,19 +10,18 @@ connection reads it before it is used again.
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from weakref import WeakKeyDictionary
 
 from ..core.admission import Admission
 from ..core.failure import Failure
 from ..core.replies import Kind, failed
 from ..core.round import Round
-from ..nodes.base import Link, LinkError, Node
+from ..nodes.base import LinkError, Node
 from ..nodes.clock import Clock, steady
 from ..nodes.gevent import Here, here, uses_gevent
-from ..nodes.threads import start
 from .breaker import Breakers
-from .connections import CONNECT_TIMEOUT, MAX_IN_FLIGHT, Connection, ConnectionSet
+from .connecting import Connector
+from .connections import MAX_IN_FLIGHT, Connection, ConnectionSet
 
 IDLE = 1.0  # seconds after which a link may have been closed by its server, so that it is looked at before use
 MAX_IDLE = 60.0  # seconds after which a link is no longer used: firewalls forget connections without telling anybody
@@ -44,7 +43,6 @@ class Gather:
     """
 
     def __init__(self, nodes: Sequence[Node], admission: Admission, clock: Clock = steady) -> None:
-        self._nodes = nodes
         self.admission = admission
         self._clock = clock
         self._connection_sets: list[ConnectionSet] = []
@@ -52,6 +50,7 @@ class Gather:
             WeakKeyDictionary() if uses_gevent() else None
         )
         self.breakers = Breakers(len(nodes))
+        self._connector = Connector(nodes, self.breakers, clock)
 
     def ask(self, round: Round) -> None:
         """Carry out one round: send, and wait until it is decided, everyone replied, or its timeout has passed."""
@@ -120,7 +119,7 @@ class Gather:
         packed: dict[int, bytes] = {}
         unasked = [node for node in round.requests if not self._send(connections, round, node, packed, now)]
         if unasked:
-            self._see_to(connections, round, unasked, now)
+            self._connector.see_to(connections, round, unasked, now)
         while round.timeout and not round.closed:
             left = deadline - self._clock()
             if left <= 0:
@@ -181,22 +180,6 @@ class Gather:
         self._drop(connections, connection, silent)
         self.breakers[connection.node].failed(now, silent.detail)
         return None
-
-    def _see_to(self, connections: ConnectionSet, round: Round, nodes: list[int], now: float) -> None:
-        """Connect to nodes that have no link, or note why not."""
-        resting = self.breakers.resting(round, now)
-        timeout = max(round.timeout, CONNECT_TIMEOUT)
-        for node in nodes:
-            if node in resting:
-                round.receive(node, failed(Failure.FAILED_LATELY))
-            elif not round.timeout:
-                round.receive(node, failed(Failure.NOT_CONNECTED))
-            elif node in connections.connecting:
-                continue
-            elif until := self.breakers[node].admits(now, timeout):
-                self._connect(connections, node, timeout, until)
-            else:
-                round.receive(node, failed(Failure.FAILED_LATELY))
 
     def _catch_up(self, connections: ConnectionSet, connection: Connection) -> bool:
         """Read the replies that have come; returns whether the link still works."""
@@ -287,33 +270,6 @@ class Gather:
                 connections.connection(Connection(node, link, self.admission))
                 seen.append((node, None))
         return seen
-
-    def _connect(self, connections: ConnectionSet, node: int, timeout: float, until: float) -> None:
-        arguments = (connections, node, timeout, until)
-        if self._nodes[node].instant:
-            connections.connecting.add(node)
-            self._connect_now(*arguments)
-        else:
-            connections.expect(node)  # the wake-up must be there before the thread is
-            try:
-                start(partial(self._connect_now, *arguments), "django_redlock connect")
-            except RuntimeError:  # there are too many, or the interpreter is about to end: one after the other, then
-                self._connect_now(*arguments)
-
-    def _connect_now(self, connections: ConnectionSet, node: int, timeout: float, until: float) -> None:
-        link: Link | LinkError
-        try:
-            link = self._nodes[node].connect(timeout)
-        except LinkError as error:
-            link = error
-        except Exception:  # whatever it was, the node must not stay in the state "connecting"
-            log.exception("connecting to %s failed", self._nodes[node].name)
-            link = LinkError(Failure.UNREACHABLE)
-        self.breakers[node].was_tried(until)
-        if isinstance(link, LinkError):
-            # Noted now, because the connection set may not be used again for long.
-            self.breakers[node].failed(self._clock(), link.detail)
-        connections.deliver(node, link)
 
     def _time_out(self, connections: ConnectionSet, round: Round) -> None:
         """Note the nodes that did not answer in time; their links stay, so that a release follows in order."""

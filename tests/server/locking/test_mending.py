@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from django_redlock import RedlockError
-from django_redlock.engine import breaker, rounds, rounds_async
+from django_redlock.engine import breaker, connecting, rounds, rounds_async
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes.clock import steady
 from django_redlock.testing import FaultProxy, Server, Servers
@@ -136,7 +136,7 @@ async def test_black_hole_gets_no_end_of_connections(nodes: Servers, monkeypatch
     redelivery.
     """
     monkeypatch.setattr(breaker, "LONGEST_REST", 0.1)
-    monkeypatch.setattr(rounds, "CONNECT_TIMEOUT", 0.1)
+    monkeypatch.setattr(connecting, "CONNECT_TIMEOUT", 0.1)
     with FaultProxy(nodes[2].url) as proxy, ExitStack() as stack:
         manager = real_manager([*nodes.urls[:2], proxy.url], ttl=60.0, node_timeout=0.1)
         stack.callback(manager.close)
