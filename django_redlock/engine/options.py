@@ -20,8 +20,8 @@ class LockOptions(TypedDict, total=False):
     label: str
     limit: int
     shared: bool
-    barge: bool
     reentrant: bool
+    barge: bool
     heartbeat: float | None
     max_hold: float | None
     cancel_on_lost: bool
@@ -36,8 +36,8 @@ DEFAULTS: LockOptions = {
     "label": "",
     "limit": 1,
     "shared": False,
-    "barge": False,
     "reentrant": False,
+    "barge": False,
     "heartbeat": None,
     "max_hold": None,
     "cancel_on_lost": False,
