@@ -25,15 +25,16 @@ def test_quick_start_without_redis_works_from_an_empty_folder(
 
     The first command creates an environment; the environment of the tests takes its place.
     """
-    reader, typed, outputs = Reader(tmp_path), [], []
+    typed, outputs = [], []
 
-    for language, text in blocks(page, heading):
-        if language == "python":
-            reader.write(text)
-        for command in commands(text) if language == "console" else []:
-            typed.append(command)
-            if command != INSTALLATION:
-                outputs.append(reader.type(command))
+    with Reader(tmp_path) as reader:
+        for language, text in blocks(page, heading):
+            if language == "python":
+                reader.write(text)
+            for command in commands(text) if language == "console" else []:
+                typed.append(command)
+                if command != INSTALLATION:
+                    outputs.append(reader.type(command))
 
     assert typed[0] == INSTALLATION
     assert len(typed) == count

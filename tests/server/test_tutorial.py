@@ -7,6 +7,7 @@ from the project's database.
 
 import os
 import re
+import shlex
 import sqlite3
 import sys
 import time
@@ -15,7 +16,6 @@ from contextlib import closing, contextmanager, suppress
 from http.cookiejar import CookieJar
 from pathlib import Path
 from signal import SIGCONT, SIGKILL
-from subprocess import DEVNULL, Popen
 from typing import Any
 from urllib.error import URLError
 from urllib.parse import urlencode
@@ -95,9 +95,9 @@ class Student(Reader):
 
 @pytest.fixture
 def student(tmp_path: Path) -> Iterator[Student]:
-    student = Student(tmp_path)
-    yield student
-    student.stop()
+    with Student(tmp_path) as student:
+        yield student
+        student.stop()
 
 
 def test_every_step_of_the_tutorial_ends_as_the_page_says(student: Student):
@@ -172,7 +172,7 @@ def in_the_admin(student: Student) -> None:
     student.type(create)
     port = reserve_port(student)
     student.type('python manage.py shell -v 0 -c "from shop.tasks import import_deliveries; import_deliveries.delay()"')
-    with running(student, f"exec {serve} --noreload {port}"):
+    with running(student, f"{serve} --noreload {port}"):
         url = url.replace("8000", str(port))
         browser = build_opener(HTTPCookieProcessor(CookieJar()))
         wait_for(lambda: SLOT in page_after_login(browser, url))
@@ -188,14 +188,12 @@ def commands_and_urls() -> tuple[list[str], list[str]]:
 
 @contextmanager
 def running(student: Student, command: str) -> Iterator[None]:
-    """Run a command in the background for the length of the block."""
-    environment = student.environment
-    process = Popen(command, shell=True, cwd=student.folder, env=environment, stdout=DEVNULL, stderr=DEVNULL)
+    """Run a command of Python in the background for the length of the block."""
+    process = int(student.fork(shlex.split(command), wait=False))
     try:
         yield
     finally:
-        process.kill()
-        process.wait()
+        os.kill(process, SIGKILL)
 
 
 def page_after_login(browser: OpenerDirector, url: str) -> str:

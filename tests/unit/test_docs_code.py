@@ -13,6 +13,7 @@ import builtins
 import dis
 import inspect
 import re
+import shlex
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,6 +25,7 @@ from unittest.mock import patch
 
 import pytest
 from django.core import checks
+from django.core.management import load_command_class
 from django.db import connections, models, transaction
 from django.db.models import F
 from django.test import RequestFactory, TestCase, override_settings
@@ -200,6 +202,19 @@ def accept(redlock: dict[str, Any], databases: dict[str, Any], where: str) -> No
     ):
         found = [each for each in checks.run_checks(tags=["redlock"]) if each.id in SETTINGS_ERRORS]
     assert not found, f"{where}: {found}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_the_documentation_exist(page: str):
+    """
+    Every command of this package in a block for the console has its options, and their values are accepted.
+    """
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for name, arguments in re.findall(r"^\$ .*manage\.py (redlock_\w+)(.*)$", block, re.MULTILINE):
+            words = shlex.split(arguments, comments=True)
+            if not any(word.startswith("[") for word in words):  # a synopsis
+                load_command_class("django_redlock", name).create_parser("manage.py", name).parse_args(words)
 
 
 def test_a_block_that_is_not_executed_has_a_reason(tmp_path: Path):
