@@ -54,9 +54,11 @@ SETTINGS_ERRORS = {f"redlock.{code}" for code in ("E001", "E003", "E004", "E006"
 # Called when the blocks of their page have run, so that the bodies of functions run as well.
 CALLS = {
     "docs/howto/skip-if-taken.md": ["nightly()"],
-    "docs/howto/wait-in-a-request.md": ["publish(None, 7)"],
-    "docs/howto/other-queues.md": ["refresh_rates()", "sync(7)"],
+    "docs/howto/wait-in-a-request.md": ["assert publish(None, 7).status_code == 200"],
+    "docs/howto/other-queues.md": ["refresh_rates()", "assert sync(7) is None"],
     "docs/howto/async.md": ["run(report(None))", "run(pay(post, pk=7))", "run(refresh_rates())"],
+    "docs/howto/migrate-cache-add.md": ["import_feed('feed')"],
+    "docs/howto/rate-limit.md": ["order.reminded = None; assert remind(order); assert not remind(order)"],
     "docs/howto/locks.md": ["run(send_one())"],
     "docs/howto/atomic-requests.md": ["pay(post, pk=7)"],
 }
@@ -191,7 +193,7 @@ def test_code_of_the_documentation_runs(page: str, fresh_nodes: None, celery_app
             if (redlock := namespace.pop("REDLOCK", None)) is not None:
                 accept(redlock, namespace["DATABASES"], f"{page}:{block.line}")
         for call in CALLS.get(page, []):
-            eval(call, namespace)
+            exec(call, namespace)
 
 
 def too_new(block: Block) -> bool:
@@ -207,6 +209,16 @@ def accept(redlock: dict[str, Any], databases: dict[str, Any], where: str) -> No
     ):
         found = [each for each in checks.run_checks(tags=["redlock"]) if each.id in SETTINGS_ERRORS]
     assert not found, f"{where}: {found}"
+
+
+def test_links_of_the_readme_lead_to_files():
+    """
+    The README is not built with the other pages, so nothing else checks its links.
+    """
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+
+    assert links
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
