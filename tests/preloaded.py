@@ -2,7 +2,8 @@
 Run commands of Python in forks of a process that has loaded Django and Celery: a fork costs a fraction of a start.
 
 Each line of standard input is a JSON object with ``argv``, ``folder``, ``output`` (a file) and ``wait``; each line of
-standard output is the exit code, or the process id if the command is left running.
+standard output is the exit code, or the process id if the command is left running. At the end of its input it kills
+the commands that are still running.
 """
 
 import atexit
@@ -12,6 +13,7 @@ import runpy
 import sys
 from contextlib import suppress
 from importlib import import_module
+from signal import SIGKILL
 
 LOADED = [
     *(
@@ -64,15 +66,29 @@ def fork(argv: list[str], folder: str, output: str, wait: bool) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if wait else pid
 
 
+def ended() -> set[int]:
+    """Wait for the commands that have ended: until then a killed worker counts as running."""
+    found = set()
+    with suppress(ChildProcessError):
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            found.add(pid)
+    return found
+
+
 def main() -> None:
     for name in LOADED:
         with suppress(ImportError):
             import_module(name)
+    running: set[int] = set()
     for line in sys.stdin:
-        print(fork(**json.loads(line)), flush=True)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        running -= ended()
+        job = json.loads(line)
+        result = fork(**job)
+        if not job["wait"]:
+            running.add(result)
+        print(result, flush=True)
+    for pid in running:  # none of these has been waited for, so the process id is still its own
+        os.kill(pid, SIGKILL)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,8 @@ class Reader:
     def __enter__(self) -> Self:
         """Start the process whose forks run the commands of Python: a fork costs a fraction of a start."""
         self._preloaded = subprocess.Popen(
-            [sys.executable, "-m", "tests.preloaded"],
+            # -P: the package under test comes from PYTHONPATH, not from the checkout.
+            [sys.executable, "-P", "-m", "tests.preloaded"],
             cwd=ROOT,
             env=self.environment | {"PYTHONPATH": os.pathsep.join([self.environment["PYTHONPATH"], str(ROOT)])},
             stdin=subprocess.PIPE,
