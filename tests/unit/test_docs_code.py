@@ -14,12 +14,13 @@ import dis
 import inspect
 import re
 import shlex
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
-from types import CodeType, SimpleNamespace
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -147,6 +148,9 @@ def celery_app(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(state, name, value)
     monkeypatch.setattr(state._tls, "current_app", None)
     app = celery.Celery("documented", broker="memory://", backend="cache+memory://")
+    for name in ("mysite", "mysite.celery"):  # where the reader's project has its app
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["mysite.celery"].app = app
     yield app
     app.close()
 
