@@ -1,9 +1,9 @@
 """
 Run commands of Python in forks of a process that has loaded Django and Celery: a fork costs a fraction of a start.
 
-Each line of standard input is a JSON object with ``argv``, ``folder``, ``output`` (a file) and ``wait``; each line of
-standard output is the exit code, or the process id if the command is left running. At the end of its input it kills
-the commands that are still running.
+Each line of standard input is a JSON object with ``argv``, ``folder``, two files (``output`` and ``errors``) and
+``wait``. Each line of standard output is the exit code, or the process id if the command is left running. At the end of
+its input the process kills the commands that are still running.
 """
 
 import atexit
@@ -30,13 +30,12 @@ LOADED = [
 ]
 
 
-def run(argv: list[str], folder: str, output: str) -> None:
+def run(argv: list[str], folder: str, output: str, errors: str) -> None:
     """Become the command: ``python FILE ...`` or ``celery ...``."""
     os.setsid()
     os.chdir(folder)
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for number in (1, 2):
-        os.dup2(file, number)
+    for number, path in ((1, output), (2, errors)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.path[:0] = [folder]
     if argv[0] == "celery":
@@ -47,13 +46,13 @@ def run(argv: list[str], folder: str, output: str) -> None:
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def fork(argv: list[str], folder: str, output: str, wait: bool) -> int:
+def fork(argv: list[str], folder: str, output: str, errors: str, wait: bool) -> int:
     """Run a command in a fork; return its exit code, or its process id."""
     pid = os.fork()
     if not pid:
         code = 1
         try:
-            run(argv, folder, output)
+            run(argv, folder, output, errors)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)

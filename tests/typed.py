@@ -93,22 +93,23 @@ class Reader:
 
     def fork(self, argv: list[str], *, wait: bool = True) -> str:
         """Run ``python FILE`` or ``celery``, and return what it printed, or its process id if it is left running."""
-        output = self.folder / ".output"
-        detached = "--detach" in argv  # without it the worker starts at once, not in a second process
+        output, errors = self.folder / ".output", self.folder / ".errors"
+        wait = wait and "--detach" not in argv  # without it the worker starts at once, not in a second process
         job = {
             "argv": [word for word in argv if word != "--detach"],
             "folder": str(self.folder),
-            "output": os.devnull if detached or not wait else str(output),
-            "wait": wait and not detached,
+            "output": str(output) if wait else os.devnull,
+            "errors": str(errors) if wait else os.devnull,
+            "wait": wait,
         }
         assert self._preloaded.stdin
         assert self._preloaded.stdout
         print(json.dumps(job), file=self._preloaded.stdin, flush=True)
         result = self._preloaded.stdout.readline().strip()
-        if not job["wait"]:
+        if not wait:
             return result
         printed = output.read_text(encoding="utf-8")
-        assert result == "0", f"{shlex.join(argv)}\n{printed}"
+        assert result == "0", f"{shlex.join(argv)}\n{printed}{errors.read_text(encoding='utf-8')}"
         return printed
 
     def write(self, block: str) -> None:
