@@ -1,58 +1,54 @@
-"""The commands in the README work as written."""
+"""The commands in the README and in the quickstart work as written."""
 
-import os
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import django_redlock
+import pytest
 
-README = Path(__file__).parents[2] / "README.md"
+from tests.typed import Reader, blocks, commands
+
 INSTALLATION = "python3 -m venv .venv && .venv/bin/pip install django-redlock"
 
 
-def blocks(heading: str) -> Iterator[tuple[str, str]]:
-    """Yield the language and text of every block of code under a heading, up to the next one."""
-    section = re.search(rf"^#+ {heading}$(.*?)^##", README.read_text(encoding="utf-8"), re.M | re.S)
-    assert section, f"the README has no heading {heading!r}"
-    yield from re.findall(r"^```(\w+)\n(.*?)^```$", section[1], re.M | re.S)
-
-
-def commands(block: str) -> list[str]:
-    """Return the typed commands; the lines of one command belong together."""
-    return [command.strip() for command in re.split(r"^\$ ", block, flags=re.M) if command.strip()]
-
-
-def test_quick_start_without_redis_works_from_an_empty_folder(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("page", "heading", "count", "printed"),
+    [
+        ("README.md", "A lock in five minutes", 5, ["invoice-run"]),
+        ("docs/start/quickstart.md", "With a database", 6, ["invoice-run", "Lock 'invoice-run' is held by"]),
+    ],
+)
+def test_quick_start_without_redis_works_from_an_empty_folder(
+    page: str, heading: str, count: int, printed: list[str], tmp_path: Path
+):
     """
-    The lines of "No Redis at hand", typed one after the other, end with a list of the lock that they took.
+    The lines of the page, typed one after the other, take a lock and list it, or report who holds it.
 
     The first command creates an environment; the environment of the tests takes its place.
     """
-    (tmp_path / ".venv").symlink_to(sys.prefix)
-    package = Path(django_redlock.__file__).parent.parent
-    environment = os.environ | {"PYTHONPATH": str(package)}
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
-    environment.pop("PYTHONSAFEPATH", None)  # manage.py is found beside the project
-    said, typed = "", []
+    typed, outputs = [], []
 
-    for language, text in blocks("No Redis at hand"):
-        if language == "python":
-            file = re.match(r"# (\S+), at its end\n", text)
-            assert file
-            with (tmp_path / file[1]).open("a") as settings:
-                settings.write(text)
-        for command in commands(text) if language == "console" else []:
-            typed.append(command)
-            if command != INSTALLATION:
-                done = subprocess.run(
-                    command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-                )
-                assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-                said = done.stdout
+    with Reader(tmp_path) as reader:
+        for language, text in blocks(page, heading):
+            if language == "python":
+                reader.write(text)
+            for command in commands(text) if language == "console" else []:
+                typed.append(command)
+                if command != INSTALLATION:
+                    outputs.append(reader.type(command))
 
     assert typed[0] == INSTALLATION
-    assert len(typed) == 5
-    assert "invoice-run" in said
+    assert len(typed) == count
+    for output, expected in zip(outputs[-len(printed) :], printed, strict=True):
+        assert expected in output
+
+
+def test_page_on_testing_starts_real_servers():
+    """
+    The block of the page starts five servers, stops two of them in its own way, and ends them all.
+    """
+    (block,) = (text for _, text in blocks("docs/howto/testing.md", "Real servers") if "start_servers" in text)
+    namespace: dict[str, Any] = {}
+
+    exec(block, namespace)
+
+    assert [server.running for server in namespace["servers"]] == [False] * 5

@@ -1,4 +1,4 @@
-"""The stories of docs/howto/fencing.md, on every database, and holders that are stopped inside their transactions."""
+"""The stories of docs/howto/fencing-evidence.md, on every database, and holders that are stopped in a transaction."""
 
 from collections.abc import Iterator
 from typing import Any
