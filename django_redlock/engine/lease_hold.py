@@ -123,7 +123,7 @@ class LeaseHold(Hold):
     def leave(self) -> bool:
         """Note that its holder has left it once; returns whether it was entered more often."""
         self._depth -= 1
-        return self.entered
+        return self._depth > 0
 
     # Used by fences
 
