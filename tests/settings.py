@@ -57,3 +57,9 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 REDLOCK = {"default": {"NODES": ["memory://a", "memory://b", "memory://c"]}}
+
+# Set before the toolbar is imported: afterwards a change needs its models, which are not installed in other tests.
+DEBUG_TOOLBAR_PANELS = [
+    "debug_toolbar.panels.history.HistoryPanel",
+    "django_redlock.contrib.debug_toolbar.LocksPanel",
+]

@@ -13,15 +13,12 @@ from django_redlock import lock, lock_for_update, locks
 from tests.shop.helpers import during
 from tests.shop.models import Order
 
-PANEL = "django_redlock.contrib.debug_toolbar.LocksPanel"
-
 
 @pytest.fixture(autouse=True)
 def toolbar(shop, settings):
     """The shop under the toolbar, over nodes without locks."""
     checks = set(registry.registered_checks)
     settings.DEBUG = True
-    settings.DEBUG_TOOLBAR_PANELS = ["debug_toolbar.panels.history.HistoryPanel", PANEL]
     settings.INTERNAL_IPS = ["127.0.0.1"]
     settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "debug_toolbar"]
     settings.MIDDLEWARE = ["debug_toolbar.middleware.DebugToolbarMiddleware"]

@@ -123,7 +123,7 @@ async def test_taken_lock_with_an_absurd_token_is_taken(nodes: Servers, flavour:
     with pytest.raises(LockTakenError):
         await flavour.acquire(other.lock(NAME, wait=0))
 
-    assert other._highest.of([SLUG]) < HIGHEST
+    assert other.acquirer._highest.of([SLUG]) < HIGHEST
     await flavour.release(lease)
     for manager in (holder, other):
         await flavour.close(manager)
