@@ -185,7 +185,9 @@ async def test_user_needs_one_more_right_than_elsewhere(three: Cluster, flavour:
         for server in three.servers:
             with server.client() as client:
                 user = f"locks{len(more)}"
-                client.execute_command("ACL", "SETUSER", user, "reset", "on", ">secret", *rights, *more)
+                client.execute_command(
+                    "ACL", "SETUSER", user, "reset", "on", ">secret", "resetchannels", *rights, *more
+                )
         managers.append(real_manager([f"redis+cluster://{user}:secret@{ports}"], ttl=60.0, node_timeout=10.0))
 
     assert await flavour.release(await held(flavour, managers[0], ["a", "b"], wait=0)) == "released"
