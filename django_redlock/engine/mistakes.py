@@ -48,16 +48,16 @@ def explained(function: Callable[P, T]) -> Callable[P, T]:
         del own[-1]
         options = {option: value for option, value in DEFAULTS.items() if option not in [each.name for each in own]}
         own += [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in options.items()]
-    known = [each.name for each in own]
+    known = dict.fromkeys(each.name for each in own if each.name != "self").keys()
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        for given in kwargs:
-            if given not in known:
-                close = get_close_matches(given, known, n=1)
-                near = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
-                advice = ARGUMENTS[given](kwargs[given]) if given in ARGUMENTS else near
-                raise TypeError(f"{function.__name__}() has no argument {given!r}; {advice}.")
+        if not kwargs.keys() <= known:
+            given = next(each for each in kwargs if each not in known)
+            close = get_close_matches(given, known, n=1)
+            near = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+            advice = ARGUMENTS[given](kwargs[given]) if given in ARGUMENTS else near
+            raise TypeError(f"{function.__name__}() has no argument {given!r}; {advice}.")
         return function(*args, **kwargs)
 
     checked.__signature__ = signature(function).replace(parameters=own)  # type: ignore[attr-defined]

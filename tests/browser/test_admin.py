@@ -163,7 +163,7 @@ def test_the_pages_can_be_read(held, open_page, shoot, name, options):
 
 def taken(name: str, **how):
     """Hold a lock that nobody renews."""
-    return locks["default"].lock(name, **{"ttl": 600, "renew": False, "kind": "task", **how}).acquire()
+    return locks["default"].claim(name, **{"ttl": 600, "renew": False, "kind": "task", **how}).acquire()
 
 
 def names(page) -> list[str]:
