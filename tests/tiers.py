@@ -1,5 +1,5 @@
 """
-Assign each test to a tier by what it needs: a pytest plugin.
+Assign each test to a tier according to its needs: a pytest plugin.
 
 ========= ========================================================================== ===========================
 tier      needs                                                                      run by

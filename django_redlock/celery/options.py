@@ -101,10 +101,10 @@ class SingletonOptions:
         scope: Who excludes whom: ``until_executed`` (one waiting or running), ``until_executing`` (one waits, any
             number runs), ``while_executing`` (one runs, any number waits) or ``until_and_while_executing`` (one waits
             and one runs).
-        on_duplicate: What a caller gets while the slot is taken, unless the call has an id of its own: ``join`` (the
-            result of the other call), ``skip`` (a revoked result), ``raise`` (``DuplicateTask``), ``rerun`` (one more
+        on_duplicate: The answer to a call while the slot is taken, unless it has an id of its own: ``join`` (the result
+            of the other call), ``skip`` (a revoked result), ``raise`` (``DuplicateTask``), ``rerun`` (one more
             run, with the newest arguments) or ``replace`` (a call that waits takes the newest arguments and time).
-        on_overlap: What a worker does with a message that finds the slot taken: ``wait`` for it, ``drop`` the message
+        on_overlap: How a worker treats a message that finds the slot taken: ``wait`` for it, ``drop`` the message
             as revoked, ``follow`` (end with the result of the other run), ``fail`` with ``DuplicateTask``, or
             ``Return(value)``. None is ``wait`` for the scopes with *while* and for ``rerun`` and ``replace``, else
             ``drop``.
@@ -117,10 +117,10 @@ class SingletonOptions:
         using: Alias in ``REDLOCK``.
         group: Tasks of one group share slots; None is a slot of the task's own.
         version: Raise it when the meaning of the key changes.
-        on_lost: What happens to a body whose slot was lost: ``flag`` lets it check for itself, ``raise`` interrupts it.
+        on_lost: The fate of a body whose slot was lost: ``flag`` lets it check for itself, ``raise`` interrupts it.
         on_unavailable: What to do when too few lock nodes answer: ``{"enqueue": "publish" or "raise", "run":
             "retry", "run" or "fail"}``; a stage that is not given keeps the first choice.
-        redelivery: What a worker does with a message that the broker delivers again after a run of it had begun:
+        redelivery: How a worker treats a message that the broker delivers again after a run of it had begun:
             ``resume`` runs it again if that run died, ``drop`` never runs it again.
         lock_direct_calls: Whether ``task(...)`` takes the slot too, and raises ``DuplicateTask`` if it is taken.
 

@@ -231,7 +231,7 @@ GUIDES = {
     "sentinel": "See that it runs and knows the service: redis-cli -p 26379 SENTINEL MASTER name.",
     "member": "See that it runs and is in the cluster: redis-cli -h host CLUSTER SLOTS.",
 }
-"""What to do if one of those that are asked for the master does not name it."""
+"""The remedy if a sentinel or a member of the cluster does not name the master."""
 
 
 def _guides(node: Inspection, rules: Rules) -> Iterator[Finding]:

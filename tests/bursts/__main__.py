@@ -1,5 +1,5 @@
 """
-Have threads call one key at the same time while a run of it is under way, and check what becomes of the calls.
+Have threads call one key at the same time while a run of it is under way, and check how the calls end.
 
     python -m tests.bursts --bursts 50
     python -m tests.bursts --bursts 5 --pool threads --strategy replace
@@ -25,7 +25,7 @@ PATIENCE = 120.0  # seconds within which something must happen
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: its argument, when it began and returned, and what it was told."""
+    """One call: its argument, when it began and returned, and its answer."""
 
     value: str
     began: float

@@ -22,7 +22,7 @@ FIRST = "first"
 
 
 def record(key: str, value: str) -> str:
-    """Record a run; the first of a burst waits until it is told to go on."""
+    """Record a run; the first of a burst waits for the signal to go on."""
     book.rpush(f"runs:{key}", value)
     if value == FIRST:
         assert book.blpop([f"word:{key}"], timeout=300)

@@ -31,7 +31,7 @@ pytest.importorskip("celery", reason="needs Celery: pip install celery")
 PAGE = "docs/start/tutorial.md"
 SLOT = "task:shop.tasks.import_deliveries"
 CALL = 'python manage.py shell -v 0 -c "from shop.tasks import import_deliveries; import_deliveries.delay()"'
-PATIENCE = 100.0  # seconds, for machines that are busy with other tests
+PATIENCE = 100.0  # seconds, for machines under load
 INSTALLATION = ["python3 -m venv .venv", ". .venv/bin/activate", 'pip install "django-redlock[celery]"']
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the pages' workers are tested on Linux")

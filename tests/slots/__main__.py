@@ -1,5 +1,5 @@
 """
-Run many schedules of singleton tasks and print what came of them.
+Run many schedules of singleton tasks and print their results.
 
     python -m tests.slots --schedules 20000
     python -m tests.slots --profile "rerun crowd" --seed 42 --trace

@@ -45,7 +45,7 @@ class Message:
 
 class Broker:
     """
-    A queue that delivers at least once, in any order if it is told to.
+    A queue that delivers at least once, in any order if configured so.
 
     Attributes:
         by_sender: How many messages each machine has published.
@@ -142,7 +142,7 @@ class Run:
 
 
 class Recorder:
-    """What a schedule has of the world, for a task to record in."""
+    """The part of a schedule that a task records in."""
 
     world: World
     broker: Broker
@@ -246,7 +246,7 @@ def work(machine: Machine, task: Any, broker: Broker, late: bool, over: list[boo
 
 @dataclass(slots=True)
 class Answer:
-    """What one call was told, and when it was made."""
+    """The answer to one call, and when it was made."""
 
     caller: str
     value: Any

@@ -41,7 +41,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """How a mutant was caught: by what, after how many schedules; None is not at all."""
+    """The oracle that caught a mutant, and after how many schedules; None if none did."""
 
     mutant: Mutant
     what: str | None
@@ -101,7 +101,7 @@ def sees_nothing(right: Any) -> Any:
 
 
 def shared_token(right: Any) -> Any:
-    """Run under the token of the message, so that a copy of it cannot be told from the run."""
+    """Run under the token of the message, so that a copy of it looks like the run."""
 
     def take(ticket: Any, lease: float, label: str, token: str, inline: bool = False) -> Any:
         return right(ticket, lease, label, ticket.token, inline)

@@ -1,4 +1,4 @@
-"""What must hold after a schedule."""
+"""The conditions that hold after a schedule."""
 
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ def nothing_overlaps(history: "History") -> list[str]:
 
 
 def answers_are_true(history: "History") -> list[str]:
-    """A call is told that it was accepted if it sent a message, and whose duplicate it was."""
+    """The answer says that a call was accepted if it sent a message, and whose duplicate it was."""
     found = []
     ids = {answer.id for answer in history.answers}
     for answer in history.answers:

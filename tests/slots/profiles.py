@@ -1,4 +1,4 @@
-"""What the schedules are drawn from."""
+"""The profiles that schedules are drawn from."""
 
 from django_redlock.celery import SingletonOptions
 

@@ -29,7 +29,7 @@ class Profile:
         options: The task's.
         callers: How many call at the same time.
         calls: How many calls each of them makes.
-        countdowns: What a call's countdown is drawn from.
+        countdowns: The countdowns from which a call's is drawn.
         workers: How many.
         idle: Whether the workers begin when all calls have been made.
         spread: Over how many seconds the calls of a caller are spread.
@@ -94,7 +94,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a schedule."""
+    """The result of a schedule."""
 
     profile: str
     seed: int
@@ -164,7 +164,7 @@ def call_often(machine: Machine, history: History, task: Any, calls: int) -> Non
 
 
 def make_call(history: History, task: Any, machine: Machine, value: str, options: dict[str, Any]) -> Answer:
-    """Make one call; returns what it was told."""
+    """Make one call; returns its answer."""
     here = RecordingTask.recorder
     world, before = machine.world, machine_sent(history, machine)
     answer = Answer(machine.name, value, next(here.steps), 0, world.now, extra=options)

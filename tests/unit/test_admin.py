@@ -1157,7 +1157,7 @@ def test_a_lock_beyond_what_is_listed_is_found_by_its_name(nodes, viewer, monkey
 
 def test_the_confirmation_says_that_all_holders_of_a_shared_lock_lose_it(nodes, operator):
     """
-    L74: they share one key, so whoever releases it is told that all of them will go.
+    L74: they share one key, so the confirmation says that all of them lose it.
     """
     with lock("orders:7", shared=True):
         shared = key_of(find_lock("orders:7").fingerprint, "default", slug("orders:7"))

@@ -1,4 +1,4 @@
-"""What the pages, commands and metrics say is true, also when nodes are silent or somebody meddled."""
+"""The pages, commands and metrics tell the truth, also when nodes are silent or somebody meddled."""
 
 import errno
 import json

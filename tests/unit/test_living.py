@@ -1,4 +1,4 @@
-"""What a living process holds is neither called left behind nor cleared: histories in virtual time."""
+"""A lock of a living process is neither called orphaned nor cleared: histories in virtual time."""
 
 import random
 from collections.abc import Iterator

@@ -14,7 +14,7 @@ import pytest
 import django_redlock
 import django_redlock.testing
 
-# What must stay importable, with names that users' code has in its imports.
+# The modules that stay importable, with names that users' code has in its imports.
 PATHS = {
     "django_redlock": [*django_redlock.__all__, "__version__"],
     "django_redlock.celery": [

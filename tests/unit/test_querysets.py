@@ -89,7 +89,7 @@ def order_name(order):
     return f"model:shop.order:{order.pk}"
 
 
-# What is locked and what is returned
+# The locked and the returned rows
 
 
 @pytest.mark.django_db

@@ -50,7 +50,7 @@ class Inspection:
         known: Whether this kind of node can be examined at all.
         user: As whom locks connect.
         deaf: Those that were asked for the master in vain, each with the reason.
-        guide: What those are called; empty if nobody has to be asked for the master.
+        guide: The kind of those servers, such as "sentinel"; empty if the URL names the master.
         mode: The mode in which its server must run.
         age: For how many seconds it has served these locks; None if it does not say.
     """

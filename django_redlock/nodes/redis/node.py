@@ -46,9 +46,9 @@ class RedisNode:
     mode = "standalone"
     """The mode in which the server must run."""
     guide = ""
-    """What those are called that have to be asked where the server is; empty if nobody has to be."""
+    """The kind of server that names the master, such as "sentinel"; empty if the URL does."""
     parse_age = staticmethod(parse_age)
-    """What reads for how long the server has served these locks."""
+    """Reads for how long the server has served these locks."""
 
     def __init__(self, spec: NodeSpec, prefix: str) -> None:
         self.connector = Connector(spec)

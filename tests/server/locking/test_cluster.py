@@ -92,8 +92,8 @@ async def test_cluster_is_one_vote_of_a_majority(three: Cluster, nodes, flavour:
 
 async def test_locks_are_found_where_the_slot_goes(three: Cluster, flavour: Flavour):
     """
-    L65, P23: while the slot of an alias moves to another shard, the node gives no vote and no caller is told that the
-    lock is free; afterwards the lock is held there.
+    L65, P23: while the slot of an alias moves to another shard, the node gives no vote, and no caller gets
+    the lock; afterwards the lock is held there.
     """
     manager, other = (real_manager([three.url], ttl=60.0, node_timeout=10.0) for _ in range(2))
     lease = await held(flavour, manager)

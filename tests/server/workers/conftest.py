@@ -109,7 +109,7 @@ def worker(start: Start) -> subprocess.Popen[bytes]:
 
 @pytest.fixture
 def what(request: pytest.FixtureRequest) -> str:
-    """What the tasks of a test are about; no two tests have the same."""
+    """The subject of the tasks of a test; no two tests have the same."""
     return str(request.node.name)
 
 

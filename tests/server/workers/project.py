@@ -1,5 +1,5 @@
 """
-The project that the workers of ``workers/`` run: tasks that do as they are told, and tell what they do.
+The project that the workers of ``workers/`` run: tasks that follow their arguments, and record what they do.
 
 They tell it in a list on the broker's server, where a test waits for it, and wait there for the test's word.
 """
@@ -49,7 +49,7 @@ class Stage:
 
     Args:
         url: Of the server.
-        what: What the tasks are about; no two tests have the same, so none disturbs another.
+        what: The subject of the tasks; no two tests have the same, so none disturbs another.
     """
 
     def __init__(self, url: str, what: str) -> None:
@@ -234,7 +234,7 @@ def hold_joined(what: str) -> str:
 
 @receiver(singleton_overlap)
 def tell_overlap(sender: Any, **about: Any) -> None:
-    """Tell the test, where it waits for it, that a message came while its equal ran."""
+    """Tell the test, where it waits for it, that a message came while its duplicate ran."""
     if sender.name == hold_joined.name:
         stage(sender.request.args[0]).say("overlapped")
 

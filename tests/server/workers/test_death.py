@@ -1,4 +1,4 @@
-"""What the death of a process, a signal or a limit does to a slot."""
+"""The death of a process, a signal and a limit, and their effect on a slot."""
 
 import os
 import signal
@@ -284,7 +284,7 @@ def test_chain_of_equals(worker):
 def test_operator_takes_a_task_its_slot(worker, stage, what, monkeypatch, option):
     """
     L74: an operator releases the slot of a running task and has the task revoked and ended in the same action; asked
-    politely, a body that does not look at its lease loses its slot all the same when the time is over.
+    politely, a body that does not look at its lease loses its slot all the same at the end of that time.
     """
     monkeypatch.setattr(_state._tls, "current_app", project.app)
     result = task("hold_long").delay(what)

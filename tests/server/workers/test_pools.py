@@ -70,7 +70,7 @@ def test_computing_body_is_renewed(pool, computed):
 
 def test_overlap(pool, stage, what):
     """
-    In every pool a message that was sent by name is skipped while its equal runs; in solo it comes afterwards. C36
+    In every pool a message that was sent by name is skipped while its duplicate runs; in solo it comes afterwards. C36
     """
     send("hold", pool, what)
     stage.hear("started")
@@ -165,7 +165,7 @@ def test_killed_by_memory_limit_signal(prefork, stage, what):
 
 def test_body_that_stops_the_interpreter(stalled):
     """
-    A body that keeps the interpreter for longer than its lease is told that it lost its slot. C83
+    A body that keeps the interpreter for longer than its lease learns that it lost its slot. C83
     """
     assert answer(stalled) == [True, "expired"]
 

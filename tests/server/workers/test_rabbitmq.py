@@ -25,7 +25,7 @@ def test_headers(worker, what):
 
 def test_expired_in_the_broker(broker, what):
     """
-    A message that expires in the queue is dropped by RabbitMQ; nobody is told, and its slot has ended by then. C29
+    A message that expires in the queue is dropped by RabbitMQ without a notice, and its slot has ended by then. C29
     """
     with project.app.connection_for_write() as connection:
         connection.default_channel.queue_declare("nobody", durable=True, auto_delete=False)

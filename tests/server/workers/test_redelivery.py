@@ -14,7 +14,7 @@ CALLS = ["outlasts the timeout", "is killed"]
 
 @pytest.fixture(scope="module")
 def copied(worker, stages):
-    """Two bodies that run, of which one is killed once a copy of each one's message watches: their results."""
+    """Return the results of two bodies; one is killed once a copy of each message watches its run."""
     results = {call: task("hold_watched").delay(call) for call in CALLS}
     children = {call: stages(call).hear("started") for call in CALLS}
     take_back(*(result.id for result in results.values()))

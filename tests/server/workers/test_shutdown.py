@@ -1,4 +1,4 @@
-"""What becomes of slots and messages when a worker is told to stop."""
+"""Slots and messages of a worker that has to stop."""
 
 import signal
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What becomes of a waiting call's slot on a lock node that misses the moment in which a worker takes it over."""
+"""A waiting call's slot on a lock node that misses the moment in which a worker takes it over."""
 
 import pytest
 
@@ -67,7 +67,7 @@ def test_node_is_there_again_after_the_run(worker, node, stage, what, name):
 
 def test_node_is_there_again_after_a_message_was_dropped(worker, node, stage, what):
     """
-    A node that misses how the slot of a revoked call is freed is told of it later. C68 L38
+    A node that misses the release of a revoked call's slot gets the release later. C68 L38
     """
     result = task("hold").apply_async((what,), queue="dropped")
     until(lambda: on_node(node, "hold", what))

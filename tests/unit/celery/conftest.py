@@ -1,7 +1,7 @@
 """
-A Celery app in memory, and a worker that does nothing but trace messages, one at a time, when it is told to.
+A Celery app in memory, and a worker that does nothing but trace messages, one at a time, when a test says so.
 
-What a process does to a task is tested in ``tests/server/workers/``, with real ones.
+The effects of processes on tasks are tested in ``tests/server/workers/``, with real ones.
 """
 
 import weakref

@@ -1,4 +1,4 @@
-"""What becomes of messages that come late, twice, without their header, or to a worker that cannot run them."""
+"""Messages that come late, twice, without their header, or to a worker that cannot run them."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -93,7 +93,7 @@ def test_worker_died_between_the_work_and_its_result(make, worker, memory_nodes)
 
 def test_id_that_was_used_before(make, worker):
     """
-    A message that waited for its equal runs also if its id is that of a task that is long over.
+    A message that waited for its duplicate runs also if its id is that of a task that is long over.
     """
     runs = []
     task = make(lambda self, shop_id: runs.append(shop_id), on_overlap="wait")
@@ -167,7 +167,7 @@ def test_message_that_does_not_run_gives_up_its_place(make, worker, options):
 
 def test_copy_that_gives_way_is_watched_no_longer(make, worker):
     """
-    A copy that waited for the end of a run, and finds its equal when it comes to its turn, leaves no note. C78
+    A copy that waited for the end of a run, and finds its duplicate at its turn, leaves no note. C78
     """
 
     def body(self, shop_id):
@@ -262,7 +262,7 @@ def test_message_whose_header_was_lost(app, worker):
 
 def test_retry_does_not_give_way_to_an_equal_that_waits(make, worker):
     """
-    With ``scope="until_executing"`` a retry runs beside its equals, as every run does. C56
+    With ``scope="until_executing"`` a retry runs beside its duplicates, as every run does. C56
     """
     runs = []
 
@@ -287,7 +287,7 @@ def test_retry_does_not_give_way_to_an_equal_that_waits(make, worker):
 @pytest.mark.parametrize("options", [{"acks_late": True}, {"acks_late": True, "scope": "while_executing"}, {}])
 def test_dropped_message_has_an_outcome(make, worker, options):
     """
-    With ``redelivery="drop"`` a message whose run has died is not run again, and whoever waits is told. C79 C91
+    With ``redelivery="drop"`` a message whose run has died is not run again, and every waiting caller learns of it. C79 C91
     """
     runs = []
 

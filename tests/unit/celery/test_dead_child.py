@@ -1,4 +1,4 @@
-"""What a worker's main process does about the slot of a child that has died."""
+"""The slot of a child that has died, and the worker's main process."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -168,7 +168,7 @@ if hasattr(Task, "retry_on_worker_lost"):  # from Celery 5.7 on
 
 def test_message_that_cannot_be_decoded(make, worker):
     """
-    Its place is free when Celery has acknowledged it, of which no signal tells. C41
+    Its place is free when Celery has acknowledged it, which no signal reports. C41
     """
     task = make()
     task.delay(7)

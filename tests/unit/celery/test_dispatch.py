@@ -1,4 +1,4 @@
-"""What a call does before its message is on its way."""
+"""The steps of a call before its message is on its way."""
 
 import logging
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""What raises the loss in a running body, and is taken back when the body has ended."""
+"""The exception that reports a loss in a running body, and its removal at the end of the body."""
 
 import subprocess
 import sys

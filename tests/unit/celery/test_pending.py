@@ -11,7 +11,7 @@ from django_redlock.core.owner import Owner, encode
 @pytest.fixture
 def split(make, worker, memory_nodes):
     """
-    A task with two messages of one pending call, of which the lock nodes that answer know one each.
+    A task with two messages of one pending call; each lock node that answers knows one of them.
 
     Returns the task, and the arguments of its runs.
     """
@@ -83,7 +83,7 @@ OWN = "a" * 32
         (seen(1), FREE, False),
         (seen(3, task_id="other"), FREE, False),
         (disagreeing(seen(3)), FREE, True),
-        (disagreeing(seen(2)), FREE, False),  # it may be what is left of a caller that failed
+        (disagreeing(seen(2)), FREE, False),  # it may come from a caller that failed
         (disagreeing(seen(2, fence=9), seen(2, OWN)), FREE, True),
         (disagreeing(seen(2, OWN, fence=9), seen(2)), FREE, False),
         (disagreeing(seen(3, task_id="other"), seen(2, OWN)), FREE, False),

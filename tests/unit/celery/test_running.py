@@ -1,4 +1,4 @@
-"""What a worker does with a message."""
+"""A worker and a message."""
 
 from typing import Any
 

@@ -87,7 +87,7 @@ def test_queued_lets_equals_run_side_by_side(make, worker):
 
 def test_queued_skips_what_came_without_a_slot(make, worker):
     """
-    With ``scope="until_executing"`` a message that was sent by name while its equal waits is skipped.
+    With ``scope="until_executing"`` a message that was sent by name while its duplicate waits is skipped.
     """
     task = make(scope="until_executing")
     task.apply_async((7,), task_id="mine")
@@ -141,7 +141,7 @@ def test_retry_of_queued_and_running(make, worker):
 @pytest.mark.parametrize("scope", ["until_executed", "while_executing", "until_and_while_executing"])
 def test_hold_for_keeps_the_slot_after_the_run(make, worker, memory_nodes, scope):
     """
-    ``hold_for`` keeps the slot for so long from the start of the run; afterwards it is free. C101
+    ``hold_for`` keeps the slot for that time from the start of the run; afterwards it is free. C101
     """
     task = make(scope=scope, hold_for=60, on_overlap="drop")
     task.delay(7)

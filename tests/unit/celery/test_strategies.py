@@ -1,4 +1,4 @@
-"""What becomes of a call or a message whose equal is there, beyond joining and skipping."""
+"""A call or a message that finds its duplicate, beyond joining and skipping."""
 
 import copy
 import logging
@@ -104,7 +104,7 @@ def test_rerun_in_the_last_moment(make, worker):
 
 def test_rerun_waits_for_retries_and_comes_after_a_failure(make, worker):
     """
-    The trailing run comes after the last retry of the one before, and also if that one failed. C98
+    The trailing run comes after the last retry of the previous run, and also if that run failed. C98
     """
     seen: list[Any] = []
 
@@ -172,7 +172,7 @@ def test_rerun_with_a_trailing_message_that_cannot_be_sent(make, worker, monkeyp
 
 def test_place_of_the_trailing_message_can_be_seen_and_freed(make, worker):
     """
-    While only the message that comes next waits, a call is a duplicate and can be told so; its place can be freed. C96
+    While only the message that comes next waits, a call is a duplicate, and its answer says so; its place can be freed. C96
     """
 
     def body(self, shop_id):
@@ -490,7 +490,7 @@ def test_nodes_down_when_sending_can_raise(make, memory_nodes, worker):
 
 def test_nodes_down_at_the_start_can_run_or_fail(make, memory_nodes, worker, caplog):
     """
-    Without an answer from the nodes the body runs, or the task fails, if it is told to. C35 C88
+    Without an answer from the nodes the body runs, or the task fails, if so configured. C35 C88
     """
     seen = []
     run = make(lambda self, shop_id: seen.append(shop_id), name="shop.run", on_unavailable={"run": "run"})
@@ -684,7 +684,7 @@ def test_switched_off_for_a_test(make, worker):
 
 def test_raise_in_beat_is_one_line(make, worker, app, caplog, monkeypatch):
     """
-    A beat schedule that meets its equal with ``on_duplicate="raise"`` logs one line per tick, and no traceback. C102
+    A beat schedule that meets its duplicate with ``on_duplicate="raise"`` logs one line per tick, and no traceback. C102
     """
     task = make(on_duplicate="raise")
     monkeypatch.setattr(dispatch, "_beat", 0)
@@ -703,7 +703,7 @@ def test_raise_in_beat_is_one_line(make, worker, app, caplog, monkeypatch):
     assert len(worker.headers) == 1
 
 
-# What is told
+# Reports
 
 
 @pytest.fixture
@@ -724,7 +724,7 @@ def told():
 
 def test_signals(make, worker, told, caplog):
     """
-    A duplicate and an overlap are told by a signal and a log line with fields, with the ids of both.
+    A duplicate and an overlap are reported by a signal and a log line with fields, with the ids of both.
     """
 
     def body(self, shop_id):
@@ -751,7 +751,7 @@ def test_signals(make, worker, told, caplog):
 
 def test_stolen_slot_is_told(make, worker, told):
     """
-    A run whose slot somebody took is told so, and so is everybody who listens. C84
+    A run learns that somebody took its slot, and so do all receivers. C84
     """
     seen = []
 
@@ -795,7 +795,7 @@ def test_two_of_three_nodes_down(make, worker, memory_nodes):
     def body(self, shop_id):
         set_down(memory_nodes[1:], True)
         seen.append(worker.run())
-        self.singleton.lease.hold.deadline = 0.0  # as if the time were over
+        self.singleton.lease.hold.deadline = 0.0  # as if it had ended
         seen.append(self.singleton.lost)
         self.singleton.check()
 
@@ -1072,7 +1072,7 @@ def test_replacement_runs_last(make, worker):
 
 def test_call_that_waits_to_be_next_is_seen_and_freed(make, worker):
     """
-    What comes after the run is a slot as well: it makes duplicates, and is freed by hand when its message is lost.
+    What comes after the run is a slot as well: it makes duplicates, and an operator frees it when its message is lost.
     """
     calls = []
 
@@ -1109,7 +1109,7 @@ def test_parameter_called_force(app, worker):
 
 def test_eager_call_without_a_slot(make, app):
     """
-    ``singleton=False`` runs beside its equal in eager mode too, and wrong options are refused there. C44 C32
+    ``singleton=False`` runs beside its duplicate in eager mode too, and wrong options are refused there. C44 C32
     """
     app.conf.task_always_eager = True
     got = []
