@@ -34,8 +34,8 @@ def answer(result: Any, pause: float = 0.03) -> Any:
     """
     Return what a task has returned, or raise what it has raised.
 
-    Celery asks once and then waits for a message. On a busy machine Redis may read that question, the result and the wish
-    for a message in this order, and then ``get()`` waits in vain; so this asks again.
+    Celery asks once and then waits for a message. On a busy machine Redis may read that question, the result and the
+    wish for a message in this order, and then ``get()`` waits in vain; so this asks again.
     """
     until(result.ready, pause)
     return result.get(timeout=90)

@@ -287,7 +287,8 @@ def test_retry_does_not_give_way_to_an_equal_that_waits(make, worker):
 @pytest.mark.parametrize("options", [{"acks_late": True}, {"acks_late": True, "scope": "while_executing"}, {}])
 def test_dropped_message_has_an_outcome(make, worker, options):
     """
-    With ``redelivery="drop"`` a message whose run has died is not run again, and every waiting caller learns of it. C79 C91
+    With ``redelivery="drop"`` a message whose run has died is not run again, and every waiting caller learns of
+    it. C79 C91
     """
     runs = []
 

@@ -172,7 +172,8 @@ def test_rerun_with_a_trailing_message_that_cannot_be_sent(make, worker, monkeyp
 
 def test_place_of_the_trailing_message_can_be_seen_and_freed(make, worker):
     """
-    While only the message that comes next waits, a call is a duplicate, and its answer says so; its place can be freed. C96
+    While only the message that comes next waits, a call is a duplicate, and its answer says so; its place can be
+    freed. C96
     """
 
     def body(self, shop_id):
@@ -684,7 +685,8 @@ def test_switched_off_for_a_test(make, worker):
 
 def test_raise_in_beat_is_one_line(make, worker, app, caplog, monkeypatch):
     """
-    A beat schedule that meets its duplicate with ``on_duplicate="raise"`` logs one line per tick, and no traceback. C102
+    A beat schedule that meets its duplicate with ``on_duplicate="raise"`` logs one line per tick, and no
+    traceback. C102
     """
     task = make(on_duplicate="raise")
     monkeypatch.setattr(dispatch, "_beat", 0)
