@@ -7,7 +7,7 @@ from typing import Any
 from ..core.outcome import EndReason
 from ..core.owner import Owner
 from ..engine.acquirer import fresh_nonce
-from ..engine.lease import Lease
+from ..engine.lease import Lease, passed_on
 from ..engine.renewal import watchdog
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes.clock import steady
@@ -78,6 +78,7 @@ class Execution:
         except BaseException:
             watchdog.watch(self.lease)
             raise
+        passed_on(self.lease)
         self._disarm()
         self.handed_over = self.goes_on = True
 
@@ -149,6 +150,7 @@ class Execution:
             take_note(*about, self._label + HELD, adopt=self.lease.token)
         except (LockTakenError, QuorumUnavailableError):
             return False
+        passed_on(self.lease)
         return True
 
     def _disarm(self) -> None:

@@ -288,6 +288,14 @@ def leave(lease: Lease, outcome: Outcome, body_failed: bool) -> None:
         raise loss_of(lease)
 
 
+def passed_on(lease: Lease) -> None:
+    """End it without a release, because its caller has had the lock taken over under another secret (``adopt``)."""
+    hold = lease.hold
+    if hold.end(EndReason.RELEASED, steady()):
+        hold.forget_drop()
+        hold.keeper.notify("lock_released", lease=lease, outcome=Outcome.RELEASED)
+
+
 def fence_out(lease: Lease, token: int) -> None:
     """End it, because a database has seen *token* of a later holder; the next acquisition proposes a higher one."""
     lease.hold.fenced_out(token, steady())

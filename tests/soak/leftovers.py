@@ -3,9 +3,10 @@ The remaining keys on the lock nodes, and the messages that the broker has lost.
 
 With Redis as broker, kombu takes a message out of its list (BRPOP) before it records it as not acknowledged
 (``unacked``). A worker that is killed between the two takes the message with it. The soak proves this for each message
-and does not assume it. The message is in no list of the broker and not among the unacknowledged ones. In addition, one
-of these holds: no worker ever recorded it; the last action of a worker was to record it without acknowledging it, so
-that it had been put back; or a quorum of nodes has its slot as its sender took it.
+and does not assume it. The message of the task's last attempt is in no list of the broker and not among the
+unacknowledged ones. In addition, one of these holds: no worker ever recorded it; the last action of a worker was to
+record it without acknowledging it, so that it had been put back; or a quorum of nodes has its slot as its sender took
+it.
 """
 
 import os

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.signals import after_task_publish
 from kombu.transport.redis import Channel, QoS
 
 from django_redlock.celery import singleton_task
@@ -45,19 +46,26 @@ class WatchedQoS(QoS):
 
     def append(self, message: Any, delivery_tag: str) -> None:
         super().append(message, delivery_tag)
-        records(os.getpid()).broker(delivery_tag, message.headers.get("id", ""), "noted")
+        about = message.headers
+        records(os.getpid()).broker(delivery_tag, about.get("id", ""), about.get("retries") or 0, "noted")
 
     def ack(self, delivery_tag: str) -> None:
-        records(os.getpid()).broker(delivery_tag, "", "acknowledged")
+        records(os.getpid()).broker(delivery_tag, "", 0, "acknowledged")
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         if not requeue:
-            records(os.getpid()).broker(delivery_tag, "", "acknowledged")
+            records(os.getpid()).broker(delivery_tag, "", 0, "acknowledged")
         super().reject(delivery_tag, requeue)
 
 
 Channel.QoS = WatchedQoS
+
+
+@after_task_publish.connect
+def note_sent(headers: dict[str, Any], **about: Any) -> None:
+    """Record that the broker has got a message."""
+    records(os.getpid()).sent(headers["id"], headers.get("retries") or 0)
 
 
 @singleton_task(bind=True, lease=LEASE, queue_ttl=QUEUE_TTL, acks_late=True, reject_on_worker_lost=True)

@@ -10,7 +10,8 @@ TABLES = """
 CREATE TABLE IF NOT EXISTS run (
     id INTEGER PRIMARY KEY, key INTEGER, task TEXT, pid INTEGER, began REAL, seen REAL, ended INTEGER DEFAULT 0
 );
-CREATE TABLE IF NOT EXISTS broker (id INTEGER PRIMARY KEY, tag TEXT, task TEXT, event TEXT);
+CREATE TABLE IF NOT EXISTS sent (task TEXT, attempt INTEGER);
+CREATE TABLE IF NOT EXISTS broker (id INTEGER PRIMARY KEY, tag TEXT, task TEXT, attempt INTEGER, event TEXT);
 CREATE TABLE IF NOT EXISTS call (task TEXT PRIMARY KEY, key INTEGER, at REAL, accepted INTEGER);
 """
 
@@ -42,14 +43,22 @@ class Records:
         """Record that a body is still at work, or has finished."""
         self._database.execute("UPDATE run SET seen = ?, ended = ? WHERE id = ?", (time.monotonic(), ended, run))
 
-    def broker(self, tag: str, task: str, event: str) -> None:
+    def sent(self, task: str, attempt: int) -> None:
+        """Record that the broker has got the message of one attempt of a task; 0 is the first."""
+        self._database.execute("INSERT INTO sent VALUES (?, ?)", (task, attempt))
+
+    def broker(self, tag: str, task: str, attempt: int, event: str) -> None:
         """Record a worker's action on a message of the broker: ``noted`` or ``acknowledged``."""
-        self._database.execute("INSERT INTO broker (tag, task, event) VALUES (?, ?, ?)", (tag, task, event))
+        self._database.execute(
+            "INSERT INTO broker (tag, task, attempt, event) VALUES (?, ?, ?, ?)", (tag, task, attempt, event)
+        )
 
     def broker_events(self, task: str) -> dict[str, str]:
-        """Return the last action on each message of a task."""
+        """Return the last action on each message of the last attempt of a task."""
         rows = self._database.execute(
-            "SELECT tag, event FROM broker WHERE tag IN (SELECT tag FROM broker WHERE task = ?) ORDER BY id", (task,)
+            "SELECT tag, event FROM broker WHERE tag IN (SELECT tag FROM broker WHERE task = ? "
+            "AND attempt = (SELECT COALESCE(MAX(attempt), 0) FROM sent WHERE task = ?)) ORDER BY id",
+            (task, task),
         )
         return dict(rows.fetchall())
 

@@ -10,6 +10,7 @@ from django_redlock import LockTakenError, QuorumUnavailableError, locks
 from django_redlock.celery import DuplicateTask, singleton_task
 from django_redlock.celery.slots import HEADER, Ticket
 from django_redlock.nodes.memory import MemoryNode
+from django_redlock.signals import lock_released
 
 from .slots import names
 
@@ -343,6 +344,37 @@ def test_retry_keeps_the_slot(make, worker):
     assert (joined.id, joined.reason) == (first.id, "queued")
     assert worker.run() == "SUCCESS"
     assert not taken()
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "options"),
+    [(lambda self: self.retry(countdown=100), {}), (lambda self: None, {"hold_for": 100})],
+    ids=["retry", "hold_for"],
+)
+def test_run_that_leaves_its_slot_taken_has_not_lost_it(make, worker, goes_on, options):
+    """
+    The lease of a run ends with the run, even if the slot stays taken: nothing reports it as lost later.
+    """
+    leases, released = [], []
+
+    def body(self, shop_id):
+        leases.append(self.singleton.lease)
+        goes_on(self)
+
+    def note(lease, outcome, **about):
+        released.append((lease.name, outcome))
+
+    task = make(body, **options)
+    task.delay(7)
+    lock_released.connect(note)
+    try:
+        worker.run()
+    finally:
+        lock_released.disconnect(note)
+
+    assert (leases[0].reason, leases[0].valid()) == ("released", False)
+    assert released == [(NAME, "released")]
+    assert taken()
 
 
 def test_retry_can_start_before_the_first_attempt_is_over(make, worker):
