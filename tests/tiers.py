@@ -71,6 +71,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for service in SERVICES:
             if service in needed and not item.get_closest_marker("xdist_group"):
                 item.add_marker(pytest.mark.xdist_group(service))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=place_in_the_run)
+
+
+def place_in_the_run(item: pytest.Item) -> int:
+    """Return 0 for groups of the latest tier: the longest begin first, or one process would be left alone with them."""
+    grouped = item.get_closest_marker("xdist_group") is not None
+    return len(TIERS) - TIERS.index(tier_of(item, needs_of(item))) if grouped else len(TIERS) + 1
 
 
 @pytest.hookimpl(tryfirst=True)

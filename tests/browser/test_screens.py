@@ -19,7 +19,7 @@ from django_redlock.inventory import find_lock, force_release
 from .audit import serious
 from .conftest import expect, named
 
-pytestmark = pytest.mark.xdist_group("browser")
+pytestmark = pytest.mark.xdist_group("screens")
 HISTORY = "/admin/redlock_history/hold/"
 WIDTHS = (400, 800, 1280, 1400)
 WORST = f"orders:3:{'long-name:' * 3}"  # of those that fill() puts there: it has no expiry, and is held for longest
