@@ -69,7 +69,7 @@ class AliasConfig:
 
 def _without_frames(read: Callable[P, T]) -> Callable[P, T]:
     """
-    Have errors of the settings leave the frames in which they arose behind.
+    Raise errors of the settings without the frames in which they arose.
 
     The variables of these frames are the settings, passwords included. Django's debug page and error trackers show the
     variables of every frame in a traceback.

@@ -275,7 +275,7 @@ class RowLock(Block[Result]):
     def _unsteady(self) -> RuntimeError:
         return RuntimeError(
             f"{self!r}: the related rows that of= names were others again each of {TRIES} times that they were locked. "
-            "Who changes the relation should lock its row, too."
+            "Code that changes the relation should lock its row, too."
         )
 
 

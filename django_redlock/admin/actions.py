@@ -230,7 +230,7 @@ def can_revoke(choices: Iterable[Choice]) -> bool:
 
 
 def audit(request: HttpRequest, action: str, choice: Choice, outcome: str, reason: str) -> None:
-    """Write who did what to whose lock, and why. The admin's helpers for it differ from release to release."""
+    """Log who did what to whose lock, and why. The admin's helpers for it differ from release to release."""
     row = choice.row
     flag, done = AUDITED[action]
     left = f"{row.remaining:.1f} s left" if row and row.remaining is not None else "no time known"

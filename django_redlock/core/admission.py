@@ -30,7 +30,7 @@ INFINITY = float("inf")
 NEVER = (0.0, "", "")
 NEW = "restarted or is new to these locks"
 FRESH = 1.0  # seconds for which a node's clock is not looked at again unless it has moved
-EVEN = EXPIRY_ROUNDING / 2  # seconds by which it has moved if more than the way of a reply accounts for it
+EVEN = EXPIRY_ROUNDING / 2  # a difference of more seconds than this is no delay of a reply: the clock was set
 CLOCK_RATE = 0.001  # seconds by which a clock may gain in a second without having been set: NTP slews half of that
 
 

@@ -78,7 +78,7 @@ class Related:
         return found
 
     def rows(self, queryset: QuerySet[Any]) -> list[Row]:
-        """Return the rows of a queryset, without repetitions, one more than are allowed at most; asks once."""
+        """Return the distinct rows of a queryset, at most one more than are allowed, with one query."""
         keys = self.keys(queryset.model)
         fields = list(dict.fromkeys(["pk", *(field for _, field in keys)]))  # Django 5.2.0 gives a repeated one once
         names: dict[Any, set[str]] = {}

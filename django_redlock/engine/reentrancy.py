@@ -182,8 +182,8 @@ class Entries:
         """
         Return the entry that *who* is about to leave, which may be that of another thread or task.
 
-        A generator may be closed by another thread or task than the one that entered; so who has not entered leaves
-        for the only one that has.
+        A generator may be closed by another thread or task than the one that entered. So a thread or task that
+        has not entered leaves for the only one that has.
 
         Raises:
             RuntimeError: Several entries are possible.

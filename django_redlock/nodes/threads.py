@@ -131,7 +131,7 @@ def _start_or_run(new: threading.Thread, begun: Any) -> None:
     begun.release()
     try:
         new.start()
-    except RuntimeError:  # this thread was the last that the system had to give
+    except RuntimeError:  # the system allows no thread more than this one
         new.run()
 
 
