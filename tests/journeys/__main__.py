@@ -41,7 +41,7 @@ def first_locks(project: Project) -> Iterator[str]:
     assert "around: 200 around" in said, said
     assert "inside: 200 inside" in said, said
     assert "on_commit=True" in said, said  # the warning about the view that would release before the commit
-    yield "lock views that are transactions, and be warned where the lock would end before the commit"
+    yield "lock views that are transactions, with a warning where the lock would end before the commit"
 
     assert "rows: Anna" in said, said
     yield "lock a row for longer than its ttl, and keep the lock"
@@ -65,7 +65,7 @@ def mistakes_in_settings(project: Project) -> Iterator[str]:
     with project.setting('"wait": 5, ', ""):
         assert "redlock.W105" in project.run("manage.py", "check", "--deploy", "--tag", "redlock")
     assert "redlock.W105" not in project.run("manage.py", "check", "--deploy", "--tag", "redlock")
-    yield "leave out how long a lock waits, and be advised to set it"
+    yield "leave out how long a lock waits, and get the advice to set it"
 
     with project.setting("database://locks", "database://default"):
         assert "redlock.W011" in project.run("manage.py", "check")
