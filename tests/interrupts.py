@@ -471,17 +471,17 @@ ASYNC = [
 
 
 def make_manager(kind: str, urls: list[str]) -> Any:
-    """Return a manager over three nodes in memory, or over those at *urls*."""
+    """Return a manager over three nodes in memory, over those at *urls*, or over two in memory and one that is down."""
     from django_redlock.core.rules import Rules
     from django_redlock.engine.manager import LockManager
     from django_redlock.nodes import NodeSpec, open_node
     from django_redlock.nodes.memory import MemoryNode
 
-    nodes = (
-        [MemoryNode(f"i{place}") for place in range(3)]
-        if kind == "memory"
-        else [open_node(NodeSpec(url), "i:") for url in urls]
-    )
+    nodes: list[Any] = [open_node(NodeSpec(url), "i:") for url in urls]
+    if kind == "one down":
+        nodes = [open_node(NodeSpec("redis://127.0.0.1:1"), "i:")]
+    if kind != "servers":
+        nodes += [MemoryNode(f"i{place}") for place in range(len(nodes), 3)]
     return LockManager(nodes, Rules(len(nodes), ttl=2 * TTL, node_timeout=0.4, restart_guard=False, min_validity=0.05))
 
 
@@ -556,7 +556,7 @@ def main() -> None:
     parser.add_argument("--lines", action="store_true", help="interrupt before every line, too")
     parser.add_argument("--step", type=int, default=1, help="interrupt only at every STEP-th point")
     parser.add_argument("--first", type=int, default=0, help="begin at this point: runs side by side share the points")
-    parser.add_argument("--nodes", choices=["memory", "servers"], action="append", help="both if not given")
+    parser.add_argument("--nodes", choices=["memory", "servers", "one down"], action="append", help="all if not given")
     parser.add_argument("--signals", type=int, metavar="COUNT", help="send COUNT signals at random, instead")
     parser.add_argument("--scenario", help="run only scenarios whose names contain this")
     chosen = parser.parse_args()
@@ -566,7 +566,7 @@ def main() -> None:
         settings.configure()
     from django_redlock.testing import start_servers
 
-    for kind in chosen.nodes or ["memory", "servers"]:
+    for kind in chosen.nodes or ["memory", "servers", "one down"]:
         servers = start_servers(3) if kind == "servers" else None
         if chosen.signals:
             Storm(make_manager(kind, servers.urls if servers else [])).run(chosen.signals)

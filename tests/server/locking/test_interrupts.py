@@ -28,10 +28,11 @@ MOST = 2000  # points of each scenario in the endurance tests
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:coroutine .* was never awaited")
 
 
-def swept(scenario: Scenario, elsewhere: bool, urls: list[str] | None = None, **how: Any) -> Sweep:
-    """Return a sweep of interruptions of a scenario, over nodes in memory or over servers."""
+def swept(scenario: Scenario, elsewhere: bool, urls: list[str] | None = None, kind: str = "", **how: Any) -> Sweep:
+    """Return a sweep of interruptions of a scenario, over nodes in memory, over servers, or over nodes of a *kind*."""
     make = AsyncSweep if scenario in ASYNC else Sweep
-    return make(make_manager("servers" if urls else "memory", urls or []), scenario, elsewhere=elsewhere, **how)
+    manager = make_manager(kind or ("servers" if urls else "memory"), urls or [])
+    return make(manager, scenario, elsewhere=elsewhere, **how)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["main thread", "other thread"])
@@ -57,6 +58,24 @@ def test_lock_over_servers_works_after_an_interruption(nodes: Any, scenario: Sce
     try:
         sweep.count(whole)
         sweep.run(first=5, step=max(1, whole.passed // SAMPLE))
+    finally:
+        sweep.close()
+
+    assert sweep.points >= SAMPLE // 2
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [scenario for scenario in (*BLOCKING, *ASYNC) if scenario.name.removeprefix("async ") in ("enter", "renew")],
+    ids=lambda scenario: scenario.name,
+)
+def test_lock_with_a_node_down_works_after_an_interruption(scenario: Scenario):
+    """L10, L62: the same while one node of three cannot be reached, so that releases wait for it."""
+    whole = Trap(1_000_000)
+    sweep = swept(scenario, False, kind="one down")
+    try:
+        sweep.count(whole)
+        sweep.run(first=7, step=max(1, whole.passed // SAMPLE))
     finally:
         sweep.close()
 
