@@ -21,12 +21,14 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import count
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 PACKAGE = "/django_redlock/"
 TTL = 2.0  # seconds
@@ -164,10 +166,118 @@ def taken(manager: Any, lock: Any) -> Any:
 
 
 def lose(manager: Any, lock: Any, lease: Any) -> None:
+    from django_redlock import LockLostError
+
+    lease.on_lost(lambda lease: None)
+    lease.lost.is_set()
     lease.hold.deadline = 0.0
-    lease.valid()
-    with suppress(LookupError):
-        lease.lost.wait(0.001)
+    with suppress(LockLostError):
+        lease.ensure()
+
+
+class WatchdogTurn:
+    """
+    A lease that a watchdog of its own extends, in a thread of the sweep's: no signal interrupts the real one's thread.
+
+    Args:
+        lease: The lease, which is due.
+    """
+
+    def __init__(self, lease: Any) -> None:
+        from django_redlock.engine.renewal import Watchdog
+        from django_redlock.nodes.clock import steady
+
+        self._ahead = 0.0  # seconds by which its clock is ahead, so that the lease is due again
+        self._lease = lease
+        self._dog = Watchdog(lambda: steady() + self._ahead)
+        self._bell, self._dog._bell = self._dog._bell, self  # type: ignore[assignment]
+        self._over = False
+        lease.hold._renew_at = 0.0
+        self._dog._inbox.append((weakref.ref(lease), True))
+
+    def run(self) -> None:
+        """Run until the thread would sleep, then until it ends."""
+        self._dog._run()
+
+    def ring(self) -> None:
+        """Wake nobody; this takes the place of the watchdog's bell."""
+
+    def wait(self, seconds: float) -> bool:
+        """Have the thread end instead of sleeping: nothing is left to look after."""
+        self._over = True
+        self._dog.forget(self._lease)
+        self._dog.rest()
+        return True
+
+    def release(self) -> None:
+        """Check that the watchdog still extends the lease, in its own thread; then release the lease."""
+        done, self._dog._bell = self._lease.extensions, self._bell
+        self._lease.hold._renew_at, self._ahead = 0.0, 5.0
+        if self._over:
+            self._dog.watch(self._lease)
+        else:
+            self._dog._thread.start()  # as Background does after an exception
+        eventually(lambda: self._lease.extensions > done)
+        self._dog.forget(self._lease)
+        self._dog.rest()
+        self._lease.release()
+
+
+def renew(manager: Any, lock: Any, turn: WatchdogTurn) -> None:
+    turn.run()
+
+
+def other_ways(manager: Any, lock: Any, prepared: Any) -> None:
+    """Take the lock by a lease's own block, twice, by a decorated function, together with another name, as a permit."""
+    lease = lock.try_acquire()
+    if lease:
+        with lease:
+            pass
+    again = variant(lock, reentrant=True)
+    with again, again:
+        pass
+    lock(lambda: None)()
+    with manager.lock([lock.name, "swept as well"], ttl=TTL, wait=10 * TTL):
+        pass
+    variant(lock, shared=True).acquire().release(wait=False)
+    with manager.lock("swept permits", ttl=TTL, wait=10 * TTL, limit=2):
+        pass
+
+
+def give_up(manager: Any, lock: Any, other: Any) -> None:
+    from django_redlock import LockTakenError
+
+    with suppress(LockTakenError):
+        manager.lock(lock.name, wait=0.02).acquire()
+
+
+def variant(lock: Any, **options: Any) -> Any:
+    """Return another lock of the same name."""
+    return lock.description().manager.lock(lock.name, ttl=TTL, wait=10 * TTL, **options)
+
+
+async def aother_ways(lock: Any) -> None:
+    """Do what :func:`other_ways` does in an event loop."""
+    lease = await lock.atry_acquire()
+    if lease:
+        async with lease:
+            pass
+    again = variant(lock, reentrant=True)
+    async with again, again:
+        pass
+
+    @lock
+    async def work() -> None: ...
+
+    await work()
+    await (await variant(lock, shared=True).aacquire()).arelease(wait=False)
+
+
+async def agive_up(lock: Any) -> None:
+    from django_redlock import LockTakenError
+
+    with suppress(LockTakenError):
+        await lock.description().manager.lock(lock.name, wait=0.02).aacquire()
 
 
 async def aenter(lock: Any) -> None:
@@ -181,12 +291,39 @@ async def aby_hand(lock: Any) -> None:
     await lease.arelease()
 
 
+async def arenew(lock: Any) -> None:
+    """Wait until the watchdog of the event loop has extended a lease; an interruption there ends a callback of it."""
+    from django_redlock.engine import renewal
+
+    lease = await lock.aacquire()
+    lease.hold._renew_at = 0.0
+    with patch.object(renewal, "TICK", 0.02):  # otherwise each interruption costs a second
+        renewal.loop_watchdog().watch(lease)
+        async with asyncio.timeout(LATEST):
+            while not lease.extensions:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+    await lease.arelease()
+
+
+def acquired(manager: Any, lock: Any) -> Any:
+    return lock.acquire()
+
+
+def held(manager: Any, lock: Any) -> Any:
+    """Let another owner hold the lock."""
+    return manager.lock(lock.name, wait=10 * TTL, renew=False).acquire()
+
+
 BLOCKING = [
     Scenario("enter", enter),
     Scenario("by hand", by_hand),
-    Scenario("extend", extend, lambda manager, lock: lock.acquire()),
-    Scenario("release", release, lambda manager, lock: lock.acquire()),
+    Scenario("extend", extend, acquired),
+    Scenario("release", release, acquired),
+    Scenario("lose", lose, acquired),
+    Scenario("renew", renew, lambda manager, lock: WatchdogTurn(lock.acquire())),
     Scenario("wait", wait, taken),
+    Scenario("other ways", other_ways),
+    Scenario("give up", give_up, held),
 ]
 
 
@@ -235,14 +372,8 @@ class Sweep:
 
     def count(self, trap: Trap) -> None:
         """Let *trap*, which never triggers, count the points."""
-
-        def run(trap: Trap) -> None:
-            prepared = self.scenario.prepare(self.manager, self._lock)
-            with trap.set():
-                self._run(prepared)
-
-        self._here(run, Trap(trap.at))  # with connections still to be made
-        self._here(run, trap)
+        self._here(self._run_until, Trap(trap.at))  # with connections still to be made
+        self._here(self._run_until, trap)
 
     def _run(self, prepared: Any) -> None:
         self.scenario.run(self.manager, self._lock, prepared)
@@ -258,12 +389,15 @@ class Sweep:
 
     def _interrupt(self, at: int) -> Trap:
         trap = Trap(at, self.lines)
+        self._run_until(trap)
+        return trap
+
+    def _run_until(self, trap: Trap) -> None:
         prepared = self.scenario.prepare(self.manager, self._lock)
         with trap.set():
             self._run(prepared)
         if prepared:  # as a caller with a lease does
             prepared.release()
-        return trap
 
     def _check(self, trap: Trap) -> None:
         gc.collect()  # tracing makes reference cycles of frames, which would keep their leases alive
@@ -326,21 +460,28 @@ class AsyncSweep(Sweep):
         self._loop.run_until_complete(enter_and_renew())
 
 
-ASYNC = [Scenario("async enter", aenter), Scenario("async by hand", aby_hand)]  # type: ignore[arg-type]
+ASYNC = [
+    Scenario("async enter", aenter),  # type: ignore[arg-type]
+    Scenario("async by hand", aby_hand),  # type: ignore[arg-type]
+    Scenario("async renew", arenew),  # type: ignore[arg-type]
+    Scenario("async wait", aenter, taken),  # type: ignore[arg-type]
+    Scenario("async other ways", aother_ways),  # type: ignore[arg-type]
+    Scenario("async give up", agive_up, held),  # type: ignore[arg-type]
+]
 
 
 def make_manager(kind: str, urls: list[str]) -> Any:
-    """Return a manager over three nodes in memory, or over those at *urls*."""
+    """Return a manager over three nodes in memory, over those at *urls*, or over two in memory and one that is down."""
     from django_redlock.core.rules import Rules
     from django_redlock.engine.manager import LockManager
     from django_redlock.nodes import NodeSpec, open_node
     from django_redlock.nodes.memory import MemoryNode
 
-    nodes = (
-        [MemoryNode(f"i{place}") for place in range(3)]
-        if kind == "memory"
-        else [open_node(NodeSpec(url), "i:") for url in urls]
-    )
+    nodes: list[Any] = [open_node(NodeSpec(url), "i:") for url in urls]
+    if kind == "one down":
+        nodes = [open_node(NodeSpec("redis://127.0.0.1:1"), "i:")]
+    if kind != "servers":
+        nodes += [MemoryNode(f"i{place}") for place in range(len(nodes), 3)]
     return LockManager(nodes, Rules(len(nodes), ttl=2 * TTL, node_timeout=0.4, restart_guard=False, min_validity=0.05))
 
 
@@ -415,7 +556,7 @@ def main() -> None:
     parser.add_argument("--lines", action="store_true", help="interrupt before every line, too")
     parser.add_argument("--step", type=int, default=1, help="interrupt only at every STEP-th point")
     parser.add_argument("--first", type=int, default=0, help="begin at this point: runs side by side share the points")
-    parser.add_argument("--nodes", choices=["memory", "servers"], action="append", help="both if not given")
+    parser.add_argument("--nodes", choices=["memory", "servers", "one down"], action="append", help="all if not given")
     parser.add_argument("--signals", type=int, metavar="COUNT", help="send COUNT signals at random, instead")
     parser.add_argument("--scenario", help="run only scenarios whose names contain this")
     chosen = parser.parse_args()
@@ -425,7 +566,7 @@ def main() -> None:
         settings.configure()
     from django_redlock.testing import start_servers
 
-    for kind in chosen.nodes or ["memory", "servers"]:
+    for kind in chosen.nodes or ["memory", "servers", "one down"]:
         servers = start_servers(3) if kind == "servers" else None
         if chosen.signals:
             Storm(make_manager(kind, servers.urls if servers else [])).run(chosen.signals)

@@ -15,12 +15,16 @@ PATIENCE = 1.0  # seconds for each answer of a server
 
 def absurd_tokens(using: str = DEFAULT_ALIAS) -> Snapshot:
     """
-    Return the locks with an absurd fencing token on a server, as far as its user may search it (``+scan``).
+    Return the locks with an absurd fencing token on a node.
+
+    Databases are searched, and servers as far as their users may (``+scan``).
 
     Raises:
         InvalidRedlockError: The alias cannot be used.
     """
-    from ..nodes.redis.inspect import find_absurd_tokens  # only here: listings have no use for redis-py
+    from ..nodes.database import inspect as databases
+    from ..nodes.redis import inspect as servers  # only here: listings have no use for redis-py
 
-    manager = locks[using]
-    return ask_for(sorted(find_absurd_tokens(manager.nodes, PATIENCE)), manager).snapshot()
+    nodes = locks[using].nodes
+    found = servers.find_absurd_tokens(nodes, PATIENCE) | databases.find_absurd_tokens(nodes, PATIENCE)
+    return ask_for(sorted(found), locks[using]).snapshot()

@@ -201,11 +201,11 @@ class Background:
 
     def _run(self) -> None:
         while self._busy() and self._running.acquire(False):  # otherwise another thread was quicker
-            self._present, self._ident = real_lock(), real_ident()
             try:
+                self._present, self._ident = real_lock(), real_ident()
                 with self._present:
                     self._work()
-            except Exception:  # whatever it was, the next work must be done
+            except BaseException:  # another thread may raise anything here; the next work must be done all the same
                 log.exception("%s failed", self._name)
             finally:
                 self._running.release()

@@ -1,11 +1,13 @@
 """
 Adopt the package in a new project, as its documentation says: ``python -m tests.journeys``.
 
-The project is made by ``django-admin startproject`` in the usual layout, with SQLite and ATOMIC_REQUESTS.
+The project is made by ``django-admin startproject`` in the usual layout, with SQLite and ATOMIC_REQUESTS. Each step is
+named after what the user does.
 """
 
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from . import files
@@ -14,56 +16,93 @@ from .project import Project
 
 def steps(project: Project) -> Iterator[str]:
     """Walk through the project as a user does; yield each completed step."""
+    yield from first_locks(project)
+    yield from mistakes_in_settings(project)
+    yield from mistakes_in_tasks(project)
+    yield from types(project)
+    yield from tests(project)
+
+
+def first_locks(project: Project) -> Iterator[str]:
+    """Take locks in a job, in views under ATOMIC_REQUESTS, and around rows."""
     project.write("shop/jobs.py", files.JOBS)
     project.write("shop/views.py", files.VIEWS)
     project.write("mysite/urls.py", files.URLS)
     project.run("manage.py", "migrate", "-v", "0")
     project.run("manage.py", "migrate", "redlock", "--database=locks", "-v", "0")
     assert "no issues" in project.run("manage.py", "check")
-    said = project.run("manage.py", "shell", "-v", "0", "-c", "from shop.jobs import nightly; print(nightly())")
-    assert "done" in said, said
-    yield "locks have a file of their own, made by migrate"
+    yield "give the locks a file of their own, made by migrate"
 
-    yield from mistakes_in_settings(project)
-    yield from tests(project)
+    said = project.shell(files.FIRST_LOCKS)
+    assert "nightly: done" in said, said
+    yield "lock a function"
+
+    assert "kept: 200 kept" in said, said
+    assert "around: 200 around" in said, said
+    assert "inside: 200 inside" in said, said
+    assert "on_commit=True" in said, said  # the warning about the view that would release before the commit
+    yield "lock views that are transactions, with a warning where the lock would end before the commit"
+
+    assert "rows: Anna" in said, said
+    yield "lock a row for longer than its ttl, and keep the lock"
 
 
 def mistakes_in_settings(project: Project) -> Iterator[str]:
-    """Make mistakes in the settings and in tasks, and undo them."""
-    settings = (project.folder / "mysite/settings.py").read_text(encoding="utf-8")
-
-    project.write(
-        "shop/apps.py",
-        "from django.apps import AppConfig\n\nfrom . import jobs\n\n\nclass ShopConfig(AppConfig):\n"
-        '    name = "shop"\n    jobs = jobs\n',
-    )
-    project.write("mysite/settings.py", settings.replace('"wait": 5', '"weit": 5'))
-    said = project.run("manage.py", "check", fails=True)
+    """Make mistakes in the settings, and correct them."""
+    project.write("shop/apps.py", files.APPS)
+    with project.setting('"wait": 5', '"weit": 5'):
+        said = project.run("manage.py", "check", fails=True)
     assert "redlock.E007" in said, said
     assert "did you mean 'wait'" in said, said
-    yield "a typo in OPTIONS is reported by the check, though a module has a lock"
+    yield "mistype an option, and learn of it from the check, though a module has a lock"
 
-    project.write("shop/tasks.py", files.TOO_LONG)
-    project.write("mysite/settings.py", settings)
-    assert "redlock.E020" in project.run("manage.py", "check", fails=True)
-    project.write("shop/tasks.py", files.TOO_LONG.replace("lease=300", "lease=30"))
-    yield "a task that cannot work is reported by the check"
-
-    project.write("mysite/settings.py", settings.replace("database://locks", "redis://:pa/ss@lock-1"))
-    said = project.run("manage.py", "check", fails=True)
+    with project.setting("database://locks", "redis://:pa/ss@lock-1"):
+        said = project.run("manage.py", "check", fails=True)
     assert "percent-encoded" in said, said
     assert "pa/ss" not in said, said
-    yield "a password that is not percent-encoded is reported, and not shown"
+    yield "forget to percent-encode a password, and see a message that does not show it"
 
-    project.write("mysite/settings.py", settings.replace("database://locks", "database://default"))
-    assert "redlock.W011" in project.run("manage.py", "check")
-    said = project.run("manage.py", "shell", "-v", "0", "-c", files.OWN_FILE)
+    with project.setting('"wait": 5, ', ""):
+        assert "redlock.W105" in project.run("manage.py", "check", "--deploy", "--tag", "redlock")
+    assert "redlock.W105" not in project.run("manage.py", "check", "--deploy", "--tag", "redlock")
+    yield "leave out how long a lock waits, and get the advice to set it"
+
+    with project.setting("database://locks", "database://default"):
+        assert "redlock.W011" in project.run("manage.py", "check")
+        said = project.shell(files.OWN_FILE)
+    assert said.count("refused:") == 3, said
     assert "this thread's own transaction" in said, said
     assert "database file of their own" in said.replace("\n", " "), said
     assert "entered" not in said, said
     assert "at once" in said, said
-    project.write("mysite/settings.py", settings)
-    yield "locks in the file of the project's own transactions fail at once, with the ways out"
+    yield "put the locks into the file of the transactions, and get an error at once that names the ways out"
+
+
+def mistakes_in_tasks(project: Project) -> Iterator[str]:
+    """Declare tasks that cannot work or that will surprise, and correct them."""
+    found = ["redlock.E020", "redlock.E021", "redlock.W021", "redlock.W022"]
+    project.write("shop/tasks.py", files.MISTAKEN_TASKS)
+    with project.setting("memory://", "redis://127.0.0.1:1"):
+        said = project.run("manage.py", "check", fails=True)
+        assert [code for code in found if code not in said] == [], said
+        yield "declare tasks that cannot work, and learn of them from the check"
+
+        said = project.run("-m", "celery", "-A", "mysite", "worker", "--pool", "solo", fails=True)
+        assert [code for code in found if code not in said] == [], said
+        yield "start a worker with these tasks, and see it refuse"
+
+    project.write("shop/tasks.py", files.TASKS)
+    assert "no issues" in project.run("manage.py", "check")
+    yield "correct the tasks"
+
+
+def types(project: Project) -> Iterator[str]:
+    """Check a command and a task with mypy, if the stubs for Django and Celery are installed."""
+    if all(find_spec(name) for name in ("mypy", "mypy_django_plugin", "celery-stubs")):
+        project.write("mypy.ini", files.MYPY)
+        project.write("shop/management/commands/import_all.py", files.COMMAND)
+        assert "no issues found" in project.run("-m", "mypy", "shop/tasks.py", "shop/management/commands/import_all.py")
+        yield "check the types of a locked command and of a task"
 
 
 def tests(project: Project) -> Iterator[str]:
@@ -71,13 +110,13 @@ def tests(project: Project) -> Iterator[str]:
     project.write("mysite/test_settings.py", files.TEST_SETTINGS)
     project.write("shop/tests.py", files.TESTS)
     project.run("manage.py", "test", "--settings", "mysite.test_settings")
-    yield "the tests pass under unittest"
+    yield "run the tests with unittest"
 
     project.write("pytest.ini", files.PYTEST)
     project.append("shop/tests.py", files.PYTEST_TESTS)
     said = project.run("-m", "pytest", "-q", "-p", "no:xdist")
     assert "passed" in said, said
-    yield "the tests pass under pytest"
+    yield "run the tests with pytest"
 
 
 def main(tell: Callable[[str], object] = print) -> None:

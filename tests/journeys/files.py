@@ -68,12 +68,14 @@ import asyncio
 import logging
 import pickle
 
+from django.contrib.auth.models import User
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
+from django.http import HttpRequest
 from django.test import TestCase, TransactionTestCase
 
-from django_redlock import LockTakenError, fenced, lock, lock_for_update, signals
-from django_redlock.testing import ResetLocksMixin
+from django_redlock import LockTakenError, fenced, lock, lock_for_update, locked_view, signals
+from django_redlock.testing import ResetLocksMixin, Simulation
 from shop import jobs
 
 kept = []
@@ -94,9 +96,23 @@ class EverydayTests(ResetLocksMixin, TestCase):
         with lock("nightly").try_acquire() as lease:
             self.assertTrue(lease.valid())
 
+    async def test_taken_is_skipped_in_an_event_loop(self):
+        async with await lock("nightly").atry_acquire() as lease:
+            self.assertTrue(lease.valid())
+            self.assertIsNone(await lock("nightly").atry_acquire())
+
     def test_waiting_for_itself_is_refused(self):
         with lock("self"), self.assertRaisesRegex(RuntimeError, "tests.py"):
             lock("self").acquire()
+
+    def test_waiting_for_a_lease_of_its_own_is_logged_after_one_ttl(self):
+        with Simulation(ttl=10, check=False):  # in virtual time
+            lease = lock("handed").acquire()
+            with self.assertLogs("django_redlock") as logs, self.assertRaises(LockTakenError):
+                lock("handed", wait=25).acquire()
+            lease.release()
+        self.assertIn("both wait for ever", logs.output[0])
+        self.assertEqual(logs.output[0].count("tests.py:"), 2)
 
     def test_blocking_an_event_loop_is_refused(self):
         async def view():
@@ -105,6 +121,13 @@ class EverydayTests(ResetLocksMixin, TestCase):
 
         with self.assertRaises(SynchronousOnlyOperation):
             asyncio.run(view())
+
+        async def rows():
+            with lock_for_update(User.objects.all()):
+                pass
+
+        with self.assertRaises(SynchronousOnlyOperation):
+            asyncio.run(rows())
 
     def test_words_of_redis_py_are_explained(self):
         with self.assertRaisesRegex(TypeError, "write ttl=5"):
@@ -115,6 +138,21 @@ class EverydayTests(ResetLocksMixin, TestCase):
             fenced(lock("a"))
         with self.assertRaisesRegex(TypeError, "its name"):
             pickle.dumps(lock("a"))
+
+    def test_mistakes_are_explained(self):
+        with self.assertRaisesRegex(TypeError, "Shop cannot be decorated.*Decorate its methods"):
+
+            @lock("shop")
+            class Shop: ...
+
+        with self.assertRaisesRegex(TypeError, "label must be a str, not int"):
+            lock("a", label=5)
+
+        @locked_view
+        def bare(request): ...
+
+        with self.assertRaisesRegex(TypeError, "@locked_view needs a key"):
+            bare(HttpRequest())
 
     def test_failing_receiver_is_logged_once(self):
         def fail(**kwargs):
@@ -148,8 +186,6 @@ class TransactionTests(ResetLocksMixin, TransactionTestCase):
     def test_rows(self):
         self.assertEqual(self.client.get("/rows/").content, b"rows")
         with transaction.atomic(), self.assertRaisesRegex(RuntimeError, "atomic = False"):
-            from django.contrib.auth.models import User
-
             lock_for_update(User.objects.all()).__enter__()
 """
 
@@ -163,33 +199,122 @@ def test_plugin_resets_the_locks(turn):
     kept.append(lock("leak", wait=0).acquire())
 """
 
+FIRST_LOCKS = """\
+import time
+from django.contrib.auth.models import User
+from django.test import Client
+from django_redlock import lock_for_update
+from shop import jobs
+
+print("nightly:", jobs.nightly())
+
+browser = Client(SERVER_NAME="localhost")
+for page in ("kept", "around", "inside"):
+    response = browser.get(f"/{page}/")
+    print(f"{page}:", response.status_code, response.content.decode())
+
+user = User.objects.create(username="anna")
+with lock_for_update(user, ttl=5) as user:
+    user.first_name = "Anna"
+    user.save()
+    time.sleep(6)
+print("rows:", User.objects.get().first_name)
+"""
+
 OWN_FILE = """\
 import time
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.test import Client
 from django_redlock import QuorumUnavailableError, lock, lock_for_update
 
-user = User.objects.create(username="anna")
+user = User.objects.get()
 began = time.monotonic()
+try:
+    Client(SERVER_NAME="localhost").get("/kept/")
+    print("entered")
+except QuorumUnavailableError as error:
+    print("refused:", error)
 try:
     with transaction.atomic():
         user.save()
         with lock("inside", on_commit=True, wait=None):
             print("entered")
 except QuorumUnavailableError as error:
-    print(error)
+    print("refused:", error)
 try:
     with lock_for_update(user, ttl=10):
         print("entered")
 except RuntimeError as error:
-    print(error)
+    print("refused:", error)
 print("at once" if time.monotonic() - began < 30 else "late")
 """
 
-TOO_LONG = """\
+APPS = """\
+from django.apps import AppConfig
+
+from . import jobs
+
+
+class ShopConfig(AppConfig):
+    name = "shop"
+    jobs = jobs
+"""
+
+MISTAKEN_TASKS = """\
 from django_redlock.celery import singleton_task
 
 
 @singleton_task(lease=300)
 def import_catalogue(supplier): ...
+
+
+@singleton_task(using="nope")
+def import_prices(supplier): ...
+
+
+@singleton_task(acks_late=True)
+def import_stock(supplier): ...
+
+
+@singleton_task(on_overlap="follow")
+def import_pictures(supplier): ...
+"""
+
+TASKS = """\
+from django_redlock.celery import singleton_task
+
+
+@singleton_task(lease=30)
+def import_catalogue(supplier: int) -> None: ...
+"""
+
+COMMAND = """\
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from shop.tasks import import_catalogue
+
+from django_redlock import Lease, locked_command
+
+
+@locked_command
+class Command(BaseCommand):
+    lease: Lease  # what the decorator sets
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self.lease.ensure()
+        import_catalogue.delay_on_commit(7)
+"""
+
+MYPY = """\
+[mypy]
+plugins = mypy_django_plugin.main
+disallow_untyped_decorators = True
+
+[mypy-mysite.settings]
+ignore_errors = True
+
+[mypy.plugins.django-stubs]
+django_settings_module = "mysite.settings"
 """

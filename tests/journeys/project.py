@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import django_redlock
@@ -48,12 +50,27 @@ class Project:
 
     def write(self, path: str, text: str) -> None:
         """Write a file of the project."""
+        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
         (self.folder / path).write_text(text, encoding="utf-8")
 
     def append(self, path: str, text: str) -> None:
         """Write something at the end of a file."""
         with (self.folder / path).open("a", encoding="utf-8") as file:
             file.write(text)
+
+    @contextmanager
+    def setting(self, old: str, new: str) -> Iterator[None]:
+        """Write something else into the settings, and undo that at the end of the block."""
+        path = self.folder / "mysite/settings.py"
+        before = path.read_text(encoding="utf-8")
+        assert old in before, f"the settings lack {old}"
+        self.write("mysite/settings.py", before.replace(old, new))
+        yield
+        self.write("mysite/settings.py", before)
+
+    def shell(self, code: str) -> str:
+        """Execute code in the project's shell; return the output."""
+        return self.run("manage.py", "shell", "-v", "0", "-c", code)
 
     def run(self, *command: str, fails: bool = False) -> str:
         """Run Python with these arguments in the project's folder; return its output, and check its exit code."""

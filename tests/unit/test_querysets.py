@@ -738,17 +738,21 @@ def test_missing_quorum_flows_out(leases):
 @pytest.mark.django_db(transaction=True)
 def test_open_transaction_is_refused_before_the_lock_is_taken(leases):
     """
-    Inside another transaction the lock would end before the commit: the error names both ways out (L52).
+    Inside another transaction the lock would end before the commit: the error names both ways out (L52), also for a
+    migration.
     """
     order = Order.objects.create()
 
     with (
         transaction.atomic(),
-        pytest.raises(RuntimeError, match=r"(?s)Either move it out of atomic\(\).*locked_view.*Or .*select_for_update"),
+        pytest.raises(
+            RuntimeError, match=r"(?s)Either move it out of atomic\(\).*locked_view.*Or .*select_for_update"
+        ) as caught,
         lock_for_update(order),
     ):
         pytest.fail("entered")
 
+    assert "in a migration, set atomic = False" in str(caught.value)
     assert leases == []
 
 

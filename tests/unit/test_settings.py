@@ -1,5 +1,6 @@
 """The ``REDLOCK`` setting: what is read, when, and the messages about mistakes in it."""
 
+import logging
 import re
 import socket
 import subprocess
@@ -40,6 +41,11 @@ ROOT = Path(__file__).parents[2]
 
 def configured(**entry: Any) -> Any:
     return override_settings(REDLOCK={"default": {"NODES": THREE, **entry}})
+
+
+def shown(caplog: pytest.LogCaptureFixture) -> str:
+    """Return everything that the log records hold: their texts and all their fields."""
+    return caplog.text + "".join(repr(vars(record)) for record in caplog.records)
 
 
 # Each mistake with the id of its check and the required part of the message.
@@ -162,8 +168,13 @@ CACHES = {
 
 
 @pytest.mark.parametrize(("setting", "code", "message"), MISTAKES, ids=lambda value: str(value)[:60])
-def test_mistake_says_what_where_and_what_to_write(setting: Any, code: str, message: str):
-    """L68, P36: using the alias and the system check report the same mistake, and no message shows a password."""
+def test_mistake_says_what_where_and_what_to_write(
+    setting: Any, code: str, message: str, caplog: pytest.LogCaptureFixture
+):
+    """
+    L68, P36: using the alias and the system check report the same mistake; no message or log record shows a password.
+    """
+    caplog.set_level(logging.DEBUG)
     with override_settings(REDLOCK=setting, CACHES=CACHES, DEBUG=True):
         with pytest.raises(InvalidRedlockError, match=message) as caught:
             locks["default"]
@@ -172,7 +183,7 @@ def test_mistake_says_what_where_and_what_to_write(setting: Any, code: str, mess
     assert isinstance(caught.value, ImproperlyConfigured)
     if code:
         assert [each.id for each in reported] == [code]
-    assert SECRET not in str(caught.value) + repr(caught.value) + str(reported)
+    assert SECRET not in str(caught.value) + repr(caught.value) + str(reported) + shown(caplog)
 
 
 def test_missing_setting_is_reported():
@@ -274,10 +285,18 @@ def test_nothing_connects_before_the_first_lock(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.server
 def test_import_brings_neither_celery_nor_a_configured_project():
-    """The lock can be imported before settings exist, and imports neither Celery nor redis-py."""
+    """
+    The lock can be imported before settings exist, and imports neither Celery nor redis-py.
+
+    In a project without Celery, neither django.setup() nor the system checks import it.
+    """
     script = (
         "import sys\nfrom django_redlock import lock\n"
         "assert not {'celery', 'django_redis', 'redis'} & set(sys.modules), sorted(sys.modules)\n"
+        "import django\nfrom django.conf import settings\nfrom django.core.management import call_command\n"
+        "nodes = ['redis://a', 'redis://b', 'redis://c']\n"
+        "settings.configure(INSTALLED_APPS=['django_redlock'], REDLOCK={'default': {'NODES': nodes}})\n"
+        "django.setup()\ncall_command('check')\nassert 'celery' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 
@@ -381,8 +400,9 @@ def test_signals_report_every_lock(caplog: pytest.LogCaptureFixture):
 
 
 @pytest.mark.server
-def test_node_that_is_down_at_start_is_named_in_the_error():
-    """L65: all nodes down is *no quorum*, with each node and its failure, but no credentials."""
+def test_node_that_is_down_at_start_is_named_in_the_error(caplog: pytest.LogCaptureFixture):
+    """L65, P36: all nodes down is *no quorum*, with each node and its failure; no credentials, in the log neither."""
+    caplog.set_level(logging.DEBUG)
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         url = f"redis://user:{SECRET}@127.0.0.1:{reserved.getsockname()[1]}"
@@ -390,7 +410,8 @@ def test_node_that_is_down_at_start_is_named_in_the_error():
             with pytest.raises(QuorumUnavailableError, match=r"127\.0\.0\.1:\d+: refused") as caught:
                 lock("a", wait=0).acquire()
             locks.reset()
-    assert SECRET not in str(caught.value)
+    assert "node down" in caplog.text
+    assert SECRET not in str(caught.value) + shown(caplog)
 
 
 SENTINELS = {"SENTINELS": [("s1", 26379), ("::1", 26379), f"redis://:{SECRET}@s2:26379"], "SERVICE_NAME": "mymaster"}

@@ -94,12 +94,16 @@ class DatabaseNode:
             await asyncio.wait_for(opened.wait(), timeout)
         return AsyncDatabaseLink(worker, worker.greeting(0.0))
 
+    def table(self, timeout: float) -> LockTable:
+        """Return its table, not yet connected, whose requests may take *timeout* seconds."""
+        return LockTable(self.alias, self._prefix, timeout)
+
     def _hire(self, timeout: float) -> DatabaseWorker:
         with self._mutex:
             if self._worker is None or not self._worker.usable:
                 if self._worker and self._worker.inherited:
                     _left_alone.append(self._worker)
-                self._worker = DatabaseWorker(LockTable(self.alias, self._prefix, timeout), self.file)
+                self._worker = DatabaseWorker(self.table(timeout), self.file)
             worker = self._worker
         worker.start()
         return worker

@@ -68,7 +68,7 @@ class LockTable:
 
     def __init__(self, alias: str, prefix: str, patience: float) -> None:
         self.alias = alias
-        self._realm = digest(prefix)
+        self.realm = digest(prefix)
         self._prefix = prefix
         self.patience = patience
         self._connection: Any = None
@@ -193,12 +193,12 @@ class LockTable:
         slugs, total, cursor = request.slugs, 0, ""
         if request.size > 0:
             held = f"FROM {TABLE} WHERE realm = %s AND ends > {self.clock}"
-            total = self.query(f"SELECT count(*) {held}", [self._realm])[0][0]
+            total = self.query(f"SELECT count(*) {held}", [self.realm])[0][0]
             ends, _, digest = request.after.partition(" ")
             since = FOR_EVER if request.after == ENDLESS else int(ends or 0)
             behind, values = " AND (ends > %s OR (ends = %s AND digest > %s))", [since, since, digest]
             page = f"SELECT state, ends, digest {held}{behind} ORDER BY ends, digest LIMIT {int(request.size)}"
-            rows = list(self.query(page, [self._realm, *values]))
+            rows = list(self.query(page, [self.realm, *values]))
             slugs = tuple(json.loads(state)["slug"] for state, *_ in rows)
             cursor = "{1} {2}".format(*rows[-1]) if len(rows) == request.size else ""
         known = self._load(Names({queue_of(slug) or slug for slug in slugs} | set(slugs), set()))
@@ -274,7 +274,7 @@ class LockTable:
             [(*columns_of(one), one.version) for one in known],
         ) and self._put_all(
             f"{insert} {TABLE} ({columns}) VALUES (%s, %s, %s, %s, %s, %s) {otherwise}",
-            [(*columns_of(one), self._realm) for one in new],
+            [(*columns_of(one), self.realm) for one in new],
         )
 
     def _put_all(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> bool:

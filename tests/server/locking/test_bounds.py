@@ -14,7 +14,7 @@ import pytest
 from django.core.management import call_command
 from django.test import override_settings
 
-from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock import LockTakenError, QuorumUnavailableError, locks
 from django_redlock.core.failure import Failure
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.replies import Kind, Reply, believable, failed
@@ -25,10 +25,11 @@ from django_redlock.inventory import Staleness, absurd_tokens, find_locks, held_
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.database.table import TABLE
 from django_redlock.nodes.redis.decode import checked, parse_reply
 from django_redlock.nodes.redis.resp import LONGEST_LIST, LONGEST_REPLY, PARTIAL, Replies
 from django_redlock.testing import Servers
-from tests.managers import Blocking, Flavour, Manager, Tables, real_manager
+from tests.managers import Blocking, Flavour, Manager, Tables, connect, real_manager
 
 # Values that any client can write under the key of a fencing token.
 ABSURD_TOKENS = [str(2**63 - 1), "9" * 23, str(2**53), str(HIGHEST), str(HIGHEST - 1), "1e300", "inf", "soon"]
@@ -400,6 +401,42 @@ def test_doctor_finds_an_absurd_token_and_clear_repairs_it(nodes: Servers, value
         assert lock.fencing_token > lease.fencing_token
         lock.release()
         manager.close()
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
+def test_absurd_token_of_a_database_is_found_and_repaired(tables: Tables, held: bool):
+    """L77: a database is searched like a server, so the doctor and the command find tokens of free locks, too."""
+    count = 3 if tables.scheme == "sqlite" else 1  # REDLOCK may name a server once
+    alias = {"NODES": tables.urls[:count], "KEY_PREFIX": "t", "OPTIONS": {"ttl": 60.0, "node_timeout": 10.0}}
+    with override_settings(REDLOCK={"default": alias}):
+        manager = locks["default"]
+        connect(manager)
+        lease = manager.lock(NAME, wait=0).acquire()
+        if not held:
+            lease.release()
+        poison_row(tables, lease.fencing_token, 2**63 - 1)
+        found = [finding for finding in diagnose(timeout=5.0).findings if finding.id == "absurd-token"]
+        told = io.StringIO()
+
+        call_command("redlock_clear", interactive=False, stdout=told)
+
+        assert [(finding.level, NAME in finding.text) for finding in found] == [("error", True)]
+        assert "Deleted 1 key." in told.getvalue()
+        assert fence_of_row(tables) == (lease.fencing_token if count == 3 else 0)
+        assert not [finding for finding in diagnose(timeout=5.0).findings if finding.id == "absurd-token"]
+        assert not held or lease.release() == "released"
+        locks.reset()
+
+
+def poison_row(tables: Tables, token: int, value: int) -> None:
+    """Write another fencing token into the row of the lock in the first database."""
+    tables.query(f"""UPDATE {TABLE} SET state = replace(state, '"fence":[{token},', '"fence":[{value},')""")
+
+
+def fence_of_row(tables: Tables) -> int:
+    """Return the fencing token in the row of the lock in the first database, 0 if there is none."""
+    records = [json.loads(state) for (state,) in tables.query(f"SELECT state FROM {TABLE}")]
+    return next(int(record.get("fence", [0])[0]) for record in records if record.get("slug") == SLUG)
 
 
 def test_absurd_token_everywhere_is_removed(nodes: Servers):

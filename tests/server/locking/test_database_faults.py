@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -480,6 +481,50 @@ def test_standby_does_not_vote_and_is_another_server_when_promoted():
         with closing(LockTable(alias, "t:", 5.0)) as table:
             after = table.open()
     assert before.run_id != after.run_id
+
+
+def test_replaced_file_is_noticed_only_by_processes_that_knew_it(tmp_path: Path):
+    """
+    P20, L62: a process that knew the earlier files gives the new ones no vote; one that starts later lets them vote.
+
+    The page about guarantees states this limit: two leases of one name are valid here, because both files lack it.
+    """
+    options = {"ttl": 60.0, "max_ttl": 60.0, "node_timeout": 10.0, "restart_guard": True}
+    files, server = [tmp_path / f"{number}.sqlite3" for number in range(3)], SQLite(tmp_path)
+    with ExitStack() as stack:
+        for file in files:
+            stack.enter_context(django_database(file.stem, server.settings(str(file))))
+            call_command("migrate", "redlock", database=file.stem, verbosity=0, skip_checks=True)
+            connections[file.stem].close()
+            shutil.copy(file, f"{file}.empty")
+        urls = [f"database://{file.stem}" for file in files]
+        earlier = stack.enter_context(closing(real_manager(urls, **options)))
+        connect(earlier)
+        lease = earlier.lock("a", wait=0, renew=False).acquire()
+        earlier.close()
+        for file in files[:2]:
+            os.replace(f"{file}.empty", file)
+
+        with pytest.raises(QuorumUnavailableError, match=r"restarted, votes again in \d+ s"):
+            earlier.lock("b", wait=0).acquire()
+        later = stack.enter_context(closing(real_manager(urls, **options)))
+        connect(later)
+        second = later.lock("a", wait=0).acquire()
+
+        assert lease.valid()
+        assert second.valid()
+
+
+@pytest.mark.parametrize("tables", ["sqlite"], indirect=True)  # the servers of the tests run without fsync
+def test_emptied_table_is_noticed_by_nobody(tables: Tables):
+    """P20, L62: the server is the same, so no process sees that rows are missing; the guarantees state this limit."""
+    with closing(patient_manager(tables.urls[:3], restart_guard=True)) as manager:
+        connect(manager)
+        first = manager.lock("a", wait=0, renew=False).acquire()
+        tables.empty()
+
+        assert manager.lock("a", wait=0).acquire().valid()
+        assert first.valid()
 
 
 def test_wrong_password_is_reported_without_showing_it(postgresql: PostgreSQL):

@@ -15,21 +15,24 @@ from django_redlock.engine import wakeup
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.lease_hold import LeaseHold
 from django_redlock.engine.manager import LockManager
-from django_redlock.engine.renewal import abandoned, release_abandoned, watchdog
+from django_redlock.engine.renewal import Watchdog, abandoned, release_abandoned, watchdog
 from django_redlock.engine.wakeup import WakeUp
+from django_redlock.nodes.clock import steady
 from django_redlock.nodes.threads import Bell, Errands, Event
 from tests.interrupts import ASYNC, BLOCKING, AsyncSweep, Interrupted, Scenario, Sweep, Trap, enter, make_manager
 from tests.managers import Manager, eventually
 
 SAMPLE = 6  # points of each scenario
+MOST = 2000  # points of each scenario in the endurance tests
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:coroutine .* was never awaited")
 
 
-def swept(scenario: Scenario, elsewhere: bool, urls: list[str] | None = None, **how: Any) -> Sweep:
-    """Return a sweep of interruptions of a scenario, over nodes in memory or over servers."""
+def swept(scenario: Scenario, elsewhere: bool, urls: list[str] | None = None, kind: str = "", **how: Any) -> Sweep:
+    """Return a sweep of interruptions of a scenario, over nodes in memory, over servers, or over nodes of a *kind*."""
     make = AsyncSweep if scenario in ASYNC else Sweep
-    return make(make_manager("servers" if urls else "memory", urls or []), scenario, elsewhere=elsewhere, **how)
+    manager = make_manager(kind or ("servers" if urls else "memory"), urls or [])
+    return make(manager, scenario, elsewhere=elsewhere, **how)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["main thread", "other thread"])
@@ -61,15 +64,35 @@ def test_lock_over_servers_works_after_an_interruption(nodes: Any, scenario: Sce
     assert sweep.points >= SAMPLE // 2
 
 
+@pytest.mark.parametrize(
+    "scenario",
+    [scenario for scenario in (*BLOCKING, *ASYNC) if scenario.name.removeprefix("async ") in ("enter", "renew")],
+    ids=lambda scenario: scenario.name,
+)
+def test_lock_with_a_node_down_works_after_an_interruption(scenario: Scenario):
+    """L10, L62: the same while one node of three cannot be reached, so that releases wait for it."""
+    whole = Trap(1_000_000)
+    sweep = swept(scenario, False, kind="one down")
+    try:
+        sweep.count(whole)
+        sweep.run(first=7, step=max(1, whole.passed // SAMPLE))
+    finally:
+        sweep.close()
+
+    assert sweep.points >= SAMPLE // 2
+
+
 @pytest.mark.endurance
 @pytest.mark.parametrize("lines", [False, True], ids=["points", "lines"])
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["main thread", "other thread"])
 @pytest.mark.parametrize("scenario", [*BLOCKING, *ASYNC], ids=lambda scenario: scenario.name)
 def test_lock_works_after_an_interruption_anywhere(scenario: Scenario, elsewhere: bool, lines: bool):
-    """L10: the whole sweep, as ``python -m tests.interrupts`` runs it."""
+    """L10: the whole sweep, as ``python -m tests.interrupts`` runs it; of very long scenarios, every few points."""
+    whole = Trap(1_000_000, lines)
     sweep = swept(scenario, elsewhere, lines=lines)
     try:
-        assert sweep.run() > 50
+        sweep.count(whole)
+        assert sweep.run(step=1 + whole.passed // MOST) > 50
     finally:
         sweep.close()
 
@@ -125,6 +148,31 @@ def test_exception_that_another_thread_raises_leaves_the_lock_usable(memory: Man
     assert not thread.is_alive()
     with lock as lease:
         assert lease.valid()
+    manager.close()
+
+
+@pytest.mark.parametrize("error", [Interrupted, SystemExit, ZeroDivisionError])
+async def test_exception_in_the_watchdogs_thread_ends_no_renewal(memory: Manager, error: type[BaseException]):
+    """L10, L27: another thread may raise any exception there; the leases are extended without a new one coming."""
+    manager = memory(3, node_timeout=0.2)
+    lease = manager.lock("a", ttl=60.0).acquire()
+    watchdog.forget(lease)
+    raised: list[type[BaseException]] = []
+
+    def clock() -> float:
+        if not raised:
+            raised.append(error)
+            raise error
+        return steady()
+
+    dog = Watchdog(clock)
+    lease.hold._renew_at = 0.0
+    dog.watch(lease)
+    await eventually(lambda: lease.extensions > 0)
+
+    assert raised == [error]
+    lease.release()
+    dog.rest()
     manager.close()
 
 

@@ -1,0 +1,60 @@
+"""
+Search a database for what no request of a lock asks for: for the doctor and for ``redlock_clear`` (internal).
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+from ...core.node_state import NodeState
+from ...core.replies import is_absurd
+from ..base import Node
+from .node import DatabaseNode
+from .table import KEYS, TABLE, LockTable, clock
+
+
+def find_absurd_tokens(nodes: tuple[Node, ...], timeout: float, seconds: float = 2.0) -> set[str]:
+    """
+    Return the slugs whose fencing tokens are absurd in a database among *nodes*, of held locks and of free ones.
+
+    Each database is searched for *seconds* at most, over a connection of its own.
+    """
+    databases = [node for node in nodes if isinstance(node, DatabaseNode)]
+    with ThreadPoolExecutor(len(databases) or 1, thread_name_prefix="django_redlock inspect") as pool:
+        return set().union(*pool.map(lambda node: set(_search(node, timeout, seconds)), databases))
+
+
+def _search(node: DatabaseNode, timeout: float, seconds: float) -> Iterator[str]:
+    until = time.monotonic() + seconds
+    with closing(node.table(timeout)) as table:
+        try:
+            table.open()
+            for state, now in _rows(table):
+                if (slug := _absurd(state, now)) is not None:
+                    yield slug
+                if time.monotonic() > until:
+                    return
+        except Exception:  # it cannot be searched; what a driver raises is its own, and the doctor reports the node
+            return
+
+
+def _rows(table: LockTable) -> Iterator[tuple[str, int]]:
+    """Yield the record of every row, and the server's clock when it was read."""
+    after = ""
+    rows = f"SELECT digest, state, {table.clock} FROM {TABLE} WHERE realm = %s AND digest > %s"
+    while page := table.query(f"{rows} ORDER BY digest LIMIT {KEYS}", [table.realm, after]):
+        yield from ((state, clock(now)) for _, state, now in page)
+        after = page[-1][0]
+
+
+def _absurd(state: str, now: int) -> str | None:
+    """Return the slug of a record if its fencing token is absurd; other programs may have written the record."""
+    node = NodeState(lambda: now / 1e6)
+    try:
+        record = json.loads(state)
+        node.load(slug := str(record["slug"]), record)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None  # a tombstone, or no record of ours
+    return slug if is_absurd(node.records.fence(slug, node.now()), now) else None
