@@ -9,12 +9,11 @@ says which message counts::
     next:<name>  or  queued:<name>      task id of the pending call; token and number of the message that counts
 
 There are three changes of this record. Each is made in the *turn* of the key: the lock ``turn:<name>``, for which all
-others queue. So a change is a compare-and-set that cannot be split between contenders, because nobody contends.
+others queue. So a change is a compare-and-set that cannot be split between contenders, because nobody contends, and
+nobody takes a record that is only on its way to the nodes for the remains of one.
 
 create
-    The record is free, and a run or a waiting call has the slot. The caller takes the record for an id and a token of
-    its own, and sends the message. While nothing at all has the slot, the record may be created without the turn: it is
-    one lock, so the nodes let one caller have it, and the other callers come to the next step.
+    The record is free. The caller takes the record for an id and a token of its own, and sends the message.
 take over
     The record is there. The caller sends a message with the record's id, the next number and a fresh token, and then
     replaces the record's token by its own. Workers look at the record in the turn, so none can come in between.

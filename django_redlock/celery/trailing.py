@@ -26,20 +26,19 @@ class TrailingCall(Call):
         """
         # A later call would take it over without its links, so a linked call keeps its place and its arguments.
         self.ticket = replace(self.ticket, number=int(self.task.singleton_options.pends and not self.linked))
+        takes_part = self.rules.trails and not self.linked
         run, record = self._look()
-        holder = run.holder if run.value else record.holder
-        if not run.value and record.free:
-            refusal = self.claim()
-            if not refusal:
-                return self.publish(self.ticket)
-            holder = refusal
-        if self.rules.trails and not self.linked:
-            if self._says_the_same(record):
-                return self._joined(run, record)
-            with turn(self.ticket):
+        if takes_part and self._says_the_same(record):
+            return self._joined(run, record)
+        holder, free = run.holder if run.value else record.holder, not run.value and record.free
+        if not free and not takes_part:
+            return self.answer(holder)
+        with turn(self.ticket):
+            refusal = self.claim() if free else holder
+            if refusal and takes_part:
                 run, record = self._look()
                 return self._take_part(run, settle(self.ticket, record))
-        return self.answer(holder)
+        return self.answer(refusal) if refusal else self.publish(self.ticket)
 
     def _take_part(self, run: Seen, record: Seen) -> SingletonResult[Any]:
         """Create the pending call, or take it over; in this call's turn."""

@@ -2,10 +2,14 @@
 
 import pytest
 
+from django_redlock import lock
+from django_redlock.celery import pending
 from django_redlock.celery.pending import UNKNOWN, began_token, is_superseded, label_of
 from django_redlock.celery.sightings import FREE, Seen
 from django_redlock.celery.slots import NOTE, Ticket
 from django_redlock.core.owner import Owner, encode
+
+from .slots import NAME, names
 
 
 @pytest.fixture
@@ -57,6 +61,18 @@ def test_caller_settles_a_split_record(split, worker):
 
     assert (same.id, same.accepted, last.id) == (pending, False, pending)
     assert ran == ["running", "last"]
+
+
+def test_pending_call_is_created_in_its_turn(make, memory_nodes, monkeypatch):
+    """
+    No record comes into being while another call has the turn, and might settle a record that is only on its way. C96
+    """
+    task = make(on_duplicate="replace")
+    monkeypatch.setattr(pending, "LONGEST_LINE", 0.0)
+
+    with lock(f"turn:{NAME}"):
+        assert task.delay(7).accepted
+        assert names() == {f"turn:{NAME}"}
 
 
 def seen(number, token="b" * 32, task_id="call", fence=1, note=False):
