@@ -56,7 +56,8 @@ DATABASES = {
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
-REDLOCK = {"default": {"NODES": ["memory://a", "memory://b", "memory://c"]}}
+# A call that waits for the processor must not miss the replies of nodes in its own memory.
+REDLOCK = {"default": {"NODES": ["memory://a", "memory://b", "memory://c"], "OPTIONS": {"node_timeout": 2.0}}}
 
 # Set before the toolbar is imported: afterwards a change needs its models, which are not installed in other tests.
 DEBUG_TOOLBAR_PANELS = [

@@ -8,7 +8,7 @@ import pytest
 from django.core.management import call_command
 from django.test import override_settings
 
-from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError, lock, locks
+from django_redlock import Lease, LockManager, LockTakenError, QuorumUnavailableError, inventory, lock, locks
 from django_redlock.core.names import heartbeat, slug
 from django_redlock.core.requests import LONGEST_VALUE
 from django_redlock.engine.lease_hold import LeaseHold
@@ -26,7 +26,6 @@ from django_redlock.inventory import (
     find_locks,
     force_release,
     held_locks,
-    poll,
     release,
     stale_keys,
 )
@@ -40,8 +39,7 @@ OPTIONS = {"restart_guard": False, "node_timeout": 7.0, "ttl": 30.0, "max_ttl": 
 @pytest.fixture
 def five(nodes: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
     """Five real servers under the default alias; they have just started, so the restart guard is off."""
-    monkeypatch.setattr(poll, "PATIENCE", 7.0)  # on a busy machine a late node is not a silent one
-    monkeypatch.setattr(poll, "MAX_SECONDS", 60.0)
+    monkeypatch.setattr(inventory, "PATIENCE", 7.0)  # on a busy machine a late node is not a silent one
     with override_settings(REDLOCK={"default": {"NODES": nodes.urls, "OPTIONS": OPTIONS}}):
         yield nodes
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from django.test import override_settings
 
-from django_redlock import LockManager, QuorumUnavailableError, lock, locks
+from django_redlock import LockManager, QuorumUnavailableError, inventory, lock, locks
 from django_redlock.core.names import slug
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.owner import Owner, encode, fingerprint
@@ -16,6 +16,7 @@ from django_redlock.core.requests import Survey
 from django_redlock.inventory import (
     MAX_NAMES,
     PAGE,
+    PATIENCE,
     Snapshot,
     Staleness,
     State,
@@ -636,6 +637,7 @@ def test_a_silent_node_holds_a_page_up_for_less_than_a_second(five, monkeypatch,
     asked: list[float] = []
     ask = LockManager.ask
     monkeypatch.setattr(LockManager, "ask", lambda self, round: asked.append(round.timeout) or ask(self, round))
+    monkeypatch.setattr(inventory, "PATIENCE", PATIENCE)
     with override_settings(REDLOCK={"default": {**FIVE["default"], "OPTIONS": {"node_timeout": timeout}}}):
         held_locks(seconds=seconds)
 

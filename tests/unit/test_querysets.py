@@ -196,7 +196,7 @@ def test_queryset_method_takes_the_same_options(leases):
     """
     order = Order.objects.create()
 
-    with Order.objects.filter(pk=order.pk).redlock_for_update(ttl=5) as locked:
+    with Order.objects.filter(pk=order.pk).redlock_for_update(ttl=20) as locked:
         assert locked == [order]
     with (
         lock(order_name(order)),

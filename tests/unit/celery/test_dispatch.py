@@ -354,7 +354,7 @@ def test_our_options_do_not_travel(make, worker):
         lambda properties=None, **about: sent.update(properties or {}), weak=False
     )
 
-    make(key=("shop_id",), lease=5, group="shops").delay(7)
+    make(key=("shop_id",), lease=20, group="shops").delay(7)
 
     signals.before_task_publish.disconnect(hook)
     assert not {"key", "lease", "group", "singleton_options", "using", "queue_ttl"} & sent.keys()
