@@ -7,7 +7,7 @@ from typing import Any
 from ..core.outcome import EndReason
 from ..core.owner import Owner
 from ..engine.acquirer import fresh_nonce
-from ..engine.lease import Lease
+from ..engine.lease import Lease, release_at_end
 from ..engine.renewal import watchdog
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes.clock import steady
@@ -111,7 +111,7 @@ class Execution:
         if hold and self.lease and self.hold > 0 and self.lease.valid() and self._keep_held():
             return
         if self.lease:
-            self.lease.release()
+            release_at_end(self.lease)
         elif self._in_queue:
             free(self.ticket.using, self.ticket.waiting, self.ticket.token)
 

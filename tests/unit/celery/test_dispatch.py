@@ -2,6 +2,7 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -467,11 +468,13 @@ def test_calls_cost_one_round_trip(make, monkeypatch, how):
     assert rounds(monkeypatch, lambda: task.delay(7)) == 1
 
 
-def test_run_costs_two_round_trips(make, worker, monkeypatch):
+@pytest.mark.parametrize(("release", "cost"), [(None, 1), ("send", 1), ("wait", 2)])
+def test_round_trips_of_a_run(make, worker, monkeypatch, release, cost):
     """
-    A run costs one round trip to take its slot and one to free it.
+    A run costs one round trip to take its slot. It does not wait for the release, unless the settings say so.
     """
+    monkeypatch.setattr(locks["default"], "rules", replace(locks["default"].rules, release=release))
     make().delay(7)
     message = worker.take()
 
-    assert rounds(monkeypatch, lambda: worker.run(message)) == 2
+    assert rounds(monkeypatch, lambda: worker.run(message)) == cost
