@@ -151,6 +151,10 @@ def release(manager: Any, lock: Any, lease: Any) -> None:
     lease.release()
 
 
+def send(manager: Any, lock: Any, lease: Any) -> None:
+    lease.release(wait=False)
+
+
 def wait(manager: Any, lock: Any, prepared: Any) -> None:
     with lock:
         pass
@@ -175,6 +179,11 @@ async def aenter(lock: Any) -> None:
         pass
 
 
+async def asend(lock: Any) -> None:
+    lease = await lock.aacquire()
+    await lease.arelease(wait=False)
+
+
 async def aby_hand(lock: Any) -> None:
     lease = await lock.aacquire()
     await lease.aextend()
@@ -186,6 +195,7 @@ BLOCKING = [
     Scenario("by hand", by_hand),
     Scenario("extend", extend, lambda manager, lock: lock.acquire()),
     Scenario("release", release, lambda manager, lock: lock.acquire()),
+    Scenario("release, sent", send, lambda manager, lock: lock.acquire()),
     Scenario("wait", wait, taken),
 ]
 
@@ -326,7 +336,11 @@ class AsyncSweep(Sweep):
         self._loop.run_until_complete(enter_and_renew())
 
 
-ASYNC = [Scenario("async enter", aenter), Scenario("async by hand", aby_hand)]  # type: ignore[arg-type]
+ASYNC = [
+    Scenario("async enter", aenter),  # type: ignore[arg-type]
+    Scenario("async by hand", aby_hand),  # type: ignore[arg-type]
+    Scenario("async release, sent", asend),  # type: ignore[arg-type]
+]
 
 
 def make_manager(kind: str, urls: list[str]) -> Any:
