@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.test import RequestFactory
 
 from django_redlock import LockLostError, lock, locks
 from django_redlock.core.names import slug
@@ -16,6 +19,7 @@ from django_redlock.engine import process as processes
 from django_redlock.engine.unattended import LOOK
 from django_redlock.signals import lock_lost, lock_released
 from django_redlock.testing import Simulation
+from django_redlock.views import locked_view
 
 TIMEOUT = 0.25  # seconds: the node timeout of these locks
 
@@ -192,6 +196,46 @@ def test_lease_near_its_end_waits():
             assert not lease.hold.waits_at_end
             sim.advance(lease.remaining() - TIMEOUT)
             assert lease.hold.waits_at_end
+
+
+def test_release_waits_under_gevent(monkeypatch: pytest.MonkeyPatch):
+    """The thread that reads replies cannot use the connections of a greenlet."""
+    monkeypatch.setattr("django_redlock.engine.lease.uses_gevent", lambda: True)
+    with simulation() as sim:
+        lease = lock("a").acquire()
+        silence(sim, 0, 1)
+
+        assert lease.release(wait=False) == "unknown"
+        assert not locks["default"].driver.unattended
+
+
+def answer(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("done")
+
+
+def stream(request: HttpRequest) -> StreamingHttpResponse:
+    return StreamingHttpResponse(["done"])
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("view", [answer, stream])
+@pytest.mark.parametrize(("option", "pending"), [(None, 1), ("send", 1), ("wait", 0)])
+def test_response_does_not_wait_for_the_release(outcomes: list[str], view: Any, option: Any, pending: int):
+    """A locked view sends its release, unless the settings say that it waits; the outcome is reported all the same."""
+    with simulation(release=option) as sim:
+        lock("warm up").acquire().release()
+        request = RequestFactory().post("/")
+
+        def slowly(request: HttpRequest) -> HttpResponseBase:
+            silence(sim, 0, 1)
+            return view(request)
+
+        response = locked_view("report")(slowly)(request)
+        response.close()
+
+        assert len(locks["default"].driver.unattended) == pending
+        sim.advance(TIMEOUT + LOOK)
+        assert outcomes == ["released", "unknown"]
 
 
 # The next acquisition, waiters, transactions
