@@ -65,7 +65,7 @@ class Rules:
         in_transaction: How a lock is treated that would be released before the transaction around it ends:
             ``warn``, ``error`` or ``allow``.
         release: Whether the end of a block waits for the replies to the release (``wait``) or only sends it (``send``);
-            None sends it at the end of a singleton's run and of a locked view, and waits everywhere else.
+            None sends it at the end of a locked view and of a singleton's run without a result, and waits elsewhere.
 
     Raises:
         ValueError: A number cannot work, or two of them cannot work together.

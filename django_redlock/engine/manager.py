@@ -120,7 +120,7 @@ class LockManager:
         Args:
             name: What to lock, or several names to lock all or none of.
             kind: ``manual``, ``task``, ``view``, ``model`` or ``command``, for people. It decides how the release goes
-                where neither the lock nor the settings say: the end of a task's run or of a view sends it.
+                where neither the lock nor the settings say: the end of a task's run or of a view may send it.
             ref: What identifies the work to programs, such as a task's id.
             secret: Hold it with this secret instead of a fresh one: 32 hexadecimal digits, unique to one holder.
                 For one ttl after an attempt that failed, nodes that did not answer it refuse the same secret.
