@@ -150,7 +150,7 @@ class ReleaseAfterTransactions:
     def _release(self) -> None:
         lease, self._lease = self._lease, None
         if lease is not None:
-            lease.release()
+            lease.release(wait=lease.hold.waits_at_end)
 
 
 def open_transactions() -> list[Any]:
@@ -201,6 +201,8 @@ def lock(name: str | Iterable[str], *, using: str = DEFAULT_ALIAS, **options: Un
             rolled back; outside of one it makes no difference. Not with ``async with`` or ``acquire()``.
         if_taken: Whether a decorated function raises LockTakenError when the lock is taken (``raise``) or returns None
             (``skip``). With ``skip`` it makes one attempt unless *wait* is passed.
+        release: Whether leaving a block waits for the nodes' replies to the release (``wait``) or sends the release and
+            returns at once (``send``); None is ``OPTIONS["release"]``, ``wait`` by default.
 
     Raises:
         TypeError: A name is not a string.

@@ -13,7 +13,11 @@ from django.dispatch import Signal
 lock_acquired = Signal()
 """Sent when a lock was taken, with ``lease``."""
 lock_released = Signal()
-"""Sent when a lock was given up, with ``lease`` and ``outcome``, the result of :meth:`.Lease.release`."""
+"""
+Sent when a lock was given up, with ``lease`` and ``outcome``, the result of :meth:`.Lease.release`.
+
+If nobody waited for the release, it is sent when the outcome is known, by the watchdog or the event loop.
+"""
 lock_taken = Signal()
 """Sent when a caller gave up, with ``name`` and ``error``, a LockTakenError or QuorumUnavailableError."""
 lock_extended = Signal()

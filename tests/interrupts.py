@@ -153,6 +153,10 @@ def release(manager: Any, lock: Any, lease: Any) -> None:
     lease.release()
 
 
+def send(manager: Any, lock: Any, lease: Any) -> None:
+    lease.release(wait=False)
+
+
 def wait(manager: Any, lock: Any, prepared: Any) -> None:
     with lock:
         pass
@@ -285,6 +289,11 @@ async def aenter(lock: Any) -> None:
         pass
 
 
+async def asend(lock: Any) -> None:
+    lease = await lock.aacquire()
+    await lease.arelease(wait=False)
+
+
 async def aby_hand(lock: Any) -> None:
     lease = await lock.aacquire()
     await lease.aextend()
@@ -319,6 +328,7 @@ BLOCKING = [
     Scenario("by hand", by_hand),
     Scenario("extend", extend, acquired),
     Scenario("release", release, acquired),
+    Scenario("release, sent", send, acquired),
     Scenario("lose", lose, acquired),
     Scenario("renew", renew, lambda manager, lock: WatchdogTurn(lock.acquire())),
     Scenario("wait", wait, taken),
@@ -463,6 +473,7 @@ class AsyncSweep(Sweep):
 ASYNC = [
     Scenario("async enter", aenter),  # type: ignore[arg-type]
     Scenario("async by hand", aby_hand),  # type: ignore[arg-type]
+    Scenario("async release, sent", asend),  # type: ignore[arg-type]
     Scenario("async renew", arenew),  # type: ignore[arg-type]
     Scenario("async wait", aenter, taken),  # type: ignore[arg-type]
     Scenario("async other ways", aother_ways),  # type: ignore[arg-type]

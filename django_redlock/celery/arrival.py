@@ -87,7 +87,9 @@ class Arrival:
 
     def _execution(self, lease: Lease | None, in_queue: bool = False) -> Execution:
         message = self.message
-        return Execution(message.task, message.ticket, message.rules, lease, in_queue=in_queue)
+        return Execution(
+            message.task, message.ticket, message.rules, lease, in_queue=in_queue, kept=message.stores_results
+        )
 
     def _look_at_notes(self) -> None:
         """Leave if the message was answered meanwhile, or must not run a second time."""

@@ -7,7 +7,7 @@ from typing import Any
 from ..core.outcome import EndReason
 from ..core.owner import Owner
 from ..engine.acquirer import fresh_nonce
-from ..engine.lease import Lease, passed_on
+from ..engine.lease import Lease, passed_on, release_at_end
 from ..engine.renewal import watchdog
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
 from ..nodes.clock import steady
@@ -35,6 +35,7 @@ class Execution:
         lease: The slot, RUNNING; None for a run that has none.
         since: When the run began, in seconds on the steady clock.
         in_queue: Whether the message has kept its place in the queue, because the nodes did not answer.
+        kept: Whether somebody may see its result, and then counts on the slot to be free.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Execution:
         lease: Lease | None,
         since: float | None = None,
         in_queue: bool = False,
+        kept: bool = True,
     ) -> None:
         self.task = task
         self.ticket = ticket
@@ -53,6 +55,7 @@ class Execution:
         self.handed_over = False  # or given up, by the body itself
         self.goes_on = False  # with another message, which has the slot
         self._in_queue = in_queue
+        self._kept = kept
         self.interrupt = Interrupt() if lease and options.on_lost == "raise" else None
         self._since = steady() if since is None else since
         if lease:
@@ -104,14 +107,22 @@ class Execution:
             self.lease.ensure()
 
     def end(self, hold: bool = True) -> None:
-        """Free the slot, or leave it held for the rest of ``hold_for``; nothing happens if it was handed over."""
+        """
+        End the run: free the slot, or leave it held for the rest of ``hold_for``, unless it was handed over.
+
+        Args:
+            hold: Whether ``hold_for`` counts, because the body has ended. Then the release of a run whose result nobody
+                sees may still be under way when this returns. In all other cases the slot is free by then.
+        """
         self._disarm()
         if self.handed_over:
             return
         self.handed_over = True
         if hold and self.lease and self.hold > 0 and self.lease.valid() and self._keep_held():
             return
-        if self.lease:
+        if self.lease and hold and not self._kept:
+            release_at_end(self.lease)
+        elif self.lease:
             self.lease.release()
         elif self._in_queue:
             free(self.ticket.using, self.ticket.waiting, self.ticket.token)

@@ -24,6 +24,8 @@ class Round:
         remedy: The request to redeliver to a node instead of the one that it missed, where the two differ.
         mending: Whether, though decided, it waits within its timeout for links that are being made. An extension does:
             it restores the lock on nodes that were away and have lost it.
+        unattended: Whether it stays open, with a timeout of 0, after it was sent. Whoever reads the replies next gives
+            them to it; see :mod:`django_redlock.engine.unattended`.
 
     ``replies`` came in time. ``late`` ones came after the round was closed, and only inform. The driver sets
     ``doubted``, which returns the nodes that may not vote at present. ``on_missed`` is called with nodes that turn out
@@ -39,6 +41,7 @@ class Round:
     patience: float = 0.0
     remedy: Mapping[int, Request] = field(default_factory=dict)
     mending: bool = False
+    unattended: bool = False
     replies: dict[int, Reply] = field(default_factory=dict)
     late: dict[int, Reply] = field(default_factory=dict)
     closed: bool = False
@@ -48,8 +51,8 @@ class Round:
 
     @property
     def in_full(self) -> bool:
-        """Whether to send scripts with their text, because nobody waits to answer a node that does not know them."""
-        return not self.timeout
+        """Whether to send scripts with their text, because nobody reads the reply of a node that does not know them."""
+        return not self.timeout and not self.unattended
 
     @property
     def wanted(self) -> bool:

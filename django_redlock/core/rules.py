@@ -24,6 +24,7 @@ UNSET: Final = Unset.UNSET
 Wait = float | Unset | None
 Waits = TypeVar("Waits", bound=Wait)
 InTransaction = Literal["warn", "error", "allow"]
+ReleaseMode = Literal["wait", "send"]
 
 MIN_TTL = 0.1
 # Nodes expire keys to the nearest millisecond; two leave room for rounding.
@@ -63,6 +64,8 @@ class Rules:
         allow_evicting: Names of nodes that may vote although they may evict keys.
         in_transaction: How a lock is treated that would be released before the transaction around it ends:
             ``warn``, ``error`` or ``allow``.
+        release: Whether the end of a block waits for the replies to the release (``wait``) or only sends it (``send``);
+            None sends it at the end of a locked view and of a singleton's run without a result, and waits elsewhere.
 
     Raises:
         ValueError: A number cannot work, or two of them cannot work together.
@@ -86,12 +89,14 @@ class Rules:
     durable: tuple[str, ...] = ()
     allow_evicting: tuple[str, ...] = ()
     in_transaction: InTransaction = "warn"
+    release: ReleaseMode | None = None
 
     def __post_init__(self) -> None:
         self._check_quorum()
         self._check_durations()
         self._check_choices()
         check_wait(self.wait)
+        check_release(self.release)
         self.check_ttl(self.ttl)
 
     def _check_quorum(self) -> None:
@@ -227,6 +232,17 @@ def check_label(label: object) -> None:
     """
     if not isinstance(label, str):
         raise TypeError(f"label must be a str, not {type(label).__name__}; write label=str(...).")
+
+
+def check_release(release: object) -> None:
+    """
+    Make sure that *release* is ``wait``, ``send`` or None.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if release not in ("wait", "send", None):
+        raise ValueError(f"release must be 'wait', 'send' or None, not {release!r}.")
 
 
 def check_wait(wait: Waits) -> Waits:

@@ -27,6 +27,7 @@ class Wanted(NamedTuple):
         barge: Whether to ignore the queue.
         heartbeat: Seconds without a heartbeat after which it is no longer extended; None needs none.
         max_hold: Longest time that renewal keeps it, in seconds; None is as the rules say.
+        sends: Whether the end of its block sends the release without waiting for the replies.
     """
 
     names: tuple[str, ...]
@@ -42,6 +43,7 @@ class Wanted(NamedTuple):
     heartbeat: float | None = None
     max_hold: float | None = None
     strict: bool = False
+    sends: bool = False
 
 
 def check_limit(limit: int, names: tuple[str, ...], shared: bool) -> None:

@@ -91,10 +91,20 @@ class ConnectionSet:
         self.connecting: set[int] = set()
         self.arrived: deque[tuple[int, Link | LinkError]] = deque()
         self.used = 0.0
+        self.thread = 0  # that sent an unattended round here, and sends its next one here as well
         self.closed = False
         self._poll = select.poll()
         self._by_fd: dict[int, Connection] = {}
         self._wakeup: WakeUp | None = None
+
+    @property
+    def unattended(self) -> bool:
+        """Whether replies are in flight to a round that nobody waits for and that is still open."""
+        return any(
+            not in_flight.round.closed and in_flight.round.unattended
+            for connection in list(self.by_node.values())
+            for in_flight in connection.in_flight
+        )
 
     def connection(self, connection: Connection) -> None:
         """Add the connection to a node."""

@@ -24,6 +24,7 @@ from .redelivery import Redelivery
 from .renewal import loop_watchdog, watchdog
 from .rounds import Gather
 from .rounds_async import AsyncGather
+from .unattended import Ended, UnattendedReleases
 
 Report = Callable[..., None]
 
@@ -69,6 +70,7 @@ class Driver:
         self.gather = Gather(nodes, admission, steady)
         self.notifications = Notifications(nodes, self._needed)
         self.redelivery = Redelivery(nodes)
+        self.unattended = self._new_unattended()
         self.heartbeat = new_heartbeat(lambda: watchdog)
         self.loops = PerLoop(self.new_loop_side)
         self._pid = process.pid
@@ -96,6 +98,47 @@ class Driver:
             self.follow_up(round, round.unanswered())
             raise
         self.follow_up(round)
+
+    def leave(self, round: Round, timeout: float, ended: Ended) -> bool:
+        """
+        Send a release that is *unattended*, from a thread.
+
+        Args:
+            round: The release.
+            timeout: Seconds after which the nodes that have not answered count as silent.
+            ended: Called with the round later, in any thread, when its outcome is known.
+
+        Returns:
+            Whether the outcome is known already; then *ended* is not called.
+        """
+        if self._pid != process.pid:
+            self.notice_fork()
+        try:
+            connections = self.gather.ask(round)
+            if connections is not None and not round.closed:
+                self.unattended.add(round, connections, timeout, ended)
+                return False
+        except BaseException:
+            self.follow_up(round, round.unanswered())
+            raise
+        self.follow_up(round)
+        return True
+
+    def aleave(self, round: Round, timeout: float, ended: Ended) -> bool:
+        """Do what :meth:`leave` does from the event loop, which calls *ended*; never blocks."""
+
+        def over(round: Round) -> None:
+            self.follow_up(round)
+            ended(round)
+
+        try:
+            if self.loop_side().gather.leave(round, timeout, over):
+                return False
+        except BaseException:
+            self.follow_up(round, round.unanswered())
+            raise
+        self.follow_up(round)
+        return True
 
     def send(self, round: Round) -> None:
         """Send a round from the event loop without waiting, so that a second cancellation cannot stop it."""
@@ -137,6 +180,7 @@ class Driver:
         """Close all idle connections of this process's threads, and end what runs in the background."""
         process.notice_fork()
         self.notice_fork()  # or it would wait for locks that threads of the parent had when it forked
+        self.unattended.look(wait=True)
         self.redelivery.close()
         self.heartbeat.leave()
         self.notifications.close()
@@ -181,7 +225,11 @@ class Driver:
         self.gather.close()
         self._hanging_up = False
 
+    def _new_unattended(self) -> UnattendedReleases:
+        return UnattendedReleases(self.gather, self.follow_up, lambda: watchdog, steady)
+
     def _begin_anew(self) -> None:
+        self.unattended = self._new_unattended()
         self.redelivery = Redelivery(self._nodes)
         self.heartbeat = self._new_heartbeat(lambda: watchdog)
         self.notifications.forked()

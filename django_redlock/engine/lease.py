@@ -12,9 +12,11 @@ from ..core.outcome import LOST, EndReason, Outcome
 from ..core.round import Round
 from ..exceptions import LockLostError
 from ..nodes.clock import steady
+from ..nodes.gevent import uses_gevent
 from ..nodes.threads import exiting
 from .lease_hold import LeaseHold
-from .loss import AsyncLoss, Loss
+from .loss import AsyncLoss, Loss, log_loss
+from .process import process
 from .renewal import loop_watchdog, watchdog
 
 
@@ -174,7 +176,8 @@ class Lease:
         Blocking code notices a connection that broke with the release in flight when it uses the nodes again.
 
         Args:
-            wait: Whether to wait for the nodes' answers; if False, the outcome is ``unknown``.
+            wait: Whether to wait for the nodes' answers. If False, the outcome is ``unknown`` unless it is known at
+                once; the signal ``lock_released`` has it later.
         """
         if exiting():
             return Outcome.UNKNOWN  # the key ends with its ttl; to connect or to wait would have the interpreter hang
@@ -182,17 +185,17 @@ class Lease:
         if hold.leave():
             return Outcome.HELD if self.valid() else Outcome.EXPIRED
         try:
-            round = self._end(wait)
+            round = self._end(wait or process.ends or uses_gevent())
             if round is None:
                 return Outcome.UNKNOWN if hold.forked else Outcome.EXPIRED
             watchdog.forget(self)
-            hold.keeper.ask(round)
+            known = hold.carry_out(round, self._ended_later)
             if hold.takeover and (late := hold.end_of_earlier_hold(hold.takeover)):
                 hold.keeper.ask(late)
         except BaseException:
             hold.release_later()
             raise
-        return self._ended(round)
+        return self._ended(round) if known else Outcome.UNKNOWN
 
     async def arelease(self, wait: bool = True) -> Outcome:
         """Do what :meth:`release` does without blocking; a cancelled call has sent the release all the same."""
@@ -206,13 +209,13 @@ class Lease:
             if round is None:
                 return Outcome.UNKNOWN if hold.forked else Outcome.EXPIRED
             loop_watchdog().forget(self)
-            await hold.keeper.aask(round)
+            known = await hold.acarry_out(round, self._ended_later)
             if hold.takeover and (late := hold.end_of_earlier_hold(hold.takeover)):
                 await hold.keeper.aask(late)
         except BaseException:
             hold.release_later()
             raise
-        return self._ended(round)
+        return self._ended(round) if known else Outcome.UNKNOWN
 
     def __enter__(self) -> Self:
         self.ensure()
@@ -223,7 +226,7 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         over = self.hold.ended is EndReason.RELEASED  # the body released it, and knows the outcome
-        leave(self, Outcome.RELEASED if over else self.release(), body_failed=kind is not None)
+        leave(self, Outcome.RELEASED if over else release_at_end(self), body_failed=kind is not None)
 
     async def __aenter__(self) -> Self:
         self.ensure()
@@ -233,7 +236,7 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         over = self.hold.ended is EndReason.RELEASED
-        leave(self, Outcome.RELEASED if over else await self.arelease(), body_failed=kind is not None)
+        leave(self, Outcome.RELEASED if over else await arelease_at_end(self), body_failed=kind is not None)
 
     def _checked(self, ttl: float | None) -> float | None:
         return ttl if ttl is None else self.hold.keeper.rules.check_ttl(ttl)
@@ -249,6 +252,13 @@ class Lease:
         else:
             self._loss.report(self)
         return hold.begin_release(wait)
+
+    def _ended_later(self, round: Round) -> None:
+        """Report the outcome of a release that nobody waited for; no block can raise a loss then, so it is logged."""
+        outcome = self._ended(round)
+        if outcome in LOST and self.hold.ended is EndReason.RELEASED:
+            self.hold.release_came_too_late(outcome)
+            log_loss(self)
 
     def _ended(self, round: Round) -> Outcome:
         outcome, hold = release_outcome(round, self.hold.keeper.rules), self.hold
@@ -274,6 +284,20 @@ class AsyncLease(Lease):
 def loss_of(lease: Lease) -> LockLostError:
     """Return the error for a lease that ended."""
     return LockLostError(lease.name, lease.reason or EndReason.EXPIRED, lease.held())
+
+
+def release_at_end(lease: Lease) -> Outcome:
+    """
+    Release a lock where its block ends: with or without waiting for the replies, as its option ``release`` says.
+
+    Returns what :meth:`Lease.release` returns.
+    """
+    return lease.release(wait=lease.hold.waits_at_end)
+
+
+async def arelease_at_end(lease: Lease) -> Outcome:
+    """Do what :func:`release_at_end` does without blocking."""
+    return await lease.arelease(wait=lease.hold.waits_at_end)
 
 
 def leave(lease: Lease, outcome: Outcome, body_failed: bool) -> None:

@@ -25,6 +25,7 @@ from .driver import Driver
 from .drops import Drop, unreleased, watch_drop
 from .process import process
 from .surroundings import Surroundings
+from .unattended import Ended
 
 LASTING = 86_400.0  # seconds for which the release of a hold that may last long is redelivered
 
@@ -76,6 +77,7 @@ class LeaseHold(Hold):
         super().__init__(wanted, granted, keeper.rules, highest)
         self.keeper = keeper
         self.renewed = renewed
+        self._sends = wanted.sends
         self.takeover = granted.rounds[0] if wanted.adopt else None  # took the lock over from another holder
         self._pid = process.pid
         self._depth = 1
@@ -143,10 +145,35 @@ class LeaseHold(Hold):
 
     # The release
 
+    @property
+    def waits_at_end(self) -> bool:
+        """
+        Whether the end of its block waits for the replies to the release.
+
+        It does if the lease may have ended by the local clock before the release arrives, because the replies tell
+        whether the block has to raise.
+        """
+        return not self._sends or self.remaining(steady()) <= self.timeout
+
     def begin_release(self, wait: bool) -> Round:
         """Return the round that releases it, once it has been ended; *wait* is whether to wait for the replies."""
-        self._cleanup = self.release(self.timeout if wait else 0.0)
-        return self._cleanup
+        round = self._cleanup = self.release(self.timeout if wait else 0.0)
+        round.unattended = not wait
+        return round
+
+    def carry_out(self, round: Round, ended: Ended) -> bool:
+        """Carry out its release, which calls *ended* later or returns True: the outcome is known already."""
+        if round.unattended:
+            return self.keeper.driver.leave(round, self.timeout, ended)
+        self.keeper.ask(round)
+        return True
+
+    async def acarry_out(self, round: Round, ended: Ended) -> bool:
+        """Do what :meth:`carry_out` does without blocking; a release that is *unattended* has no point to cancel it."""
+        if round.unattended:
+            return self.keeper.driver.aleave(round, self.timeout, ended)
+        await self.keeper.aask(round)
+        return True
 
     @staticmethod
     def end_of_earlier_hold(takeover: Round) -> Round | None:

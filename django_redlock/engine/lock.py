@@ -21,7 +21,7 @@ from ..exceptions import LockTakenError
 from ..nodes.threads import exiting
 from .decorator import Function, decorated
 from .holdings import Keys, Waiting, remember, unsuspected
-from .lease import Lease, leave
+from .lease import Lease, arelease_at_end, leave, release_at_end
 from .mistakes import no_attribute
 from .options import LockOptions, check_block, check_not_skipped
 from .reentrancy import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
@@ -215,7 +215,7 @@ class Lock:
         try:
             over = lease.hold.ended is EndReason.RELEASED  # the body released it, and knows the outcome
             kept = self._on_commit and lease.valid() and self.description().manager.surroundings.keep(lease)
-            outcome = Outcome.RELEASED if over or kept else lease.release()
+            outcome = Outcome.RELEASED if over or kept else release_at_end(lease)
         except BaseException:
             lease.hold.abandon()
             raise
@@ -257,7 +257,7 @@ class Lock:
             interruption: Interruption | None = entry.about
             interrupted = interruption is not None and interruption.end(kind)  # first: it may strike no longer
             over = lease.hold.ended is EndReason.RELEASED
-            outcome = Outcome.RELEASED if over else await lease.arelease()
+            outcome = Outcome.RELEASED if over else await arelease_at_end(lease)
         except BaseException:
             lease.hold.abandon()
             raise

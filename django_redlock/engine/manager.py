@@ -9,7 +9,7 @@ import atexit
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 from weakref import WeakSet
 
@@ -22,7 +22,7 @@ from ..core.owner import HolderKind, Owner
 from ..core.replies import ANSWERS, Reply
 from ..core.requests import Release
 from ..core.round import Round
-from ..core.rules import UNSET, Rules
+from ..core.rules import UNSET, ReleaseMode, Rules
 from ..core.surveying import SurveyOptions, survey_round
 from ..core.wanted import Wanted
 from ..nodes import Node
@@ -39,6 +39,9 @@ from .process import HOST, process
 from .surroundings import Surroundings
 
 Notify = Callable[..., None]
+
+AT_END: Mapping[HolderKind, ReleaseMode] = {"task": "send", "view": "send"}
+"""How the release goes at the end of a hold of each kind, unless the lock or the settings say; otherwise it waits."""
 
 log = logging.getLogger("django_redlock")
 
@@ -116,7 +119,8 @@ class LockManager:
 
         Args:
             name: What to lock, or several names to lock all or none of.
-            kind: ``manual``, ``task``, ``view``, ``model`` or ``command``, for people.
+            kind: ``manual``, ``task``, ``view``, ``model`` or ``command``, for people. It decides how the release goes
+                where neither the lock nor the settings say: the end of a task's run or of a view may send it.
             ref: What identifies the work to programs, such as a task's id.
             secret: Hold it with this secret instead of a fresh one: 32 hexadecimal digits, unique to one holder.
                 For one ttl after an attempt that failed, nodes that did not answer it refuse the same secret.
@@ -146,6 +150,7 @@ class LockManager:
             chosen["barge"],
             chosen["heartbeat"],
             chosen["max_hold"],
+            sends=(chosen["release"] or self.rules.release or AT_END.get(kind, "wait")) == "send",
         )
         described = Description(self, wanted, renew, once=wait is UNSET)
         return Lock(names, lambda: described, chosen)
@@ -258,5 +263,6 @@ _managers: WeakSet[LockManager] = WeakSet()
 @atexit.register
 def _close_all() -> None:
     """Close the idle connections of this process; locks still held are left to end by themselves."""
+    process.ends = True
     for manager in list(_managers):
         manager.close()

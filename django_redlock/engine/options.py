@@ -5,7 +5,7 @@ The options of a lock, in one place for ``lock()`` and ``locks[alias].lock()`` (
 from typing import Literal, TypedDict
 
 from ..core.names import named
-from ..core.rules import UNSET, Wait, check_label, check_wait, seconds
+from ..core.rules import UNSET, ReleaseMode, Wait, check_label, check_release, check_wait, seconds
 from ..core.wanted import check_limit
 
 IfTaken = Literal["raise", "skip"]
@@ -27,6 +27,7 @@ class LockOptions(TypedDict, total=False):
     cancel_on_lost: bool
     on_commit: bool
     if_taken: IfTaken
+    release: ReleaseMode | None
 
 
 DEFAULTS: LockOptions = {
@@ -43,6 +44,7 @@ DEFAULTS: LockOptions = {
     "cancel_on_lost": False,
     "on_commit": False,
     "if_taken": "raise",
+    "release": None,
 }
 
 
@@ -57,6 +59,7 @@ def complete(names: tuple[str, ...], options: LockOptions) -> LockOptions:
     chosen: LockOptions = {**DEFAULTS, **options}
     check_label(chosen["label"])
     check_wait(chosen["wait"])
+    check_release(chosen["release"])
     check_limit(chosen["limit"], names, chosen["shared"])
     for what, value in (("ttl", chosen["ttl"]), ("heartbeat", chosen["heartbeat"]), ("max_hold", chosen["max_hold"])):
         if value is not None:

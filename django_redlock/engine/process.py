@@ -23,6 +23,8 @@ class Process:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.name = _new_name()
+        self.ends = False
+        """Whether it is about to end, so that nothing may be left for a thread in the background."""
         self.starts: list[Callable[[], object]] = []
         """Functions to call in a forked child before it uses a lock or a lease."""
         self.mutex = threading.Lock()

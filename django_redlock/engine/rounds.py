@@ -1,16 +1,14 @@
 """
 Ask all nodes at once, blocking the calling thread, and stop as soon as the outcome is certain (internal).
 
-A *connection set* has one connection per node. Threads take connection sets from a stack, last in, first out, so that
-a process with one busy thread has one warm set. Requests are written to all connections, then one poll waits for all
+A *connection set* has one connection per node. Requests are written to all connections, then one poll waits for all
 replies; threads are used only to connect. A reply that has not come when the outcome is certain stays *in flight*: its
 connection reads it before it is used again.
 """
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
-from weakref import WeakKeyDictionary
+from threading import get_ident
 
 from ..core.admission import Admission
 from ..core.failure import Failure
@@ -18,13 +16,12 @@ from ..core.replies import Kind, failed
 from ..core.round import Round
 from ..nodes.base import LinkError, Node
 from ..nodes.clock import Clock, steady
-from ..nodes.gevent import Here, here, uses_gevent
 from .breaker import Breakers
 from .connecting import Connector
 from .connections import MAX_IN_FLIGHT, Connection, ConnectionSet
+from .idle import IdleConnections
 
 IDLE = 1.0  # seconds after which a link may have been closed by its server, so that it is looked at before use
-MAX_IDLE = 60.0  # seconds after which a link is no longer used: firewalls forget connections without telling anybody
 GRACE = (
     0.02  # seconds for which the first round of a connection set, though decided, waits for links to the other nodes
 )
@@ -45,72 +42,67 @@ class Gather:
     def __init__(self, nodes: Sequence[Node], admission: Admission, clock: Clock = steady) -> None:
         self.admission = admission
         self._clock = clock
-        self._connection_sets: list[ConnectionSet] = []
-        self._by_thread: WeakKeyDictionary[Here, list[ConnectionSet]] | None = (
-            WeakKeyDictionary() if uses_gevent() else None
-        )
+        self.idle = IdleConnections()
         self.breakers = Breakers(len(nodes))
         self._connector = Connector(nodes, self.breakers, clock)
 
-    def ask(self, round: Round) -> None:
-        """Carry out one round: send, and wait until it is decided, everyone replied, or its timeout has passed."""
+    def ask(self, round: Round) -> ConnectionSet | None:
+        """
+        Carry out one round: send, and wait until it is decided, everyone replied, or its timeout has passed.
+
+        A round that is *unattended* stays open; :meth:`attend` reads the replies if no later round does. Returns the
+        connections that the round was sent on.
+        """
         if not round.requests:
-            return
+            round.close()
+            return None
         round.doubted = self.admission.doubted
         connections = None
         try:
-            stack, now = self._stack(), self._clock()
-            connections = self._take(stack, now)
+            now = self._clock()
+            connections = self.idle.take(now)
             self._ask(connections, round, now)
-            if not round.closed:
+            if not (round.closed or round.unattended):
                 round.close()
             connections.used = now
-            stack.append(connections)
+            if round.unattended:
+                connections.thread = get_ident()
+            self.idle.give_back(connections)
         except BaseException:
             round.close()
             if connections is not None:
                 connections.close()  # interrupted anywhere: its links cannot be trusted
             raise
-        if (oldest := stack[:1]) and oldest[0].used < now - MAX_IDLE:  # another thread may have taken even this one
-            self._trim(stack)
+        self.idle.trim(now)
+        return connections
+
+    def attend(self, connections: ConnectionSet, round: Round, until: float, *, wait: bool = False) -> None:
+        """
+        Read the replies to an unattended round, unless a thread uses its connections and so reads them itself.
+
+        Args:
+            connections: The connections that the round was sent on.
+            round: The round.
+            until: When the nodes that have not answered count as silent, in seconds on the steady clock.
+            wait: Whether to wait until then; otherwise only the replies that have come are read.
+        """
+        if not self.idle.borrow(connections):
+            return
+        try:
+            self._settle(connections, look=True)
+            while wait and not round.closed and (left := until - self._clock()) > 0:
+                if not self._wait(connections, round, {}, left):
+                    break
+            if not round.closed and (wait or self._clock() >= until):
+                self._time_out(connections, round)
+            self.idle.give_back(connections)
+        except BaseException:
+            connections.close()
+            raise
 
     def close(self) -> None:
         """Drop all idle links."""
-        for stack in (self._connection_sets, *list((self._by_thread or {}).values())):
-            while stack:
-                stack.pop().close()
-
-    def _take(self, stack: list[ConnectionSet], now: float) -> ConnectionSet:
-        """Return the connection set that was used last, or a new one."""
-        try:
-            connections = stack.pop()
-            while connections.closed:  # the thread that gave it back was interrupted just then
-                connections = stack.pop()
-        except IndexError:
-            return ConnectionSet()
-        if connections.used > now - MAX_IDLE:
-            return connections
-        connections.retire()
-        with suppress(IndexError):
-            while True:  # all others have been idle for longer
-                stack.pop().retire()
-        return ConnectionSet()
-
-    def _trim(self, stack: list[ConnectionSet]) -> None:
-        """Close the connection set that has been idle longest, from a time when more threads used locks."""
-        with suppress(IndexError):  # others take connection sets at the same time
-            stack.pop(0).retire()
-
-    def _stack(self) -> list[ConnectionSet]:
-        """Return the idle connection sets that may be used here: under gevent, those of this thread of the system's."""
-        if self._by_thread is None:
-            return self._connection_sets
-        thread = here()
-        stack = self._by_thread.get(thread)
-        if stack is None:
-            stack = self._by_thread[thread] = []
-            thread.links.append(stack)
-        return stack
+        self.idle.close()
 
     def _ask(self, connections: ConnectionSet, round: Round, now: float) -> None:
         deadline = now + round.timeout

@@ -8,7 +8,7 @@ connection sets, and a request that must follow another, such as a release, is s
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..core.admission import Admission
@@ -19,7 +19,8 @@ from ..nodes.base import AsyncLink, LinkError, Node
 from ..nodes.clock import Clock, steady
 from .breaker import Breakers
 from .connections import CONNECT_TIMEOUT
-from .rounds import GRACE, MAX_IDLE
+from .idle import MAX_IDLE
+from .rounds import GRACE
 
 log = logging.getLogger("django_redlock")
 
@@ -52,6 +53,7 @@ class AsyncGather:
         self._clock = clock
         self._lines: dict[int, Line] = {}
         self._connecting: dict[int, asyncio.Task[LinkError | None]] = {}
+        self._unattended: set[asyncio.Future[None]] = set()
 
     async def ask(self, round: Round) -> None:
         """Carry out one round: send, and wait until it is decided, everyone replied, or its timeout has passed."""
@@ -79,8 +81,39 @@ class AsyncGather:
         self._send_all(Poll(round))
         round.close()
 
+    def leave(self, round: Round, timeout: float, ended: Callable[[Round], object]) -> bool:
+        """
+        Send a round that is *unattended*; never blocks.
+
+        Args:
+            round: The round.
+            timeout: Seconds after which the nodes that have not answered count as silent.
+            ended: Called with the round later, in this event loop, when all that matters has been answered.
+
+        Returns:
+            Whether the round is open; otherwise *ended* is not called.
+        """
+        poll = Poll(round)
+        self._send_all(poll)
+        if round.closed:
+            return False
+        loop = asyncio.get_running_loop()
+        poll.settled = settled = loop.create_future()
+        timer = loop.call_later(timeout, self._time_out, poll)
+
+        def over(settled: asyncio.Future[None]) -> None:
+            timer.cancel()
+            self._unattended.discard(settled)
+            ended(round)
+
+        self._unattended.add(settled)
+        settled.add_done_callback(over)
+        return True
+
     async def aclose(self) -> None:
-        """Drop all links."""
+        """Drop all links, after the replies to unattended rounds have come or their time has passed."""
+        if self._unattended:
+            await asyncio.wait(self._unattended)
         tasks = list(self._connecting.values())
         for task in tasks:
             task.cancel()

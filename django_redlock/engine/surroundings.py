@@ -8,8 +8,12 @@ from ..core.rules import Rules
 class Released(Protocol):
     """A lease, as far as the end of a transaction is concerned."""
 
-    def release(self) -> Any:
+    def release(self, wait: bool = True) -> Any:
         """Give the lock up."""
+
+    @property
+    def hold(self) -> Any:
+        """The hold, which knows whether its release waits for the nodes."""
 
 
 class Surroundings:

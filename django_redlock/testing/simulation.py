@@ -234,7 +234,8 @@ class Simulation:
             self._step(until)
 
     def _process_of(self, manager: object) -> "Process":
-        return next(process for process in self._processes if process.manager is manager)
+        """Return the process of a manager, or of the releases that a manager has sent and nobody waits for."""
+        return next(one for one in self._processes if manager in (one.manager, one.manager.driver.unattended))
 
     def _granted(self, who: "Process", lease: Lease) -> None:
         """Record a new holder, and every other holder that considers the lock its own."""

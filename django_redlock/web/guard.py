@@ -18,7 +18,7 @@ from django.db import connections, transaction
 from django.http import HttpRequest
 
 from ..core.outcome import LOST
-from ..engine.lease import Lease
+from ..engine.lease import Lease, arelease_at_end, release_at_end
 from ..engine.lock import Lock
 from ..exceptions import LockTakenError, QuorumUnavailableError
 from ..handler import in_transaction, locks
@@ -87,11 +87,11 @@ def guarded(guard: "Guard", view: Callable[..., Any]) -> Any:
                 response = guard.finished(view(request, *args, **kwargs))
                 guard.ensure(lease)
         except BaseException:
-            lease.release()
+            release_at_end(lease)
             raise
         if keep_while_streaming(response, lease):
             return response
-        guard.note(lease.release())
+        guard.note(release_at_end(lease))
         return response
 
     locked._non_atomic_requests = guard.exempt  # type: ignore[attr-defined]
@@ -115,11 +115,11 @@ def guarded_async(guard: "Guard", view: Callable[..., Any]) -> Any:
             response = await view(request, *args, **kwargs)
             guard.ensure(lease)
         except BaseException:
-            await lease.arelease()
+            await arelease_at_end(lease)
             raise
         if keep_while_streaming(response, lease):
             return response
-        guard.note(await lease.arelease())
+        guard.note(await arelease_at_end(lease))
         return response
 
     locked._non_atomic_requests = guard.exempt  # type: ignore[attr-defined]
@@ -135,7 +135,7 @@ def keep_while_streaming(response: Any, lease: Lease) -> bool:
     """
     if not getattr(response, "streaming", False):
         return False
-    response._resource_closers.append(lease.release)  # closed in any thread, so not arelease()
+    response._resource_closers.append(partial(release_at_end, lease))  # closed in any thread, so not async
     return True
 
 

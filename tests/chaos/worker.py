@@ -60,7 +60,7 @@ class Worker:
             self.section(lease)
         finally:
             self.note("ends", steady())
-            lease.release()
+            lease.release(wait=random.random() < 0.5)
 
     def section(self, lease: Lease) -> None:
         from .counter import KINDS, increment

@@ -35,6 +35,7 @@ from django_redlock.engine.connections import CONNECT_TIMEOUT, MAX_IN_FLIGHT
 from django_redlock.engine.notifications import RETRY
 from django_redlock.engine.redelivery import FIRST_PAUSE, LONGEST_PAUSE
 from django_redlock.engine.rounds import GRACE, IDLE
+from django_redlock.engine.unattended import LOOK
 from django_redlock.engine.waiters import Waiters
 
 from .network import Faults, Machine, Wire
@@ -243,12 +244,23 @@ class Process(Computer):
             self.world.log(self.name, "extended" if longer else "not extended", hold.nonce[:4], hold.ended or "")
             self._oracles.extended(lease, round, when, longer, late)
 
-    def release(self, lease: Lease) -> Routine:
-        """Release a lock; return what the nodes report about it."""
+    def release(self, lease: Lease, sends: bool | None = None) -> Routine:
+        """
+        Release a lock; return what the nodes report about it.
+
+        Args:
+            lease: Its lease.
+            sends: Whether the release is sent without waiting for the replies, unless the lease is near its end; None
+                leaves that to chance.
+        """
+        timeout = self.rules.timeout(TTL)
+        chosen = self.world.random.random() < 0.5 if sends is None else sends
+        unattended = chosen and lease.hold.remaining(self.clock()) > timeout
         lease.hold.check(self.clock())
         lease.hold.end("released", self.clock())
-        self.world.log(self.name, "releases", lease.hold.nonce[:4], lease.hold.ended)
-        round = lease.hold.release(self.rules.timeout(TTL))
+        self.world.log(self.name, "sends" if unattended else "releases", lease.hold.nonce[:4], lease.hold.ended)
+        round = lease.hold.release(0.0 if unattended else timeout)
+        round.unattended = unattended
         yield from self.ask(round)
         return holds.release_outcome(round, self.rules)
 
@@ -338,13 +350,33 @@ class Process(Computer):
         except Cancelled:
             self._interrupted(connections, round)
             raise
-        self._end(connections, round)
+        if not round.unattended:
+            self._end(connections, round)
         connections.used = now
         if not self.shared and not apart:
             self._connection_sets.append(connections)
+        if round.unattended:
+            self.spawn(self._attend(connections, round))
+        else:
+            self._follow_up(round)
+
+    # The part of django_redlock.engine.driver and django_redlock.engine.unattended
+
+    def _follow_up(self, round: Round) -> None:
         if round.lasting:
             for node in round.missed():
-                self.spawn(self._bring(node, round.requests[node], now + round.lasting))
+                self.spawn(self._bring(node, round.requests[node], self.clock() + round.lasting))
+
+    def _attend(self, connections: ConnectionSet, round: Round) -> Routine:
+        """Read the replies to a release that nobody waits for, unless another round does that."""
+        until = self.clock() + self.rules.timeout(TTL)
+        while not round.closed:
+            yield Sleep(LOOK)
+            if self.shared or connections in self._connection_sets:
+                self._settle(connections, look=True)
+                if not round.closed and self.clock() >= until:
+                    self._time_out(connections, round)
+        self._follow_up(round)
 
     def _send_all(self, connections: ConnectionSet, round: Round, now: float) -> None:
         round.doubted = self.admission.doubted

@@ -256,6 +256,22 @@ def no_undo() -> Iterator[None]:
         yield
 
 
+@mutant("sent releases")
+def no_redelivery_of_sent_releases() -> Iterator[None]:
+    """a missing reply to a release that nobody waits for is dropped"""
+    missed = Round.missed
+
+    with patch.object(Round, "missed", lambda self: set() if self.unattended else missed(self)):
+        yield
+
+
+@mutant("sent releases")
+def nobody_attends() -> Iterator[None]:
+    """nobody reads the replies to a release that nobody waits for"""
+    with patch.object(Process, "_attend", lambda *args: (_ for _ in ())):
+        yield
+
+
 @mutant("calm", "net")
 def minority() -> Iterator[None]:
     """one vote fewer than a majority is enough"""

@@ -180,6 +180,35 @@ def cancelled(seed: int) -> Violations:
     return oracles.violations
 
 
+def sent_releases(seed: int) -> Violations:
+    """
+    P24: a release is sent, and nobody uses the nodes again; requests to two of three nodes are lost, or their replies.
+
+    The lock is free on every node long before its lease would have ended.
+    """
+    schedule = Schedule(THREE, seed)
+    world, oracles = schedule.world, schedule.oracles
+    holder = _bystander(schedule)
+    fault = world.random.choice(("deaf", "mute", "doomed", "broken"))
+
+    def story() -> Routine:
+        yield from visit(holder)
+        lease = yield from holder.acquire(("a",), 0.0)
+        yield Sleep(0.01)
+        for connections in holder._connection_sets:
+            for connection in list(connections.by_node.values())[:2]:
+                setattr(connection.wire, fault, True)
+        yield from holder.release(lease, sends=True)
+        yield Sleep(0.5 * TTL)
+        for machine in schedule.machines:
+            if machine.store.execute(Survey(("{a}",))).rows[0].value:
+                oracles.violated("stuck", f"P24: node {machine.number} still has a lock that was released")
+
+    holder.spawn(story())
+    world.run(3.0)
+    return oracles.violations
+
+
 def no_lock(seed: int) -> Violations:
     """P9, P10, P11: without any lock, with tokens that are repeated and out of order, no claimed increment is lost."""
     schedule = Schedule(replace(SLOW, stall=0.05), seed)
@@ -277,4 +306,5 @@ SCENARIOS: dict[str, Callable[[int], Violations]] = {
     "connections reset": reset_connections,
     "no lock": no_lock,
     "cancelled": cancelled,
+    "sent releases": sent_releases,
 }

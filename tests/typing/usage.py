@@ -47,6 +47,8 @@ def blocks() -> None:
     lock("a", timeout=5)  # type: ignore[call-arg]
     lock("a", wait="5")  # type: ignore[arg-type]
     lock("a", if_taken="ignore")  # type: ignore[arg-type]
+    lock("a", release="later")  # type: ignore[arg-type]
+    lock("a", release="send")
     locks["default"].lock("a", if_taken="ignore")  # type: ignore[arg-type]
     locks["default"].lock("a", kind="task")  # type: ignore[call-arg]
     locks["default"].claim("a", kind="cron")  # type: ignore[arg-type]

@@ -68,13 +68,13 @@ LONG_CLASSES: dict[str, int] = {}
 MAX_MEMBERS = 20
 LARGE_CLASSES = {
     # One field for each option, and the arithmetic or the checks that belong to them.
-    "core/rules.py Rules": 30,
+    "core/rules.py Rules": 31,
     # Django names the attributes of its admin.
     "admin/__init__.py HeldLockAdminMixin": 24,
     "admin/changelist.py HeldLockChangeList": 24,
     # To be split.
     "core/hold.py Hold": 24,
-    "core/round.py Round": 28,
+    "core/round.py Round": 29,
 }
 
 MAX_PARAMETERS = 8

@@ -359,7 +359,7 @@ async def test_idle_connection_that_the_server_closed_costs_no_vote(nodes: Serve
     manager.lock("a").acquire().release()
     with nodes[0].client() as client:
         client.client_kill_filter(_type="normal", skipme=True)
-    manager.driver.gather._connection_sets[-1].used -= 10
+    manager.driver.gather.idle.sets[-1].used -= 10
 
     lease = manager.lock("a", wait=0).acquire()
 

@@ -20,7 +20,7 @@ from redis.credentials import CredentialProvider
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Survey
 from django_redlock.core.round import Round
-from django_redlock.engine import connections, renewal, rounds, rounds_async
+from django_redlock.engine import connections, renewal, rounds_async
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
@@ -133,15 +133,15 @@ def test_connections_of_a_burst_are_closed(nodes: Servers, monkeypatch: Any):
         thread.start()
     for thread in threads:
         thread.join()
-    idle = list(manager.driver.gather._connection_sets)
+    idle = list(manager.driver.gather.idle.sets)
     manager.lock("a").acquire().release()
-    monkeypatch.setattr(rounds, "MAX_IDLE", 0.0)
+    monkeypatch.setattr("django_redlock.engine.idle.MAX_IDLE", 0.0)
 
     for _ in range(len(idle)):
         manager.lock("a").acquire().release()
 
-    assert len(manager.driver.gather._connection_sets) == 1
-    assert manager.driver.gather._connection_sets[0] not in idle
+    assert len(manager.driver.gather.idle.sets) == 1
+    assert manager.driver.gather.idle.sets[0] not in idle
     assert all(connections.closed for connections in idle)
     manager.close()
 

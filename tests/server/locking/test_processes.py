@@ -191,7 +191,7 @@ def test_threads_of_a_forked_child_wait_until_the_parents_connections_are_put_aw
     manager.claim("warm up", detached=True).acquire().release()
     ports = {
         connection.link._sock.getsockname()[1]
-        for connections in manager.driver.gather._connection_sets
+        for connections in manager.driver.gather.idle.sets
         for connection in connections.by_node.values()
     }
     hang_up, send = manager.driver._hang_up, RedisLink.send
@@ -252,7 +252,7 @@ def test_fork_without_pythons_hooks_is_noticed_by_the_next_acquisition(nodes: Se
             assert inherited.closed
 
         take()
-        (inherited,) = manager.driver.gather._connection_sets
+        (inherited,) = manager.driver.gather.idle.sets
         assert unannounced_fork(child) == 0
         take()
         assert not inherited.closed
@@ -278,7 +278,7 @@ def test_fork_without_pythons_hooks_does_not_affect_the_parents_lease(nodes: Ser
             manager.survey()
             assert inherited.closed
 
-        (inherited,) = manager.driver.gather._connection_sets
+        (inherited,) = manager.driver.gather.idle.sets
         assert unannounced_fork(child) == 0
         assert unannounced_fork(asking_child) == 0
         assert lease.valid()

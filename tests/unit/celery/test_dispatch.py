@@ -2,6 +2,7 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -467,11 +468,32 @@ def test_calls_cost_one_round_trip(make, monkeypatch, how):
     assert rounds(monkeypatch, lambda: task.delay(7)) == 1
 
 
-def test_run_costs_two_round_trips(make, worker, monkeypatch):
+@pytest.mark.parametrize(
+    ("kept", "release", "cost"),
+    [(True, None, 2), (True, "send", 2), (False, None, 1), (False, "send", 1), (False, "wait", 2)],
+)
+def test_round_trips_of_a_run(make, worker, monkeypatch, kept, release, cost):
     """
-    A run costs one round trip to take its slot and one to free it.
+    A run costs one round trip to take its slot. It waits for the release if its result is stored, so that whoever sees
+    the result finds the slot free; otherwise only if the settings say so. C38
     """
-    make().delay(7)
+    monkeypatch.setattr(locks["default"], "rules", replace(locks["default"].rules, release=release))
+    make(ignore_result=not kept).delay(7)
+    message = worker.take()
+
+    assert rounds(monkeypatch, lambda: worker.run(message)) == cost
+
+
+def test_body_that_gives_its_slot_up_waits_for_the_nodes(make, worker, monkeypatch):
+    """
+    The body goes on after it has given its slot up, and may count on it to be free. C39
+    """
+
+    def body(shop_id):
+        task.singleton.release()
+
+    task = make(body, ignore_result=True)
+    task.delay(7)
     message = worker.take()
 
     assert rounds(monkeypatch, lambda: worker.run(message)) == 2

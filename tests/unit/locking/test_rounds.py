@@ -232,7 +232,7 @@ class StackOfAThreadThatIsSlow(list):  # type: ignore[type-arg]
 def test_connection_set_may_be_taken_at_once_by_another_thread(memory: Manager):
     """L10, P39: a lock that has been taken is not lost to an error about connections that others use by now."""
     manager = memory(3)
-    manager.driver.gather._connection_sets = StackOfAThreadThatIsSlow()
+    manager.driver.gather.idle.sets = StackOfAThreadThatIsSlow()
 
     assert manager.lock("a", wait=0).acquire().release() == "released"
 

@@ -19,6 +19,7 @@ from tests.simulation.scenarios import (
     no_lock,
     reset_connections,
     same_microsecond,
+    sent_releases,
     stepping_node,
 )
 from tests.simulation.schedule import Client, Schedule
@@ -49,6 +50,12 @@ def test_replies_are_lost(seed: int):
 def test_connections_are_reset_after_the_request(seed: int):
     """P24, L4, L38: the same when the connection ends before the reply."""
     assert reset_connections(seed) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_releases_are_sent_and_missed(seed: int):
+    """P24, L38, L39: nodes that missed a release that was sent get it long before the lease would have ended."""
+    assert sent_releases(seed) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,0 +1,277 @@
+"""Releases that are sent without waiting for the replies, over real servers: ends of processes, faults, order."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_redlock.engine.manager import LockManager
+from django_redlock.testing import FaultProxy, Servers
+from tests.managers import eventually, held_by, patient_manager, real_manager
+
+from .test_faults import has_key
+from .test_processes import fork
+
+KEY = "t:{a}:h"
+
+
+class Outcomes(list[str]):
+    """The outcomes of the releases of a manager."""
+
+    def __init__(self, manager: LockManager) -> None:
+        super().__init__()
+        manager.notify = self._note
+
+    def _note(self, event: str, **about: Any) -> None:
+        if event == "lock_released":
+            self.append(str(about["outcome"]))
+
+
+async def test_idle_process_learns_the_outcome(nodes: Servers):
+    """L39: the watchdog reads the replies when nobody uses the nodes again."""
+    manager = patient_manager(nodes.urls)
+    outcomes = Outcomes(manager)
+
+    with manager.lock("a", release="send"):
+        pass
+
+    await eventually(lambda: outcomes == ["released"])
+    assert held_by(manager, "{a}")
+    manager.close()
+
+
+async def test_many_releases_in_a_row_are_all_reported(nodes: Servers):
+    """Each round reads the replies to the release before it, and no outcome is lost."""
+    manager = patient_manager(nodes.urls[:3])
+    outcomes = Outcomes(manager)
+
+    for _ in range(100):
+        with manager.lock("a", wait=0, release="send"):
+            pass
+
+    await eventually(lambda: outcomes == ["released"] * 100)
+    manager.close()
+
+
+async def test_threads_take_their_own_lock_again_at_once(nodes: Servers):
+    """
+    Each thread sends its next attempt behind its release, on the same connections, whatever the other threads do:
+    with ``wait=0`` none of them ever finds its own lock taken.
+    """
+    manager = patient_manager(nodes.urls[:3])
+    manager.lock("warm up").acquire().release()
+    failed: list[BaseException] = []
+
+    def work(name: str) -> None:
+        try:
+            for _ in range(60):
+                with manager.lock(name, wait=0, release="send"):
+                    pass
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(f"a{number}",)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failed == []
+    manager.close()
+
+
+async def test_lock_can_be_taken_again_before_a_slow_node_has_released_it(nodes: Servers):
+    """The next attempt of the same thread arrives behind the release at every node, however far away the node is."""
+    with FaultProxy(nodes[0].url) as far:
+        manager = patient_manager([far.url])
+        manager.lock("warm up").acquire().release()
+        far.delay(0.02)
+
+        for _ in range(5):
+            with manager.lock("a", wait=0, release="send"):
+                pass
+
+        manager.close()
+
+
+async def test_node_that_dies_between_the_release_and_its_reply(nodes: Servers):
+    """L38: the broken connection is noticed, and the release is brought when the node can be reached again."""
+    manager = patient_manager(nodes.urls[:3])
+    outcomes = Outcomes(manager)
+    with manager.lock("a", release="send", renew=False):
+        await eventually(lambda: all(has_key(node, KEY) for node in nodes[:3]))
+        nodes[2].freeze()
+    nodes[2].kill()
+
+    await eventually(lambda: outcomes == ["released"])
+    nodes[2].start()
+    await eventually(lambda: not manager.driver.redelivery)
+    assert not any(has_key(node, KEY) for node in nodes[:3])
+    manager.close()
+
+
+async def test_reply_that_is_lost(nodes: Servers):
+    """L38, P24: the connection is reset with the release in flight; the key does not stay until its lease ends."""
+    with FaultProxy(nodes[0].url) as proxy:
+        manager = patient_manager([proxy.url])
+        outcomes = Outcomes(manager)
+        with manager.lock("a", release="send", renew=False):
+            proxy.drop_next_reply(reset=True)
+
+        await eventually(lambda: outcomes == ["unknown"])
+        await eventually(lambda: not manager.driver.redelivery and not has_key(nodes[0], KEY))
+        manager.close()
+
+
+async def test_server_that_forgot_the_script(nodes: Servers):
+    """The release is sent by its digest; a node that does not know the script gets it in full after its reply."""
+    manager = patient_manager(nodes.urls[:3])
+    outcomes = Outcomes(manager)
+    manager.lock("a").acquire().release()
+    with manager.lock("a", release="send", renew=False):
+        for node in nodes[:3]:
+            with node.client() as client:
+                client.script_flush()
+
+    await eventually(lambda: outcomes == ["released"] * 2)
+    assert held_by(manager, "{a}")
+    manager.close()
+
+
+async def test_waiter_in_another_process_is_woken(nodes: Servers):
+    """L48: the nodes hand the lock over when they execute the release; the waiter needs no attempt of its own."""
+    holder, other = patient_manager(nodes.urls[:3]), patient_manager(nodes.urls[:3])
+    lease = holder.lock("a", release="send").acquire()
+    taken = asyncio.ensure_future(asyncio.to_thread(lambda: other.lock("a", wait=60).acquire()))
+    await eventually(lambda: bool(waiters(holder)))
+
+    lease.release(wait=False)
+
+    got = await taken
+    assert got.fencing_token > lease.fencing_token
+    got.release()
+    holder.close()
+    other.close()
+
+
+def waiters(manager: LockManager) -> int:
+    """Return how many wait for the lock on the node where the most do."""
+    rows = [row for reply in manager.survey(slugs=("{a}",), waiters=1).values() for row in reply.rows]
+    return max((row.waiting for row in rows), default=0)
+
+
+# The ends of a process
+
+ENDS = {
+    "return": "",
+    "exit": "sys.exit(3)",
+    "unknown to Python": "os._exit(0)",
+    "exit handler": "import atexit; first()",
+    "thread": "import threading; threading.Thread(target=work).start()",
+    "event loop": "import asyncio; asyncio.run(awork())",
+    "event loop that is only closed": """
+import asyncio
+loop = asyncio.new_event_loop()
+loop.run_until_complete(awork())
+loop.close()
+""",
+}
+
+PROGRAM = """
+import atexit, os, sys
+BEFORE = []  # exit handlers run in reverse: this one runs after that of the package
+atexit.register(lambda: [each() for each in BEFORE])
+from django.conf import settings
+settings.configure(REDLOCK={"default": {"NODES": sys.argv[1:], "KEY_PREFIX": "t:", "OPTIONS":
+    {"restart_guard": False, "node_timeout": 5.0, "ttl": 60.0, "release": "send"}}})
+from django_redlock import lock
+
+def work():
+    with lock("a"):
+        pass
+
+async def awork():
+    async with lock("a"):
+        pass
+
+def first():
+    BEFORE.append(work)
+
+work()
+"""
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_release_is_sent_before_the_process_ends(nodes: Servers, end: str):
+    """L40: whatever ends the process, the release has been sent, and no key stays."""
+    program = PROGRAM + ENDS[end]
+    root = Path(__file__).parents[3]
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, *nodes.urls[:3]], cwd=root, capture_output=True, text=True, timeout=120
+    )
+
+    assert (done.stderr, done.returncode) == ("", 3 if end == "exit" else 0)
+    manager = real_manager(nodes.urls[:3])
+    assert held_by(manager, "{a}")
+    manager.close()
+
+
+def test_exit_brings_a_release_that_is_still_in_flight(nodes: Servers):
+    """L40: the end of the interpreter waits for the replies, for at most the node timeout, and reports the outcome."""
+    with FaultProxy(nodes[0].url) as proxy:
+        manager = patient_manager([proxy.url])
+        outcomes = Outcomes(manager)
+        manager.lock("a").acquire().release()
+        proxy.delay(0.1, "replies")
+        with manager.lock("a", release="send"):
+            pass
+
+        manager.close()
+
+        assert outcomes == ["released", "released"]
+
+
+def test_child_forked_with_a_release_in_flight(nodes: Servers):
+    """P30: the child reports nothing, and its own locks work; the parent gets the replies to its release."""
+    manager = patient_manager(nodes.urls[:3])
+    outcomes = Outcomes(manager)
+
+    def child() -> int:
+        if not (pid := os.fork()):
+            with manager.lock("b", wait=0, release="send"):
+                pass
+            manager.close()
+            os._exit(0 if outcomes == ["released"] else 1)
+        return os.waitpid(pid, 0)[1]
+
+    def parent() -> int:
+        with manager.lock("a", release="send"):
+            pass
+        status = child()
+        manager.close()
+        return status or outcomes != ["released"]
+
+    assert fork(parent) == 0
+
+
+async def test_loop_that_ends_reports_the_outcome(nodes: Servers):
+    """L40: ``asyncio.run()`` cancels the tasks of the links; a release without a reply is redelivered."""
+    manager = patient_manager(nodes.urls[:3])
+    outcomes = Outcomes(manager)
+
+    async def work() -> None:
+        async with manager.lock("a", release="send"):
+            pass
+
+    await asyncio.to_thread(lambda: asyncio.run(work()))
+
+    assert outcomes in (["unknown"], ["released"])
+    assert held_by(manager, "{a}")
+    await eventually(lambda: not manager.driver.redelivery)
+    manager.close()

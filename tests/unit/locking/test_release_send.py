@@ -1,0 +1,380 @@
+"""Releases that are sent without waiting for the replies, in virtual time."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.test import RequestFactory
+
+from django_redlock import LockLostError, lock, locks
+from django_redlock.core.names import slug
+from django_redlock.core.requests import Survey
+from django_redlock.core.rules import Rules
+from django_redlock.engine import process as processes
+from django_redlock.engine.unattended import LOOK
+from django_redlock.signals import lock_lost, lock_released
+from django_redlock.testing import Simulation
+from django_redlock.views import locked_view
+
+TIMEOUT = 0.25  # seconds: the node timeout of these locks
+
+
+@pytest.fixture
+def outcomes() -> Iterator[list[str]]:
+    """The outcomes of the releases, as the signal reports them."""
+    found: list[str] = []
+
+    def note(sender: Any, outcome: str, **about: Any) -> None:
+        found.append(str(outcome))
+
+    lock_released.connect(note)
+    yield found
+    lock_released.disconnect(note)
+
+
+def simulation(**options: Any) -> Simulation:
+    return Simulation(node_timeout=TIMEOUT, **options)
+
+
+def free(sim: Simulation, name: str = "a") -> list[bool]:
+    """Return for each node whether nobody holds the lock there."""
+    return [not node.store.execute(Survey((slug(name),))).rows[0].value for node in sim.nodes]
+
+
+def silence(sim: Simulation, *nodes: int) -> None:
+    for node in nodes:
+        sim.nodes[node].silent = True
+
+
+# What the lock, the settings and the place decide
+
+
+@pytest.mark.parametrize(
+    ("passed", "option", "kind", "sends"),
+    [
+        (None, None, "manual", False),
+        (None, None, "model", False),
+        (None, None, "command", False),
+        (None, None, "task", True),
+        (None, None, "view", True),
+        (None, "wait", "task", False),
+        (None, "send", "manual", True),
+        ("wait", "send", "view", False),
+        ("send", "wait", "manual", True),
+    ],
+)
+def test_what_decides_how_the_release_goes(passed: Any, option: Any, kind: Any, sends: bool):
+    """The lock decides, then the settings; otherwise only the end of a task's run or of a view sends its release."""
+    with simulation(release=option):
+        with locks["default"].claim("a", kind=kind, release=passed).acquire() as lease:
+            assert lease.hold.waits_at_end is not sends
+
+
+@pytest.mark.parametrize("value", ["later", True, 0, ""])
+def test_other_values_are_refused(value: Any):
+    """The error names the option, the value and what to write instead."""
+    message = f"release must be 'wait', 'send' or None, not {value!r}"
+
+    with pytest.raises(ValueError, match=message):
+        Rules(3, release=value)
+    with pytest.raises(ValueError, match=message):
+        lock("a", release=value)
+
+
+# The outcome
+
+
+def test_block_ends_while_the_nodes_are_silent(outcomes: list[str]):
+    """L39: the end of the block takes no time; the outcome is known after the node timeout."""
+    with simulation() as sim:
+        with lock("a", release="send"):
+            silence(sim, 0, 1, 2)
+            began = sim.clock()
+
+        assert (sim.clock() - began, outcomes) == (0, [])
+        sim.advance(TIMEOUT + LOOK)
+
+        assert outcomes == ["unknown"]
+
+
+def test_block_that_waits_does_not_end_before_the_replies(outcomes: list[str]):
+    """The outcome is known when the block has been left: the default."""
+    with simulation() as sim:
+        with lock("a"):
+            pass
+
+        assert (outcomes, free(sim)) == (["released"], [True] * 3)
+
+
+def test_outcome_of_instant_nodes_is_known_at_once(outcomes: list[str]):
+    """Nodes that have answered when the release has been sent leave nothing to wait for: the same in tests of users."""
+    with simulation():
+        lease = lock("a").acquire()
+
+        assert (lease.release(wait=False), outcomes) == ("released", ["released"])
+        assert not locks["default"].driver.unattended
+
+
+@pytest.mark.parametrize("options", [{}, {"shared": True}, {"limit": 3}, {"reentrant": True}])
+@pytest.mark.parametrize("names", ["a", ["a", "b", "c"]])
+def test_every_kind_of_lock_is_released(outcomes: list[str], options: Any, names: Any):
+    """L39: shared locks, permits and several names are freed on every node, and can be taken at once."""
+    if "limit" in options and not isinstance(names, str):
+        names = "b"
+    with simulation() as sim:
+        with lock(names, release="send", **options):
+            pass
+
+        assert outcomes == ["released"]
+        assert lock(names, wait=0, **options).acquire().release() == "released"
+        assert all(free(sim, "b"))
+
+
+def test_node_that_missed_the_release_gets_it_later(outcomes: list[str]):
+    """L38: a connection that broke is noticed although nobody uses the nodes again, and the key does not stay."""
+    with simulation() as sim:
+        with lock("a", ttl=30, release="send"):
+            silence(sim, 0, 1)
+            sim.nodes[2].down = True
+        sim.nodes[2].down = False
+        silence(sim)
+        sim.advance(2.0)
+
+        assert free(sim) == [True] * 3
+        assert outcomes == ["unknown"]
+
+
+def test_node_that_never_executed_it_gets_it_later():
+    """L38: a reply that is missing after the node timeout counts as a miss."""
+    with simulation() as sim:
+        with lock("a", ttl=30, release="send"):
+            for node in sim.nodes:
+                node.deaf = True
+        for node in sim.nodes:
+            node.deaf = False
+
+        assert free(sim) == [False] * 3
+        sim.advance(TIMEOUT + LOOK)
+        assert free(sim) == [True] * 3
+
+
+def test_lock_that_the_nodes_had_lost_is_reported(outcomes: list[str], caplog: pytest.LogCaptureFixture):
+    """
+    The body ran under a lease that was valid by its own clock, so the block raises nothing. The log and the signal
+    report the loss.
+    """
+    losses: list[Any] = []
+    lock_lost.connect(losses.append)
+    with simulation() as sim:
+        with lock("a", release="send") as lease:
+            for node in sim.nodes:
+                node.store.reset()
+            silence(sim, 0)
+        assert outcomes == []
+        sim.advance(TIMEOUT + LOOK)
+
+        assert (outcomes, lease.reason, losses) == (["expired"], "forgotten", [])
+        assert "lock lost: a (forgotten)" in caplog.text
+
+
+def test_block_that_outlived_its_lease_raises():
+    """L22: the lease has ended by its own clock, so the block waits for the replies and raises."""
+    with simulation() as sim, pytest.raises(LockLostError):
+        with lock("a", ttl=10, release="send"):
+            sim.pause(20)
+
+
+def test_lease_near_its_end_waits():
+    """The lease may end before the release arrives; then only the replies tell whether the lock was lost."""
+    with simulation() as sim:
+        with lock("a", ttl=10, renew=False, release="send") as lease:
+            assert not lease.hold.waits_at_end
+            sim.advance(lease.remaining() - TIMEOUT)
+            assert lease.hold.waits_at_end
+
+
+def test_release_waits_under_gevent(monkeypatch: pytest.MonkeyPatch):
+    """The thread that reads replies cannot use the connections of a greenlet."""
+    monkeypatch.setattr("django_redlock.engine.lease.uses_gevent", lambda: True)
+    with simulation() as sim:
+        lease = lock("a").acquire()
+        silence(sim, 0, 1)
+
+        assert lease.release(wait=False) == "unknown"
+        assert not locks["default"].driver.unattended
+
+
+def answer(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("done")
+
+
+def stream(request: HttpRequest) -> StreamingHttpResponse:
+    return StreamingHttpResponse(["done"])
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("view", [answer, stream])
+@pytest.mark.parametrize(("option", "pending"), [(None, 1), ("send", 1), ("wait", 0)])
+def test_response_does_not_wait_for_the_release(outcomes: list[str], view: Any, option: Any, pending: int):
+    """A locked view sends its release, unless the settings say that it waits; the outcome is reported all the same."""
+    with simulation(release=option) as sim:
+        lock("warm up").acquire().release()
+        request = RequestFactory().post("/")
+
+        def slowly(request: HttpRequest) -> HttpResponseBase:
+            silence(sim, 0, 1)
+            return view(request)
+
+        response = locked_view("report")(slowly)(request)
+        response.close()
+
+        assert len(locks["default"].driver.unattended) == pending
+        sim.advance(TIMEOUT + LOOK)
+        assert outcomes == ["released", "unknown"]
+
+
+# The next acquisition, waiters, transactions
+
+
+def test_waiter_is_woken_by_the_node(outcomes: list[str]):
+    """L48: the release on the node hands the lock to the first waiter, whoever waits for its reply."""
+    with simulation() as sim:
+        lease = sim.rival().lock("a", release="send").acquire()
+        sim.after(1.0, lambda: lease.release(wait=False))
+        began = sim.clock()
+
+        with lock("a", wait=10) as mine:
+            assert (sim.clock() - began, mine.waited) == (1.0, 1.0)
+
+
+def test_lock_can_be_taken_again_while_the_replies_are_in_flight():
+    """The next attempt follows on the same connections, and every node executes it after the release."""
+    with simulation() as sim:
+        lock("warm up").acquire().release()
+        silence(sim, 0)
+        for _ in range(10):
+            with lock("a", wait=0, release="send"):
+                pass
+        silence(sim)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_release_after_a_transaction_does_not_wait(outcomes: list[str]):
+    """The release at the commit is sent as well; until the commit the lock is held."""
+    with simulation() as sim:
+        with transaction.atomic():
+            with lock("a", on_commit=True, release="send"):
+                silence(sim, 0, 1, 2)
+            assert len(locks["default"].driver.unattended) == 0
+        assert len(locks["default"].driver.unattended) == 1
+        sim.advance(TIMEOUT + LOOK)
+        assert outcomes == ["unknown"]
+
+
+# The end of the manager, of the loop and of the process
+
+
+def test_close_waits_for_the_outcome(outcomes: list[str]):
+    """L40: nothing is left open, and the signal is sent."""
+    with simulation() as sim:
+        with lock("a", release="send"):
+            silence(sim, 0, 1)
+
+        locks["default"].close()
+
+        assert (outcomes, len(locks["default"].driver.unattended)) == (["unknown"], 0)
+
+
+def test_process_that_is_about_to_end_waits(monkeypatch: pytest.MonkeyPatch):
+    """After the exit handler of this package nothing is left for the background."""
+    with simulation() as sim:
+        lease = lock("a").acquire()
+        silence(sim, 0, 1)
+        monkeypatch.setattr(processes.process, "ends", True)
+
+        lease.release(wait=False)
+
+        assert len(locks["default"].driver.unattended) == 0
+
+
+def test_thread_that_ends_leaves_its_connections_to_others():
+    """L40: a connection set belongs to a thread only while a release is open on it."""
+    with simulation() as sim:
+        idle = locks["default"].driver.gather.idle
+
+        def work() -> None:
+            with lock("a", release="send"):
+                silence(sim, 0, 1)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert (len(idle.sets), len(idle._kept)) == (0, 1)
+
+        sim.advance(TIMEOUT + LOOK)
+
+        assert (len(idle.sets), len(idle._kept)) == (1, 0)
+
+
+# asyncio
+
+
+async def test_block_of_a_task_ends_while_the_nodes_are_silent(outcomes: list[str]):
+    """L39: the same in an event loop, where no task and no thread is needed."""
+    with simulation() as sim:
+        async with lock("a", release="send"):
+            silence(sim, 0, 1, 2)
+            began = sim.clock()
+
+        assert (sim.clock() - began < 0.001, outcomes) == (True, [])
+        await asyncio.sleep(TIMEOUT + LOOK)
+
+        assert outcomes == ["unknown"]
+
+
+async def test_cancelled_task_sends_its_release():
+    """P33: nothing is awaited, so a cancellation arrives before the release or after it."""
+    with simulation() as sim:
+
+        async def work() -> None:
+            async with lock("a", release="send"):
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+
+        task = asyncio.ensure_future(work())
+        await asyncio.sleep(0.01)
+
+        assert task.done()
+        assert free(sim) == [True] * 3
+
+
+async def test_closing_the_loop_waits_for_the_outcome(outcomes: list[str]):
+    """L40: the links are dropped when the replies have come, or their time has passed."""
+    with simulation() as sim:
+        async with lock("a", release="send"):
+            silence(sim, 0, 1)
+
+        await locks["default"].aclose()
+
+        assert outcomes == ["unknown"]
+
+
+async def test_node_that_a_loop_lost_gets_the_release_later():
+    """L38: a reply that is missing after the node timeout counts as a miss."""
+    with simulation() as sim:
+        async with lock("a", ttl=30, release="send"):
+            for node in sim.nodes:
+                node.deaf = True
+        for node in sim.nodes:
+            node.deaf = False
+        assert free(sim) == [False] * 3
+
+        await asyncio.sleep(TIMEOUT + LOOK)
+
+        assert free(sim) == [True] * 3
