@@ -81,7 +81,7 @@ def turn(ticket: Ticket) -> Iterator[Lease]:
         try:
             yield lease
         finally:
-            lease.release()
+            lease.release(wait=False)  # nobody has to know when it arrives
     except LockTakenError as error:  # for the caller the same: what it wanted to change is not known to have changed
         raise QuorumUnavailableError(
             error.name, error.waited, error.attempts, error.nodes, manager.rules.needed
