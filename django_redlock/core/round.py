@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from .replies import LEAVING_TRACES, MISSES, POSITIVE, Kind, Reply, no_vote
 from .requests import Extend, Request, Term, in_parts
+
+NO_REMEDY: Mapping[int, Request] = MappingProxyType({})
 
 
 @dataclass(eq=False, slots=True)
@@ -14,9 +17,10 @@ class Round:
 
     Args:
         requests: The request for each node, by the node's index in the settings.
-        decided: Returns whether the replies so far settle the round.
-        timeout: Seconds to wait for replies; 0 sends the requests and does not wait.
+        decided: Returns whether the replies so far settle the round. Not asked while all of them are the *hoped* one.
+        timeout: Seconds to wait for replies; 0 sends the requests, with the text of their scripts, and does not wait.
         needed: How many nodes must be asked even if they have failed lately, so that the round can be decided.
+        hoped: The reply that settles the round when *needed* nodes have given it; None if no reply does.
         cleanup: Whether it ends a hold or an attempt, so that it is sent even to a silent node.
         patience: Seconds for which a round that was refused waits for the replies that are still in flight: a node that
             refused as well need not be asked to give anything back.
@@ -34,10 +38,11 @@ class Round:
     decided: Callable[[Mapping[int, Reply]], bool]
     timeout: float
     needed: int = 0
+    hoped: Kind | None = None
     cleanup: bool = False
     lasting: float = 0.0
     patience: float = 0.0
-    remedy: Mapping[int, Request] = field(default_factory=dict)
+    remedy: Mapping[int, Request] = NO_REMEDY
     mending: bool = False
     replies: dict[int, Reply] = field(default_factory=dict)
     late: dict[int, Reply] = field(default_factory=dict)
@@ -45,11 +50,7 @@ class Round:
     on_late: Callable[[Reply], None] | None = None
     on_missed: "Callable[[Round, set[int]], None] | None" = None
     doubted: Callable[[], Mapping[int, str]] = dict
-
-    @property
-    def in_full(self) -> bool:
-        """Whether to send scripts with their text, because nobody waits to answer a node that does not know them."""
-        return not self.timeout
+    _as_hoped: int = 0
 
     @property
     def wanted(self) -> bool:
@@ -65,15 +66,26 @@ class Round:
             if self.on_missed and reply.kind in MISSES:
                 self.on_missed(self, {node})
             return
-        self.replies[node] = reply
-        if len(self.replies) == len(self.requests) or self.decided(self._votes() if self.doubted() else self.replies):
+        replies = self.replies
+        replies[node] = reply
+        if len(replies) == len(self.requests):
+            self.close()
+            return
+        if reply.kind is self.hoped:
+            self._as_hoped += 1
+        doubted = self.doubted()
+        if self._as_hoped == len(replies) and not doubted:
+            if self._as_hoped >= self.needed:
+                self.close()
+        elif self.decided(self._votes() if doubted else replies):
             self.close()
 
     def close(self) -> None:
         """End the round; replies that come from now on are late."""
         if not self.closed:
             self.closed = True
-            self.replies = self._votes()
+            if self.doubted():
+                self.replies = self._votes()
 
     def _votes(self) -> dict[int, Reply]:
         """Return the replies as they count at this moment."""
@@ -102,8 +114,9 @@ class Round:
     @property
     def unheard(self) -> bool:
         """Whether it was refused before all nodes replied, and waits for the others."""
-        missing = any(node not in self.replies and node not in self.late for node in self.requests)
-        return missing and self.patience > 0 and self.count(*POSITIVE) < self.needed
+        if self.patience <= 0 or self.count(*POSITIVE) >= self.needed:
+            return False
+        return any(node not in self.replies and node not in self.late for node in self.requests)
 
     def missed(self) -> set[int]:
         """Return the nodes that did not get the request, as far as is known, or whose answer was lost."""

@@ -164,7 +164,7 @@ class AsyncGather:
         line.in_flight += 1
         poll.sent.add(node)
         try:
-            line.link.send(poll.round.requests[node], poll.packed, on_reply, in_full=poll.round.in_full)
+            line.link.send(poll.round.requests[node], poll.packed, on_reply, in_full=not poll.round.timeout)
         except LinkError as error:
             line.in_flight -= 1
             poll.tell(node, error.reply())

@@ -19,6 +19,7 @@ from ...core.failure import Failure
 from ...core.replies import Kind, Reply, failed
 from ...core.requests import Request
 from ..base import INCOMPLETE, LinkError, until_cancelled
+from .common import COMMON, common_reply
 from .decode import BROKEN, DEMOTED, Assembly, link_error, parse_answer, parse_notification
 from .encode import Encoder, Introductions
 from .handshake import READ_SIZE, some
@@ -126,8 +127,9 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             self._end(LinkError(Failure.INTERRUPTED))
             return
         self._torn = True
-        replies.feed(bytes(self._room[:nbytes]))
+        data = bytes(self._room[:nbytes])
         try:
+            replies.feed(data[self._take_common(data) :] if replies.empty else data)
             while not self.broken and (raw := replies.next()) is not PARTIAL:
                 self._take(raw)
             self._torn = False
@@ -139,6 +141,19 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that the connection is gone."""
         self._end(link_error(exc) if exc else LinkError(Failure.CLOSED))
+
+    def _take_common(self, data: bytes) -> int:
+        """Take the common replies with which *data* begins; returns where they end."""
+        end = 0
+        while self._waiting and not self.broken and (found := COMMON.match(data, end)):
+            request, on_reply = self._waiting[0]
+            reply = common_reply(request, found)
+            if reply is None:
+                break
+            end = found.end()
+            self._waiting.popleft()
+            on_reply(reply)
+        return end
 
     def _take(self, raw: Any) -> None:
         request, on_reply = self._waiting[0]
