@@ -41,24 +41,6 @@ SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Ra
 SERVED = Script("served")
 
 
-class Introductions:
-    """
-    Which scripts a connection has sent with their text, so that its server knows them by their digest.
-
-    A script is sent in full the first time rather than loaded: that takes no command, and no right, of its own.
-    """
-
-    def __init__(self) -> None:
-        self._sent: set[type[Request]] = set()
-
-    def is_new(self, request: Request) -> bool:
-        """Return whether the script of *request* has not been sent yet, and note it as sent."""
-        if type(request) in self._sent:
-            return False
-        self._sent.add(type(request))
-        return True
-
-
 class Encoder:
     """
     Encodes requests as the keys and arguments of the scripts.

@@ -19,7 +19,7 @@ from ...core.requests import Request
 from ..base import INCOMPLETE, LinkError
 from .common import COMMON, common_reply
 from .decode import BROKEN, DEMOTED, Assembly, link_error, parse_answer, parse_notification
-from .encode import Encoder, Introductions
+from .encode import Encoder
 from .handshake import READ_SIZE, some
 from .resp import PARTIAL, Replies
 
@@ -43,7 +43,7 @@ class RedisLink:
         self.greeting = greeting
         self._connection = connection
         self.encoder = encoder
-        self._scripts = Introductions()
+        self._unknown: set[type[Request]] = set()  # requests whose scripts are to be sent with their text
         self._assembly = Assembly()
         self._replies = Replies(connection._parser.parse_error)
         self._ahead: Any = NOTHING
@@ -57,7 +57,9 @@ class RedisLink:
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
-        in_full = self._scripts.is_new(request) or in_full
+        if type(request) in self._unknown:
+            self._unknown.discard(type(request))
+            in_full = True
         data = self.encoder.pack(request, packed, in_full)
         if self._sock is None:
             raise LinkError(Failure.CLOSED)
@@ -91,6 +93,8 @@ class RedisLink:
             if isinstance(raw, LinkError):
                 raise raw
             whole = self._assembly.add(request, parse_answer(raw, self.unserved))
+        if whole is None:
+            self._unknown.add(type(request))
         return whole
 
     def readable(self) -> bool:
@@ -109,11 +113,11 @@ class RedisLink:
             return LinkError(Failure.RESET)
         replies = self._replies
         try:
-            while replies.empty or (raw := replies.next()) is PARTIAL:
+            while (empty := replies.empty) or (raw := replies.next()) is PARTIAL:
                 data = self._sock.recv(READ_SIZE)
                 if not data:
                     return LinkError(Failure.CLOSED)
-                found = COMMON.fullmatch(data) if request and replies.empty else None
+                found = COMMON.fullmatch(data) if empty else None
                 if found and request and (reply := common_reply(request, found)):
                     return reply
                 replies.feed(data)

@@ -21,7 +21,7 @@ from ...core.requests import Request
 from ..base import INCOMPLETE, LinkError, until_cancelled
 from .common import COMMON, common_reply
 from .decode import BROKEN, DEMOTED, Assembly, link_error, parse_answer, parse_notification
-from .encode import Encoder, Introductions
+from .encode import Encoder
 from .handshake import READ_SIZE, some
 from .resp import PARTIAL, Replies
 
@@ -51,7 +51,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self.broken = False
         self._connection = connection
         self.encoder = encoder
-        self._scripts = Introductions()
+        self._unknown: set[type[Request]] = set()  # requests whose scripts are to be sent with their text
         self._waiting: deque[tuple[Request, Callable[[Reply | None], bool]]] = deque()
         self._assembly = Assembly()
         self._replies = Replies(connection._parser.parse_error)
@@ -86,7 +86,9 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
     def _put(
         self, request: Request, packed: dict[int, bytes], on_reply: Callable[[Reply | None], bool], in_full: bool
     ) -> None:
-        in_full = self._scripts.is_new(request) or in_full
+        if type(request) in self._unknown:
+            self._unknown.discard(type(request))
+            in_full = True
         self._write(self.encoder.pack(request, packed, in_full))
         self._waiting.append((request, on_reply))
 
@@ -164,6 +166,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             return
         self._waiting.popleft()
         if whole is None:
+            self._unknown.add(type(request))
             self._again(request, on_reply)
         else:
             on_reply(whole)
