@@ -2,12 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from .replies import LEAVING_TRACES, MISSES, POSITIVE, Kind, Reply, no_vote
 from .requests import Extend, Request, Term, in_parts
-
-NO_REMEDY: Mapping[int, Request] = MappingProxyType({})
 
 
 @dataclass(eq=False, slots=True)
@@ -42,7 +39,7 @@ class Round:
     cleanup: bool = False
     lasting: float = 0.0
     patience: float = 0.0
-    remedy: Mapping[int, Request] = NO_REMEDY
+    remedy: Mapping[int, Request] = field(default_factory=dict)
     mending: bool = False
     replies: dict[int, Reply] = field(default_factory=dict)
     late: dict[int, Reply] = field(default_factory=dict)
