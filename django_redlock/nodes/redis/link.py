@@ -43,7 +43,9 @@ class RedisLink:
         self.greeting = greeting
         self._connection = connection
         self.encoder = encoder
-        self._unknown: set[type[Request]] = set()  # requests whose scripts are to be sent with their text
+        # Requests whose scripts the server knows. A script is sent in full the first time rather than loaded: that
+        # takes no command, and no right, of its own.
+        self._taught: set[type[Request]] = set()
         self._assembly = Assembly()
         self._replies = Replies(connection._parser.parse_error)
         self._ahead: Any = NOTHING
@@ -57,8 +59,8 @@ class RedisLink:
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
-        if type(request) in self._unknown:
-            self._unknown.discard(type(request))
+        if type(request) not in self._taught:
+            self._taught.add(type(request))
             in_full = True
         data = self.encoder.pack(request, packed, in_full)
         if self._sock is None:
@@ -94,7 +96,7 @@ class RedisLink:
                 raise raw
             whole = self._assembly.add(request, parse_answer(raw, self.unserved))
         if whole is None:
-            self._unknown.add(type(request))
+            self._taught.discard(type(request))
         return whole
 
     def readable(self) -> bool:

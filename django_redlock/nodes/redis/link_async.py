@@ -51,7 +51,9 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self.broken = False
         self._connection = connection
         self.encoder = encoder
-        self._unknown: set[type[Request]] = set()  # requests whose scripts are to be sent with their text
+        # Requests whose scripts the server knows. A script is sent in full the first time rather than loaded: that
+        # takes no command, and no right, of its own.
+        self._taught: set[type[Request]] = set()
         self._waiting: deque[tuple[Request, Callable[[Reply | None], bool]]] = deque()
         self._assembly = Assembly()
         self._replies = Replies(connection._parser.parse_error)
@@ -86,8 +88,8 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
     def _put(
         self, request: Request, packed: dict[int, bytes], on_reply: Callable[[Reply | None], bool], in_full: bool
     ) -> None:
-        if type(request) in self._unknown:
-            self._unknown.discard(type(request))
+        if type(request) not in self._taught:
+            self._taught.add(type(request))
             in_full = True
         self._write(self.encoder.pack(request, packed, in_full))
         self._waiting.append((request, on_reply))
@@ -166,7 +168,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             return
         self._waiting.popleft()
         if whole is None:
-            self._unknown.add(type(request))
+            self._taught.discard(type(request))
             self._again(request, on_reply)
         else:
             on_reply(whole)
