@@ -80,7 +80,7 @@ class Acquisition:
         self._fresh_nonce = fresh_nonce
         self._chance = chance
         self._backoff = Backoff(rules, chance)
-        self._slugs = tuple(slug(name) for name in wanted.names)
+        self._slugs = tuple(map(slug, wanted.names))
         self._timeout = rules.timeout(wanted.ttl, len(wanted.names))
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
         self._at = self._since = NEVER

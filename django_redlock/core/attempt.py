@@ -208,6 +208,7 @@ class Attempt:
             decided=decided,
             timeout=self._rules.timeout(self._wanted.ttl, len(self._wanted.names)),
             needed=self._rules.needed,
+            hoped=Kind.ACCEPTED,
             on_late=partial(learn, self._highest, self.slugs),
             patience=PATIENCE if self._waiter else 0.0,
         )

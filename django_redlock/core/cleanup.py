@@ -37,6 +37,7 @@ def cleanup(
         decided=lambda replies: needed is not None and count(replies, Kind.RELEASED) >= needed,
         timeout=timeout,
         needed=needed or 0,
+        hoped=Kind.RELEASED if needed else None,
         cleanup=True,
         lasting=tombstone,
     )

@@ -290,7 +290,7 @@ def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) ->
     requests = dict.fromkeys(range(rules.nodes), request)
     timeout = min(timeout, max(left, 0.001))
     mending = left > 2 * timeout  # the extension must be known before the lease ends
-    return Round(requests, decided, timeout, rules.needed, mending=mending)
+    return Round(requests, decided, timeout, rules.needed, Kind.HELD, mending=mending)
 
 
 def batches(terms: Sequence[Term]) -> list[list[int]]:

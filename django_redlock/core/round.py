@@ -14,9 +14,10 @@ class Round:
 
     Args:
         requests: The request for each node, by the node's index in the settings.
-        decided: Returns whether the replies so far settle the round.
-        timeout: Seconds to wait for replies; 0 sends the requests and does not wait.
+        decided: Returns whether the replies so far settle the round. Not asked while all of them are the *hoped* one.
+        timeout: Seconds to wait for replies; 0 sends the requests, with the text of their scripts, and does not wait.
         needed: How many nodes must be asked even if they have failed lately, so that the round can be decided.
+        hoped: The reply that settles the round when *needed* nodes have given it; None if no reply does.
         cleanup: Whether it ends a hold or an attempt, so that it is sent even to a silent node.
         patience: Seconds for which a round that was refused waits for the replies that are still in flight: a node that
             refused as well need not be asked to give anything back.
@@ -36,6 +37,7 @@ class Round:
     decided: Callable[[Mapping[int, Reply]], bool]
     timeout: float
     needed: int = 0
+    hoped: Kind | None = None
     cleanup: bool = False
     lasting: float = 0.0
     patience: float = 0.0
@@ -48,6 +50,7 @@ class Round:
     on_late: Callable[[Reply], None] | None = None
     on_missed: "Callable[[Round, set[int]], None] | None" = None
     doubted: Callable[[], Mapping[int, str]] = dict
+    _as_hoped: int = 0
 
     @property
     def in_full(self) -> bool:
@@ -68,15 +71,26 @@ class Round:
             if self.on_missed and reply.kind in MISSES:
                 self.on_missed(self, {node})
             return
-        self.replies[node] = reply
-        if len(self.replies) == len(self.requests) or self.decided(self._votes() if self.doubted() else self.replies):
+        replies = self.replies
+        replies[node] = reply
+        if len(replies) == len(self.requests):
+            self.close()
+            return
+        if reply.kind is self.hoped:
+            self._as_hoped += 1
+        doubted = self.doubted()
+        if self._as_hoped == len(replies) and not doubted:
+            if self._as_hoped >= self.needed:
+                self.close()
+        elif self.decided(self._votes() if doubted else replies):
             self.close()
 
     def close(self) -> None:
         """End the round; replies that come from now on are late."""
         if not self.closed:
             self.closed = True
-            self.replies = self._votes()
+            if self.doubted():
+                self.replies = self._votes()
 
     def _votes(self) -> dict[int, Reply]:
         """Return the replies as they count at this moment."""
@@ -105,8 +119,9 @@ class Round:
     @property
     def unheard(self) -> bool:
         """Whether it was refused before all nodes replied, and waits for the others."""
-        missing = any(node not in self.replies and node not in self.late for node in self.requests)
-        return missing and self.patience > 0 and self.count(*POSITIVE) < self.needed
+        if self.patience <= 0 or self.count(*POSITIVE) >= self.needed:
+            return False
+        return any(node not in self.replies and node not in self.late for node in self.requests)
 
     def missed(self) -> set[int]:
         """Return the nodes that did not get the request, as far as is known, or whose answer was lost."""

@@ -3,7 +3,6 @@
 import select
 from collections import deque
 from contextlib import suppress
-from typing import NamedTuple
 
 from ..core.admission import Admission
 from ..core.failure import Failure
@@ -19,17 +18,8 @@ CONNECT_TIMEOUT = 0.25  # seconds, at least: connecting is off the hot path and 
 PATIENCE = 0.01  # seconds for which a reply in flight is not looked for
 
 
-class InFlight(NamedTuple):
-    """A request whose reply has not been read."""
-
-    request: Request
-    round: Round
-    sent: float
-
-    @property
-    def overdue(self) -> float:
-        """When its link is given up; counted from its own round, which a shorter round after it does not change."""
-        return self.sent + (self.round.timeout or CONNECT_TIMEOUT)
+InFlight = tuple[Request, Round, float]
+"""A request whose reply has not been read, its round, and when it was sent."""
 
 
 class Connection:
@@ -44,12 +34,19 @@ class Connection:
 
     def is_prompt(self, now: float) -> bool:
         """Return whether to send before reading the replies in flight; they are read before the next reply anyway."""
-        return now - self.in_flight[0].sent < PATIENCE and len(self.in_flight) < MAX_IN_FLIGHT
+        return now - self.in_flight[0][2] < PATIENCE and len(self.in_flight) < MAX_IN_FLIGHT
+
+    def is_overdue(self, now: float) -> bool:
+        """Return whether it has been silent for longer than the oldest round in flight has waited for it."""
+        if not self.in_flight:
+            return False
+        _, round, sent = self.in_flight[0]
+        return now > sent + (round.timeout or CONNECT_TIMEOUT)
 
     def send(self, round: Round, packed: dict[int, bytes], now: float) -> None:
         """Send this node's request of a round."""
         request = round.requests[self.node]
-        self.in_flight.append(InFlight(request, round, now))
+        self.in_flight.append((request, round, now))
         self.link.send(request, packed, in_full=round.in_full)
 
     def read(self) -> None:
@@ -62,16 +59,16 @@ class Connection:
         link, awaited = self.link, self.in_flight
         if not awaited and link.readable():
             raise LinkError(Failure.CLOSED)
-        while awaited and link.readable():
+        while awaited:
             request, round, sent = awaited[0]
             reply = link.receive(request)
             if reply is INCOMPLETE:
-                continue
+                return
             awaited.popleft()
             if reply is not None:
                 round.receive(self.node, self._admission.judge(self.node, reply, sent))
             elif round.wanted:  # its script is unknown there
-                awaited.append(InFlight(request, round, sent))
+                awaited.append((request, round, sent))
                 link.send(request, {}, in_full=True)
             else:
                 round.receive(self.node, failed(Failure.NOSCRIPT))
@@ -80,7 +77,7 @@ class Connection:
         """Close the link and tell every round that waits on it."""
         self.link.close()
         while self.in_flight:
-            self.in_flight.popleft().round.receive(self.node, error.reply(Kind.UNKNOWN))
+            self.in_flight.popleft()[1].receive(self.node, error.reply(Kind.UNKNOWN))
 
 
 class ConnectionSet:
@@ -101,9 +98,9 @@ class ConnectionSet:
     def unattended(self) -> bool:
         """Whether replies are in flight to a round that nobody waits for and that is still open."""
         return any(
-            not in_flight.round.closed and in_flight.round.unattended
+            not round.closed and round.unattended
             for connection in list(self.by_node.values())
-            for in_flight in connection.in_flight
+            for _, round, _ in connection.in_flight
         )
 
     def connection(self, connection: Connection) -> None:

@@ -130,9 +130,7 @@ class Redelivery:
     def _hand_over(self, node: int, link: Link, requests: Iterable[Request]) -> None:
         for request in requests:
             link.send(request, {}, in_full=True)
-            reply = INCOMPLETE
-            while reply is INCOMPLETE:
-                reply = self._await(link, request)
+            reply = self._await(link, request)
             if reply.kind not in (Kind.UNKNOWN, Kind.FAILED):
                 self._undelivered.get(node, {}).pop(request, None)
 
@@ -141,9 +139,9 @@ class Redelivery:
         if (fd := link.fileno()) >= 0:
             poll.register(fd, select.POLLIN)
         until = self._clock() + CONNECT_TIMEOUT
-        while not link.readable():
+        while (reply := link.receive(request)) is INCOMPLETE:
             left = until - self._clock()
             if fd < 0 or left <= 0:
                 raise LinkError(Failure.TIMEOUT)
             poll.poll(left * 1000)
-        return link.receive(request) or failed(Failure.NOSCRIPT)
+        return reply or failed(Failure.NOSCRIPT)

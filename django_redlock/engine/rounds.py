@@ -166,7 +166,7 @@ class Gather:
         """Read the replies in flight; returns the connection, unless its link broke or was silent for too long."""
         if not self._catch_up(connections, connection):
             return None
-        if round.cleanup or not connection.in_flight or now <= connection.in_flight[0].overdue:
+        if round.cleanup or not connection.is_overdue(now):
             return connection
         silent = LinkError(Failure.TIMEOUT)
         self._drop(connections, connection, silent)

@@ -13,7 +13,7 @@ from ..core.replies import Kind, Reply, failed
 from ..core.requests import Request
 
 INCOMPLETE = failed(Failure.INCOMPLETE, Kind.UNKNOWN)
-"""Stands for a reply of which a part is still to come."""
+"""Stands for a reply of which all or a part is still to come."""
 
 
 class LinkError(Exception):
@@ -84,9 +84,9 @@ class Link(Protocol):
 
     def receive(self, request: Request) -> Reply | None:
         """
-        Take the reply to *request* that is waiting.
+        Take the reply to *request*, the oldest that has not been answered; never blocks.
 
-        None means that the request must be sent again in full, ``INCOMPLETE`` that the rest is still to come.
+        None means that the request must be sent again in full, ``INCOMPLETE`` that not all of the reply has come.
 
         Raises:
             LinkError: The link broke.

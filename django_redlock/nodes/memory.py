@@ -15,7 +15,7 @@ from ..core.failure import Failure
 from ..core.node_state import NodeState
 from ..core.replies import Reply
 from ..core.requests import Request
-from .base import LinkError, NodeSpec
+from .base import INCOMPLETE, LinkError, NodeSpec
 
 
 class MemoryNode:
@@ -103,7 +103,7 @@ class MemoryLink:
         """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
         if self._node.down:
             raise LinkError(Failure.RESET)
-        return self._replies.pop(0)
+        return self._replies.pop(0) if self.readable() else INCOMPLETE
 
     def close(self) -> None:
         """Close the connection."""

@@ -7,15 +7,35 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from django_redlock.testing import start_servers
 
-from . import aio, faults, free, listing, names, pages, plots, publishing, renewal, rows, startup, syscalls, waiting
+from . import (
+    against,
+    aio,
+    distance,
+    faults,
+    free,
+    listing,
+    names,
+    pages,
+    plots,
+    publishing,
+    renewal,
+    rows,
+    startup,
+    syscalls,
+    waiting,
+)
 from .bench import Bench, set_up
 from .report import Section, dump, lines, load
 
-GROUPS: dict[str, Callable[[Bench], Iterator[Section]]] = {
+Group = Callable[[Bench], Iterator[Section]]
+
+GROUPS: dict[str, Group] = {
+    "distance": distance.run,
     "free": free.run,
     "asyncio": aio.run,
     "faults": faults.run,
@@ -37,6 +57,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few repetitions: less than five minutes")
     parser.add_argument("--only", default=",".join(GROUPS), help=f"groups of rows, from {', '.join(GROUPS)}")
     parser.add_argument("--seconds", type=float, help="how long to observe renewal; 120 by default, 30 with --quick")
+    parser.add_argument(
+        "--against", type=Path, metavar="WHEEL", help="measure only how this checkout compares with another version"
+    )
     parser.add_argument("--json", type=Path, default=Path("bench.json"), help="file for the figures")
     parser.add_argument(
         "--rendered", type=Path, metavar="JSON", help="measure nothing; make plots and docs from this run"
@@ -54,17 +77,20 @@ def measure(options: argparse.Namespace) -> list[Section]:
     """Run the groups and print each section when it is ready; a group that fails does not stop the others."""
     sections = []
     seconds = options.seconds or (30.0 if options.quick else 120.0)
-    for name in options.only.split(","):
-        for section in _group(name, options.quick, seconds):
+    chosen = {name: GROUPS[name] for name in options.only.split(",")}
+    if options.against:
+        chosen = {"against": partial(against.run, other=options.against)}
+    for name, run in chosen.items():
+        for section in _group(name, run, options.quick, seconds):
             print("\n".join(lines(section)), flush=True)
             sections.append(section)
     return sections
 
 
-def _group(name: str, quick: bool, seconds: float) -> Iterator[Section]:
+def _group(name: str, run: Group, quick: bool, seconds: float) -> Iterator[Section]:
     try:
         with start_servers(5) as servers:
-            yield from GROUPS[name](Bench(servers, quick, seconds))
+            yield from run(Bench(servers, quick, seconds))
     except Exception as error:
         traceback.print_exc()
         yield Section(name, "failed", left_out=[f"the rest of {name!r}: {type(error).__name__}: {error}"])

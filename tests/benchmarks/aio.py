@@ -22,7 +22,12 @@ def run(bench: Bench) -> Iterator[Section]:
     for nodes in (1, 5):
         yield asyncio.run(_on(bench, nodes))
     for nodes in (1, 5):
-        yield asyncio.run(_tasks(bench, nodes))
+        yield tasks_on(bench, nodes)
+
+
+def tasks_on(bench: Bench, nodes: int) -> Section:
+    """Measure many tasks of one event loop on this number of nodes."""
+    return asyncio.run(_tasks(bench, nodes))
 
 
 async def _on(bench: Bench, nodes: int) -> Section:

@@ -36,11 +36,13 @@ class Bench:
         servers: Five servers that nobody else uses.
         quick: Whether a few repetitions are enough.
         seconds: How long to observe slow work, such as renewal.
+        through: Addresses through which to reach the servers; empty reaches them directly.
     """
 
     servers: Servers
     quick: bool
     seconds: float
+    through: tuple[str, ...] = ()
 
     def rounds(self, full: int, quick: int | None = None) -> int:
         """
@@ -51,8 +53,8 @@ class Bench:
         return max(3, full // 10) if quick is None else quick
 
     def urls(self, nodes: int) -> list[str]:
-        """Return the addresses of the first *count* servers."""
-        return self.servers.urls[:nodes]
+        """Return the addresses of the first servers, as many as there are *nodes*."""
+        return list(self.through or self.servers.urls)[:nodes]
 
 
 def ours(alias: str, urls: list[str], *, prefix: str = "", **options: Any) -> LockManager:

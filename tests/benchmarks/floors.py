@@ -54,7 +54,8 @@ def plain(key: str) -> Pair:
 
 def same(urls: list[str]) -> Pair:
     """Return the requests that this library sends, with a fencing token of its own each time."""
-    manager_of(urls).lock("floor", wait=0).acquire().release()  # now all servers know the scripts
+    for url in urls:
+        manager_of([url]).lock("floor", wait=0).acquire().release()  # now this server knows the scripts
     with Tap(urls[0]) as tap:
         manager = ours(f"floor-{address(tap.url)[1]}", [tap.url])
         manager.lock("floor", wait=0).acquire().release()

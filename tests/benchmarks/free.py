@@ -5,6 +5,7 @@ A free lock: acquire and release, blocking, beside the floor and comparable libr
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from . import floors, peers
 from .bench import Bench
@@ -18,16 +19,29 @@ THREADS = 16
 def run(bench: Bench) -> Iterator[Section]:
     """Measure 1, 3 and 5 nodes, and many threads on five."""
     for nodes in (1, 3, 5):
-        yield _on(bench, nodes)
+        yield section_on(bench, nodes, 200, 40)
     yield _threads(bench)
 
 
-def _on(bench: Bench, nodes: int) -> Section:
+@contextmanager
+def ping(name: str, url: str) -> Iterator[Contender]:
+    """Give one round trip over a raw socket."""
+    with floors.connect(url) as sock:
+
+        def once() -> None:
+            sock.send(b"PING\r\n")
+            floors.check(sock.recv(100))
+
+        yield Contender(name, once)
+
+
+def section_on(bench: Bench, nodes: int, full: int, quick: int) -> Section:
+    """Measure all libraries on this number of nodes, in *full* turns or in a quick run in *quick* ones."""
     section = Section(f"free-n{nodes}", f"acquire + release of a free lock, N = {nodes}, blocking")
     urls = bench.urls(nodes)
     plain, same = floors.plain("floor"), floors.same(urls)
     with floors.blocking(floors.PLAIN, urls, plain) as first, floors.blocking(floors.SAME, urls, same) as second:
-        times = interleave([first, second, *_contenders(section, urls, nodes)], bench.rounds(200, 40))
+        times = interleave([first, second, *_contenders(section, urls, nodes)], bench.rounds(full, quick))
     section.figures = [figure(name, each) for name, each in times.items()]
     _judge(section, nodes, times)
     return section

@@ -13,7 +13,7 @@ from celery import Celery
 from django_redlock.celery import singleton_task
 from django_redlock.testing import Server
 
-from .bench import Bench, ours
+from .bench import Bench, manager_of
 from .floors import Tap, connect
 from .free import figure
 from .measure import Contender, interleave
@@ -68,8 +68,7 @@ def _duplicate(name: str, send: Send) -> Contender:
 
 def _senders(section: Section, bench: Bench, broker: str) -> dict[str, Send]:
     """Return the functions that publish, one per contender, each with a task of its own in one app."""
-    for nodes in (1, 5):
-        ours(f"publish-{nodes}", bench.urls(nodes))
+    aliases = {nodes: manager_of(bench.urls(nodes)).alias for nodes in (1, 5)}
     app = Celery("benchmark", broker=broker, set_as_current=True)
     app.conf.update(
         broker_transport_options={"visibility_timeout": 3600},
@@ -79,8 +78,8 @@ def _senders(section: Section, bench: Bench, broker: str) -> dict[str, Send]:
             "settings": {"url": bench.urls(1)[0], "default_timeout": 3600},
         },
     )
-    one = singleton_task(name="one", using="publish-1", ignore_result=True)(_body)
-    five = singleton_task(name="five", using="publish-5", ignore_result=True)(_body)
+    one = singleton_task(name=_new_name("one"), using=aliases[1], ignore_result=True)(_body)
+    five = singleton_task(name=_new_name("five"), using=aliases[5], ignore_result=True)(_body)
     plain = app.task(name="plain", ignore_result=True)(_body)
     senders: dict[str, Send] = {PLAIN: plain.delay, SET: _after_a_set(plain, bench.urls(1)[0])}
     senders |= {OURS_ONE: one.delay, OURS_FIVE: five.delay}
@@ -88,6 +87,14 @@ def _senders(section: Section, bench: Bench, broker: str) -> dict[str, Send]:
         senders[name] = app.task(name=name, ignore_result=True, **options)(_body).delay
     app.finalize()
     return senders
+
+
+_runs = count(10)
+
+
+def _new_name(kind: str) -> str:
+    """Return a name that no task of an earlier app has, because Celery gives every app the tasks of all modules."""
+    return f"{kind}.{next(_runs)}"
 
 
 def _body(number: int) -> None:
@@ -109,8 +116,8 @@ def _requests(url: str) -> tuple[bytes, bytes]:
     Return the request that ``@singleton_task`` sends to a node for the argument ``FIRST``, and then for a duplicate.
     """
     with Tap(url) as tap:
-        manager = ours("tapped", [tap.url])
-        task = singleton_task(name="tapped", using="tapped", ignore_result=True)(_body)
+        manager = manager_of([tap.url])
+        task = singleton_task(name=_new_name("tapped"), using=manager.alias, ignore_result=True)(_body)
         task.delay(FIRST - 1)  # now the node knows the script
         tap.taken()
         task.delay(FIRST)

@@ -47,7 +47,7 @@ class Turn(NamedTuple):
 def run(bench: Bench) -> Iterator[Section]:
     """Measure one waiter, then many that want the lock once, then many that want it again and again."""
     for nodes in (1, 5):
-        yield _hand_over(bench, nodes)
+        yield hand_over(bench, nodes)
     yield _convoy(bench)
     for nodes in (3, 5):
         yield _contention(bench, nodes)
@@ -56,7 +56,8 @@ def run(bench: Bench) -> Iterator[Section]:
 # One waiter
 
 
-def _hand_over(bench: Bench, nodes: int) -> Section:
+def hand_over(bench: Bench, nodes: int) -> Section:
+    """Measure how a lock passes from one process to another that waits for it."""
     section = Section(f"handover-n{nodes}", f"from one process's release to the next one's lock, N = {nodes}")
     names = [OURS, "redlock-py", "pottery Redlock"] + (["redis-py Lock", "python-redis-lock"] if nodes == 1 else [])
     for name in names:

@@ -2,11 +2,15 @@
 The benchmark runs and reports what it measured. The figures are not tested, because times depend on the machine.
 """
 
+from pathlib import Path
+
 import pytest
 
 from django_redlock.testing import Servers
-from tests.benchmarks import floors, pages, plots
+from tests.benchmarks import against, distance, floors, free, pages, plots
+from tests.benchmarks.bench import Bench
 from tests.benchmarks.measure import AsyncContender, Contender, ainterleave, interleave
+from tests.benchmarks.relays import relays
 from tests.benchmarks.report import Figure, Section, Target, dump, lines, load
 from tests.benchmarks.waiting import Turn, jain, overtaking
 
@@ -70,6 +74,48 @@ async def test_asyncio_floor_completes(nodes: Servers):
     async with floors.without_blocking("floor", nodes.urls, floors.plain("floor")) as contender:
         await contender.once()
         await contender.once()
+
+
+def test_relay_holds_every_byte_back(nodes: Servers):
+    """
+    A round trip through a relay takes at least the time asked for, and the bytes arrive.
+    """
+    with relays(nodes.urls[:1], 0.05) as urls, free.ping("far", urls[0]) as contender:
+        times = interleave([contender], 1, batch=3, warm_up=0)
+
+    assert min(times["far"].walls) >= 0.05
+
+
+def test_distances_are_measured_one_after_the_other(nodes: Servers):
+    """
+    A section has the same contenders at every distance, each time through relays of its own, and names what is missing.
+    """
+    seen: list[list[str]] = []
+
+    def measure(far: Bench) -> Section:
+        seen.append(far.urls(2))
+        return Section("free", "a free lock", [Figure("django_redlock", 1.0, "µs")], left_out=["pottery"])
+
+    section = distance._everywhere(Bench(nodes, True, 1.0), "free", measure)
+
+    assert section.key == "distance-free"
+    assert [figure.name for figure in section.figures] == [
+        f"django_redlock, {label}" for label in ("no delay", "0.5 ms", "2 ms")
+    ]
+    assert section.left_out == ["pottery"]
+    assert len({url for urls in seen for url in urls}) == 6
+    assert not {url for urls in seen for url in urls} & set(nodes.urls)
+
+
+def test_another_version_is_measured_in_a_process_of_its_own(nodes: Servers, tmp_path: Path):
+    """
+    The child refuses to measure a version that it was not asked for.
+    """
+    cpu, rate = against._measure("free-n1", against.ROOT, nodes.urls[:1])
+
+    assert min(cpu, rate) > 0
+    with pytest.raises(AssertionError, match="another version"):
+        against._child(str(tmp_path), "free-n1", nodes.urls[:1])
 
 
 def test_overtaking_is_counted():

@@ -16,7 +16,7 @@ from ...core.admission import Greeting
 from ...core.failure import Failure
 from ...core.replies import Kind, Reply
 from ...core.requests import Request
-from ..base import LinkError, until_cancelled
+from ..base import INCOMPLETE, LinkError, until_cancelled
 from ..threads import start
 from .worker import DatabaseWorker, Job
 
@@ -63,6 +63,8 @@ class DatabaseLink:
 
     def receive(self, request: Request) -> Reply | None:
         """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
+        if not self.readable():
+            return INCOMPLETE
         reply = self._replies.popleft() if self._replies else LinkError(Failure.CLOSED)
         if isinstance(reply, LinkError):
             raise reply

@@ -235,19 +235,27 @@ def parse_info(raw: Any, expected: str = "standalone") -> Greeting:
         raise link_error(raw)
     if not isinstance(raw, bytes) or b"run_id:" not in raw:
         raise LinkError(Failure.MALFORMED)
-    lines = raw.decode("utf-8", "replace").splitlines()
-    info = dict(line.split(":", 1) for line in lines if ":" in line)
-    mode = info.get("redis_mode", info.get("server_mode", "standalone"))
+    mode = line_of(raw, "redis_mode", line_of(raw, "server_mode", "standalone"))
     if mode != expected:
         raise LinkError(Failure.WRONG_MODE, f"runs in {mode} mode")
-    if info.get("role") == "slave":
+    if line_of(raw, "role", "") == "slave":
         raise LinkError(Failure.REPLICA)
-    evicts = info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy", "noeviction") != "noeviction"
+    evicts = line_of(raw, "maxmemory", "0") != "0" and line_of(raw, "maxmemory_policy", "noeviction") != "noeviction"
     return Greeting(
-        run_id=info["run_id"],
+        run_id=line_of(raw, "run_id", ""),
         evicts=evicts,
-        promoted=info.get("master_replid", "?") if info.get("second_repl_offset", "-1") != "-1" else "",
+        promoted=line_of(raw, "master_replid", "?") if line_of(raw, "second_repl_offset", "-1") != "-1" else "",
     )
+
+
+def line_of(info: bytes, name: str, default: str) -> str:
+    """Return what the line of INFO that begins with *name* says: six searches take less time than 200 lines."""
+    begins = f"{name}:".encode()
+    start = 0 if info.startswith(begins) else info.find(b"\n" + begins) + 1
+    if not start and not info.startswith(begins):
+        return default
+    end = info.find(b"\n", start)
+    return info[start + len(begins) : end if end >= 0 else None].rstrip(b"\r").decode("utf-8", "replace")
 
 
 class Age(NamedTuple):

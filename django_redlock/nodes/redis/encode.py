@@ -14,6 +14,18 @@ from typing import Any
 from ...core.parts import many, split
 from ...core.requests import ENROLMENT, FAR, Acquire, Extend, Raise, Release, Repair, Request, Survey
 
+Words = tuple[int, int, str]
+
+
+def word(text: str) -> str:
+    """Return one word of a command as RESP: its length in bytes is in front."""
+    return f"${len(text) if text.isascii() else len(text.encode())}\r\n{text}\r\n"
+
+
+def key_start(slug: str) -> str:
+    """Return the word of a key without its last letter, which is the kind."""
+    return f"${2 + (len(slug) if slug.isascii() else len(slug.encode()))}\r\n{slug}:"
+
 
 class Script:
     """One of the Lua scripts beside this module."""
@@ -22,28 +34,11 @@ class Script:
         text = files(__package__).joinpath(f"scripts/{name}.lua").read_bytes()
         self.text = text.decode()
         self.sha = hashlib.sha1(text, usedforsecurity=False).hexdigest()
+        self.by_digest, self.in_full = word("EVALSHA") + word(self.sha), word("EVAL") + word(self.text)
 
 
 SCRIPTS = {request: Script(request.__name__.lower()) for request in (Acquire, Raise, Extend, Release, Survey, Repair)}
 SERVED = Script("served")
-
-
-class Introductions:
-    """
-    Which scripts a connection has sent with their text, so that its server knows them by their digest.
-
-    A script is sent in full the first time rather than loaded: that takes no command, and no right, of its own.
-    """
-
-    def __init__(self) -> None:
-        self._sent: set[type[Request]] = set()
-
-    def is_new(self, request: Request) -> bool:
-        """Return whether the script of *request* has not been sent yet, and note it as sent."""
-        if type(request) in self._sent:
-            return False
-        self._sent.add(type(request))
-        return True
 
 
 class Encoder:
@@ -58,7 +53,7 @@ class Encoder:
     def __init__(self, prefix: str, *, shares: bool = True) -> None:
         self.prefix = prefix
         self._shares = shares
-        self._index = f"{prefix}index"
+        self._index, self._prefix = word(f"{prefix}index"), word(prefix)
         self.greeting = resp(["INFO"]) + resp(["EVAL", SERVED.text, "1", f"{prefix}served"])
         """The first commands of a connection: they ask who the server is, and since when it serves these locks."""
         self._say: dict[type[Request], Any] = {
@@ -85,79 +80,71 @@ class Encoder:
         key = -id(request) if in_full else id(request)
         data = packed.get(key)
         if data is None:
-            if many(request):
-                data = b"".join([resp(self._command(part, in_full)) for part in split(request)])
-            else:
-                data = resp(self._command(request, in_full))
-            packed[key] = data
+            parts = split(request) if many(request) else [request]
+            data = packed[key] = "".join([self._command(part, in_full) for part in parts]).encode()
         return data
 
-    def _command(self, request: Request, in_full: bool) -> list[str]:
+    def _command(self, request: Request, in_full: bool) -> str:
         """Return the command that runs the request's script, by its digest or with its text."""
         script = SCRIPTS[type(request)]
-        keys, arguments = self._say[type(request)](request)
-        return [
-            "EVAL" if in_full else "EVALSHA",
-            script.text if in_full else script.sha,
-            str(len(keys)),
-            *keys,
-            *arguments,
-        ]
+        keys, count, text = self._say[type(request)](request)
+        head = script.in_full if in_full else script.by_digest
+        return f"*{3 + count}\r\n{head}{word(str(keys))}{text}"
 
-    # The keys that a request touches and what else its script needs, both in the script's order
+    # How many keys a request touches; how many words these and its arguments are; and the words, in the script's order
 
-    def _acquire(self, request: Acquire) -> tuple[list[str], list[str]]:
+    def _acquire(self, request: Acquire) -> Words:
         slugs, nonce, value, ttl, number, keep, ahead, adopt, waiter, stamp, barge, shared, queue, strict = request
-        keys = [self._index, self._tombstone(nonce), *self._keys(slugs, "hfqs", shared, queue)]
-        timing = [ms(ttl), str(number), ms(keep), micros(ahead)]
-        waiting = [waiter, str(stamp), ms(ENROLMENT)]
-        flags = [flag(barge), flag(shared), flag(request.passing), flag(strict)]
-        return keys, [nonce, value, *timing, adopt, self.prefix, *waiting, *flags]
+        count, keys = self._keys(slugs, "hfqsr" if shared else "hfqs", queue)
+        own = f"{self._tombstone(nonce)}{keys}{word(nonce)}{word(value)}{word(str(number))}"
+        waiting = f"{word(adopt)}{word(waiter)}{word(str(stamp))}"
+        rest = usual(ms(ttl), ms(keep), micros(ahead), ms(ENROLMENT), barge, shared, request.passing, strict)
+        return 2 + count, 17 + count, f"{self._index}{own}{waiting}{self._prefix}{rest}"
 
-    def _raise(self, request: Raise) -> tuple[list[str], list[str]]:
+    def _raise(self, request: Raise) -> Words:
         slugs, nonce, number, keep, shared = request
-        return self._keys(slugs, "hf", shared), [nonce, str(number), ms(keep), flag(shared)]
+        count, keys = self._keys(slugs, "hfr" if shared else "hf")
+        return count, count + 4, f"{keys}{word(nonce)}{word(str(number))}{usual(ms(keep), shared)}"
 
-    def _extend(self, request: Extend) -> tuple[list[str], list[str]]:
-        keys, arguments = [self._index], [self.prefix, ms(request.keep)]
+    def _extend(self, request: Extend) -> Words:
+        keys, arguments, touched = [self._index], [self._prefix, word(ms(request.keep))], 1
         for slugs, nonce, value, ttl, token, shared, shorten, _ in request.terms:
-            keys += [self._tombstone(nonce), *self._keys(slugs, "hf", shared)]
-            arguments += [str(len(slugs)), flag(shared), flag(shorten), nonce, ms(ttl), str(token), value]
-        return keys, arguments
+            count, names = self._keys(slugs, "hfr" if shared else "hf")
+            touched += 1 + count
+            keys.append(self._tombstone(nonce) + names)
+            how = usual(str(len(slugs)), shared, shorten, ms(ttl))
+            arguments.append(f"{how}{word(nonce)}{word(str(token))}{word(value)}")
+        return touched, touched + 2 + 7 * len(request.terms), "".join(keys + arguments)
 
-    def _release(self, request: Release) -> tuple[list[str], list[str]]:
+    def _release(self, request: Release) -> Words:
         slugs, nonce, tombstone, leaving, shared, queue, revoke, token = request
-        keys = [self._index, self._tombstone(nonce), *self._keys(slugs, "hqs", shared, queue)]
-        return keys, [
-            nonce,
-            ms(tombstone) if tombstone else "0",
-            self.prefix,
-            leaving,
-            flag(shared),
-            flag(revoke),
-            str(token),
-        ]
+        count, keys = self._keys(slugs, "hqsr" if shared else "hqs", queue)
+        own = f"{self._tombstone(nonce)}{keys}{word(nonce)}{word(leaving)}"
+        rest = usual(ms(tombstone) if tombstone else "0", shared, revoke)
+        return 2 + count, 9 + count, f"{self._index}{own}{word(str(token))}{self._prefix}{rest}"
 
-    def _survey(self, request: Survey) -> tuple[list[str], list[str]]:
+    def _survey(self, request: Survey) -> Words:
         slugs, after, size, waiters = request
-        return [self._index], [self.prefix, after, str(size), "" if waiters is None else str(waiters), *slugs]
+        options = usual(str(size), "" if waiters is None else str(waiters))
+        return 1, 5 + len(slugs), f"{self._index}{self._prefix}{word(after)}{options}{''.join(map(word, slugs))}"
 
-    def _repair(self, request: Repair) -> tuple[list[str], list[str]]:
+    def _repair(self, request: Repair) -> Words:
         slug, number, keep = request
-        return [self._index, *self._keys((slug,), "hf", False)], [slug, str(number), ms(keep), str(FAR)]
+        count, keys = self._keys((slug,), "hf")
+        return 1 + count, 5 + count, f"{self._index}{keys}{word(slug)}{word(str(number))}{usual(ms(keep), str(FAR))}"
 
     def _tombstone(self, nonce: str) -> str:
-        return f"{self.prefix}x:{nonce}"
+        return word(f"{self.prefix}x:{nonce}")
 
-    def _keys(self, slugs: tuple[str, ...], kinds: str, shared: bool, queue: str = "") -> list[str]:
-        """Return the keys of all names, kind after kind; behind them, if shared, the key of each name's holders."""
-        prefix = self.prefix
+    def _keys(self, slugs: tuple[str, ...], kinds: str, queue: str = "") -> tuple[int, str]:
+        """Return how many keys all names have, and the keys, kind after kind; those of the *queue* are its own."""
+        starts = [key_start(self.prefix + slug) for slug in slugs]
         if queue:
-            owners = {"q": queue, "s": queue}
-            keys = [f"{prefix}{owners.get(kind, slug)}:{kind}" for kind in kinds for slug in slugs]
+            owner = key_start(self.prefix + queue)
+            keys = [f"{owner if kind in 'qs' else start}{kind}\r\n" for kind in kinds for start in starts]
         else:
-            keys = [f"{prefix}{slug}:{kind}" for kind in kinds for slug in slugs]
-        return keys + [f"{prefix}{slug}:r" for slug in slugs] if shared else keys
+            keys = [f"{start}{kind}\r\n" for kind in kinds for start in starts]
+        return len(keys), "".join(keys)
 
 
 @lru_cache(maxsize=1024)
@@ -172,15 +159,12 @@ def micros(seconds: float) -> str:
     return str(round(seconds * 1_000_000))
 
 
-def flag(value: bool) -> str:
-    """Return a truth value as the scripts read it."""
-    return "1" if value else ""
+@lru_cache(maxsize=1024)
+def usual(*arguments: str | bool) -> str:
+    """Return the words of arguments that are the same for most requests; a truth value as the scripts read it."""
+    return "".join([word(("1" if each else "") if isinstance(each, bool) else each) for each in arguments])
 
 
 def resp(words: Sequence[str]) -> bytes:
     """Return the bytes of a command."""
-    text = f"*{len(words)}\r\n" + "".join([f"${len(word)}\r\n{word}\r\n" for word in words])
-    if text.isascii():  # each character is one byte
-        return text.encode()
-    parts = [word.encode() for word in words]
-    return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
+    return f"*{len(words)}\r\n{''.join(map(word, words))}".encode()

@@ -16,9 +16,10 @@ from ...core.admission import Greeting
 from ...core.failure import Failure
 from ...core.replies import Reply
 from ...core.requests import Request
-from ..base import LinkError
+from ..base import INCOMPLETE, LinkError
+from .common import COMMON, common_reply
 from .decode import BROKEN, DEMOTED, Assembly, link_error, parse_answer, parse_notification
-from .encode import Encoder, Introductions
+from .encode import Encoder
 from .handshake import READ_SIZE, some
 from .resp import PARTIAL, Replies
 
@@ -42,7 +43,9 @@ class RedisLink:
         self.greeting = greeting
         self._connection = connection
         self.encoder = encoder
-        self._scripts = Introductions()
+        # Requests whose scripts the server knows. A script is sent in full the first time rather than loaded: that
+        # takes no command, and no right, of its own.
+        self._taught: set[type[Request]] = set()
         self._assembly = Assembly()
         self._replies = Replies(connection._parser.parse_error)
         self._ahead: Any = NOTHING
@@ -56,7 +59,9 @@ class RedisLink:
 
     def send(self, request: Request, packed: dict[int, bytes], *, in_full: bool = False) -> None:
         """Send a request; see :class:`~django_redlock.nodes.base.Link`."""
-        in_full = self._scripts.is_new(request) or in_full
+        if type(request) not in self._taught:
+            self._taught.add(type(request))
+            in_full = True
         data = self.encoder.pack(request, packed, in_full)
         if self._sock is None:
             raise LinkError(Failure.CLOSED)
@@ -80,10 +85,19 @@ class RedisLink:
 
     def receive(self, request: Request) -> Reply | None:
         """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
-        raw, self._ahead = self._ahead, NOTHING
-        if isinstance(raw, LinkError):
-            raise raw
-        return self._assembly.add(request, parse_answer(raw, self.unserved))
+        whole: Reply | None = INCOMPLETE
+        while whole is INCOMPLETE:
+            raw, self._ahead = self._ahead, NOTHING
+            if raw is NOTHING and (raw := self._read(request)) is NOTHING:
+                return INCOMPLETE
+            if type(raw) is Reply:
+                return raw
+            if isinstance(raw, LinkError):
+                raise raw
+            whole = self._assembly.add(request, parse_answer(raw, self.unserved))
+        if whole is None:
+            self._taught.discard(type(request))
+        return whole
 
     def readable(self) -> bool:
         """Read one reply ahead, if all of it is there: bytes that TLS holds back, no poll shows."""
@@ -91,16 +105,24 @@ class RedisLink:
             self._ahead = self._read()
         return self._ahead is not NOTHING
 
-    def _read(self) -> Any:
-        """Return a reply, the error that ended the connection, or ``NOTHING``."""
+    def _read(self, request: Request | None = None) -> Any:
+        """
+        Return what came, the error that ended the connection, or ``NOTHING``.
+
+        If it is a common reply to *request*, it is returned as a :class:`Reply`.
+        """
         if self._sock is None:
             return LinkError(Failure.RESET)
+        replies = self._replies
         try:
-            while (raw := self._replies.next()) is PARTIAL:
+            while (empty := replies.empty) or (raw := replies.next()) is PARTIAL:
                 data = self._sock.recv(READ_SIZE)
                 if not data:
                     return LinkError(Failure.CLOSED)
-                self._replies.feed(data)
+                found = COMMON.fullmatch(data) if empty else None
+                if found and request and (reply := common_reply(request, found)):
+                    return reply
+                replies.feed(data)
         except BLOCKED:
             return NOTHING
         except OSError as error:

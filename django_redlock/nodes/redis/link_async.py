@@ -19,8 +19,9 @@ from ...core.failure import Failure
 from ...core.replies import Kind, Reply, failed
 from ...core.requests import Request
 from ..base import INCOMPLETE, LinkError, until_cancelled
+from .common import COMMON, common_reply
 from .decode import BROKEN, DEMOTED, Assembly, link_error, parse_answer, parse_notification
-from .encode import Encoder, Introductions
+from .encode import Encoder
 from .handshake import READ_SIZE, some
 from .resp import PARTIAL, Replies
 
@@ -50,7 +51,9 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         self.broken = False
         self._connection = connection
         self.encoder = encoder
-        self._scripts = Introductions()
+        # Requests whose scripts the server knows. A script is sent in full the first time rather than loaded: that
+        # takes no command, and no right, of its own.
+        self._taught: set[type[Request]] = set()
         self._waiting: deque[tuple[Request, Callable[[Reply | None], bool]]] = deque()
         self._assembly = Assembly()
         self._replies = Replies(connection._parser.parse_error)
@@ -85,7 +88,9 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
     def _put(
         self, request: Request, packed: dict[int, bytes], on_reply: Callable[[Reply | None], bool], in_full: bool
     ) -> None:
-        in_full = self._scripts.is_new(request) or in_full
+        if type(request) not in self._taught:
+            self._taught.add(type(request))
+            in_full = True
         self._write(self.encoder.pack(request, packed, in_full))
         self._waiting.append((request, on_reply))
 
@@ -126,8 +131,9 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             self._end(LinkError(Failure.INTERRUPTED))
             return
         self._torn = True
-        replies.feed(bytes(self._room[:nbytes]))
+        data = bytes(self._room[:nbytes])
         try:
+            replies.feed(data[self._take_common(data) :] if replies.empty else data)
             while not self.broken and (raw := replies.next()) is not PARTIAL:
                 self._take(raw)
             self._torn = False
@@ -140,6 +146,19 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         """Note that the connection is gone."""
         self._end(link_error(exc) if exc else LinkError(Failure.CLOSED))
 
+    def _take_common(self, data: bytes) -> int:
+        """Take the common replies with which *data* begins; returns where they end."""
+        end = 0
+        while self._waiting and not self.broken and (found := COMMON.match(data, end)):
+            request, on_reply = self._waiting[0]
+            reply = common_reply(request, found)
+            if reply is None:
+                break
+            end = found.end()
+            self._waiting.popleft()
+            on_reply(reply)
+        return end
+
     def _take(self, raw: Any) -> None:
         request, on_reply = self._waiting[0]
         if isinstance(raw, exceptions.RedisError) and not isinstance(raw, exceptions.ResponseError):
@@ -149,6 +168,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
             return
         self._waiting.popleft()
         if whole is None:
+            self._taught.discard(type(request))
             self._again(request, on_reply)
         else:
             on_reply(whole)

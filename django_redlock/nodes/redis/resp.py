@@ -35,6 +35,11 @@ class Replies:
         self._data = b""
         self._at = 0
 
+    @property
+    def empty(self) -> bool:
+        """Whether all bytes have been read."""
+        return self._at == len(self._data)
+
     def feed(self, data: bytes) -> None:
         """Take some bytes."""
         self._data = self._data[self._at :] + data

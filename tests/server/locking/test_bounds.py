@@ -491,7 +491,7 @@ def test_node_in_memory_repairs_as_the_script_does(
     request = Repair(SLUG, number, keep)
 
     link = manager.nodes[0].connect(5.0)
-    link.send(request, {})
+    link.send(request, {}, in_full=True)
     theirs = None
     while theirs is None:
         if link.readable():

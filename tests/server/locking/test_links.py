@@ -1,6 +1,7 @@
-"""A link of an event loop: many requests of one turn, its end, and what it leaves behind."""
+"""A link: many requests of one turn of an event loop, its end, what it leaves behind, and scripts that are unknown."""
 
 import asyncio
+import select
 import time
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import Acquire
 from django_redlock.nodes import NodeSpec, open_node
-from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.base import INCOMPLETE, Link, LinkError
 from django_redlock.nodes.redis.link_async import CROWD, AsyncRedisLink
 from django_redlock.testing import Servers
 from tests.managers import eventually, real_manager
@@ -136,3 +137,43 @@ async def test_lock_that_is_soon_released_costs_no_task(nodes: Servers):
 
     assert {task.get_name() for task in during - before} <= {"django_redlock link"}  # of nodes that connected late
     await manager.aclose()
+
+
+def answer(link: Link, request: Acquire) -> Reply | None:
+    """Send a request by its digest and return the reply, None for that of a server that does not know the script."""
+    link.send(request, {})
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLIN)
+    while (reply := link.receive(request)) is INCOMPLETE:
+        assert poll.poll(60_000)
+    return reply
+
+
+def test_unknown_script_is_sent_with_the_next_request(nodes: Servers):
+    """L64: a node that forgot its scripts and replies too late to be asked again learns them from the next request."""
+    link = open_node(NodeSpec(nodes[0].url), "t:").connect(1.0)
+    before = answer(link, acquire(0))
+    with nodes[0].client() as client:
+        client.script_flush()
+
+    first, second, third = [answer(link, acquire(number)) for number in (1, 2, 3)]
+
+    assert first is None
+    assert [each and each.kind for each in (before, second, third)] == [Kind.ACCEPTED] * 3
+    link.close()
+
+
+async def test_unknown_script_is_sent_with_the_next_request_of_an_event_loop(nodes: Servers):
+    """L64: the same if no task waits for the reply any more."""
+    link = await link_to(nodes)
+    replies: list[Reply | None] = []
+
+    for number in range(4):
+        if number == 1:
+            with nodes[0].client() as client:
+                client.script_flush()
+        link.send(acquire(number), {}, lambda reply: bool(replies.append(reply)))
+        await eventually(lambda number=number: len([each for each in replies if each]) > number)
+
+    assert [each and each.kind for each in replies] == [Kind.ACCEPTED, None, Kind.FAILED, Kind.ACCEPTED, Kind.ACCEPTED]
+    link.close()

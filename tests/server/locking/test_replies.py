@@ -442,7 +442,7 @@ async def test_malformed_reply_is_no_vote(nodes: Servers, flavour: Flavour, repl
         assert not error.misconfigured
         if reply in WELL_FORMED:
             deadline = time.monotonic() + 60
-            while b"\r\n10000\r\n$2\r\nt:\r\n" not in server.heard:  # the release, with a tombstone for the whole ttl
+            while b"$2\r\nt:\r\n$5\r\n10000\r\n" not in server.heard:  # the release, with a tombstone for the whole ttl
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
         await flavour.close(manager)

@@ -1,13 +1,14 @@
 -- Take a lock on this node, all names or none; if that fails, report the holder and join the queue.
 -- KEYS: index, cancel tombstone; of all names the holders, the fences, the queues, the enrolments; if shared, the holders
 --       of each name
--- ARGV: nonce, value, ttl ms, proposed token, fence keep ms ('' is for ever), ahead µs, nonce to adopt, prefix,
---       waiter ('' does not wait), its stamp, enrolment ms, barge, shared, passing, strict ('1' or '')
+-- ARGV: nonce, value, proposed token, nonce to adopt, waiter ('' does not wait), its stamp; the rest is the same for most
+--       requests: prefix, ttl ms, fence keep ms ('' is for ever), ahead µs, enrolment ms, barge, shared, passing, strict
+--       ('1' or '')
 local call, sub = redis.call, string.sub
 local index, tombstone = KEYS[1], KEYS[2]
-local nonce, value, ttl, number, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local ahead, adopt, prefix = tonumber(ARGV[6]), ARGV[7], ARGV[8]
-local waiter, barge, shared, passing = ARGV[9], ARGV[12] == '1', ARGV[13] == '1', ARGV[14] == '1'
+local nonce, value, number, adopt, waiter, since = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local prefix, ttl, keep, ahead, enrolment = ARGV[7], tonumber(ARGV[8]), ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11])
+local barge, shared, passing = ARGV[12] == '1', ARGV[13] == '1', ARGV[14] == '1'
 local SHARED = 'shared--------------------------'
 local clock = call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
@@ -16,26 +17,26 @@ local names = (#KEYS - 2) / (shared and 5 or 4)
 local h, f, q, s, r = 2, 2 + names, 2 + 2 * names, 2 + 3 * names, 2 + 4 * names -- the index before each kind of key
 
 -- Read every key before writing any: a key of another type must not leave half a grant behind. (Waiters whose
--- enrolment has expired are dropped on the way, which harms nobody.)
-call('ZCARD', index)
-local cancelled = call('EXISTS', tombstone) == 1
--- With several names, the number of commands costs most. If nothing exists but the values read here, nobody waits for
--- any of the names, and no key is of another type.
-local strings, plain = nil, names > 1 and not shared
+-- enrolment has expired are dropped on the way, which harms nobody.) The index need not be read: the first write goes there.
+-- The number of commands costs most. If nothing exists but the values read here, nobody waits for any of the names, and
+-- no key is of another type.
+local strings, plain, cancelled = nil, not shared, nil
 if plain then
-  strings = call('MGET', unpack(KEYS, h + 1, q))
+  strings = call('MGET', unpack(KEYS, 2, q)) -- the tombstone, the holders, the fences
+  cancelled = strings[1]
   local found = 0
-  for i = 1, 2 * names do
+  for i = 1, 2 * names + 1 do
     if strings[i] then found = found + 1 end
   end
-  plain = call('EXISTS', unpack(KEYS, h + 1, s)) == found
+  plain = call('EXISTS', unpack(KEYS, 2, s)) == found
 end
+if not plain then cancelled = call('EXISTS', tombstone) == 1 end
 local high, busy, queued, left, endless, first_in_queue, alone = '0', nil, false, 0, {}, {}, {}
 local stop -- the first name that is not free
 for i = 1, names do
   local current, fence
   if plain then
-    current, fence = strings[i], strings[names + i]
+    current, fence = strings[1 + i], strings[1 + names + i]
   else
     current, fence = call('GET', KEYS[h + i]), call('GET', KEYS[f + i])
   end
@@ -70,7 +71,7 @@ for i = 1, names do
     elseif first and not barge then
       -- A waiter of a shared lock leaves the queue with the grant. If its attempt failed as a whole, its stamp shows that
       -- it was here before.
-      local ahead_of_it = waiter ~= '' and tonumber(ARGV[10]) < tonumber(call('ZSCORE', KEYS[q + i], first))
+      local ahead_of_it = waiter ~= '' and tonumber(since) < tonumber(call('ZSCORE', KEYS[q + i], first))
       if not ahead_of_it then
         queued = true
         stop = stop or i
@@ -85,7 +86,7 @@ for _, slug in ipairs(endless) do
   if call('PTTL', index) < ttl then call('PEXPIRE', index, ttl) end
 end
 if busy or queued then
-  local position, enrolment = -1, tonumber(ARGV[11])
+  local position = -1
   if waiter ~= '' then
     for i = 1, names do
       local queue, enrolments = KEYS[q + i], KEYS[s + i]
@@ -103,7 +104,7 @@ if busy or queued then
       elseif call('ZCARD', queue) < 1000 or call('ZSCORE', queue, waiter) then
         call('ZADD', enrolments, now_ms + enrolment, waiter) -- first, because it has not been read before
         call('PEXPIRE', enrolments, 2 * enrolment)
-        call('ZADD', queue, 'NX', ARGV[10], waiter)
+        call('ZADD', queue, 'NX', since, waiter)
         call('PEXPIRE', queue, 2 * enrolment)
         position = math.max(position, call('ZRANK', queue, waiter))
       end
@@ -114,6 +115,10 @@ end
 
 local listed, latest = {}, now_ms + ttl
 for i = 1, names do
+  listed[2 * i - 1], listed[2 * i] = latest, sub(KEYS[h + i], #prefix + 1, -3)
+end
+call('ZADD', index, unpack(listed)) -- first: if the index is of another type, nothing has been written
+for i = 1, names do
   local ends = now_ms + ttl
   if shared then
     local holders = KEYS[r + i]
@@ -123,14 +128,14 @@ for i = 1, names do
     ends = tonumber(call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2])
     call('PEXPIRE', holders, ends - now_ms)
     call('SET', KEYS[h + i], SHARED .. sub(value, 33), 'PX', ends - now_ms)
+    if ends > now_ms + ttl then call('ZADD', index, ends, listed[2 * i]) end
     latest = math.max(latest, ends)
   else
     call('SET', KEYS[h + i], value, 'PX', ttl)
   end
-  listed[2 * i - 1], listed[2 * i] = ends, sub(KEYS[h + i], #prefix + 1, -3)
 end
-call('ZADD', index, unpack(listed))
-if call('PTTL', index) < latest - now_ms then call('PEXPIRE', index, latest - now_ms) end
+-- The index lives for twice as long as it must, so that few grants have to write this.
+if call('PTTL', index) < latest - now_ms then call('PEXPIRE', index, 2 * (latest - now_ms)) end
 -- A waiter keeps its position until it has held the lock, because other nodes may not have granted it. Where several may
 -- hold the lock at once, it leaves the queue instead, so that the next waiter gets in as well.
 for i in pairs(first_in_queue) do
@@ -140,7 +145,7 @@ for i in pairs(first_in_queue) do
     local first = call('ZRANGE', KEYS[q + i], 0, 0)[1]
     if first then call('PUBLISH', prefix .. 'w:' .. string.match(first, '^[^|]*'), first) end
   else
-    call('ZADD', KEYS[s + i], now_ms + math.min(ttl, tonumber(ARGV[11])), waiter)
+    call('ZADD', KEYS[s + i], now_ms + math.min(ttl, enrolment), waiter)
   end
 end
 -- Names of dead holders leave the index here, a few at a time; a key without expiry stays listed.

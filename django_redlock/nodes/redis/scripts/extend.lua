@@ -1,7 +1,7 @@
 -- Extend leases, each by itself. A lease that this node lost is restored, unless a newer token or its release is here.
 -- No lease gets shorter unless the request says so, because two extensions may arrive in any order.
 -- KEYS: index; of each lease: cancel tombstone, of all its names the holders, the fences, if shared the holders of each name
--- ARGV: prefix, fence keep ms ('' is for ever); of each lease: names, shared, shorten ('1' or ''), nonce, ttl ms, token, value
+-- ARGV: prefix, fence keep ms ('' is for ever); of each lease: names, shared, shorten ('1' or ''), ttl ms, nonce, token, value
 local index, prefix, keep = KEYS[1], ARGV[1], ARGV[2]
 local SHARED = 'shared--------------------------'
 local clock = redis.call('TIME')
@@ -56,8 +56,8 @@ end
 
 local said, held, key, top = {}, 0, 2, '0'
 for i = 3, #ARGV, 7 do
-  local names, shared, ttl = tonumber(ARGV[i]), ARGV[i + 1] == '1', tonumber(ARGV[i + 4])
-  local outcome = extend(key, names, shared, ARGV[i + 2] == '1', ARGV[i + 3], ttl, ARGV[i + 5], ARGV[i + 6])
+  local names, shared, ttl = tonumber(ARGV[i]), ARGV[i + 1] == '1', tonumber(ARGV[i + 3])
+  local outcome = extend(key, names, shared, ARGV[i + 2] == '1', ARGV[i + 4], ttl, ARGV[i + 5], ARGV[i + 6])
   if string.sub(outcome, 1, 1) == 'H' then held = held + 1 end
   if tonumber(string.sub(outcome, 2)) > tonumber(top) then top = string.sub(outcome, 2) end
   said[#said + 1] = outcome

@@ -2,21 +2,21 @@
 -- KEYS: index, cancel tombstone; of all names the holders, the queues, the enrolments; if shared, the holders of each name
 -- Each shared holder has a nonce. The word that the holder's key has in place of a nonce ends the holds of all, unless one
 -- joined with a later token. An exclusive hold with a later token, but the same nonce, is not ended either.
--- ARGV: nonce, tombstone ms, prefix, waiter that leaves ('' is none), shared, revoke ('1' or ''), token of the hold, or of the
---       last holder that joined (2^53 - 1 is any)
+-- ARGV: nonce, waiter that leaves ('' is none), token of the hold, or of the last holder that joined (2^53 - 1 is any),
+--       prefix, tombstone ms, shared, revoke ('1' or '')
 local call, sub = redis.call, string.sub
 local index, tombstone = KEYS[1], KEYS[2]
-local nonce, tombstone_ms, prefix, leaving, shared = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5] == '1'
+local nonce, leaving, prefix, tombstone_ms, shared = ARGV[1], ARGV[2], ARGV[4], tonumber(ARGV[5]), ARGV[6] == '1'
 local SHARED = 'shared--------------------------'
 local size = #nonce > 32 and 16384 or 32 -- an operator's request for a value that is not ours has as much of it as surveys report
-local any = ARGV[7] == '9007199254740991'
-local all, last, word = shared and nonce == SHARED, tonumber(ARGV[7]), ARGV[6] == '1' and 'stop' or '1'
+local any = ARGV[3] == '9007199254740991'
+local all, last, word = shared and nonce == SHARED, tonumber(ARGV[3]), ARGV[7] == '1' and 'stop' or '1'
 local clock = call('TIME')
 local stamp = clock[1] .. string.format('%06d', clock[2])
 local now_ms = math.floor(tonumber(stamp) / 1000)
 local names = (#KEYS - 2) / (shared and 4 or 3)
 local h, q, s, r = 2, 2 + names, 2 + 2 * names, 2 + 3 * names -- the index before each kind of key
-call('ZCARD', index)
+if shared then call('ZCARD', index) end -- otherwise the first write goes there
 -- With several names, read all holders at once, and look for waiters once; see acquire.lua.
 local strings, plain = nil, names > 1 and not shared
 if plain then
@@ -73,8 +73,8 @@ for i in pairs(mine) do
   released = true
 end
 if #keys > 0 then
+  call('ZREM', index, unpack(slugs)) -- first: if the index is of another type, nothing has been written
   call('DEL', unpack(keys))
-  call('ZREM', index, unpack(slugs))
 end
 -- A request of ours may still be in flight, and must find this tombstone.
 if tombstone_ms > 0 then call('SET', tombstone, word, 'PX', tombstone_ms) end

@@ -1,0 +1,54 @@
+"""What a lock costs the nodes: the commands that the scripts call, counted by the server."""
+
+from collections import Counter
+
+import pytest
+from redis import Redis
+
+from django_redlock import QuorumUnavailableError
+from django_redlock.testing import Servers
+from tests.managers import real_manager
+
+OWN = {"info", "evalsha", "eval", "config|resetstat"}
+
+
+def called(client: Redis) -> Counter[str]:
+    """Return the commands that scripts have called since the last call, and reset the count."""
+    stats = client.info("commandstats")
+    client.config_resetstat()
+    calls = {name.removeprefix("cmdstat_"): each["calls"] for name, each in stats.items()}
+    return Counter({name: count for name, count in calls.items() if name not in OWN})
+
+
+def test_free_lock_costs_few_commands(nodes: Servers):
+    """A free lock that nobody waits for: one read of all keys, and no write that an earlier lock has made already."""
+    manager = real_manager(nodes.urls[:1])
+    long = manager.lock("long", wait=0, ttl=60.0).acquire()  # so that the index lives for long enough
+
+    with nodes[0].client() as client:
+        called(client)
+        lease = manager.lock("free", wait=0).acquire()
+        acquired = called(client)
+        lease.release()
+        released = called(client)
+
+    assert acquired == Counter(["time", "mget", "exists", "zadd", "set", "pttl", "zrangebyscore", "set"])
+    assert released == Counter(["time", "get", "zrange", "zrem", "del"])
+    long.release()
+    manager.close()
+
+
+def test_index_of_another_type_leaves_nothing_behind(nodes: Servers):
+    """P8: the index is written first, so a lock that cannot be listed is not taken and not released by half."""
+    manager = real_manager(nodes.urls[:1])
+    lease = manager.lock("held", wait=0).acquire()
+
+    with nodes[0].client() as client:
+        client.set("t:index", "not an index")
+        assert lease.release() == "unknown"
+        assert client.exists("t:{held}:h")
+        with pytest.raises(QuorumUnavailableError, match="WRONGTYPE"):
+            manager.lock("free", wait=0).acquire()
+        assert not client.exists("t:{free}:h", "t:{free}:f")
+        client.delete("t:index")
+    manager.close()
