@@ -28,53 +28,27 @@ BATCH = 100  # leases in one round at most: a script over more would block its n
 BATCH_NAMES = 200  # and names
 
 
-class Hold:
+class Validity:
     """
-    One held lock, from grant to end.
+    For how long one held lock is valid, and for how long it may be extended, by the clock alone.
 
     Args:
         wanted: What was asked for.
         granted: The won acquisition.
         rules: The numbers to work with.
-        highest: The highest tokens seen in this process.
     """
 
-    def __init__(self, wanted: Wanted, granted: Granted, rules: Rules, highest: HighestToken) -> None:
-        self.names = wanted.names
+    def __init__(self, wanted: Wanted, granted: Granted, rules: Rules) -> None:
         self.ttl = wanted.ttl
-        self.nonce = granted.nonce
-        self.token = granted.token
         self.since = granted.start
-        self.waited = granted.waited
         self.deadline = granted.deadline
         self.extensions = 0
         self.ended: EndReason | None = None
         self._ended_at = 0.0
-        self.shared = wanted.shared
         self._heartbeat = wanted.heartbeat
         self._max_hold = rules.max_hold if wanted.max_hold is None else wanted.max_hold
         self._beat = granted.start
-        self._value = granted.value
         self._rules = rules
-        self._highest = highest
-        self._slugs = granted.slugs
-        self._leaving = granted.leaving
-        self._queue = granted.queue
-        self._renew_at = granted.start + self.ttl / 3
-        self._rounds: list[Round] = list(granted.rounds)
-        # For a nonce that a later hold may have as well: these rounds tell the two apart.
-        self._granting = granted.rounds if wanted.nonce and not wanted.shared else ()
-        self._untouched = granted.untouched
-        self._numbers = itertools.count()
-        self._preparing: set[int] = set()  # extensions that are about to be sent
-        self._shortening: list[Round] = []  # rounds that asked for less time and still lack replies
-
-    @property
-    def timeout(self) -> float:
-        """Seconds for which one round about it waits for its slowest node."""
-        return self._rules.timeout(self.ttl, len(self._slugs))
-
-    # Decided by the clock alone
 
     def remaining(self, now: float) -> float:
         """Return the seconds of validity left, 0 when it ended."""
@@ -97,6 +71,65 @@ class Hold:
         """Return for how many seconds it has been held, or was until it ended."""
         return (self._ended_at if self.ended else now) - self.since
 
+    def beat(self, now: float) -> None:
+        """Note that the work goes on, for a lease with ``heartbeat=``."""
+        self._beat = now
+
+    def _may_extend(self, when: float) -> bool:
+        return not self._used_up() and when - self.since < self._max_hold
+
+    def _silent(self, when: float) -> bool:
+        return self._heartbeat is not None and when - self._beat >= self._heartbeat
+
+    def _used_up(self) -> bool:
+        allowed = self._rules.max_extensions
+        return allowed is not None and self.extensions >= allowed
+
+    def _reason_of_lapse(self) -> EndReason:
+        if self._used_up():
+            return EndReason.MAX_EXTENSIONS
+        if self._silent(self.deadline):
+            return EndReason.HEARTBEAT
+        return EndReason.MAX_HOLD if self.deadline - self.since >= self._max_hold else EndReason.EXPIRED
+
+
+class Hold(Validity):
+    """
+    One held lock, from grant to end.
+
+    Args:
+        wanted: What was asked for.
+        granted: The won acquisition.
+        rules: The numbers to work with.
+        highest: The highest tokens seen in this process.
+    """
+
+    def __init__(self, wanted: Wanted, granted: Granted, rules: Rules, highest: HighestToken) -> None:
+        super().__init__(wanted, granted, rules)
+        self.names = wanted.names
+        self.nonce = granted.nonce
+        self.token = granted.token
+        self.waited = granted.waited
+        self.shared = wanted.shared
+        self._value = granted.value
+        self._highest = highest
+        self._slugs = granted.slugs
+        self._leaving = granted.leaving
+        self._queue = granted.queue
+        self._renew_at = granted.start + self.ttl / 3
+        self._rounds: list[Round] = list(granted.rounds)
+        # For a nonce that a later hold may have as well: these rounds tell the two apart.
+        self._granting = granted.rounds if wanted.nonce and not wanted.shared else ()
+        self._untouched = granted.untouched
+        self._numbers = itertools.count()
+        self._preparing: set[int] = set()  # extensions that are about to be sent
+        self._shortening: list[Round] = []  # rounds that asked for less time and still lack replies
+
+    @property
+    def timeout(self) -> float:
+        """Seconds for which one round about it waits for its slowest node."""
+        return self._rules.timeout(self.ttl, len(self._slugs))
+
     # Used by the fence in a database
 
     def fenced_out(self, token: int, now: float) -> None:
@@ -109,10 +142,6 @@ class Hold:
         return self._slugs[0].rpartition("#")[2] if self._queue else ""
 
     # Renewal
-
-    def beat(self, now: float) -> None:
-        """Note that the work goes on, for a lease with ``heartbeat=``."""
-        self._beat = now
 
     def next_event(self, renewing: bool) -> float:
         """Return the time of its next extension if it is renewed, else its deadline; infinity when it ended."""
@@ -233,16 +262,6 @@ class Hold:
         said = [round.late.get(node) or round.replies.get(node) for round in self._granting]
         return max([reply.fence for reply in said if reply], default=0)
 
-    def _may_extend(self, when: float) -> bool:
-        return not self._used_up() and when - self.since < self._max_hold
-
-    def _silent(self, when: float) -> bool:
-        return self._heartbeat is not None and when - self._beat >= self._heartbeat
-
-    def _used_up(self) -> bool:
-        allowed = self._rules.max_extensions
-        return allowed is not None and self.extensions >= allowed
-
     def _reason_of_refusal(self, refused: Sequence[tuple[Kind, int]]) -> EndReason:
         """
         Return the reason that the refusals prove.
@@ -254,13 +273,6 @@ class Hold:
             return EndReason.REVOKED
         later = sum(fence > self.token for _, fence in refused)
         return EndReason.SUPERSEDED if later > self._rules.spare else EndReason.FORGOTTEN
-
-    def _reason_of_lapse(self) -> EndReason:
-        if self._used_up():
-            return EndReason.MAX_EXTENSIONS
-        if self._silent(self.deadline):
-            return EndReason.HEARTBEAT
-        return EndReason.MAX_HOLD if self.deadline - self.since >= self._max_hold else EndReason.EXPIRED
 
 
 def renewal(terms: Sequence[Term], rules: Rules, timeout: float, left: float) -> Round:

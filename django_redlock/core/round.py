@@ -8,9 +8,9 @@ from .requests import Extend, Request, Term, in_parts
 
 
 @dataclass(eq=False, slots=True)
-class Round:
+class Plan:
     """
-    One round: the same request to some nodes, and their replies.
+    What one round sends to which nodes, and how.
 
     Args:
         requests: The request for each node, by the node's index in the settings.
@@ -27,10 +27,6 @@ class Round:
             it restores the lock on nodes that were away and have lost it.
         unattended: Whether it stays open, with a timeout of 0, after it was sent. Whoever reads the replies next gives
             them to it; see :mod:`django_redlock.engine.unattended`.
-
-    ``replies`` came in time. ``late`` ones came after the round was closed, and only inform. The driver sets
-    ``doubted``, which returns the nodes that may not vote at present. ``on_missed`` is called with nodes that turn out
-    to have missed the round after it was closed.
     """
 
     requests: Mapping[int, Request]
@@ -44,6 +40,23 @@ class Round:
     remedy: Mapping[int, Request] = field(default_factory=dict)
     mending: bool = False
     unattended: bool = False
+
+    @property
+    def in_full(self) -> bool:
+        """Whether to send scripts with their text, because nobody reads the reply of a node that does not know them."""
+        return not self.timeout and not self.unattended
+
+
+@dataclass(eq=False, slots=True)
+class Round(Plan):
+    """
+    One round: the same request to some nodes, and their replies.
+
+    ``replies`` came in time. ``late`` ones came after the round was closed, and only inform. The driver sets
+    ``doubted``, which returns the nodes that may not vote at present. ``on_missed`` is called with nodes that turn out
+    to have missed the round after it was closed.
+    """
+
     replies: dict[int, Reply] = field(default_factory=dict)
     late: dict[int, Reply] = field(default_factory=dict)
     closed: bool = False
@@ -51,11 +64,6 @@ class Round:
     on_missed: "Callable[[Round, set[int]], None] | None" = None
     doubted: Callable[[], Mapping[int, str]] = dict
     _as_hoped: int = 0
-
-    @property
-    def in_full(self) -> bool:
-        """Whether to send scripts with their text, because nobody reads the reply of a node that does not know them."""
-        return not self.timeout and not self.unattended
 
     @property
     def wanted(self) -> bool:

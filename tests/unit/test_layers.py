@@ -72,9 +72,6 @@ LARGE_CLASSES = {
     # Django names the attributes of its admin.
     "admin/__init__.py HeldLockAdminMixin": 24,
     "admin/changelist.py HeldLockChangeList": 24,
-    # To be split.
-    "core/hold.py Hold": 24,
-    "core/round.py Round": 29,
 }
 
 MAX_PARAMETERS = 8
