@@ -25,8 +25,9 @@ from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Release
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import LinkError, NodeSpec, open_node
+from django_redlock.nodes.cas.table import UntouchedError
 from django_redlock.nodes.database.node import DatabaseNode
-from django_redlock.nodes.database.table import TABLE, LockTable, UntouchedError
+from django_redlock.nodes.database.table import TABLE, LockTable
 from tests.managers import (
     EACH_TABLE_ONCE,
     SLOW_DATABASES,
