@@ -168,6 +168,8 @@ def _node_count(config: AliasConfig) -> Iterator[CheckMessage]:
     count = len(config.nodes)
     if count == 1 and databases_of(config.alias):
         return  # it forgets nothing, and is what the project cannot do without anyway
+    if count == 1 and getattr(config.nodes[0], "replicated", False):
+        return  # it forgets nothing, and one of its members may be down
     if count < 3:
         yield Warning(
             f"REDLOCK[{config.alias!r}] has {count} node{'s' if count > 1 else ''}: no lock can be taken while one is "

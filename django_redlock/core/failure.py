@@ -72,7 +72,6 @@ class Failure(Enum):
     NO_LEADER = "has no leader at present"
     LEADER_CHANGED = "has changed its leader"
     NO_SPACE = "is out of space"
-    TOO_OLD = "is a version that is too old"
 
     # Databases
     LOCKED = "locked"
@@ -100,7 +99,7 @@ LASTING = frozenset(
         *(Failure.READONLY, Failure.MASTERDOWN, Failure.CLUSTERDOWN, Failure.CROSSSLOT, Failure.TRYAGAIN),
         *(Failure.MOVED, Failure.ASK, Failure.WRONG_MODE, Failure.REPLICA, Failure.UNKNOWN_TO_SENTINEL),
         *(Failure.NO_TABLE, Failure.IN_MEMORY, Failure.UNKNOWN_ALIAS, Failure.UNUSABLE, Failure.OWN_TRANSACTION),
-        *(Failure.NO_SPACE, Failure.TOO_OLD),
+        Failure.NO_SPACE,
         *(Failure.CERTIFICATE_EXPIRED, Failure.CERTIFICATE_REFUSED, Failure.WRONG_CERTIFICATE),
         *(Failure.NO_CLIENT_CERTIFICATE, Failure.ABSURD_TOKEN),
     }

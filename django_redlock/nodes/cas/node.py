@@ -8,11 +8,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import ClassVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from ...core.failure import Failure
 from ...core.requests import Request
 from ..base import AsyncNotificationLink, LinkError, NotificationLink
+from ..gevent import here, uses_gevent
 from .link import AsyncWorkerLink, WorkerLink
 from .table import RecordTable
 from .worker import Worker
@@ -39,7 +40,9 @@ class RecordNode:
         self.name = name
         self.address = address
         self._mutex = threading.RLock()  # knows whose it is, after a fork that was interrupted
-        self._worker: Worker | None = None
+        # By thread of the operating system under gevent, where what waits belongs to the event loop of its thread;
+        # otherwise one for all.
+        self._workers: WeakKeyDictionary[object, Worker] = WeakKeyDictionary()
         _nodes.add(self)
 
     def __repr__(self) -> str:
@@ -73,11 +76,13 @@ class RecordNode:
 
     def _hire(self, timeout: float) -> Worker:
         with self._mutex:
-            if self._worker is None or not self._worker.usable:
-                if self._worker and self._worker.inherited:
-                    _left_alone.append(self._worker)
-                self._worker = Worker(self.table(timeout), self.kind, self.refused)
-            worker = self._worker
+            worker = self._own_worker()
+            if worker is None or not worker.usable:
+                if worker and worker.inherited:
+                    _left_alone.append(worker)
+                worker = self._workers[here() if uses_gevent() else self] = Worker(
+                    self.table(timeout), self.kind, self.refused
+                )
         worker.start()
         return worker
 
@@ -93,16 +98,20 @@ class RecordNode:
 
     # Forks
 
+    def _own_worker(self) -> Worker | None:
+        """Return the worker that the calling thread uses."""
+        return self._workers.get(here() if uses_gevent() else self)
+
     def before_fork(self) -> None:
         """Take the connection out of the way."""
         self._mutex.acquire()
-        if self._worker and self._worker.usable:
-            self._worker.pause()
+        if (worker := self._own_worker()) and worker.usable:
+            worker.pause()
 
     def after_fork(self) -> None:
         """Go on, in the parent; the child begins anew."""
-        if self._worker:
-            self._worker.resume()
+        if worker := self._own_worker():
+            worker.resume()
         with suppress(RuntimeError):  # it is not this thread's
             self._mutex.release()
 

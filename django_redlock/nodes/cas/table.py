@@ -96,7 +96,7 @@ class RecordTable:
                 failure = Failure.CONTENDED
             except self.errors as error:
                 failure = self.failed(error, unclear=writing)
-            if steady() >= until:
+            if failure.lasting or steady() >= until:
                 return [failed(failure)] * len(requests)
             time.sleep(random.random() * PAUSE)
 
