@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from ..base import NodeSpec
 from ..cas.node import RecordNode
+from .inspect import examine
 from .place import read_place
 from .table import EtcdTable
 from .watch import AsyncEtcdNotificationLink, EtcdNotificationLink
@@ -39,6 +40,10 @@ class EtcdNode(RecordNode):
     def table(self, patience: float) -> EtcdTable:
         """Return its records, not yet connected."""
         return EtcdTable(self.place, self._prefix, patience)
+
+    def examine(self, timeout: float) -> tuple[float, dict[str, str]]:
+        """Return the seconds of a round trip, and facts for the doctor; raises LinkError if no member answers."""
+        return examine(self.place, timeout)
 
     def listen(self, process: str, timeout: float, on_notification: Callable[[str], object]) -> EtcdNotificationLink:
         """Open a link for notifications; see :class:`~django_redlock.nodes.base.Node`."""

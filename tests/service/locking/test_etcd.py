@@ -27,6 +27,8 @@ from django_redlock.core.node_state import NodeState
 from django_redlock.core.replies import ABSENT, Kind, Reply
 from django_redlock.core.requests import ENDLESS, SHARED, Release, Request, Survey
 from django_redlock.engine.manager import LockManager
+from django_redlock.inventory.doctor import diagnose
+from django_redlock.inventory.findings import Level
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.cas.records import Names, load
@@ -34,6 +36,7 @@ from django_redlock.nodes.etcd import table as tables
 from django_redlock.nodes.etcd.node import EtcdNode
 from django_redlock.nodes.etcd.table import EtcdTable
 from django_redlock.testing import Servers
+from django_redlock.testing.servers import reserve_port
 from tests.certificates import Certificates
 from tests.conftest import needs
 from tests.etcd import Member
@@ -185,6 +188,25 @@ def test_records_that_nobody_needs_are_deleted(table: EtcdTable, monkeypatch: py
 
     left, _ = table._page("", "", 100)
     assert sorted(left) == ["t:clock", "t:h/{ever}"]
+
+
+def test_doctor_examines_members_and_alarms(etcd: Member):
+    """P22: the trial of the doctor succeeds; a member that is gone, an alarm and a short ttl are findings."""
+    gone = reserve_port(etcd)
+    options = {"ttl": 5.0, "node_timeout": 1.0}
+    with override_settings(REDLOCK={"default": {"NODES": f"{etcd.url},127.0.0.1:{gone}", "OPTIONS": options}}):
+        fine = {finding.id for finding in diagnose(timeout=30.0).findings}
+        etcd.ask("maintenance/alarm", {"action": "ACTIVATE", "alarm": "NOSPACE"})
+        full = diagnose(timeout=30.0)
+        with pytest.raises(QuorumUnavailableError, match="is out of space"):
+            lock("a", wait=30).acquire()
+        (alarm,) = etcd.ask("maintenance/alarm", {"action": "GET"})["alarms"]
+        etcd.ask("maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+        locks.reset()
+
+    assert fine == {"etcd-election", "etcd-member", "redlock.W001"}
+    assert [finding.id for finding in full.findings if finding.level is Level.ERROR] == ["etcd-alarm"]
+    assert full.nodes[0].facts["alarms"] == "NOSPACE"
 
 
 # The clock of the leader
