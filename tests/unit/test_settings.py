@@ -527,6 +527,10 @@ def test_other_servers_are_no_warning(setting: str, value: Any):
     [
         (["rediss://:x@a", "rediss://:x@b", "rediss://:x@c"], []),
         (["redis://:x@a", "rediss://:x@b", "rediss://:x@c"], ["W101"]),
+        (["etcd://u:x@a,b,c"], ["W101"]),
+        (["etcds://a,b,c?ssl_ca_certs=/x"], ["W102"]),
+        (["etcds://a,b,c?ssl_certfile=/x"], []),
+        (["etcd://127.0.0.1,localhost,[::1]"], []),
         (["rediss://:x@a", "rediss://b", "rediss://:x@c"], ["W102"]),
         (["rediss://:x@a:1", "rediss://:x@a:2", "rediss://:x@a:3"], ["W103"]),
         (["redis://127.0.0.1:1", "redis://127.0.0.1:2", "unix:///s"], []),

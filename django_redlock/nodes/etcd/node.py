@@ -37,6 +37,21 @@ class EtcdNode(RecordNode):
         """Whether it survives the loss of a member, as far as its URL shows."""
         return len(self.members) > 2
 
+    @property
+    def encrypted(self) -> bool:
+        """Whether its connections are encrypted."""
+        return self.place.encrypted
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether a password or a certificate of the client is sent."""
+        return bool(self.place.options.get("password") or self.place.options.get("ssl_certfile"))
+
+    @property
+    def remote(self) -> bool:
+        """Whether its connections leave this machine."""
+        return not self.place.local
+
     def table(self, patience: float) -> EtcdTable:
         """Return its records, not yet connected."""
         return EtcdTable(self.place, self._prefix, patience)

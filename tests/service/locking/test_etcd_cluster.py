@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from django_redlock import LockTakenError
+from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock.testing import FaultProxy
+from django_redlock.testing.proxy import Direction
 from tests import etcd
 from tests.conftest import needs
 from tests.etcd import Cluster, Member
-from tests.managers import Flavour, real_manager
+from tests.managers import Flavour, held_by, real_manager
 from tests.services import ServiceMissingError
 
 from .test_mixed_majority import contending
@@ -123,3 +125,29 @@ def test_process_knows_one_member_that_is_left(cluster: Cluster):
         assert process.stdout.readline() == "held\n"
         process.kill()
     dead.start()
+
+
+@pytest.mark.parametrize("direction", ["requests", "replies"])
+def test_member_that_is_cut_off_is_left_for_the_next(
+    cluster: Cluster, direction: Direction, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    P24, P25: a process that hears nothing of its member asks another one. What it wrote in vain does not stay: the lock
+    is free again as soon as the release has arrived.
+    """
+    first, *others = cluster.members
+    with FaultProxy(first.url) as proxy:
+        url = f"{proxy.url},{','.join(member.url.removeprefix('etcd://') for member in others)}"
+        monkeypatch.setattr("django_redlock.nodes.etcd.connection.secrets.randbelow", lambda members: 0)
+        with closing(real_manager([url], ttl=60.0, node_timeout=1.0)) as manager:
+            manager.lock("c", wait=60).acquire().release()
+            proxy.black_hole(direction)
+            with pytest.raises(QuorumUnavailableError):
+                manager.lock("c", wait=0).acquire()
+            lease = manager.lock("d", wait=60).acquire()
+            with closing(real_manager([cluster.url], ttl=60.0, node_timeout=1.0)) as other:
+                assert held_by(other, "{c}")
+                assert held_by(other, "{d}", lease.token)
+                with pytest.raises(LockTakenError):
+                    other.lock("d", wait=0).acquire()
+            assert lease.release() == "released"
