@@ -6,7 +6,7 @@ tier      needs                                                                 
 ========= ========================================================================== ===========================
 unit      Python alone: no server, no process, no waiting                            ``tox``
 server    the embedded Valkey, files of SQLite, processes                            ``tox``
-service   PostgreSQL, MariaDB, RabbitMQ, Sentinel, etcd                                    ``tox run -e newest``
+service   PostgreSQL, MariaDB, RabbitMQ, Sentinel, etcd                              ``tox run -e newest``
 browser   Chromium                                                                   ``tox run -e newest``
 container a container engine with Compose, and the network                           ``tox run -e container``
 endurance minutes: long simulations, chaos, soak, contention, every right of an ACL  ``tox run -m endurance``
