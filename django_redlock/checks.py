@@ -73,13 +73,14 @@ def _check_deployed(alias: str) -> Iterator[CheckMessage]:
         if not node.encrypted:
             yield Warning(
                 f"REDLOCK[{alias!r}] talks to {node.name!r} without TLS: who can listen can forge and end locks.",
-                hint="Write rediss:// and give the server a certificate, or silence this check on a trusted network.",
+                hint="Write rediss:// or etcds:// and give the server a certificate, or silence this check on a "
+                "trusted network.",
                 id="redlock.W101",
             )
         if not node.authenticated:
             yield Warning(
                 f"REDLOCK[{alias!r}] talks to {node.name!r} without a password: who can reach it can end locks.",
-                hint="Give the locks a user of their own (ACL SETUSER, see Security in the documentation).",
+                hint="Give the locks a user of their own (ACL SETUSER, or etcdctl user add; see the documentation).",
                 id="redlock.W102",
             )
     hosts = {node.address.rpartition(":")[0] for node in nodes}
@@ -168,6 +169,8 @@ def _node_count(config: AliasConfig) -> Iterator[CheckMessage]:
     count = len(config.nodes)
     if count == 1 and databases_of(config.alias):
         return  # it forgets nothing, and is what the project cannot do without anyway
+    if count == 1 and getattr(config.nodes[0], "replicated", False):
+        return  # it forgets nothing, and one of its members may be down
     if count < 3:
         yield Warning(
             f"REDLOCK[{config.alias!r}] has {count} node{'s' if count > 1 else ''}: no lock can be taken while one is "

@@ -331,14 +331,15 @@ def _distinct(alias: str, nodes: tuple[Node, ...]) -> None:
     for field in ("address", "name"):
         seen: dict[str, int] = {}
         for place, node in enumerate(nodes):
-            value = getattr(node, field)
-            if value in seen:
+            # Two entries with one member in common are one cluster.
+            parts = set(getattr(node, "members", ()) if field == "address" else ()) or {getattr(node, field)}
+            for value in sorted(parts & seen.keys()):
                 raise InvalidRedlockError(
                     f"REDLOCK[{alias!r}]['NODES'] has {value!r} twice, at {seen[value]} and {place}. One server has "
                     "one vote, also with another database number: list independent masters.",
                     "redlock.E004",
                 )
-            seen[value] = place
+            seen |= dict.fromkeys(parts, place)
 
 
 def _is_list(value: Any) -> bool:

@@ -21,6 +21,7 @@ from django_redlock.engine import rounds, rounds_async
 from django_redlock.engine.surroundings import Surroundings
 from django_redlock.handler import DjangoSurroundings
 from django_redlock.testing import Server, ServerNotFoundError, Servers, ServerStartError, find_server, start_servers
+from tests.etcd import Member
 from tests.services import MariaDB, PostgreSQL, RabbitMQ, Service, ServiceMissingError, SQLite
 
 pytest_plugins = ["tests.tiers", "tests.managers", "tests.certificates", "tests.shop.fixtures"]
@@ -99,6 +100,20 @@ def mariadb_server() -> Iterator[Service]:
 def rabbitmq_server() -> Iterator[Service]:
     """A RabbitMQ for all tests of this process; tests normally use ``rabbitmq`` instead."""
     yield from serving(RabbitMQ)
+
+
+@pytest.fixture(scope="session")
+def etcd_server() -> Iterator[Service]:
+    """An etcd with one member for all tests of this process; tests normally use ``etcd`` instead."""
+    yield from serving(Member)
+
+
+@pytest.fixture
+def etcd(etcd_server: Member) -> Member:
+    """A running etcd without keys, whatever the last test did to it."""
+    etcd_server.start()
+    etcd_server.clear()
+    return etcd_server
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connections
 
+from django_redlock.core.replies import Kind
 from django_redlock.core.rules import Rules
 from django_redlock.engine.lease import AsyncLease, Lease
 from django_redlock.engine.lock import Lock
@@ -21,8 +22,10 @@ from django_redlock.engine.per_loop import PerLoop
 from django_redlock.engine.renewal import AsyncWatchdog, loop_watchdog, watchdog
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.database import table
+from django_redlock.nodes.etcd.table import EtcdTable
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Servers, Simulation
+from tests.etcd import Member
 from tests.services import Database, SQLite, django_database
 
 Manager = Callable[..., LockManager]
@@ -149,7 +152,9 @@ SLOW_DATABASES = [pytest.param(kind, marks=pytest.mark.endurance) for kind in DA
 def connect(manager: LockManager) -> None:
     """Connect to all nodes: for a database that takes longer than short leases last."""
     until = time.monotonic() + 60
-    while len({node for node, reply in manager.survey(count=1).items() if reply.time}) < len(manager.nodes):
+    while len({node for node, reply in manager.survey(count=1).items() if reply.kind is Kind.LISTED}) < len(
+        manager.nodes
+    ):
         assert time.monotonic() < until
 
 
@@ -193,11 +198,37 @@ def tables(request: pytest.FixtureRequest) -> Tables:
     return empty_tables(request, request.param)
 
 
-@pytest.fixture(params=["memory", "real", "sqlite", *SLOW_DATABASES])
+@pytest.fixture
+def etcds(etcd: Member, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+    """Make managers over five nodes in one etcd, which count as five clusters."""
+    greet = EtcdTable._greet
+
+    def greet_as_itself(table: EtcdTable, client: Any) -> Any:
+        greeting = greet(table, client)
+        return dataclasses.replace(greeting, run_id=f"{greeting.run_id} {table.key('', '')}")
+
+    monkeypatch.setattr(EtcdTable, "_greet", greet_as_itself)
+    managers: list[LockManager] = []
+
+    def make(count: int = 5, **options: Any) -> LockManager:
+        notify = options.pop("notify", None)
+        nodes = [open_node(NodeSpec(etcd.url, f"etcd{place}"), f"t{place}:") for place in range(count)]
+        managers.append(LockManager(nodes, rules(count, **options)))
+        if notify:
+            managers[-1].notify = notify
+        connect(managers[-1])
+        return managers[-1]
+
+    yield make
+    for one in managers:
+        one.close()
+
+
+@pytest.fixture(params=["memory", "real", "sqlite", *SLOW_DATABASES, "etcd"])
 def manager(request: pytest.FixtureRequest) -> Iterator[Manager]:
     """Make managers over nodes of each kind."""
     if request.param not in DATABASES:
-        yield request.getfixturevalue(request.param)
+        yield request.getfixturevalue("etcds" if request.param == "etcd" else request.param)
         return
     tables = empty_tables(request, request.param)
     managers: list[LockManager] = []

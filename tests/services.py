@@ -1,11 +1,11 @@
 """
-Real PostgreSQL, MariaDB and RabbitMQ for the tests, which stop, kill and freeze them.
+Real PostgreSQL, MariaDB, RabbitMQ and etcd for the tests, which stop, kill and freeze them.
 
 Each uses a private temporary folder and a free port, and does not outlive the process that started it.
-``REDLOCK_POSTGRESQL``, ``REDLOCK_MARIADB`` and ``REDLOCK_RABBITMQ`` may name running servers by URL instead
-(``postgresql://user:password@host:port/database``); those are used, and never stopped.
+``REDLOCK_POSTGRESQL``, ``REDLOCK_MARIADB``, ``REDLOCK_RABBITMQ`` and ``REDLOCK_ETCD`` may name running servers by
+URL instead (``postgresql://user:password@host:port/database``); those are used, and never stopped.
 
-Tests take the fixtures ``postgresql``, ``mariadb``, ``rabbitmq`` and ``engine`` of ``tests/conftest.py``, and
+Tests take the fixtures ``postgresql``, ``mariadb``, ``rabbitmq``, ``etcd`` and ``engine`` of ``tests/conftest.py``, and
 
     with postgresql.database() as name, django_database("counting", postgresql.settings(name)):
         call_command("migrate", database="counting", verbosity=0)

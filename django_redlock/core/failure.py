@@ -68,6 +68,11 @@ class Failure(Enum):
     TWO_SERVERS = "answers as two servers"
     RESTARTED = "restarted"
 
+    # Stores that are replicated
+    NO_LEADER = "has no leader at present"
+    LEADER_CHANGED = "has changed its leader"
+    NO_SPACE = "is out of space"
+
     # Databases
     LOCKED = "locked"
     CONTENDED = "contended"
@@ -94,6 +99,7 @@ LASTING = frozenset(
         *(Failure.READONLY, Failure.MASTERDOWN, Failure.CLUSTERDOWN, Failure.CROSSSLOT, Failure.TRYAGAIN),
         *(Failure.MOVED, Failure.ASK, Failure.WRONG_MODE, Failure.REPLICA, Failure.UNKNOWN_TO_SENTINEL),
         *(Failure.NO_TABLE, Failure.IN_MEMORY, Failure.UNKNOWN_ALIAS, Failure.UNUSABLE, Failure.OWN_TRANSACTION),
+        Failure.NO_SPACE,
         *(Failure.CERTIFICATE_EXPIRED, Failure.CERTIFICATE_REFUSED, Failure.WRONG_CERTIFICATE),
         *(Failure.NO_CLIENT_CERTIFICATE, Failure.ABSURD_TOKEN),
     }

@@ -17,27 +17,27 @@ WORST_FIRST = (
 )
 
 
-def many(request: Request) -> bool:
-    """Return whether a request has to be split."""
+def many(request: Request, most: int = PART) -> bool:
+    """Return whether a request has to be split for a node that takes *most* names in one step."""
     if isinstance(request, Extend):
-        return len(request.terms) == 1 and len(request.terms[0].slugs) > PART
-    return isinstance(request, (Acquire, Raise, Release)) and len(request.slugs) > PART
+        return len(request.terms) == 1 and len(request.terms[0].slugs) > most
+    return isinstance(request, (Acquire, Raise, Release)) and len(request.slugs) > most
 
 
-def split(request: Request) -> list[Request]:
-    """Return the parts of a request, itself if it is small enough."""
-    if not many(request):
+def split(request: Request, most: int = PART) -> list[Request]:
+    """Return the parts of a request, itself if it is small enough for a node that takes *most* names in one step."""
+    if not many(request, most):
         return [request]
     if isinstance(request, Extend):
         term = request.terms[0]
-        return [request._replace(terms=(term._replace(slugs=slugs),)) for slugs in pieces(term.slugs)]
+        return [request._replace(terms=(term._replace(slugs=slugs),)) for slugs in pieces(term.slugs, most)]
     assert isinstance(request, (Acquire, Raise, Release))
-    return [request._replace(slugs=slugs) for slugs in pieces(request.slugs)]
+    return [request._replace(slugs=slugs) for slugs in pieces(request.slugs, most)]
 
 
-def pieces(slugs: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return names in groups of at most ``PART``."""
-    return [slugs[start : start + PART] for start in range(0, len(slugs), PART)]
+def pieces(slugs: tuple[str, ...], most: int) -> list[tuple[str, ...]]:
+    """Return names in groups of at most *most*."""
+    return [slugs[start : start + most] for start in range(0, len(slugs), most)]
 
 
 def merge(replies: Sequence[Reply]) -> Reply:

@@ -163,6 +163,9 @@ FAR = 100 * 31_557_600 * 10**6
 PART = 200
 """The most names that a node is asked for in one atomic step; of more, it may grant some and refuse others."""
 
+SMALLEST_PART = 100
+"""The same for the kind of node that takes the fewest names in one step, which is etcd."""
+
 SHARED = "shared".ljust(32, "-")
 """Takes the place of the nonce in the key of a shared lock; each of its holders has a nonce of its own."""
 
@@ -187,5 +190,5 @@ ENDLESS = "inf "
 
 
 def in_parts(request: Request) -> bool:
-    """Return whether a request has more names than fit in one step, so that a node is asked in several."""
-    return len(getattr(request, "slugs", ())) > PART
+    """Return whether a request has more names than fit in one step on every kind of node."""
+    return len(getattr(request, "slugs", ())) > SMALLEST_PART

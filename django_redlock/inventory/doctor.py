@@ -22,10 +22,11 @@ from ..exceptions import RedlockError
 from ..handler import locks
 from ..nodes.base import Node
 from ..nodes.redis.inspect import Inspection, inspect_all
-from . import absurd_tokens, held_locks, name_of, printable
+from . import absurd_tokens, etcd_checks, held_locks, name_of, printable
 from .findings import Finding, Level, severity
 from .node_checks import CHECKS
 
+ALL_CHECKS = (*CHECKS, *etcd_checks.CHECKS)
 CLOCKS_APART = 0.1  # seconds, from which on tokens may need a second round trip
 
 
@@ -68,7 +69,12 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
     found = [
         *_settings(using),
         *_quorum(said, manager.rules),
-        *(finding for node in said for check in CHECKS for finding in check(node, manager.rules)),
+        *(
+            finding
+            for node in said
+            for check in (*CHECKS, *etcd_checks.CHECKS)
+            for finding in check(node, manager.rules)
+        ),
         *_duplicates(said),
         *_clocks(said),
         *_tokens(using),
@@ -115,7 +121,7 @@ def _duplicates(said: list[Inspection]) -> Iterator[Finding]:
 
 
 def _clocks(said: list[Inspection]) -> Iterator[Finding]:
-    known = [node for node in said if node.round_trip]
+    known = [node for node in said if node.round_trip and node.known]  # others have no clock to compare
     if len(known) < 2:
         return
     middle = median(node.ahead for node in known)

@@ -20,6 +20,8 @@ KINDS = {
     "rediss+cluster": ".redis.cluster",
     "memory": ".memory",
     "database": ".database.node",
+    "etcd": ".etcd.node",
+    "etcds": ".etcd.node",
 }
 """Which module opens the nodes of a scheme; imported at first use, because redis-py and Django are slow to import."""
 

@@ -25,12 +25,13 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redlock.core.failure import Failure
-from django_redlock.inventory import doctor, node_checks
+from django_redlock.core.rules import Rules
+from django_redlock.inventory import doctor, etcd_checks, node_checks
 from django_redlock.inventory.doctor import diagnose
-from django_redlock.inventory.findings import Finding
+from django_redlock.inventory.findings import Finding, Level
 from django_redlock.inventory.node_checks import GUIDES
 from django_redlock.nodes.redis import inspect
-from django_redlock.nodes.redis.inspect import commands
+from django_redlock.nodes.redis.inspect import Inspection, commands
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import tls_server
@@ -46,7 +47,7 @@ FINDINGS = (DOCS / "operate" / "doctor.md").read_text().partition("## Findings")
 ACL = LINE.replace("myproject:", "redlock:").replace("PASSWORD", "secret").split()
 RIGHTS = [rule for rule in ACL if rule.startswith(("+", "~", "&"))]
 OPEN = {"restart_guard": False, "node_timeout": 1.0}
-SOURCE = "".join(Path(module.__file__).read_text() for module in (doctor, node_checks))
+SOURCE = "".join(Path(module.__file__).read_text() for module in (doctor, etcd_checks, node_checks))
 IDS = set(re.findall(r'Finding\(\s*"([a-z-]+)"', SOURCE)) | GUIDES.keys()
 
 CLOCK = r"""
@@ -293,6 +294,33 @@ def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
         unreachable("database://empty", three, Failure.NO_TABLE)
     with django_db_blocker.unblock(), django_database("fleeting", {**file, "NAME": ":memory:"}):
         unreachable("database://fleeting", three, Failure.IN_MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("facts", "options", "expected"),
+    [
+        ({"version": "3.4.23"}, {}, {}),
+        ({"version": "3.3.27"}, {}, {"etcd-version": Level.WARNING}),
+        ({"version": "3.5.1"}, {}, {"etcd-version": Level.ERROR}),
+        ({"version": "3.5.21", "alarms": "NOSPACE"}, {}, {"etcd-alarm": Level.ERROR}),
+        ({"version": "3.6.0", "used": "0.850"}, {}, {"etcd-space": Level.WARNING}),
+        ({"version": "3.6.0"}, {"ttl": 10.0}, {"etcd-election": Level.WARNING}),
+        ({"version": "3.6.0"}, {"node_timeout": 0.2}, {"etcd-election": Level.WARNING}),
+        ({"version": "3.6.0", "silent": "e1:2379 (refused)"}, {}, {"etcd-member": Level.WARNING}),
+        ({}, {"ttl": 10.0}, {}),
+    ],
+    ids=str,
+)
+def test_findings_about_etcd(facts: dict[str, str], options: dict[str, Any], expected: dict[str, Level]):
+    """
+    P22: versions that lose data, alarms, space, elections and members; another kind of node has no such facts.
+    """
+    node, rules = (
+        Inspection("etcd", known=False, facts=facts),
+        Rules(1, **{"ttl": 30.0, "node_timeout": 1.0, **options}),
+    )
+
+    assert {each.id: each.level for check in etcd_checks.CHECKS for each in check(node, rules)} == expected
 
 
 def test_sentinels_that_do_not_run(three):

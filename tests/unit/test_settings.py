@@ -106,6 +106,26 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": [f"redis://:{SECRET}@a,b"]}}, "redlock.E003", r"redis\+cluster://host-1,host-2"),
     ({"default": {"NODES": f"redis://:{SECRET}@a,b"}}, "redlock.E003", r"redis\+cluster://host-1,host-2"),
     ({"default": {"NODES": [f"memory://:{SECRET}@a"]}}, "redlock.E003", "needs a name, such as memory://a"),
+    (
+        {"default": {"NODES": [f"etcd://:{SECRET}@a,b/2"]}},
+        "redlock.E003",
+        "etcd has neither a path nor database",
+    ),
+    ({"default": {"NODES": [f"etcd://u:{SECRET}/@a,b"]}}, "redlock.E003", "percent-encoded"),
+    ({"default": {"NODES": [f"etcd://u:{SECRET}#@a,b"]}}, "redlock.E003", "percent-encoded"),
+    ({"default": {"NODES": [f"etcd://u:pa@{SECRET}@a,b"]}}, "redlock.E003", "percent-encoded"),
+    ({"default": {"NODES": [f"etcd://u:{SECRET}@a,b:x"]}}, "redlock.E003", "its hosts or ports cannot be read, "),
+    ({"default": {"NODES": ["etcd://"]}}, "redlock.E003", "its hosts or ports cannot be read; write"),
+    ({"default": {"NODES": [f"etcd://:{SECRET}@a"]}}, "redlock.E003", "a user name and a password, or neither"),
+    ({"default": {"NODES": ["etcd://a?ssl_ca_certs=/x"]}}, "redlock.E003", "write etcds:// instead of etcd://"),
+    ({"default": {"NODES": ["etcds://a?ssl_keyfile=/x"]}}, "redlock.E003", "add ssl_certfile"),
+    ({"default": {"NODES": ["etcd://a?timeout=3"]}}, "redlock.E003", "etcd has no option 'timeout'; it has username"),
+    ({"default": {"NODES": ["etcd://a,b", "etcds://c,b:2379"]}}, "redlock.E004", "'b:2379' twice, at 0 and 1"),
+    (
+        {"default": {"NODES": ["redis+cluster://a,b", "redis+cluster://b"]}},
+        "redlock.E004",
+        "'b:6379' twice, at 0 and 1",
+    ),
     ({"default": {"NODES": ["unix://"]}}, "redlock.E003", "needs the path of a socket"),
     ({"default": {"NODES": ["memory://"]}}, "redlock.E003", "needs a name, such as memory://a"),
     (
@@ -201,6 +221,8 @@ def test_missing_setting_is_reported():
         ("redis://a, redis://b:1 ,valkey://c", ["a:6379", "b:1", "c:6379"]),
         ("redis+cluster://a,b:7001, redis://c", ["a:6379", "c:6379"]),
         (["rediss+cluster://u:p%2Cw@[::1]:7000,b"], ["[::1]:7000"]),
+        ("etcd://b,a:7001, redis://c", ["a:7001, b:2379", "c:6379"]),
+        (["etcds://u:p%2Cw@[::1],b?ssl_ca_certs=/etc/ca.pem"], ["[::1]:2379, b:2379"]),
         (["rediss://u:p%2Cw@a", "valkeys://b", "unix:///run/s.sock?db=2"], ["a:6379", "b:6379", "/run/s.sock"]),
         (
             [{"URL": "redis://a", "NAME": "north", "OPTIONS": {"username": "u"}}, "redis://[::1]:7"],
@@ -444,6 +466,16 @@ def test_cluster_is_a_warning_and_never_durable():
     assert found.id == "redlock.E010"
 
 
+def test_etcd_is_one_node_that_needs_no_others():
+    """P20, L65: three members survive the loss of one and forget nothing; a single address may be a single server."""
+    with configured(NODES=f"etcd://u:{SECRET}@etcd-1,etcd-2,etcd-3"):
+        assert check_settings() == []
+        (node,) = locks["default"].nodes
+        assert SECRET not in repr(node) + repr(vars(node))
+    with configured(NODES="etcd://etcd-1"):
+        assert [message.id for message in check_settings()] == ["redlock.W001"]
+
+
 @pytest.mark.parametrize(
     ("entry", "code", "message"),
     [
@@ -516,6 +548,10 @@ def test_other_servers_are_no_warning(setting: str, value: Any):
     [
         (["rediss://:x@a", "rediss://:x@b", "rediss://:x@c"], []),
         (["redis://:x@a", "rediss://:x@b", "rediss://:x@c"], ["W101"]),
+        (["etcd://u:x@a,b,c"], ["W101"]),
+        (["etcds://a,b,c?ssl_ca_certs=/x"], ["W102"]),
+        (["etcds://a,b,c?ssl_certfile=/x"], []),
+        (["etcd://127.0.0.1,localhost,[::1]"], []),
         (["rediss://:x@a", "rediss://b", "rediss://:x@c"], ["W102"]),
         (["rediss://:x@a:1", "rediss://:x@a:2", "rediss://:x@a:3"], ["W103"]),
         (["redis://127.0.0.1:1", "redis://127.0.0.1:2", "unix:///s"], []),

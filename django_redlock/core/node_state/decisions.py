@@ -22,15 +22,23 @@ class Decisions:
         records: What the node stores.
         listeners: What notifies the waiters of a process, by the process.
         now: The node's time, in seconds since the epoch, to the microsecond.
+        wall: Seconds since the epoch, if *now* counts from another moment; replies then have no time.
     """
 
-    __slots__ = ("_now", "_queues", "_records", "_time")
+    __slots__ = ("_date", "_now", "_queues", "_records", "_time")
 
-    def __init__(self, records: Records, listeners: Mapping[str, Callable[[str], object]], now: float) -> None:
+    def __init__(
+        self,
+        records: Records,
+        listeners: Mapping[str, Callable[[str], object]],
+        now: float,
+        wall: float | None = None,
+    ) -> None:
         self._records = records
         self._queues = Queues(records.queues, listeners)
         self._now = now
-        self._time = int(now * 1e6)
+        self._time = int(now * 1e6) if wall is None else 0
+        self._date = int((now if wall is None else wall) * 1e6)
 
     def acquire(self, request: Acquire) -> Reply:
         """Grant all names or none; accept the proposed token if it is the highest so far."""
@@ -54,7 +62,7 @@ class Decisions:
         records.trim(now)
         # Strictly greater, so that no number is accepted twice. And not far ahead of the node's clock: one client whose
         # clock is wrong would otherwise use up the numbers of all others.
-        if high < request.number <= self._time + request.ahead * 1e6:
+        if high < request.number <= self._date + request.ahead * 1e6:
             records.write_fence(request.slugs, request.number, request.keep, now)
             return Reply(Kind.ACCEPTED, request.number, self._time)
         return Reply(Kind.GRANTED, high, self._time)
@@ -204,7 +212,7 @@ class Decisions:
     def repair(self, request: Repair) -> Reply:
         """Replace an absurd fencing token, and no other."""
         records, slug = self._records, request.slug
-        if not is_absurd(records.fence(slug, self._now), self._time):
+        if not is_absurd(records.fence(slug, self._now), self._date):
             return Reply(Kind.GONE, 0, self._time)
         if request.number:
             records.write_fence((slug,), request.number, request.keep, self._now)

@@ -20,13 +20,21 @@ class NodeState:
     Args:
         clock: Returns the node's time in seconds since the epoch.
         mutex: Held during each step; without it, one thread at a time may use this object.
+        wall: Returns seconds since the epoch, for the bound of fencing tokens. Given if *clock* counts from another
+            moment; replies then have no time.
 
     ``skew`` is by how many seconds the node's time is ahead of *clock*. ``listeners`` are called with the name of a
     waiter that is first in a queue, by the process that it waits in.
     """
 
-    def __init__(self, clock: Callable[[], float], mutex: AbstractContextManager[object] | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        mutex: AbstractContextManager[object] | None = None,
+        wall: Callable[[], float] | None = None,
+    ) -> None:
         self._clock = clock
+        self._wall = wall
         self._mutex = mutex or nullcontext()
         self.skew = 0.0
         self.listeners: dict[str, Callable[[str], object]] = {}
@@ -41,7 +49,7 @@ class NodeState:
         """Carry out one request in one atomic step."""
         with self._mutex:
             now = self.now()
-            decisions = Decisions(self.records, self.listeners, now)
+            decisions = Decisions(self.records, self.listeners, now, self._wall and self._wall())
             match request:
                 case Acquire():
                     return decisions.acquire(request)
@@ -52,7 +60,8 @@ class NodeState:
                 case Release():
                     return decisions.release(request)
                 case Survey():
-                    return survey(self.records, request, now)
+                    said = survey(self.records, request, now)
+                    return said._replace(time=0) if self._wall else said
                 case Repair():
                     return decisions.repair(request)
 

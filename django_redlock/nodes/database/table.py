@@ -2,19 +2,17 @@
 The table of a database node, and how requests change it (internal).
 
 All that a node stores for a name is one row, and a request changes it by compare and set: read the row and the server's
-clock, have the node in memory decide (:mod:`.rows`, so that the algorithm is not written once more), and write the
-row back if its version is still the one that was read. Otherwise somebody else was faster, and all of it is done
-again. For one name, that is one statement that reads and one that writes, each a transaction of its own: a process
-that is paused between them holds no lock of the database, least of all SQLite's only one. Several rows are written in
-one transaction, in the order of their keys, so that two writers cannot wait for each other.
+clock, decide (:mod:`~django_redlock.nodes.cas`), and write the row back if its version is still the one that was read.
+Otherwise another process was faster, and all of it is done again. For one name, that is one statement that reads and
+one that writes, each a transaction of its own: a process that is paused between them holds no lock of the database,
+least of all SQLite's only one. Several rows are written in one transaction, in the order of their keys, so that two
+writers cannot wait for each other.
 
 A hold ends by the server's clock, as read just then: in a transaction PostgreSQL's ``now()`` would be the time at
 which that began. SQLite has no server; its clock is that of the machine, which all its processes share.
 """
 
 import json
-import random
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -24,15 +22,15 @@ from django.db import Error as DatabaseError
 
 from ...core.admission import Greeting
 from ...core.failure import Failure
-from ...core.names import queue_of
-from ...core.parts import merge, split
-from ...core.replies import Reply, failed
-from ...core.requests import ENDLESS, HIGHEST, SHARED, Request, Survey
+from ...core.replies import Reply
+from ...core.requests import ENDLESS, HIGHEST, Survey
 from ..base import LinkError
+from ..cas.clock import Moment
+from ..cas.records import Decision, Stored
+from ..cas.table import RecordTable, UntouchedError
 from ..clock import steady
-from .rows import FOR_EVER, Change, Known, Names, Stored, change, columns_of, digest, names_of, tombstoned
+from .rows import FOR_EVER, Row, digest, row
 from .vendors import (
-    ANSWERING,
     BEGINS,
     CLOCKS,
     GREET,
@@ -45,18 +43,13 @@ from .vendors import (
 )
 
 TABLE = "redlock_noderecord"
-PAUSE = 0.005  # seconds, at most, before a write that another process overtook is tried again
 CLEANING = 60.0  # seconds between two searches for rows that are no longer needed, and for which those are kept
 CLEANED = 100  # rows that are deleted at once
 KEYS = 500  # rows that are read by one statement
 SAME_START = 1.5  # seconds by which two readings of an uptime in whole seconds may disagree on the server's start
 
 
-class UntouchedError(LinkError):
-    """A database cannot be used, and certainly has not carried out the requests."""
-
-
-class LockTable:
+class LockTable(RecordTable):
     """
     The table in one database, over one connection; used by one thread at a time.
 
@@ -66,11 +59,13 @@ class LockTable:
         patience: Seconds that a request may take.
     """
 
+    errors = (DatabaseError, OSError)
+
     def __init__(self, alias: str, prefix: str, patience: float) -> None:
+        super().__init__(patience)
         self.alias = alias
         self.realm = digest(prefix)
         self._prefix = prefix
-        self.patience = patience
         self._connection: Any = None
         self._cursor: Any = None
         self._greeting: Greeting | None = None
@@ -146,30 +141,7 @@ class LockTable:
 
     # Requests
 
-    def execute(self, requests: Sequence[Request]) -> list[Reply]:
-        """
-        Carry out requests, in one atomic step; either all of them are surveys or none is.
-
-        Raises:
-            LinkError: They may or may not have been carried out.
-            UntouchedError: They have not been carried out, and the connection cannot be used any more.
-        """
-        until = steady() + self.patience * ANSWERING
-        while True:
-            writing: list[Change] = []
-            try:
-                self._reopen()
-                replies, writing = self._decide(requests)
-                if not writing or self._write(writing):
-                    return replies
-                failure = Failure.CONTENDED
-            except (DatabaseError, OSError) as error:
-                failure = self._failed(error, unclear=bool(writing))
-            if steady() >= until:
-                return [failed(failure)] * len(requests)
-            time.sleep(random.random() * PAUSE)
-
-    def _reopen(self) -> None:
+    def ready(self) -> None:
         """Connect if there is no connection."""
         if self._connection is None:
             try:
@@ -177,7 +149,7 @@ class LockTable:
             except LinkError as error:
                 raise UntouchedError(error.failure, error.detail) from None
 
-    def _failed(self, error: Exception, *, unclear: bool) -> Failure:
+    def failed(self, error: Exception, *, unclear: bool) -> Failure:
         """Return what an error means; a server that still answers has rolled back."""
         answers = self._connection is not None and self._connection.vendor == "sqlite"
         with suppress(DatabaseError, OSError, AttributeError):
@@ -201,46 +173,23 @@ class LockTable:
             rows = list(self.query(page, [self.realm, *values]))
             slugs = tuple(json.loads(state)["slug"] for state, *_ in rows)
             cursor = "{1} {2}".format(*rows[-1]) if len(rows) == request.size else ""
-        known = self._load(Names({queue_of(slug) or slug for slug in slugs} | set(slugs), set()))
-        return known.store.execute(Survey(slugs, waiters=request.waiters))._replace(total=total, cursor=cursor)
+        return self.look_up(request._replace(slugs=slugs))._replace(total=total, cursor=cursor)
 
     @property
     def clock(self) -> str:
         """The server's clock as an expression."""
         return CLOCKS[self._connection.vendor]
 
-    def _decide(self, requests: Sequence[Request]) -> tuple[list[Reply], list[Change]]:
-        if surveys := [self.survey(request) for request in requests if isinstance(request, Survey)]:
-            return surveys, []
-        known = self._load(names_of(requests))
-        before = known.dump()
-        replies = [merge([known.store.execute(part) for part in split(request)]) for request in requests]
-        touched = {self._digest("h", slug) for slug in tombstoned(requests)}
-        after = known.dump()
-        changes = [
-            change(known, key, record)
-            for key, record in sorted(after.items())
-            if record != before[key] or key in touched
-        ]
-        return replies, changes
+    def key(self, kind: str, name: str) -> str:
+        """Return the key of a row."""
+        return digest(self._prefix, kind, name)
 
-    def _load(self, names: Names) -> "Known":
-        """Read the rows of names, and the clock."""
-        digests = {self._digest("h", slug): slug for slug in names.slugs}
-        tombstones = {self._digest("x", nonce): nonce for nonce in names.nonces}
-        now, rows = self._read([*digests, *tombstones])
-        known = Known(now, digests, tombstones, rows)
-        # A release that ends the holds of all that share a lock has to know their nonces.
-        sharers = {nonce for slug in names.slugs for nonce in known.store.sharers(slug)} - names.nonces
-        if SHARED in names.nonces and sharers:
-            return self._load(Names(names.slugs, names.nonces | sharers))
-        return known
-
-    def _read(self, digests: Sequence[str]) -> tuple[int, dict[str, Stored]]:
+    def read(self, keys: Sequence[str]) -> tuple[Moment, dict[str, Stored]]:
+        """Read the rows of names, and the server's clock before any of them."""
         now = 0
         rows: dict[str, Stored] = {}
-        for start in range(0, max(1, len(digests)), KEYS):
-            some = digests[start : start + KEYS]
+        for start in range(0, max(1, len(keys)), KEYS):
+            some = keys[start : start + KEYS]
             marks = ", ".join(["%s"] * len(some)) or "''"
             found = self.query(
                 f"SELECT {self.clock}, r.digest, r.version, r.state FROM (SELECT 1 AS one) AS one "
@@ -249,32 +198,30 @@ class LockTable:
             )
             now = now or clock(found[0][0])
             rows |= {key: Stored(version, json.loads(state)) for _, key, version, state in found if key}
-        return now, rows
+        return Moment(now / 1e6, now / 1e6), rows
 
-    def _digest(self, kind: str, name: str) -> str:
-        return digest(self._prefix, kind, name)
-
-    def _write(self, changes: Sequence[Change]) -> bool:
+    def write(self, decision: Decision) -> bool:
         """Write rows, all or none; returns whether nobody had changed them since they were read."""
-        if len(changes) == 1:
-            return self._put(changes)
+        rows = [row(change, round(decision.moment.low * 1e6)) for change in decision.changes]
+        if len(rows) == 1:
+            return self._put(rows)
         self.query(BEGINS[self._connection.vendor])
-        written = self._put(changes)
+        written = self._put(rows)
         self.query("COMMIT" if written else "ROLLBACK")
         return written
 
-    def _put(self, changes: Sequence[Change]) -> bool:
+    def _put(self, rows: Sequence[Row]) -> bool:
         """Write rows, in the order of their keys; returns whether nobody had changed them since they were read."""
-        new = [one for one in changes if one.version is None]
-        known = [one for one in changes if one.version is not None]
+        new = [one for one in rows if one.version is None]
+        known = [one for one in rows if one.version is not None]
         insert, otherwise = INSERTS[self._connection.vendor]
         columns = "version, ends, kept, state, digest, realm"
         return self._put_all(
             f"UPDATE {TABLE} SET version = %s, ends = %s, kept = %s, state = %s WHERE digest = %s AND version = %s",
-            [(*columns_of(one), one.version) for one in known],
+            [(*one.columns, one.version) for one in known],
         ) and self._put_all(
             f"{insert} {TABLE} ({columns}) VALUES (%s, %s, %s, %s, %s, %s) {otherwise}",
-            [(*columns_of(one), self.realm) for one in new],
+            [(*one.columns, self.realm) for one in new],
         )
 
     def _put_all(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> bool:

@@ -15,6 +15,7 @@ from django.db import connections
 from ...core.admission import Greeting
 from ...core.failure import Failure
 from ..base import LinkError
+from ..cas.table import ANSWERING
 
 Query = Callable[..., list[tuple[Any, ...]]]
 
@@ -32,8 +33,6 @@ INSERTS = {
 }
 # SQLite would begin by reading, and fail if another writes before it does.
 BEGINS = {"postgresql": "BEGIN", "mysql": "BEGIN", "sqlite": "BEGIN IMMEDIATE"}
-
-ANSWERING = 0.8  # share of the node timeout after which a node gives up, so that its reason arrives in time
 
 
 def own_connection(alias: str, patience: float) -> Any:

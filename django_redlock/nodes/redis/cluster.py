@@ -65,7 +65,8 @@ class ClusterNode(DiscoveredNode):
         tagged = f"{{{prefix.removesuffix(':')}}}:"
         super().__init__(members[0], tagged, connectors, ["CLUSTER", "SLOTS"])
         self.encoder = Encoder(tagged, shares=False)
-        self.address = ", ".join(sorted(connector.address for connector in connectors))
+        self.members = tuple(sorted(connector.address for connector in connectors))
+        self.address = ", ".join(self.members)
         self._slot = key_slot(tagged.encode())
 
     def parse_place(self, raw: Any, guide: Connector) -> Place:

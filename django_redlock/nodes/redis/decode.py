@@ -347,7 +347,8 @@ def known_cause(error: BaseException) -> LinkError | None:
         case ssl.SSLCertVerificationError():
             return refused_certificate(error)
         case ssl.SSLError():
-            wanted = "CERTIFICATE_REQUIRED" in (error.reason or "")
+            # Servers written in Go call a certificate that is missing a bad one.
+            wanted = any(alert in (error.reason or "") for alert in ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE"))
             failure = Failure.NO_CLIENT_CERTIFICATE if wanted else Failure.TLS_FAILED
         case socket.gaierror():
             failure = Failure.UNKNOWN_HOST

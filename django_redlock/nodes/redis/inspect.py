@@ -53,6 +53,7 @@ class Inspection:
         guide: The kind of those servers, such as "sentinel"; empty if the URL names the master.
         mode: The mode in which its server must run.
         age: For how many seconds it has served these locks; None if it does not say.
+        facts: What a node of another kind says of itself, for the checks of that kind.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Inspection:
     guide: str = ""
     mode: str = "standalone"
     age: float | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     def number(self, what: str) -> int:
         """Return a number that the server reports; 0 if it does not report it."""
@@ -125,12 +127,14 @@ def inspect(node: Node, timeout: float, *, rights: bool = True) -> Inspection:
 
 
 def _reach(node: Node, timeout: float) -> Inspection:
-    """Return whether a node of another kind can be reached."""
+    """Return whether a node of another kind can be reached, and what it says of itself."""
+    examine = getattr(node, "examine", None)
     try:
         node.connect(timeout).close()
+        round_trip, facts = examine(timeout) if examine else (0.0, {})
     except LinkError as error:
         return Inspection(node.name, detail=error.detail, failure=error.failure, known=False)
-    return Inspection(node.name, known=False)
+    return Inspection(node.name, known=False, round_trip=round_trip, facts=facts)
 
 
 def _find(node: DiscoveredNode, timeout: float) -> tuple[AbstractConnection, tuple[str, ...]]:

@@ -17,6 +17,9 @@ from django_redlock.engine.manager import LockManager
 from django_redlock.engine.renewal import loop_watchdog, watchdog
 from tests.managers import Asyncio, Flavour, Manager, Virtual, eventually, held_by, holders
 
+LONGEST = 12.0
+"""Seconds that a lock of 10 seconds may still be held for: etcd counts whole seconds, and keeps a lock too long."""
+
 
 async def test_free_lock_is_granted_for_its_ttl_less_the_drift(make: Manager, flavour: Flavour):
     """L21, L80, P17, P39: validity is the ttl, counted from before the first byte, minus the allowance for drift."""
@@ -44,7 +47,7 @@ async def test_held_lock_is_refused_with_its_holder(make: Manager, flavour: Flav
     assert error.holder["label"] == "invoice run"
     assert "taken" in error.nodes.values()
     assert error.retry_after is not None
-    assert 0 < error.retry_after <= 10
+    assert 0 < error.retry_after <= LONGEST
     assert "'order:1' is held by manual invoice run on" in str(error)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     await flavour.release(lease)
@@ -439,7 +442,7 @@ async def test_no_key_is_without_expiry(make: Manager, flavour: Flavour):
     replies = manager.survey(count=10)
 
     assert len(replies) == 5
-    assert all(row.left is not None and 0 < row.left <= 10 for reply in replies.values() for row in reply.rows)
+    assert all(row.left is not None and 0 < row.left <= LONGEST for reply in replies.values() for row in reply.rows)
 
 
 HOSTILE = [

@@ -166,7 +166,7 @@ def test_slower_of_two_decides_again(table: LockTable, overtaken: Any, known: bo
 @pytest.mark.parametrize("known", [False, True])
 def test_many_names_are_written_all_or_none(table: LockTable, overtaken: Any, known: bool):
     """L56: if one of the rows has changed, the others are not written."""
-    slugs = tuple(sorted(("{a}", "{b}", "{c}"), key=lambda slug: table._digest("h", slug)))
+    slugs = tuple(sorted(("{a}", "{b}", "{c}"), key=lambda slug: table.key("h", slug)))
     if known:
         table.execute([acquire(slugs=slugs)])
         table.execute([Release(slugs, NONCE)])

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Release
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import LinkError, NodeSpec, open_node
+from django_redlock.nodes.cas.table import UntouchedError
 from django_redlock.nodes.database.node import DatabaseNode
-from django_redlock.nodes.database.table import TABLE, LockTable, UntouchedError
+from django_redlock.nodes.database.table import TABLE, LockTable
+from tests.conftest import needs
 from tests.managers import (
     EACH_TABLE_ONCE,
     SLOW_DATABASES,
@@ -96,6 +99,41 @@ def test_lock_of_a_killed_process_ends_with_its_lease(tables: Tables):
                 manager.lock("a", wait=0).acquire()
             process.send_signal(signal.SIGKILL)
         assert manager.lock("a", wait=30).acquire().release() == "released"
+
+
+GREENLETS = """
+from gevent import monkey
+monkey.patch_all()
+import json, sys
+from django.conf import settings
+settings.configure(DATABASES=json.loads(sys.argv[1]))
+import gevent
+from django_redlock.engine import renewal
+from tests.managers import patient_manager
+
+manager = patient_manager(["database://held"])
+lease = manager.lock("a").acquire()
+lease.hold._renew_at = 0.0  # due at once
+renewal.watchdog.watch(lease)
+with gevent.Timeout(60):
+    while not lease.extensions:
+        gevent.sleep(0.01)
+print(lease.release())
+manager.close()
+"""
+
+
+@pytest.mark.parametrize("tables", ["sqlite"], indirect=True)
+def test_lock_of_a_greenlet_is_renewed(tables: Tables):
+    """P33: the watchdog of greenlets has a thread of its own, and so a connection of its own."""
+    needs("gevent", find_spec("gevent"), "pip install gevent")
+    entries = json.dumps({"default": {}, "held": tables.entry()})
+
+    ended = subprocess.run(
+        [sys.executable, "-c", GREENLETS, entries], capture_output=True, text=True, timeout=180, check=False
+    )
+
+    assert ended.stdout == "released\n", ended.stderr
 
 
 @EACH_TABLE_ONCE
@@ -346,8 +384,7 @@ async def test_end_of_an_event_loop_ends_its_link(one: LockManager, tables: Tabl
 
     await asyncio.to_thread(lambda: asyncio.run(once()))
 
-    assert node._worker is not None
-    worker = node._worker
+    (worker,) = node._workers.values()
     await eventually(lambda: len(worker._links) == 1)
 
 

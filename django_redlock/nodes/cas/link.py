@@ -1,5 +1,5 @@
 """
-Links to a database, for threads and for event loops (internal).
+Links to a store of records, for threads and for event loops (internal).
 
 All links of a process share one worker. A link learns of its reply over a socket, as that of a Redis node does.
 """
@@ -18,13 +18,13 @@ from ...core.replies import Kind, Reply
 from ...core.requests import Request
 from ..base import INCOMPLETE, LinkError, until_cancelled
 from ..threads import start
-from .worker import DatabaseWorker, Job
+from .worker import Job, Worker
 
 
-class DatabaseLink:
-    """A link to a database, used by one thread at a time."""
+class WorkerLink:
+    """A link to a store, used by one thread at a time."""
 
-    def __init__(self, worker: DatabaseWorker, greeting: Greeting) -> None:
+    def __init__(self, worker: Worker, greeting: Greeting) -> None:
         self.greeting = greeting
         self._worker = worker
         self._replies: deque[Reply | LinkError] = deque()
@@ -82,10 +82,10 @@ class DatabaseLink:
             self._worker.finish()
 
 
-class AsyncDatabaseLink:
-    """A link to a database, used by all tasks of an event loop."""
+class AsyncWorkerLink:
+    """A link to a store, used by all tasks of an event loop."""
 
-    def __init__(self, worker: DatabaseWorker, greeting: Greeting) -> None:
+    def __init__(self, worker: Worker, greeting: Greeting) -> None:
         self.greeting = greeting
         self.broken = False
         self._worker = worker

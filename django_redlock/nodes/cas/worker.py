@@ -1,8 +1,8 @@
 """
-The thread of a process that talks to one database (internal).
+The thread of a process that talks to one store of records (internal).
 
-It has a connection of its own, which is not Django's and so is outside every transaction of the project. Requests that
-several threads make at once are decided and written together.
+It has a connection of its own; that of a database is not Django's, and so is outside every transaction of the project.
+Requests that several threads make at once are decided and written together.
 """
 
 import logging
@@ -18,12 +18,11 @@ from typing import NamedTuple
 from ...core.admission import Greeting
 from ...core.failure import Failure
 from ...core.replies import Reply, failed
-from ...core.requests import Acquire, Request, Survey
+from ...core.requests import Request, Survey
 from ..base import LinkError
 from ..clock import steady
 from ..threads import exiting, new_event, start
-from .table import LockTable, UntouchedError
-from .vendors import in_own_transaction
+from .table import RecordTable, UntouchedError
 
 AT_ONCE = 50  # requests that are decided and written together, at most
 UNUSED = 1.0  # seconds for which a connection waits for its first link
@@ -39,16 +38,24 @@ class Job(NamedTuple):
     deliver: Callable[[Reply | LinkError], None]
 
 
-class DatabaseWorker:
+class Worker:
     """
-    Carries out the requests of a process at one database, in the order in which they come, in a thread of its own.
+    Carries out the requests of a process at one store, in the order in which they come, in a thread of its own.
 
-    It ends when its last link is closed, or when the outcome of a request at the database is unknown.
+    It ends when its last link is closed, or when its connection broke while a request was under way.
+
+    Args:
+        table: The store's records.
+        kind: The kind of store, for the name of the thread.
+        refused: Returns why the calling thread must not make a request now; None if it may.
     """
 
-    def __init__(self, table: LockTable, file: str) -> None:
+    def __init__(
+        self, table: RecordTable, kind: str, refused: Callable[[Request], Failure | None] = lambda request: None
+    ) -> None:
         self.ended = False
-        self._file = file
+        self._kind = kind
+        self._refused = refused
         self._begun = threading.Lock()  # held from the start of its thread on
         self._opened = new_event()
         self._greeting: Greeting | LinkError = LinkError(Failure.TIMEOUT)
@@ -82,13 +89,13 @@ class DatabaseWorker:
         """
         if not self._begun.locked():
             try:
-                start(self._begin, "django_redlock database")
+                start(self._begin, f"django_redlock {self._kind}")
             except RuntimeError:
                 raise LinkError(Failure.NO_THREAD) from None
 
     def greeting(self, timeout: float) -> Greeting:
         """
-        Return how the database describes itself, waiting for at most *timeout* seconds.
+        Return how the store describes itself, waiting for at most *timeout* seconds.
 
         Raises:
             LinkError: It cannot be used, or has not answered yet.
@@ -99,7 +106,7 @@ class DatabaseWorker:
         return self._greeting
 
     def when_open(self, tell: Callable[[], object]) -> None:
-        """Call *tell*, in any thread, when the database has answered or failed for the first time."""
+        """Call *tell*, in any thread, when the store has answered or failed for the first time."""
         self._on_open.append(tell)
         if self._opened.is_set():
             self._tell_open()
@@ -139,17 +146,14 @@ class DatabaseWorker:
 
     def submit(self, job: Job) -> None:
         """
-        Have a request carried out.
-
-        An acquisition is answered at once in a thread whose own transaction keeps the file from being written. Other
-        requests are not: a release is delivered again later.
+        Have a request carried out, or answer at once if the calling thread must not make it.
 
         Raises:
             LinkError: The worker has ended.
         """
         self._refuse_child()
-        if self._file and isinstance(job.request, Acquire) and in_own_transaction(self._file):
-            job.deliver(failed(Failure.OWN_TRANSACTION))
+        if refused := self._refused(job.request):
+            job.deliver(failed(refused))
             return
         with self._mutex:
             if self.ended:
@@ -191,7 +195,7 @@ class DatabaseWorker:
             reason = broken
         except Exception as error:  # whatever it was, the waiting callers must learn of it
             reason = unusable(error)
-            log.error("a database as a node cannot be used (%s)", type(error).__name__)
+            log.error("%s as a node cannot be used (%s)", self._kind, type(error).__name__)
         finally:
             self._end(reason)
 

@@ -1,0 +1,155 @@
+"""
+Time on the clock of a replicated store, whose leader may change (internal).
+
+A hold must end at one moment for all processes, so it is measured by one clock: that of the store's leader. A process
+cannot read that clock at the moment at which it decides. It knows bounds for it: the clock was read between the sending
+of a request and the arrival of its reply, and no clock gains or loses more than ``RATE``. A hold is written to end at
+the upper bound plus its ttl, and counts as ended only when the lower bound has passed that end. The holder counts its
+own deadline from before its request was sent, so its deadline falls no later than the end of the record.
+
+Another leader has another clock: a new *era* begins. What is left of a hold cannot be converted from one clock to the
+other, so all that was left when its record was written counts from the beginning of the new era on. Three rules make
+this safe:
+
+- The store has one record of the present era, and every write compares it. So no hold of an earlier era is written
+  after the record of the new era.
+- The beginning of an era is a reading of its clock that was taken after its record was written. It is added to that
+  record, so that all processes count from the same moment. No hold of an earlier era was written after it.
+- A write counts as a vote only if its reply shows that the leader is still that of the era. Otherwise its outcome is
+  unknown. So a deposed leader, whose clock may have stood still, gives no votes.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..clock import Clock, steady
+
+RATE = 0.001
+"""Seconds by which two clocks may drift apart in a second; NTP slews half of that."""
+
+UNNOTICED = 0.01
+"""Seconds by which a reading may contradict the bounds before the clock counts as set."""
+
+
+class Moment(NamedTuple):
+    """
+    The present moment on the clock of a store, in seconds.
+
+    Args:
+        low: The clock shows at least this.
+        high: The clock shows at most this.
+        era: Which clock it is; empty for a store that has only one.
+        first: The beginning of the era, from which the holds of earlier eras count.
+    """
+
+    low: float
+    high: float
+    era: str = ""
+    first: float = 0.0
+
+    @property
+    def margin(self) -> float:
+        """Seconds by which every duration is lengthened, because it is counted from ``low``."""
+        return self.high - self.low + 1e-6 if self.era else 0.0  # the node's time is cut to whole microseconds
+
+
+class Era(NamedTuple):
+    """
+    The record of the present era, which all processes share.
+
+    Args:
+        name: Identifies the leader; another leader, or the same one elected again, has another name.
+        turn: How often the clock of this leader was set to another time, as far as any process has noticed.
+        first: The beginning of the era, a reading of its clock; None until a process has read it.
+        source: What the clock is read from, such as the id of a lease of etcd; empty if nothing is needed.
+    """
+
+    name: str
+    turn: int = 0
+    first: float | None = None
+    source: str = ""
+
+    @property
+    def tag(self) -> str:
+        """What marks the records that were written in this era."""
+        return f"{self.name}/{self.turn}"
+
+    @classmethod
+    def load(cls, record: Mapping[str, Any]) -> "Era | None":
+        """Return the era of a record; None if it cannot be one."""
+        name, turn, first, source = (record.get(field) for field in cls._fields)
+        if not isinstance(name, str) or not isinstance(turn, int) or not isinstance(source, str):
+            return None
+        return cls(name, turn, float(first) if isinstance(first, (int, float)) else None, source)
+
+    def dump(self) -> dict[str, Any]:
+        """Return the record to store."""
+        return self._asdict()
+
+
+class EraClock:
+    """
+    What this process knows of the clock of a store; used by one thread at a time.
+
+    Args:
+        clock: Returns seconds on this machine's steady clock.
+    """
+
+    def __init__(self, clock: Clock = steady) -> None:
+        self._clock = clock
+        self._tag = ""
+        self._low = self._high = self._at = 0.0
+        self._jumped = ""  # the era whose clock was set
+
+    def observe(self, era: Era, low: float, high: float, sent: float) -> None:
+        """
+        Take a reading of the clock of an era.
+
+        Args:
+            era: The era, whose leader the reading certainly comes from.
+            low: The least that the clock may have shown when it was read, in seconds.
+            high: The most.
+            sent: When the request was sent, on this machine's clock; the reply has just arrived.
+        """
+        now = self._clock()
+        high += (now - sent) * (1 + RATE)
+        if self._tag == era.tag:
+            least, most = self.bounds()
+            if low > most + UNNOTICED or high < least - UNNOTICED:
+                self._jumped = era.tag
+            low, high = max(low, least), min(high, most)
+        self._tag, self._at = era.tag, now
+        self._low, self._high = min(low, high), max(low, high)
+
+    def bounds(self) -> tuple[float, float]:
+        """Return the least and the most that the clock may show now, in seconds."""
+        passed = self._clock() - self._at
+        return self._low + passed * (1 - RATE), self._high + passed * (1 + RATE)
+
+    def knows(self, era: Era) -> bool:
+        """Return whether there is a reading of the clock of an era."""
+        return self._tag == era.tag
+
+    def correction(self, known: Era | None, name: str, source: str = "") -> Era | None:
+        """
+        Return what the shared record must become before anything may be decided; None if it is right.
+
+        Args:
+            known: The record as it was read; None if there is none.
+            name: The name of the era of the present leader.
+            source: What its clock is read from.
+        """
+        if known is None or known.name != name:
+            return Era(name, source=source)
+        if self._jumped == known.tag:
+            # What was written before the jump cannot be compared with the clock any more.
+            return Era(name, known.turn + 1, source=source)
+        if known.first is None and self.knows(known):
+            return known._replace(first=self.bounds()[1])
+        return None
+
+    def moment(self, era: Era) -> Moment | None:
+        """Return the present moment in an era; None if its clock has to be read first."""
+        if era.first is None or not self.knows(era):
+            return None
+        return Moment(*self.bounds(), era.tag, era.first)

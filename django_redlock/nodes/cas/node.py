@@ -1,0 +1,138 @@
+"""
+A node whose records one thread of each process reads and writes (internal).
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ClassVar
+from weakref import WeakKeyDictionary, WeakSet
+
+from ...core.failure import Failure
+from ...core.requests import Request
+from ..base import AsyncNotificationLink, LinkError, NotificationLink
+from ..gevent import here, uses_gevent
+from .link import AsyncWorkerLink, WorkerLink
+from .table import RecordTable
+from .worker import Worker
+
+
+class RecordNode:
+    """
+    A store of records as a node.
+
+    A kind of store overrides :meth:`table`, and what concerns notifications if it has them.
+
+    Args:
+        name: What to call it.
+        address: Where it is.
+    """
+
+    instant = False
+    calls = False
+    fails_over = False
+    kind: ClassVar[str]
+    """What to call this kind of store, in the names of threads and in the log."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        self._mutex = threading.RLock()  # knows whose it is, after a fork that was interrupted
+        # By thread of the operating system under gevent, where what waits belongs to the event loop of its thread;
+        # otherwise one for all.
+        self._workers: WeakKeyDictionary[object, Worker] = WeakKeyDictionary()
+        _nodes.add(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+    def table(self, patience: float) -> RecordTable:
+        """Return the records, not yet connected; a request may take *patience* seconds."""
+        raise NotImplementedError
+
+    def refused(self, request: Request) -> Failure | None:
+        """Return why the calling thread must not make a request now; None if it may."""
+        return None
+
+    def connect(self, timeout: float) -> WorkerLink:
+        """Open a link; see :class:`~django_redlock.nodes.base.Node`."""
+        worker = self._hire(timeout)
+        return WorkerLink(worker, worker.greeting(timeout))
+
+    async def aconnect(self, timeout: float) -> AsyncWorkerLink:
+        """Open a link for the running event loop; see :class:`~django_redlock.nodes.base.Node`."""
+        worker, loop, opened = self._hire(timeout), asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(opened.set)
+
+        worker.when_open(tell)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(opened.wait(), timeout)
+        return AsyncWorkerLink(worker, worker.greeting(0.0))
+
+    def _hire(self, timeout: float) -> Worker:
+        with self._mutex:
+            worker = self._own_worker()
+            if worker is None or not worker.usable:
+                if worker and worker.inherited:
+                    _left_alone.append(worker)
+                worker = self._workers[here() if uses_gevent() else self] = Worker(
+                    self.table(timeout), self.kind, self.refused
+                )
+        worker.start()
+        return worker
+
+    def listen(self, process: str, timeout: float, on_notification: Callable[[str], object]) -> NotificationLink:
+        """Refuse: this kind of node does not notify waiters."""
+        raise LinkError(Failure.DOES_NOT_NOTIFY)
+
+    async def alisten(
+        self, process: str, timeout: float, on_notification: Callable[[str], object]
+    ) -> AsyncNotificationLink:
+        """Refuse: this kind of node does not notify waiters."""
+        raise LinkError(Failure.DOES_NOT_NOTIFY)
+
+    # Forks
+
+    def _own_worker(self) -> Worker | None:
+        """Return the worker that the calling thread uses."""
+        return self._workers.get(here() if uses_gevent() else self)
+
+    def before_fork(self) -> None:
+        """Take the connection out of the way."""
+        self._mutex.acquire()
+        if (worker := self._own_worker()) and worker.usable:
+            worker.pause()
+
+    def after_fork(self) -> None:
+        """Go on, in the parent; the child begins anew."""
+        if worker := self._own_worker():
+            worker.resume()
+        with suppress(RuntimeError):  # it is not this thread's
+            self._mutex.release()
+
+
+_nodes: WeakSet[RecordNode] = WeakSet()
+_paused: list[RecordNode] = []
+# Workers of a parent whose fork Python was not told of: a driver would end their connections with them.
+_left_alone: list[Worker] = []
+
+
+def _before_fork() -> None:
+    _paused[:] = list(_nodes)
+    for node in _paused:
+        node.before_fork()
+
+
+def _after_fork() -> None:
+    while _paused:
+        _paused[-1].after_fork()
+        _paused.pop()  # last, in case of an interruption
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -1,0 +1,217 @@
+"""
+Decide what becomes of the records of a store (internal).
+
+A request is decided by the node in memory (:mod:`~django_redlock.core.node_state`), which is given the records as they
+were read. Nothing here reads or writes: see :mod:`.table`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import time
+from typing import Any, NamedTuple
+
+from ...core.node_state import NodeState
+from ...core.replies import Reply
+from ...core.requests import SHARED, Acquire, Extend, Raise, Release, Repair, Request, Survey
+from .clock import Moment
+
+
+class Stored(NamedTuple):
+    """A record as it was read, with the version that a write compares."""
+
+    version: int
+    record: dict[str, Any]
+
+
+class Change(NamedTuple):
+    """The new content of a record, to be written if its version is still *version*; None if there was no record."""
+
+    key: str
+    version: int | None
+    record: dict[str, Any]
+
+
+class Decision(NamedTuple):
+    """
+    What some requests come to.
+
+    Args:
+        replies: The reply to each request, valid once the changes are written.
+        changes: The records to write, all or none, in the order of their keys.
+        notified: The waiters to notify, as ``process|number``.
+        moment: When it was decided.
+    """
+
+    replies: list[Reply]
+    changes: list[Change]
+    notified: list[str]
+    moment: Moment
+
+
+class Names(NamedTuple):
+    """The slugs that requests concern, and the nonces that may have been released before they were granted."""
+
+    slugs: set[str]
+    nonces: set[str]
+
+
+def names_of(requests: Iterable[Request]) -> Names:
+    """Return the keys that must be read to decide on *requests*."""
+    names = Names(set(), set())
+    for request in requests:
+        match request:
+            case Extend(terms):
+                for term in terms:
+                    names.slugs.update(term.slugs)
+                    names.nonces.add(term.nonce)
+            case Acquire() | Release():
+                names.slugs.update(request.slugs)
+                names.slugs.update({request.queue} - {""})
+                names.nonces.add(request.nonce)
+            case Raise() | Survey():
+                names.slugs.update(request.slugs)
+            case Repair():
+                names.slugs.add(request.slug)
+    return names
+
+
+def tombstoned(requests: Iterable[Request]) -> set[str]:
+    """Return the slugs whose rows a release changes, so that no earlier request is granted after it."""
+    return {slug for one in requests if isinstance(one, Release) and one.tombstone for slug in one.slugs}
+
+
+class Known:
+    """
+    The records of some names, read at one moment, and the node in memory that decides on them.
+
+    Args:
+        moment: When they were read.
+        slugs: The names, by the keys of their records.
+        tombstones: The nonces that may have tombstones, by the keys of their records.
+        stored: The records that exist, by key.
+    """
+
+    def __init__(
+        self, moment: Moment, slugs: Mapping[str, str], tombstones: Mapping[str, str], stored: Mapping[str, Stored]
+    ) -> None:
+        # A clock that counts from the election of a leader has no date, so the client's own bounds fencing tokens.
+        self.store = NodeState(lambda: moment.low, wall=time if moment.era else None)
+        self.stored = stored
+        self.moment = moment
+        self.notified: list[str] = []
+        self._slugs = slugs
+        self._tombstones = tombstones
+        for key, slug in slugs.items():
+            if key in stored:
+                self.store.load(slug, in_present_era(stored[key].record, moment))
+        for key, nonce in tombstones.items():
+            if key in stored:
+                self.store.load_tombstone(nonce, in_present_era(stored[key].record, moment))
+
+    def execute(self, request: Request) -> Reply:
+        """Carry out a request, and note which waiters it notifies."""
+        waiters = [waiter for queue in self.store.records.queues.values() for waiter in queue.stamps]
+        self.store.listeners = {waiter.partition("|")[0]: self.notified.append for waiter in waiters}
+        return self.store.execute(lengthened(request, self.moment.margin))
+
+    def dump(self) -> dict[str, dict[str, Any]]:
+        """Return the new content of the records, by their keys."""
+        records = {key: {"slug": slug, **self.store.dump(slug)} for key, slug in self._slugs.items()}
+        return records | {key: self.store.dump_tombstone(nonce) for key, nonce in self._tombstones.items()}
+
+    def decide(self, requests: Sequence[Request], key: Callable[[str, str], str]) -> Decision:
+        """
+        Carry out requests.
+
+        Args:
+            requests: The requests, none of them a survey.
+            key: Returns the key of a record, by its kind and its name.
+        """
+        before = self.dump()
+        replies = [self.execute(request) for request in requests]
+        touched = {key("h", slug) for slug in tombstoned(requests)}
+        changes = [
+            Change(where, self.stored[where].version if where in self.stored else None, self._stamped(record))
+            for where, record in sorted(self.dump().items())
+            if record != before[where] or where in touched
+        ]
+        return Decision(replies, changes, self.notified, self.moment)
+
+    def _stamped(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return a record with the era by whose clock its times are, and the moment at which it was written."""
+        return record | ({"era": self.moment.era, "written": self.moment.low} if self.moment.era else {})
+
+
+def load(
+    names: Names, key: Callable[[str, str], str], read: Callable[[list[str]], tuple[Moment, Mapping[str, Stored]]]
+) -> Known:
+    """
+    Read the records of names.
+
+    Args:
+        names: The names and nonces.
+        key: Returns the key of a record, by its kind and its name.
+        read: Returns the moment, and the records that exist under some keys.
+    """
+    slugs = {key("h", slug): slug for slug in names.slugs}
+    tombstones = {key("x", nonce): nonce for nonce in names.nonces}
+    moment, stored = read([*slugs, *tombstones])
+    known = Known(moment, slugs, tombstones, stored)
+    # A release that ends the holds of all that share a lock has to know their nonces.
+    sharers = {nonce for slug in names.slugs for nonce in known.store.sharers(slug)} - names.nonces
+    if SHARED in names.nonces and sharers:
+        return load(Names(names.slugs, names.nonces | sharers), key, read)
+    return known
+
+
+def lengthened(request: Request, margin: float) -> Request:
+    """Return a request with durations that are longer by *margin* seconds; see :mod:`.clock`."""
+    if not margin:
+        return request
+    match request:
+        case Acquire():
+            return request._replace(ttl=request.ttl + margin, keep=longer(request.keep, margin))
+        case Extend():
+            terms = tuple(term._replace(ttl=term.ttl + margin) for term in request.terms)
+            return Extend(terms, longer(request.keep, margin))
+        case Release():
+            return request._replace(tombstone=request.tombstone and request.tombstone + margin)
+        case Raise() | Repair():
+            return request._replace(keep=longer(request.keep, margin))
+    return request
+
+
+def longer(seconds: float | None, margin: float) -> float | None:
+    """Return a longer duration; None is for ever."""
+    return None if seconds is None else seconds + margin
+
+
+def in_present_era(record: dict[str, Any], moment: Moment) -> dict[str, Any]:
+    """Return a record with times on the present leader's clock; all that was left when it was written is left anew."""
+    written = record.get("written")
+    if record.get("era", "") == moment.era or not isinstance(written, (int, float)):
+        return record
+    later = moment.first - written
+    moved = dict(record)
+    for part in ("holder", "fence"):
+        if part in record:
+            moved[part] = [record[part][0], moved_by(record[part][1], later)]
+    if "sharers" in record:
+        moved["sharers"] = {nonce: moved_by(until, later) for nonce, until in record["sharers"].items()}
+    if "queue" in record:
+        moved["queue"] = {waiter: [stamp, moved_by(until, later)] for waiter, (stamp, until) in record["queue"].items()}
+    if "until" in record:
+        moved["until"] = moved_by(record["until"], later)
+    return moved
+
+
+def moved_by(until: Any, later: float) -> Any:
+    """Return a time of a record on another clock; what is not a time stays as it is."""
+    return until + later if isinstance(until, (int, float)) else until
+
+
+def needed_until(record: Mapping[str, Any]) -> float | None:
+    """Return until when a record is needed, in seconds on its own clock: 0 if it is not, None if for ever."""
+    times = [record[part][1] for part in ("holder", "fence") if part in record]
+    times += [until for _, until in record.get("queue", {}).values()]
+    times += [record["until"]] if "until" in record else []
+    return None if None in times else max(times, default=0.0)

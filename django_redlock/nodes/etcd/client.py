@@ -1,0 +1,201 @@
+"""
+Speak the JSON gateway of etcd's v3 API with one member (internal).
+
+The gateway needs nothing but the standard library. The client libraries for gRPC are unsafe in processes that fork, as
+those of Celery and gunicorn do.
+"""
+
+import json
+import socket
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any, NamedTuple
+
+from ...core.failure import Failure
+from ..base import LinkError
+from ..redis.decode import known_cause
+from .place import Place
+
+LARGEST = 64 * 2**20  # bytes of a reply that are read
+KEEPALIVE = 10  # seconds after which the system looks whether a silent member is still there
+
+# Codes of gRPC.
+INVALID_ARGUMENT, NOT_FOUND, DENIED, EXHAUSTED, PRECONDITION = 3, 5, 7, 8, 9
+OUT_OF_RANGE, UNIMPLEMENTED, UNAVAILABLE, UNAUTHENTICATED = 11, 12, 14, 16
+DEADLINE = 4
+CERTAIN = (INVALID_ARGUMENT, NOT_FOUND, DENIED, EXHAUSTED, PRECONDITION, OUT_OF_RANGE, UNIMPLEMENTED, UNAUTHENTICATED)
+FAILURES = {
+    DEADLINE: Failure.NO_LEADER,
+    UNAVAILABLE: Failure.NO_LEADER,
+    DENIED: Failure.NOPERM,
+    EXHAUSTED: Failure.BACKLOG,
+    UNAUTHENTICATED: Failure.NOAUTH,
+}
+
+
+class EtcdError(Exception):
+    """
+    A member replied with an error, or with something that cannot be used.
+
+    Args:
+        failure: What it means.
+        code: The code of gRPC; 0 if there is none.
+    """
+
+    def __init__(self, failure: Failure, code: int = 0) -> None:
+        super().__init__(failure)
+        self.failure = failure
+        self.code = code
+
+    @property
+    def certain(self) -> bool:
+        """Whether the request has certainly not been carried out."""
+        return self.code in CERTAIN
+
+
+class Header(NamedTuple):
+    """What every reply says of the member that gave it; ``term`` changes with every election of a leader."""
+
+    cluster: int
+    member: int
+    term: int
+
+
+class Client:
+    """
+    A connection to one member; used by one thread at a time.
+
+    Args:
+        place: The cluster.
+        number: Which of its members.
+        timeout: Seconds to wait for each reply.
+    """
+
+    def __init__(self, place: Place, number: int, timeout: float) -> None:
+        host, port = place.members[number]
+        self._place = place
+        self._token = ""
+        self._http = (
+            HTTPSConnection(host, port, timeout=timeout, context=place.context)
+            if place.encrypted
+            else HTTPConnection(host, port, timeout=timeout)
+        )
+
+    def open(self) -> None:
+        """Connect, and authenticate if there is a user."""
+        self._http.connect()
+        self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._http.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE)
+        if user := self._place.options.get("username"):
+            login = {"name": user, "password": self._place.options["password"]}
+            try:
+                self._token = str(self.call("/v3/auth/authenticate", login).get("token", ""))
+            except EtcdError as error:
+                known = {INVALID_ARGUMENT: Failure.WRONGPASS, PRECONDITION: Failure.NO_PASSWORD}
+                raise EtcdError(known.get(error.code, error.failure), error.code) from None
+
+    def call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """
+        Send a request and return the reply.
+
+        Raises:
+            EtcdError: The reply is an error, or malformed.
+            OSError: The connection broke, or there was no reply in time.
+        """
+        response = self._send(path, body)
+        try:
+            text = response.read(LARGEST + 1)
+        except HTTPException:
+            raise ConnectionResetError from None
+        return parsed(text, response.status)
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> HTTPResponse:
+        """Send a request and return the response, whose lines are replies."""
+        response = self._send(path, body)
+        if response.status != 200:
+            parsed(response.read(LARGEST), response.status)
+        return response
+
+    def _send(self, path: str, body: Mapping[str, Any]) -> HTTPResponse:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": self._token} if self._token else {})
+        try:
+            self._http.request("POST", path, json.dumps(body, separators=(",", ":")), headers)
+            return self._http.getresponse()
+        except HTTPException:  # not even HTTP, or the end of the connection
+            raise ConnectionResetError from None
+
+    def wait(self, timeout: float | None) -> None:
+        """Wait for that many seconds for each reply from now on; None is for ever."""
+        if self._http.sock is not None:
+            self._http.sock.settimeout(timeout)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def abort(self) -> None:
+        """Make a call that waits for the member fail at once; from any thread."""
+        with suppress(OSError, AttributeError):  # it is not connected, or not any more
+            self._http.sock.shutdown(socket.SHUT_RDWR)
+
+
+def parsed(text: bytes, status: int) -> dict[str, Any]:
+    """Return the reply in a response; raises EtcdError if there is none."""
+    try:
+        reply = json.loads(text) if len(text) <= LARGEST else None
+        if not isinstance(reply, dict):
+            raise EtcdError(Failure.MALFORMED)
+        code = int(reply.get("code", 0))
+    except (ValueError, TypeError):
+        raise EtcdError(Failure.MALFORMED) from None
+    if status != 200 or "error" in reply:
+        raise EtcdError(FAILURES.get(code, Failure.ERROR_REPLY), code)
+    return reply
+
+
+def header_of(reply: Mapping[str, Any]) -> Header:
+    """Return which member replied, and in which term."""
+    header = reply.get("header")
+    if not isinstance(header, dict):
+        raise EtcdError(Failure.MALFORMED)
+    return Header(number(header, "cluster_id"), number(header, "member_id"), number(header, "raft_term"))
+
+
+def number(reply: Mapping[str, Any], field: str) -> int:
+    """Return a number of a reply, which JSON writes as text and leaves out if it is 0."""
+    try:
+        found = int(reply.get(field, 0))
+    except (TypeError, ValueError):
+        found = -(2**63)
+    if abs(found) >= 2**64 or found == -(2**63):
+        raise EtcdError(Failure.MALFORMED)
+    return found
+
+
+def encoded(text: str) -> str:
+    """Return a key or a value as the gateway takes it."""
+    return b64encode(text.encode()).decode()
+
+
+def decoded(text: Any) -> str:
+    """Return a key or a value that the gateway gave."""
+    try:
+        return b64decode(text, validate=True).decode("utf-8", "replace")
+    except (TypeError, ValueError):
+        raise EtcdError(Failure.MALFORMED) from None
+
+
+def link_error(error: Exception) -> LinkError:
+    """Return what to report of a failure; never what the error quotes."""
+    match error:
+        case LinkError():
+            return error
+        case EtcdError():
+            return LinkError(error.failure)
+        case TimeoutError():
+            return LinkError(Failure.TIMEOUT)
+    return known_cause(error) or LinkError(Failure.UNREACHABLE)

@@ -1,0 +1,260 @@
+"""
+The records in an etcd cluster (internal).
+
+A request is one transaction that reads and one that writes. The second compares the revision of each record that it
+writes, and that of the record of the present era; see :mod:`~django_redlock.nodes.cas.clock`.
+
+etcd has no wall clock. Its leader counts the seconds of each lease on a monotonic clock, so a lease that never ends
+serves as a clock: what was granted minus what remains. Nothing else depends on that lease, and no lock is attached to
+one. The count begins anew with every leader, and the era is the cluster, the term and the lease.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...core.failure import Failure
+from ...core.replies import ABSENT, Reply
+from ...core.requests import ENDLESS, SMALLEST_PART, Survey
+from ..cas.clock import Era, EraClock, Moment
+from ..cas.records import Decision, Stored, in_present_era, needed_until
+from ..clock import steady
+from .client import (
+    EtcdError,
+    Header,
+    decoded,
+    encoded,
+    header_of,
+    number,
+)
+from .connection import EtcdConnection
+from .place import Place
+
+AT_ONCE = 128  # operations that etcd takes in one transaction, unless --max-txn-ops says otherwise
+LARGEST_WRITE = 120  # records in one transaction, with room for some notifications
+GRANTED = 5_000_000_000  # seconds of the lease that serves as a clock: 158 years
+FINE = 0.05  # seconds to which the clock is known well enough
+LOOK_EVERY = 10.0  # seconds after which the clock is read in any case, to notice that it was set
+PAGE = 500  # records that are read at once for a survey or to clean up
+CLEANING = 60.0  # seconds between two searches for records that are no longer needed, and for which those are kept
+ATTEMPTS = 10  # to have the era's record agreed on, before the request counts as overtaken
+
+
+class EtcdTable(EtcdConnection):
+    """
+    The records of an alias in one cluster.
+
+    Args:
+        place: The cluster.
+        prefix: What every key begins with.
+        patience: Seconds that a request may take.
+    """
+
+    part = SMALLEST_PART
+    most = LARGEST_WRITE
+
+    def __init__(self, place: Place, prefix: str, patience: float) -> None:
+        super().__init__(place, f"{prefix}clock", patience)
+        self._prefix = prefix
+        self._clock_key = f"{prefix}clock"
+        self._clock = EraClock()
+        self._looked = -LOOK_EVERY
+        self._term = self._version = 0  # of the era that was read last, and of its record
+        self._clean_at = steady() + CLEANING
+        self._cleaned = ""
+
+    def key(self, kind: str, name: str) -> str:
+        """Return the key of a record."""
+        return f"{self._prefix}{kind}/{name}"
+
+    def read(self, keys: Sequence[str]) -> tuple[Moment, dict[str, Stored]]:
+        """Return the records that exist under some keys, and the moment."""
+        for _ in range(ATTEMPTS):
+            header, found = self._fetch([self._clock_key, *keys])
+            if moment := self._moment(header, found.pop(self._clock_key, None)):
+                return moment, found
+        raise EtcdError(Failure.NO_LEADER)
+
+    def _fetch(self, keys: Sequence[str]) -> tuple[Header, dict[str, Stored]]:
+        """Return the records that exist under some keys, and the header of the first reply."""
+        header: Header | None = None
+        found: dict[str, Stored] = {}
+        for start in range(0, len(keys), AT_ONCE):
+            ranges = [{"request_range": {"key": encoded(key)}} for key in keys[start : start + AT_ONCE]]
+            reply = self.call("/v3/kv/txn", {"success": ranges})
+            header = header or header_of(reply)
+            for each in reply.get("responses", []):
+                found |= records_of(each.get("response_range", {}))
+        assert header is not None
+        return header, found
+
+    def _moment(self, header: Header, stored: Stored | None) -> Moment | None:
+        """Return the present moment; None if the record of the era had to be changed, or the clock was not read."""
+        era = Era.load(stored.record) if stored else None
+        source = known = era.source if era else ""
+        source = source or self._grant()
+        if era and era.name == era_name(header, source) and self._is_due(era):
+            source = self._look(era, header)
+        if correction := self._clock.correction(era, era_name(header, source), source):
+            compared = [(self._clock_key, stored.version if stored else 0)]
+            if self._txn(compared, {self._clock_key: correction.dump()}) is None and source != known:
+                self.call("/v3/lease/revoke", {"ID": source})  # another process was faster
+            return None
+        assert era is not None
+        assert stored is not None
+        self._term, self._version = header.term, stored.version
+        return self._clock.moment(era)
+
+    def _is_due(self, era: Era) -> bool:
+        """Return whether the clock has to be read; a reading in whole seconds helps only where two of them are near."""
+        if not self._clock.knows(era) or steady() - self._looked > LOOK_EVERY:
+            return True
+        low, high = self._clock.bounds()
+        return high - low > FINE and int(low) != int(high)
+
+    def _grant(self) -> str:
+        """Return the id of a new lease that serves as a clock."""
+        return str(number(self.call("/v3/lease/grant", {"TTL": GRANTED, "ID": 0}), "ID"))
+
+    def _look(self, era: Era, header: Header) -> str:
+        """
+        Read the clock; returns the id of the lease that it is read from, which is another one if the old one is gone.
+
+        The reading is that of the era only if the same member has known its term before and after.
+        """
+        sent = self._looked = steady()
+        reply = self.call("/v3/lease/timetolive", {"ID": era.source})
+        left, granted = number(reply, "TTL"), number(reply, "grantedTTL")
+        if left < 0 or not granted:
+            return self._grant()
+        if header_of(reply) == header and left <= granted == GRANTED:  # a deposed leader says that it never ends
+            # The remaining time is cut to whole seconds, and a new leader adds up to one second.
+            self._clock.observe(era, granted - left, granted - left + 1.0, sent)
+        return era.source
+
+    def write(self, decision: Decision) -> bool | None:
+        """
+        Write the changes of a decision, and put the names of the waiters where their processes watch.
+
+        To end a hold that very many share takes more operations than one transaction has. Their tombstones are then
+        written before the record of the name.
+        """
+        header, changes = None, decision.changes[::-1]
+        for start in range(0, len(changes), LARGEST_WRITE):
+            some = changes[start : start + LARGEST_WRITE]
+            values = {change.key: change.record for change in some}
+            if start + LARGEST_WRITE >= len(changes):
+                self._notify(decision, values)
+            compared = [(self._clock_key, self._version), *((change.key, change.version or 0) for change in some)]
+            header = self._txn(compared, values)
+            if header is None:
+                return False
+        return True if header and (header.cluster, header.term) == (self.cluster, self._term) else None
+
+    def _notify(self, decision: Decision, values: dict[str, dict[str, Any]]) -> None:
+        """Add the records that notify waiters; if they do not fit, a waiter asks again by itself."""
+        moment = decision.moment
+        for waiter in decision.notified:
+            key = self.key("w", waiter.partition("|")[0])
+            if key in values or len(values) < AT_ONCE:
+                record = {"to": [], "until": moment.low, "era": moment.era, "written": moment.low}
+                values.setdefault(key, record)["to"].append(waiter)
+
+    def _txn(self, compared: Sequence[tuple[str, int]], values: Mapping[str, Any]) -> Header | None:
+        """Write values if records have the versions given, 0 for none; None if one has another version."""
+        reply = self.call(
+            "/v3/kv/txn",
+            {
+                "compare": [
+                    {"target": "MOD", "result": "EQUAL", "key": encoded(key), "mod_revision": version}
+                    for key, version in compared
+                ],
+                "success": [
+                    {"request_put": {"key": encoded(key), "value": encoded(json.dumps(value, separators=(",", ":")))}}
+                    for key, value in values.items()
+                ],
+            },
+        )
+        return header_of(reply) if reply.get("succeeded") else None
+
+    # Listings
+
+    def survey(self, request: Survey) -> Reply:
+        """Report the locks named, or one page of those that are held, in the order of their names."""
+        if request.size <= 0:
+            return self.look_up(request)
+        slugs: list[str] = []
+        cursor = "" if request.after == ENDLESS else request.after  # no lock of etcd is without an end
+        moment, _ = self.read([])
+        total, more = 0, request.after != ENDLESS
+        while more and len(slugs) < request.size:
+            found, count = self._page("h/", cursor, min(PAGE, request.size - len(slugs)))
+            total, more = total or count, len(found) < count
+            cursor = max(found, default="")
+            slugs += [str(one.record.get("slug", "")) for one in found.values() if is_held(one.record, moment)]
+        reply = self.look_up(request._replace(slugs=tuple(slugs)))
+        rows = tuple(row for row in reply.rows if row.left != ABSENT)
+        return reply._replace(rows=rows, total=total, cursor=cursor if more else "")
+
+    def _page(self, kind: str, after: str, size: int) -> tuple[dict[str, Stored], int]:
+        """Return some records whose keys follow *after*, and how many there are from there on."""
+        start = f"{after}\0" if after else f"{self._prefix}{kind}"
+        whole = f"{self._prefix}{kind}"
+        end = f"{whole[:-1]}{chr(ord(whole[-1]) + 1)}"
+        reply = self.call("/v3/kv/range", {"key": encoded(start), "range_end": encoded(end), "limit": size})
+        return records_of(reply), number(reply, "count")
+
+    def clean(self) -> None:
+        """Now and then, delete records that have not been needed for a while; a failure does no harm."""
+        now = steady()
+        if not self.connected or now < self._clean_at:
+            return
+        self._clean_at = now + CLEANING
+        try:
+            moment, _ = self.read([])
+            found, count = self._page("", self._cleaned, PAGE)
+        except self.errors as error:
+            self.failed(error, unclear=False)
+            return
+        more = len(found) < count
+        self._cleaned = max(found, default="") if more else ""
+        self._clean_at = now + (CLEANING if not more else 1.0)
+        for key, stored in found.items():
+            until = needed_until(in_present_era(stored.record, moment))
+            if key != self._clock_key and until is not None and until < moment.low - CLEANING:
+                self._delete(key, stored.version)
+
+    def _delete(self, key: str, version: int) -> None:
+        compared = {"target": "MOD", "result": "EQUAL", "key": encoded(key), "mod_revision": version}
+        try:
+            self.call(
+                "/v3/kv/txn",
+                {"compare": [compared], "success": [{"request_delete_range": {"key": encoded(key)}}]},
+            )
+        except self.errors as error:
+            self.failed(error, unclear=False)
+
+
+def era_name(header: Header, source: str) -> str:
+    """Return the name of an era: another cluster, as after a restored backup, has other terms."""
+    return f"{header.cluster:x}.{header.term}.{source}"
+
+
+def records_of(reply: Mapping[str, Any]) -> dict[str, Stored]:
+    """Return the records in the reply to a range, by key; what is not a record of ours is empty."""
+    found: dict[str, Stored] = {}
+    for each in reply.get("kvs", []):
+        try:
+            record = json.loads(decoded(each.get("value", "")))
+        except ValueError:
+            record = {}
+        found[decoded(each.get("key"))] = Stored(
+            number(each, "mod_revision"), record if isinstance(record, dict) else {}
+        )
+    return found
+
+
+def is_held(record: dict[str, Any], moment: Moment) -> bool:
+    """Return whether a record has a holder, who may not have ended yet."""
+    holder = in_present_era(record, moment).get("holder")
+    return holder is not None and (holder[1] is None or holder[1] > moment.low)

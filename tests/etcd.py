@@ -1,0 +1,172 @@
+"""Real etcd for the tests: one member, or a cluster of three whose members are killed, frozen, wiped and cut off."""
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from subprocess import Popen
+from typing import Any
+from urllib.request import Request, urlopen
+
+from django_redlock.nodes.etcd.client import encoded
+from django_redlock.nodes.etcd.place import Place
+from tests.services import Service, _Port
+
+
+class Member(Service):
+    """
+    A member of an etcd cluster, alone unless :attr:`cluster` names others.
+
+    Its disk is not waited for, and it elects a leader quickly when it is alone.
+    """
+
+    variable = "REDLOCK_ETCD"
+    scheme = "etcd"
+    program = "etcd"
+    remedy = "apt-get install etcd-server"
+    user = ""
+    polite_signal = signal.SIGTERM
+
+    def __init__(
+        self, *, alone: bool = True, options: tuple[str, ...] = (), certificates: dict[str, str] | None = None
+    ) -> None:
+        self._certificates = certificates
+        super().__init__()
+        if self.ours:
+            self._peer = _Port()
+            self.cluster: dict[str, str] = {self.folder.name: f"http://127.0.0.1:{self._peer.number}"}
+            self.state = "new"
+            timing = ("--heartbeat-interval", "20", "--election-timeout", "200") if alone else ()
+            self.options = (*timing, *options)
+
+    @property
+    def peer(self) -> str:
+        """The URL at which the other members reach it."""
+        return f"http://127.0.0.1:{self._peer.number}"
+
+    @property
+    def http(self) -> str:
+        """The URL at which clients reach it, as HTTP."""
+        return self.url.replace("etcd://", "https://" if self._certificates else "http://", 1)
+
+    def private_url(self) -> str:
+        return f"etcd://127.0.0.1:{self.port}"
+
+    def prepare(self) -> None:
+        (self.folder / "data").mkdir(mode=0o700)
+
+    def launch(self) -> Popen[bytes]:
+        return self.spawn(
+            self.find(),
+            *("--name", self.folder.name),
+            *("--data-dir", str(self.folder / "data")),
+            *("--listen-client-urls", self.http),
+            *("--advertise-client-urls", self.http),
+            *("--listen-peer-urls", self.peer),
+            *("--initial-advertise-peer-urls", self.peer),
+            *("--initial-cluster", ",".join(f"{name}={url}" for name, url in self.cluster.items())),
+            *("--initial-cluster-state", self.state),
+            *("--logger", "zap", "--log-level", "error"),
+            *self.options,
+            ETCD_UNSUPPORTED_ARCH="arm64",  # Debian has it there; the tests do not need its support
+        )
+
+    def wipe(self) -> None:
+        """Kill it and remove its data."""
+        self.kill()
+        self.run("rm", "-rf", str(self.folder / "data"))
+
+    def ask(self, path: str, body: Mapping[str, Any], timeout: float = 5.0) -> dict[str, Any]:
+        """Return the reply of the JSON gateway."""
+        request = Request(f"{self.http}/v3/{path}", json.dumps(body).encode())
+        place = Place((("127.0.0.1", self.port),), self._certificates or {}, encrypted=bool(self._certificates))
+        with urlopen(request, timeout=timeout, context=place.context) as response:
+            reply: dict[str, Any] = json.load(response)
+        return reply
+
+    def ping(self) -> None:
+        status = self.ask("maintenance/status", {})
+        assert int(status.get("leader", 0))
+        self.ask("kv/range", {"key": encoded("ping")})
+
+    def clear(self) -> None:
+        """Delete all keys of the tests."""
+        self.ask("kv/deleterange", {"key": "AA==", "range_end": "AA=="})
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the leader."""
+        status = self.ask("maintenance/status", {})
+        return bool(status.get("leader")) and status["leader"] == status["header"]["member_id"]
+
+
+class Cluster:
+    """
+    Three members.
+
+    Args:
+        members: The running members.
+    """
+
+    def __init__(self, members: list[Member]) -> None:
+        self.members = members
+
+    @property
+    def url(self) -> str:
+        """The URL of the node, with all members."""
+        return "etcd://" + ",".join(f"127.0.0.1:{member.port}" for member in self.members)
+
+    def leader(self) -> Member:
+        """Wait until there is a leader, and return it; members that are frozen or dead are left out."""
+        found: list[Member] = []
+
+        def elected() -> bool:
+            for member in self.members:
+                try:
+                    if member.leads:
+                        found.append(member)
+                except OSError:
+                    continue
+            return bool(found)
+
+        until(elected)
+        return found[0]
+
+    def replace(self, member: Member) -> None:
+        """Have a member that lost its data join again, as a new member with the same address."""
+        helper = next(one for one in self.members if one is not member)
+        listed = helper.ask("cluster/member/list", {})["members"]
+        (gone,) = [one["ID"] for one in listed if member.peer in one["peerURLs"]]
+        helper.ask("cluster/member/remove", {"ID": gone})
+        until(lambda: helper.ask("cluster/member/add", {"peerURLs": [member.peer]}))
+        member.state = "existing"
+        member.start()
+
+
+@contextmanager
+def cluster(*options: str) -> Iterator[Cluster]:
+    """Start three members with the usual timing: an election takes a second or two."""
+    members = [Member(alone=False, options=options) for _ in range(3)]
+    peers = {member.folder.name: member.peer for member in members}
+    with ExitStack() as stack:
+        for member in members:
+            member.cluster = peers
+            member.prepare()
+            member._process = member.launch()
+        for member in members:
+            stack.enter_context(member)
+        yield Cluster(members)
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for something that members agree on among themselves."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            if condition():
+                return
+        except OSError:
+            pass
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

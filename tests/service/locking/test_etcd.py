@@ -1,0 +1,527 @@
+"""An etcd cluster as a node: its decisions, its clock, its notifications, its users and its certificates."""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from importlib.util import find_spec
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.test import override_settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_redlock import LockTakenError, QuorumUnavailableError, inventory, lock, locks
+from django_redlock.core.failure import Failure
+from django_redlock.core.node_state import NodeState
+from django_redlock.core.replies import ABSENT, Kind, Reply
+from django_redlock.core.requests import ENDLESS, SHARED, Release, Request, Survey
+from django_redlock.engine.manager import LockManager
+from django_redlock.inventory.doctor import diagnose
+from django_redlock.inventory.findings import Level
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.cas.records import Names, load
+from django_redlock.nodes.etcd import table as tables
+from django_redlock.nodes.etcd.node import EtcdNode
+from django_redlock.nodes.etcd.table import EtcdTable
+from django_redlock.testing import Servers
+from django_redlock.testing.servers import reserve_port
+from tests.certificates import Certificates
+from tests.conftest import needs
+from tests.etcd import Member
+from tests.managers import Flavour, eventually, held_by, patient_manager
+from tests.server.locking.test_database import NONCE, acquire, requests
+
+from .test_mixed_majority import contending
+
+
+def node(url: str, **options: Any) -> EtcdNode:
+    found = open_node(NodeSpec(url, options=options), "t:")
+    assert isinstance(found, EtcdNode)
+    return found
+
+
+@pytest.fixture
+def table(etcd: Member) -> Iterator[EtcdTable]:
+    """The records of one etcd, empty."""
+    with closing(node(etcd.url).table(5.0)) as found:
+        found.open()
+        yield found
+
+
+@pytest.fixture
+def other(etcd: Member) -> Iterator[EtcdTable]:
+    """The same records over another connection, as in another process."""
+    with closing(node(etcd.url).table(5.0)) as found:
+        found.open()
+        yield found
+
+
+@pytest.fixture
+def one(etcd: Member) -> Iterator[LockManager]:
+    """A manager whose only node is an etcd."""
+    with closing(patient_manager([etcd.url])) as manager:
+        yield manager
+
+
+# The same replies
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sequence=st.lists(requests, min_size=1, max_size=25), together=st.booleans())
+def test_etcd_answers_as_the_node_in_memory(etcd: Member, sequence: list[Request], together: bool):
+    """
+    P5, P8, P28, P39: whatever requests come in whatever order, at once or one by one, replies and queues are the same.
+    """
+    store = NodeState(time.time)
+    if together:
+        sequence = [request for request in sequence if not isinstance(request, Survey)]
+    with closing(EtcdTable(node(etcd.url).place, f"{uuid4()}:", 5.0)) as table:
+        table.open()
+        expected = [comparable(store.execute(request)) for request in sequence]
+        batches = [sequence] if together and sequence else [[request] for request in sequence]
+        answers = [comparable(reply) for batch in batches for reply in table.execute(batch)]
+
+        assert answers == expected
+        for slug in ("{x}", "{y}", "{z}", "{queue}"):
+            known = load(Names({slug}, set()), table.key, table.read)
+            assert known.store.waiters(slug) == store.waiters(slug)
+
+
+def comparable(reply: Reply) -> Any:
+    """Return what must be equal: everything except times, and the total, which a survey of given names has not."""
+    rows = [row._replace(left=None if row.left is None else row.left == ABSENT) for row in reply.rows]
+    return reply.kind, reply.fence, bool(reply.left), reply.detail, reply.position, reply.terms, rows
+
+
+def test_slower_of_two_decides_again(table: EtcdTable, other: EtcdTable, monkeypatch: pytest.MonkeyPatch):
+    """P1, P16: another client's write between our read and our write is not overwritten."""
+    decide, between = table._decide, [acquire(nonce="b" * 32)]
+
+    def decide_slowly(asked: Sequence[Request]) -> Any:
+        decided = decide(asked)
+        while between:
+            other.execute([between.pop()])
+        return decided
+
+    monkeypatch.setattr(table, "_decide", decide_slowly)
+
+    assert table.execute([acquire()])[0].kind is Kind.BUSY
+
+
+def test_many_names_and_holders_fit_into_transactions(table: EtcdTable):
+    """L56: etcd takes 128 operations at once, so very many names, and the end of very many holds, go in parts."""
+    slugs = tuple(f"{{n{number}}}" for number in range(250))
+    (taken,) = table.execute([acquire(slugs=slugs)])
+    (refused,) = table.execute([acquire("n249", "b" * 32)])
+    sharers = [acquire(nonce=f"{number:032}", value=f"{number:032}" + "{}", shared=True) for number in range(150)]
+    table.execute(sharers)
+    (released,) = table.execute([Release(("{x}",), SHARED, 60.0, shared=True)])
+    (late,) = table.execute([sharers[0]])
+
+    assert [reply.kind for reply in (taken, refused)] == [Kind.ACCEPTED, Kind.BUSY]
+    assert [reply.kind for reply in (released, late)] == [Kind.RELEASED, Kind.CANCELLED]
+
+
+def test_attempt_refused_in_a_later_part_leaves_nothing(one: LockManager):
+    """L8: what earlier parts of a request were granted is released."""
+    holder = one.lock("n0140", wait=0).acquire()
+
+    with pytest.raises(LockTakenError):
+        one.lock([f"n{number:04}" for number in range(150)], wait=0).acquire()
+
+    assert held_by(one, "{n0000}")
+    assert holder.release() == "released"
+
+
+def test_survey_lists_page_by_page_what_is_held(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
+    """L70: pages are in the order of the names; locks that have ended are left out, and nothing is without an end."""
+    monkeypatch.setattr(tables, "PAGE", 2)
+    table.execute([acquire(f"n{number}", f"{number:032}") for number in range(5)])
+    table.execute([acquire("n1x", ttl=-5.0)])
+
+    (first,) = table.execute([Survey(size=3)])
+    (second,) = table.execute([Survey(after=first.cursor, size=3)])
+    (last,) = table.execute([Survey(after=ENDLESS, size=3)])
+
+    assert [row.slug for row in first.rows] == ["{n0}", "{n1}", "{n2}"]
+    assert [row.slug for row in second.rows] == ["{n3}", "{n4}"]
+    assert (bool(first.cursor), second.cursor, last.rows) == (True, "", ())
+
+
+def test_operators_see_and_end_what_etcd_holds(etcd: Member):
+    """L70, L74: the inventory treats it like any node."""
+    entry = {"NODES": etcd.url, "KEY_PREFIX": "t", "OPTIONS": {"node_timeout": 2.0}}
+    with override_settings(REDLOCK={"default": entry}):
+        lease = lock("order:7", label="invoice run", ttl=60).acquire()
+        (held,) = inventory.held_locks().locks
+        assert inventory.force_release(held.name, held.fingerprint) == "released"
+        assert not lease.extend()
+        locks.reset()
+
+    assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
+
+
+def test_records_that_nobody_needs_are_deleted(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
+    """P29: expired records no longer count and are deleted in time; tokens that are kept for ever stay."""
+    monkeypatch.setattr(tables, "CLEANING", -100.0)  # so that everything but what is kept for ever is over
+    monkeypatch.setattr(tables, "PAGE", 2)
+    table.execute(
+        [acquire("short", ttl=0.01, keep=0.01), acquire("ever", ttl=0.01, keep=None), Release((), NONCE, 0.01)]
+    )
+    table.execute([acquire("short", "b" * 32, waiter="p|1", stamp=1), Release(("{short}",), NONCE)])
+    assert "t:w/p" in table._page("", "", 100)[0]
+    for _ in range(10):
+        table._clean_at = 0.0
+        table.clean()
+
+    left, _ = table._page("", "", 100)
+    assert sorted(left) == ["t:clock", "t:h/{ever}"]
+
+
+def test_doctor_examines_members_and_alarms(etcd: Member):
+    """P22: the trial of the doctor succeeds; a member that is gone, an alarm and a short ttl are findings."""
+    gone = reserve_port(etcd)
+    options = {"ttl": 5.0, "node_timeout": 1.0}
+    with override_settings(REDLOCK={"default": {"NODES": f"{etcd.url},127.0.0.1:{gone}", "OPTIONS": options}}):
+        fine = {finding.id for finding in diagnose(timeout=30.0).findings}
+        etcd.ask("maintenance/alarm", {"action": "ACTIVATE", "alarm": "NOSPACE"})
+        full = diagnose(timeout=30.0)
+        with pytest.raises(QuorumUnavailableError, match="is out of space"):
+            lock("a", wait=30).acquire()
+        (alarm,) = etcd.ask("maintenance/alarm", {"action": "GET"})["alarms"]
+        etcd.ask("maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+        locks.reset()
+
+    assert fine == {"etcd-election", "etcd-member", "redlock.W001"}
+    assert [finding.id for finding in full.findings if finding.level is Level.ERROR] == ["etcd-alarm"]
+    assert full.nodes[0].facts["alarms"] == "NOSPACE"
+
+
+# The clock of the leader
+
+
+def test_lock_survives_a_new_clock_and_ends_all_the_same(table: EtcdTable, other: EtcdTable, etcd: Member):
+    """P24, P29: if the lease that serves as a clock is gone, a new era begins; a hold has its whole ttl once more."""
+    table.execute([acquire(ttl=2.0)])
+    lease = load(Names({"{x}"}, set()), table.key, table.read).moment.era.split("/")[0].rpartition(".")[2]
+    etcd.ask("lease/revoke", {"ID": lease})
+    table._looked = other._looked = -100.0
+
+    assert other.execute([acquire(nonce="b" * 32)])[0].kind is Kind.BUSY
+    until = time.monotonic() + 60
+    while other.execute([acquire(nonce="b" * 32)])[0].kind is Kind.BUSY:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+    assert table.execute([Survey(("{x}",))])[0].rows[0].value.startswith("b" * 32)
+
+
+def test_restarted_etcd_keeps_locks(table: EtcdTable, etcd: Member):
+    """P20: it writes to disk before it replies; its new term begins a new era."""
+    table.execute([acquire(ttl=60.0)])
+    era = load(Names({"{x}"}, set()), table.key, table.read).moment.era
+    etcd.stop()
+    etcd.start()
+
+    assert table.execute([acquire(nonce="b" * 32)])[0].kind is Kind.BUSY
+    assert load(Names({"{x}"}, set()), table.key, table.read).moment.era != era
+
+
+@pytest.mark.parametrize("left", ["9223372036", "5000000001"])
+def test_reading_outside_its_range_is_not_believed(table: EtcdTable, monkeypatch: pytest.MonkeyPatch, left: str):
+    """P21: a deposed leader says that no lease ends; such a reading would free every lock, or none."""
+    call = table.call
+
+    def deposed(path: str, body: Any) -> Any:
+        reply = call(path, body)
+        return reply | {"TTL": left} if path.endswith("timetolive") else reply
+
+    monkeypatch.setattr(table, "call", deposed)
+    (reply,) = table.execute([acquire()])
+
+    assert (reply.kind, reply.failure) == (Kind.FAILED, Failure.NO_LEADER)
+
+
+def test_reading_of_another_term_is_not_believed(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
+    """P21: a reading counts only if the member has known the same term before and after it."""
+    call = table.call
+
+    def elected(path: str, body: Any) -> Any:
+        reply = call(path, body)
+        other = {"header": reply["header"] | {"raft_term": "99"}}
+        return reply | other if path.endswith("timetolive") else reply
+
+    monkeypatch.setattr(table, "call", elected)
+
+    assert table.execute([acquire()])[0].failure is Failure.NO_LEADER
+
+
+# Notifications
+
+
+def test_first_waiter_is_notified_of_a_release(table: EtcdTable, etcd: Member):
+    """P27: the name of the waiter arrives on the connection of its process, and the end of the watch is noticed."""
+    with (
+        closing(node(etcd.url).listen("p", 30.0, print)) as link,
+        closing(node(etcd.url).listen("q", 30.0, print)) as no,
+    ):
+        table.execute([acquire(), acquire(nonce="b" * 32, waiter="p|7", stamp=1)])
+        table.execute([Release(("{x}",), NONCE)])
+        assert readable(link)
+        assert link.read() == ["p|7"]
+        assert no.read() == []
+        etcd.kill()
+        assert readable(link)
+        with pytest.raises(LinkError):
+            link.read()
+    etcd.start()
+
+
+def readable(link: Any) -> bool:
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLIN)
+    return bool(poll.poll(60_000))
+
+
+async def test_event_loop_is_notified_of_a_release(table: EtcdTable, etcd: Member):
+    """P27, P39: the same for asyncio."""
+    link = await node(etcd.url).alisten("p", 30.0, print)
+    table.execute([acquire(), acquire(nonce="b" * 32, waiter="p|7", stamp=1)])
+    table.execute([Release(("{x}",), NONCE)])
+
+    assert await asyncio.wait_for(link.read(), 60) == ["p|7"]
+    etcd.kill()
+    with pytest.raises(LinkError):
+        await asyncio.wait_for(link.read(), 60)
+    link.close()
+    with pytest.raises(LinkError):
+        await node(etcd.url).alisten("p", 30.0, print)
+    with pytest.raises(LinkError):
+        node(etcd.url).listen("p", 30.0, print)
+    await asyncio.to_thread(etcd.start)
+
+
+# Users and certificates
+
+
+@pytest.fixture
+def guarded() -> Iterator[Member]:
+    """An etcd that wants a user; ``app`` may use the prefix ``t:`` and nothing else."""
+    with Member() as member:
+        if not member.ours:
+            pytest.skip("REDLOCK_ETCD names a server whose users are not ours to change")
+        ends = {"key": b64encode(b"t:").decode(), "range_end": b64encode(b"t;").decode()}
+        member.ask("auth/role/add", {"name": "locks"})
+        member.ask("auth/role/grant", {"name": "locks", "perm": {"permType": "READWRITE", **ends}})
+        for user, role in (("root", "root"), ("app", "locks")):
+            with suppress(OSError):
+                member.ask("auth/role/add", {"name": role})
+            member.ask("auth/user/add", {"name": user, "password": "p@ss"})
+            member.ask("auth/user/grant", {"user": user, "role": role})
+        member.ask("auth/enable", {})
+        member.ping = lambda: None  # type: ignore[method-assign]
+        yield member
+
+
+def test_user_with_rights_on_the_prefix_is_enough(guarded: Member):
+    """P36, L66: what is missing is named, and never a password; a token that was lost is asked for again."""
+    host = guarded.url.removeprefix("etcd://")
+    with closing(patient_manager([f"etcd://app:p%40ss@{host}"])) as manager:
+        lease = manager.lock("a", wait=0).acquire()
+        with closing(node(f"etcd://{host}", username="app", password="p@ss").listen("p", 30.0, print)) as link:
+            assert link.read() == []
+        guarded.stop()  # tokens are kept in memory
+        guarded.start()
+        until = time.monotonic() + 60
+        while not lease.extend():
+            assert time.monotonic() < until
+        assert lease.release() == "released"
+    for url, failure in (
+        (f"etcd://{host}", Failure.NOAUTH),
+        (f"etcd://app:wrong@{host}", Failure.WRONGPASS),
+    ):
+        with pytest.raises(LinkError) as refused:
+            node(url).connect(30.0)
+        assert refused.value.failure is failure
+    with pytest.raises(LinkError) as denied:
+        open_node(NodeSpec(f"etcd://app:p%40ss@{host}"), "u:").connect(30.0)
+    assert denied.value.failure is Failure.NOPERM
+
+
+def test_password_that_etcd_does_not_want_is_reported(etcd: Member):
+    """L66: a cluster without users refuses to authenticate one."""
+    with pytest.raises(LinkError) as refused:
+        node(etcd.url, username="app", password="x").connect(30.0)
+
+    assert refused.value.failure is Failure.NO_PASSWORD
+
+
+def test_client_certificate(certificates: Certificates):
+    """L66: etcds:// verifies the members and shows a certificate; without one, or with a wrong authority, it fails."""
+    files = {"ssl_ca_certs": certificates["ca.crt"]}
+    ours = {**files, "ssl_certfile": certificates["client.crt"], "ssl_keyfile": certificates["client.key"]}
+    options = ("--client-cert-auth", "--trusted-ca-file", certificates["ca.crt"])
+    served = ("--cert-file", certificates["server.crt"], "--key-file", certificates["server.key"])
+    with Member(options=(*options, *served), certificates=ours) as member:
+        url = member.url.replace("etcd://", "etcds://")
+        with closing(LockManager([node(url, **ours)], patient_manager(["memory://x"]).rules)) as manager:
+            assert manager.lock("a", wait=0).acquire().release() == "released"
+        for wrong in (files, {}):
+            with pytest.raises(LinkError) as refused:
+                node(url, **wrong).connect(30.0)
+            assert refused.value.failure in (Failure.NO_CLIENT_CERTIFICATE, Failure.CERTIFICATE_REFUSED, Failure.RESET)
+
+
+# Processes
+
+
+HOLD = """
+import sys
+from tests.managers import real_manager
+lease = real_manager([sys.argv[1]], ttl=3.0, node_timeout=0.6).lock("a", wait=20).acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_lock_of_a_killed_process_ends_with_its_lease(one: LockManager, etcd: Member):
+    """L58, P24: no record stays behind as a lock for ever."""
+    command = [sys.executable, "-c", HOLD, etcd.url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(LockTakenError):
+            one.lock("a", wait=0).acquire()
+        process.send_signal(signal.SIGKILL)
+
+    assert one.lock("a", wait=30).acquire().release() == "released"
+
+
+def test_child_has_a_connection_of_its_own(one: LockManager):
+    """P30, L41: after a fork both processes continue; the child neither uses nor ends anything of its parent."""
+    lease = one.lock("a").acquire()
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: there are threads
+        child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            taken = ""
+            try:
+                one.lock("a", wait=0).acquire()
+            except LockTakenError:
+                taken = "taken"
+            mine = one.lock("b", wait=0).acquire()
+            os.write(writer, f"{taken} {mine.release()}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    said = os.read(reader, 100).decode()
+    os.close(reader)
+
+    assert said == "taken released"
+    assert lease.extend()
+    assert lease.release() == "released"
+
+
+GREENLETS = """
+from gevent import monkey
+monkey.patch_all()
+import sys
+import gevent
+from tests.managers import patient_manager
+from django_redlock.engine import renewal
+
+manager = patient_manager([sys.argv[1]])
+order = []
+
+def work(number):
+    with manager.lock("a", wait=60):
+        order.append(number)
+
+lease = manager.lock("a").acquire()
+lease.hold._renew_at = 0.0  # due at once
+renewal.watchdog.watch(lease)
+jobs = [gevent.spawn(work, number) for number in range(3)]
+with gevent.Timeout(60):
+    while not lease.extensions:
+        gevent.sleep(0.01)
+lease.release()
+gevent.joinall(jobs, timeout=60, raise_error=True)
+print(sorted(order))
+manager.close()
+"""
+
+
+def test_greenlets_wait_and_are_renewed(etcd: Member):
+    """P33, L45: under gevent, the thread of a node is a greenlet, and the watchdog renews from a thread of its own."""
+    needs("gevent", find_spec("gevent"), "pip install gevent")
+
+    ended = subprocess.run(
+        [sys.executable, "-c", GREENLETS, etcd.url], capture_output=True, text=True, timeout=180, check=False
+    )
+
+    assert ended.stdout == "[0, 1, 2]\n", ended.stderr
+
+
+async def test_no_thread_is_left_behind(etcd: Member, flavour: Flavour):
+    """L40: the threads of a cluster end with the last manager that uses it."""
+    manager = patient_manager([etcd.url])
+    lease = await flavour.acquire(manager.lock("a"))
+    with pytest.raises(LockTakenError):
+        await flavour.acquire(manager.lock("a", wait=0.3))
+    await flavour.release(lease)
+
+    await flavour.close(manager)
+    manager.close()
+
+    await eventually(lambda: not [one for one in threads() if one.startswith("django_redlock etcd")])
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
+
+
+# A majority
+
+
+def test_any_one_of_two_redis_and_etcd_may_die(nodes: Servers, etcd: Member):
+    """P16, P20, P25, L62: two Redis servers and an etcd are a majority of three."""
+    with closing(patient_manager([*nodes.urls[:2], etcd.url], node_timeout=2.0)) as manager:
+        held = [manager.lock("a", wait=0).acquire()]
+        nodes[0].kill()
+        held.append(manager.lock("b", wait=30).acquire())
+        nodes[0].start()
+        etcd.kill()
+        held.append(manager.lock("c", wait=30).acquire())
+        nodes[1].kill()
+        with pytest.raises(QuorumUnavailableError):
+            manager.lock("d", wait=0).acquire()
+        etcd.start()
+        held.append(manager.lock("d", wait=60).acquire())
+
+        assert all(lease.valid() for lease in held)
+
+
+def test_contended_counter_loses_nothing(etcd: Member, tmp_path: Any):
+    """P1, P2, P16: four processes increment a counter, guarded only by the lock of one etcd; tokens increase."""
+    options = {"ttl": 10.0, "node_timeout": 2.0, "retry_delay": 0.01, "restart_guard": False}
+
+    with contending(tmp_path, [etcd.url], {"default": {}}, **options) as contenders:
+        contenders.go_on(30)
+
+    tokens = contenders.tokens
+    assert tokens == sorted(set(tokens))
+    assert (tmp_path / "counter").read_text() == str(len(tokens))

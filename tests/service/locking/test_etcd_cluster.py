@@ -1,0 +1,153 @@
+"""Three real members of etcd whose leader dies, freezes or is replaced."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from django_redlock import LockTakenError, QuorumUnavailableError
+from django_redlock.testing import FaultProxy
+from django_redlock.testing.proxy import Direction
+from tests import etcd
+from tests.conftest import needs
+from tests.etcd import Cluster, Member
+from tests.managers import Flavour, held_by, real_manager
+from tests.services import ServiceMissingError
+
+from .test_mixed_majority import contending
+
+pytestmark = pytest.mark.xdist_group("etcd")
+TTL = 5.0
+ELECTION = 30.0  # seconds, with much to spare: it takes one or two
+
+
+@pytest.fixture(scope="module")
+def members() -> Iterator[Cluster]:
+    try:
+        Member.find()
+    except ServiceMissingError as error:
+        needs("etcd", None, str(error))
+    with etcd.cluster("--snapshot-count", "100") as three:
+        yield three
+
+
+@pytest.fixture
+def cluster(members: Cluster) -> Cluster:
+    """Three running members, whatever the last test did to them."""
+    for member in members.members:
+        member.start()
+    return members
+
+
+HOLD = """
+import sys
+from tests.managers import real_manager
+lease = real_manager([sys.argv[1]], ttl=float(sys.argv[2]), node_timeout=1.0).lock("a", wait=60).acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("strike", [Member.kill, Member.freeze], ids=["killed", "frozen"])
+def test_lock_of_a_dead_holder_is_free_after_an_election(cluster: Cluster, strike: Callable[[Member], None]):
+    """
+    P16, P24, P29: a holder and the leader die together. The lock is not free before the holder's deadline, and is
+    free at most one ttl and one election after it.
+    """
+    with closing(real_manager([cluster.url], ttl=TTL, node_timeout=1.0)) as manager:
+        lease = manager.lock("a", wait=60, renew=False).acquire()
+        leader = cluster.leader()
+        strike(leader)
+        deadline = time.monotonic() + lease.remaining()
+        next_one = manager.lock("a", wait=120).acquire()
+        later = time.monotonic() - deadline
+
+    assert not lease.valid()
+    assert next_one.fencing_token > lease.fencing_token
+    assert 0 < later < TTL + 2.0 + ELECTION
+    leader.start()
+
+
+async def test_holder_keeps_its_lock_over_an_election(cluster: Cluster, flavour: Flavour):
+    """P17, P24: a living holder whose leader dies goes on to extend; no other caller gets the lock meanwhile."""
+    with closing(real_manager([cluster.url], ttl=30.0, node_timeout=2.0)) as manager:
+        lease = await flavour.acquire(manager.lock("b", wait=60))
+        leader = cluster.leader()
+        leader.kill()
+        until = time.monotonic() + 25
+        while not await flavour.extend(lease):
+            assert time.monotonic() < until
+        with closing(real_manager([cluster.url], node_timeout=2.0)) as other, pytest.raises(LockTakenError):
+            await flavour.acquire(other.lock("b", wait=10))
+        assert lease.valid()
+        assert await flavour.release(lease) == "released"
+        await flavour.close(manager)
+        leader.start()
+
+
+def test_contended_counter_survives_leaders(cluster: Cluster, tmp_path: Path):
+    """
+    P1, P2, P16, P25: four processes increment a counter that only the lock protects, while the leader is killed, frozen
+    and replaced by an empty member. Nothing is lost, and tokens increase.
+    """
+    options = {"ttl": TTL, "max_ttl": TTL, "node_timeout": 1.0, "retry_delay": 0.01}
+
+    with contending(tmp_path, [cluster.url], {"default": {}}, **options) as contenders:
+        contenders.go_on(10)
+        for strike, revive in (
+            (Member.kill, Member.start),
+            (Member.freeze, Member.thaw),
+            (Member.wipe, cluster.replace),
+        ):
+            leader = cluster.leader()
+            strike(leader)
+            contenders.go_on(5)
+            revive(leader)
+            contenders.go_on(5)
+
+    tokens = contenders.tokens
+    assert tokens == sorted(set(tokens))
+    assert (tmp_path / "counter").read_text() == str(len(tokens))
+
+
+def test_process_knows_one_member_that_is_left(cluster: Cluster):
+    """L62: a process that starts while a member is down finds the others, whichever it asks first."""
+    dead = cluster.leader()
+    dead.kill()
+    cluster.leader()
+    command = [sys.executable, "-c", HOLD, cluster.url, "60"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        process.kill()
+    dead.start()
+
+
+@pytest.mark.parametrize("direction", ["requests", "replies"])
+def test_member_that_is_cut_off_is_left_for_the_next(
+    cluster: Cluster, direction: Direction, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    P24, P25: a process that hears nothing of its member asks another one. What it wrote in vain does not stay: the lock
+    is free again as soon as the release has arrived.
+    """
+    first, *others = cluster.members
+    with FaultProxy(first.url) as proxy:
+        url = f"{proxy.url},{','.join(member.url.removeprefix('etcd://') for member in others)}"
+        monkeypatch.setattr("django_redlock.nodes.etcd.connection.secrets.randbelow", lambda members: 0)
+        with closing(real_manager([url], ttl=60.0, node_timeout=1.0)) as manager:
+            manager.lock("c", wait=60).acquire().release()
+            proxy.black_hole(direction)
+            with pytest.raises(QuorumUnavailableError):
+                manager.lock("c", wait=0).acquire()
+            lease = manager.lock("d", wait=60).acquire()
+            with closing(real_manager([cluster.url], ttl=60.0, node_timeout=1.0)) as other:
+                assert held_by(other, "{c}")
+                assert held_by(other, "{d}", lease.token)
+                with pytest.raises(LockTakenError):
+                    other.lock("d", wait=0).acquire()
+            assert lease.release() == "released"

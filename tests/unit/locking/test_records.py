@@ -1,0 +1,430 @@
+"""Records that change by compare and set: the clock of a leader that may change, and the groups that fit in a write."""
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from django_redlock.core.replies import POSITIVE, Kind, Reply
+from django_redlock.core.requests import Acquire, Extend, Release, Request, Survey, Term
+from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.cas import records, table
+from django_redlock.nodes.cas.clock import RATE, Era, EraClock, Moment
+from django_redlock.nodes.cas.records import Decision, Stored, in_present_era, needed_until
+from django_redlock.nodes.cas.table import RecordTable, UntouchedError, batches, chunked, joined
+
+NOW = 1_700_000_000_000_000
+TTL = 30.0
+
+
+def acquire(nonce: str, *names: str, **changed: Any) -> Acquire:
+    slugs = tuple("{" + name + "}" for name in names or ("x",))
+    return Acquire(slugs, nonce * 32, nonce * 32 + "{}", TTL, NOW, 3600.0, 1e9)._replace(**changed)
+
+
+def release(nonce: str, *names: str, tombstone: float = 0.0) -> Release:
+    return Release(tuple("{" + name + "}" for name in names or ("x",)), nonce * 32, tombstone)
+
+
+# The interval clock
+
+
+class Clock:
+    """A clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_bounds_of_a_clock_grow_apart_with_time():
+    """P21: after ten seconds without a reading, each bound has moved by the drift that two clocks may have."""
+    here = Clock()
+    clock = EraClock(here)
+    here.now += 0.2
+    clock.observe(Era("a"), 5.0, 6.0, sent=1000.0)
+
+    assert clock.bounds() == pytest.approx((5.0, 6.2 + 0.2 * RATE))
+    here.now += 10.0
+    assert clock.bounds() == pytest.approx((15.0 - 10 * RATE, 16.2 + 10.2 * RATE))
+
+
+def test_readings_in_whole_seconds_narrow_the_bounds():
+    """A store that counts whole seconds is known to a few milliseconds after some readings."""
+    here, clock = Clock(), None
+    clock = EraClock(here)
+    for _ in range(40):
+        here.now += 0.37
+        shown = int(here.now - 990.123)
+        clock.observe(Era("a"), shown, shown + 1.0, sent=here.now)
+
+    low, high = clock.bounds()
+    assert low <= here.now - 990.123 <= high
+    assert high - low < 0.1
+
+
+def test_clock_that_was_set_begins_another_era():
+    """P21: no hold is compared with a clock that jumped; whoever notices has everything counted anew."""
+    here = Clock()
+    clock, era = EraClock(here), Era("a", first=0.0)
+    clock.observe(era, 5.0, 5.0, sent=here.now)
+    assert clock.correction(era, "a") is None
+
+    clock.observe(era, 65.0, 65.0, sent=here.now)
+
+    assert clock.correction(era, "a") == Era("a", 1)
+
+
+def test_era_begins_when_its_record_is_there():
+    """The first reading counts only if it was taken after the record, and the record of another leader is replaced."""
+    here = Clock()
+    clock = EraClock(here)
+
+    assert clock.correction(None, "a", "lease") == Era("a", source="lease")
+    assert clock.correction(Era("b", 3, 9.0), "a") == Era("a")
+    assert clock.correction(Era("a"), "a") is None
+    assert clock.moment(Era("a")) is None
+    clock.observe(Era("a"), 5.0, 6.0, sent=here.now)
+    corrected = clock.correction(Era("a"), "a")
+    assert corrected == Era("a", first=6.0)
+    assert clock.moment(corrected) == Moment(5.0, 6.0, "a/0", 6.0)
+    assert Era.load(corrected.dump()) == corrected
+    assert Era.load({"name": 1}) is None
+
+
+def test_hold_of_an_earlier_era_counts_from_the_beginning_of_this_one():
+    """P24: what was left when the record was written is left from the first reading on; other fields stay."""
+    record = {
+        "slug": "{x}",
+        "holder": ["v", 140.0],
+        "fence": [7, None],
+        "sharers": {"n": 120.0},
+        "queue": {"p|1": [5, 103.0]},
+        "until": 101.0,
+        "era": "a/0",
+        "written": 100.0,
+    }
+    moment = Moment(2.0, 2.1, "b/0", 1.5)
+
+    moved = in_present_era(record, moment)
+
+    assert moved["holder"] == ["v", 41.5]
+    assert moved["fence"] == [7, None]
+    assert moved["sharers"] == {"n": 21.5}
+    assert moved["queue"] == {"p|1": [5, 4.5]}
+    assert moved["until"] == 2.5
+    assert in_present_era(record, moment._replace(era="a/0")) is record
+    assert needed_until(record) is None
+    assert needed_until(record | {"fence": [7, 99.0]}) == 140.0
+
+
+# A store in memory whose leaders change
+
+
+class World:
+    """The true time, and a store with one leader after another, each with a clock of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.records: dict[str, tuple[int, str]] = {}
+        self.version = 0
+        self.term = 0
+        self.elect()
+
+    def elect(self) -> None:
+        """Elect a leader. The deposed one answers for a while; its machine was suspended, so its clock is behind."""
+        self.deposed = (self.term, self.clock() - self.random.choice([0.0, 40.0])) if self.term else None
+        self.term += 1
+        # The clocks of the members are apart, or each begins when its member is elected.
+        self._origin = self.now - self.random.choice([0.0, 60.0, 500.0])
+        self._rate = 1 + self.random.uniform(-RATE, RATE) / 4
+
+    def clock(self) -> float:
+        return (self.now - self._origin) * self._rate
+
+    def put(self, key: str, text: str) -> None:
+        self.version += 1
+        self.records[key] = (self.version, text)
+
+
+class Table(RecordTable):
+    """The records of such a store, read by one client whose requests may be slow."""
+
+    errors = (ConnectionError,)
+    judges_terms = True
+
+    def __init__(self, world: World, hinder: Callable[[], None] = lambda: None, most: int = 1000) -> None:
+        super().__init__(1.0)
+        self.world, self.hinder = world, hinder
+        self.most = self.part = most  # type: ignore[misc]
+        self._rate, self._zero = 1 + world.random.uniform(-RATE, RATE) / 4, world.random.uniform(0, 1e6)
+        self._clock = EraClock(self.here)
+        self.written: list[int] = []
+        self._term = world.term
+
+    def here(self) -> float:
+        return self._zero + self.world.now * self._rate
+
+    def ready(self) -> None:
+        pass
+
+    def key(self, kind: str, name: str) -> str:
+        return f"{kind}/{name}"
+
+    def read(self, keys: Sequence[str]) -> tuple[Moment, dict[str, Stored]]:
+        while True:
+            world = self.world
+            found = {key: world.records[key] for key in keys if key in world.records}
+            version, text = world.records.get("clock", (0, "{}"))
+            self._era, self._era_version = Era.load(json.loads(text)), version
+            # A member that lags behind does not show the present leader, but every record that was written.
+            shown = world.term if world.random.random() < 0.5 else 0
+            self._term = max(self._term, shown, int(self._era.name) if self._era else 0)
+            if self._era and not self._clock.knows(self._era):
+                self._look()
+            if correction := self._clock.correction(self._era, str(self._term)):
+                self.hinder()
+                if world.records.get("clock", (0, ""))[0] == version:
+                    world.put("clock", json.dumps(correction.dump()))
+                continue
+            assert self._era is not None
+            if moment := self._clock.moment(self._era):
+                return moment, {key: Stored(version, json.loads(text)) for key, (version, text) in found.items()}
+
+    def _look(self) -> None:
+        """Read the leader's clock in whole seconds: a deposed leader may answer, under its own term."""
+        assert self._era is not None
+        sent = self.here()
+        self.hinder()
+        world = self.world
+        term, shown = world.term, world.clock()
+        if world.deposed and world.deposed[0] == self._term:
+            term, shown = world.deposed
+        self.hinder()
+        if str(term) == self._era.name:
+            self._clock.observe(self._era, int(shown), int(shown) + 1.0, sent)
+
+    def write(self, decision: Decision) -> bool | None:
+        self.hinder()
+        world = self.world
+        known = {change.key: change.version for change in decision.changes} | {"clock": self._era_version}
+        if any(world.records.get(key, (None, ""))[0] != version for key, version in known.items()):
+            return False
+        for change in decision.changes:
+            world.put(change.key, json.dumps(change.record))
+        self.written.append(len(decision.changes))
+        counts = world.term == self._term or not self.judges_terms
+        self._term = world.term
+        self.hinder()
+        return True if counts else None
+
+    def survey(self, request: Survey) -> Reply:
+        return self.look_up(request)
+
+
+@contextmanager
+def no_pauses(world: World) -> Iterator[None]:
+    """Have the pauses of a table take no time, and its patience end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table, "time", SimpleNamespace(sleep=lambda seconds: None))
+        patch.setattr(table, "steady", lambda: world.now)
+        yield
+
+
+def overlaps(seed: int, steps: int = 60) -> bool:
+    """Let three clients take one lock at random, with elections and pauses; return whether two of them held it."""
+    world = World(seed)
+    draw = world.random
+
+    def hinder() -> None:
+        event = draw.random()
+        if event < 0.04:
+            world.elect()
+        world.now += draw.choice([0.0, 0.01, 0.3]) if event < 0.9 else draw.choice([2.0, 20.0, 50.0])
+
+    clients = [Table(world, hinder) for _ in range(3)]
+    holds: list[tuple[float, str]] = []
+    with no_pauses(world):
+        for number in range(steps):
+            client = draw.choice(clients)
+            nonce = f"{number:032}"
+            sent, waiting = world.now, draw.choice(["", f"p{number}|1"])
+            request = acquire("a")._replace(value=nonce + "{}", nonce=nonce, waiter=waiting, stamp=number)
+            (reply,) = client.execute([request])
+            if reply.kind in POSITIVE:
+                if any(world.now < until for until, _ in holds if sent + TTL * (1 - RATE) > world.now):
+                    return True
+                holds.append((sent + TTL * (1 - RATE), nonce))
+            elif reply.kind is Kind.UNKNOWN:
+                client.execute([Release(("{x}",), nonce, TTL)])
+            world.now += draw.choice([0.0, 1.0, 10.0, 35.0])
+    return False
+
+
+def test_no_two_clients_hold_a_lock_whatever_leaders_do():
+    """P16, P21, P24: elections, deposed leaders with slow clocks and paused clients: never two holders at once."""
+    assert [seed for seed in range(200) if overlaps(seed)] == []
+
+
+def no_era_rule(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(records, "in_present_era", lambda record, moment: record)
+
+
+def bounds_swapped(patch: pytest.MonkeyPatch) -> None:
+    bounds = EraClock.bounds
+    patch.setattr(EraClock, "bounds", lambda self: bounds(self)[::-1])
+    patch.setattr(Moment, "margin", property(lambda self: 0.0))
+
+
+def terms_not_compared(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Table, "judges_terms", False)
+
+
+@pytest.mark.parametrize("mutant", [no_era_rule, bounds_swapped, terms_not_compared])
+def test_each_rule_of_eras_is_needed(mutant: Callable[[pytest.MonkeyPatch], None]):
+    """P16: without any one of the rules, some schedule of the test above has two holders."""
+    with pytest.MonkeyPatch.context() as patch:
+        mutant(patch)
+        assert any(overlaps(seed) for seed in range(200, 2000))  # the first hits are soon found from there on
+
+
+def test_lock_of_a_dead_holder_is_free_one_ttl_after_an_election():
+    """P29: whatever was left of a hold is left from the new era on, and not for ever."""
+    world = World(1)
+    first, second = Table(world), Table(world)
+    with no_pauses(world):
+        assert first.execute([acquire("a")])[0].kind is Kind.ACCEPTED
+        world.now += 25.0
+        world.elect()
+        assert second.execute([acquire("b")])[0].kind is Kind.BUSY
+        world.now += TTL + 2.1
+        assert second.execute([acquire("b")])[0].kind is Kind.GRANTED
+
+
+def test_vote_does_not_count_if_the_leader_changes_meanwhile():
+    """P24: the record may have been written, so the outcome is unknown; a release is final under any leader."""
+    world = World(1)
+    client = Table(world)
+    with no_pauses(world):
+        client.execute([acquire("b", "y")])
+        client.hinder = once(world.elect)
+        (unclear,) = client.execute([acquire("a")])
+        client.hinder = once(world.elect)
+        (released,) = client.execute([release("a")])
+
+    assert (unclear.kind, unclear.detail) == (Kind.UNKNOWN, "has changed its leader")
+    assert released.kind is Kind.RELEASED
+
+
+def once(do: Callable[[], None]) -> Callable[[], None]:
+    left = [do]
+    return lambda: left.pop()() if left else None
+
+
+def test_replies_have_no_time_and_tokens_are_bounded_by_the_client():
+    """P21, L18: an election is not taken for a step of the clock, and an absurd token is not accepted."""
+    world = World(1)
+    client = Table(world)
+    with no_pauses(world):
+        (reply,) = client.execute([acquire("a")])
+        (far,) = client.execute([acquire("a", number=2**52, ahead=60.0)])
+        (listed,) = client.execute([Survey(("{x}",))])
+
+    assert (reply.kind, reply.time, reply.fence) == (Kind.ACCEPTED, 0, NOW)
+    assert (far.kind, far.fence) == (Kind.GRANTED, NOW)
+    assert (listed.time, listed.rows[0].fence) == (0, NOW)
+
+
+def test_release_is_written_before_an_earlier_grant():
+    """P24: a release with a tombstone changes the record of the name, so a grant decided before it is not written."""
+    world = World(1)
+    late, other = Table(world), Table(world)
+    with no_pauses(world):
+        other.execute([Survey(("{x}",))])
+        late.execute([Survey(("{x}",))])
+        late.hinder = once(lambda: other.execute([release("a", tombstone=60.0)]) and None)
+        (reply,) = late.execute([acquire("a")])
+
+    assert reply.kind is Kind.CANCELLED
+
+
+# Groups that fit in one write
+
+
+def test_requests_are_written_in_groups_that_fit():
+    """L56: no write is larger than the store takes; a request with more names is carried out in parts."""
+    world = World(1)
+    client = Table(world, most=10)
+    with no_pauses(world):
+        client.execute([Survey(("{x}",))])
+        names = [f"n{number}" for number in range(25)]
+        one, *few = client.execute([acquire("a", *names), *(acquire("b", f"m{number}") for number in range(9))])
+        (again,) = client.execute([acquire("c", *names)])
+
+    assert one.kind is Kind.ACCEPTED
+    assert [reply.kind for reply in few] == [Kind.ACCEPTED] * 9
+    assert again.kind is Kind.BUSY
+    assert max(client.written) <= 10
+    assert sum(client.written) == 34
+
+
+def test_extension_of_many_leases_is_written_in_groups():
+    """L22: each lease has its own outcome, in the order of the request; a lease with very many names is one."""
+    world = World(1)
+    client = Table(world, most=10)
+    many = tuple(f"{{n{number}}}" for number in range(25))
+    with no_pauses(world):
+        client.execute([acquire("a", *(slug[1:-1] for slug in many))])
+        client.execute([acquire("b", *(f"m{number}" for number in range(7)))])
+        terms = [Term((f"{{m{number}}}",), "b" * 32, "b" * 32, TTL, NOW) for number in range(7)]
+        lost = Term(("{x}",), "c" * 32, "c" * 32, TTL, -1)
+        extension = Extend((*terms, Term(many, "a" * 32, "a" * 32, TTL, NOW), lost, *terms), None)
+        (reply,) = client.execute([extension])
+
+    held = (Kind.HELD, NOW)
+    assert reply.kind is Kind.MIXED
+    assert reply.terms == (*[held] * 8, (Kind.REFUSED, 0), *[held] * 7)
+
+
+def test_groups_of_requests():
+    """L56: groups hold as many requests as fit, in their order; no group is empty."""
+    small: list[Request] = [acquire("a"), acquire("b"), acquire("c")]
+
+    assert [len(batch) for batch in batches(small, 10, 4)] == [2, 1]
+    assert list(batches([], 10, 4)) == []
+    assert chunked(small[0], 1) == [small[0]]
+    term = Term(("{x}", "{y}"), "a" * 32, "v", TTL, 1)
+    assert [len(one.terms) for one in chunked(Extend((term,) * 3, None), 4) if isinstance(one, Extend)] == [2, 1]
+
+
+def test_extension_is_unclear_if_one_of_its_groups_is():
+    """P24: other leases may have been extended, so the whole is unknown."""
+    fine = Reply(Kind.HELD, 1, terms=((Kind.HELD, 1),))
+
+    assert joined([fine, Reply(Kind.FAILED, detail="timeout")]).kind is Kind.UNKNOWN
+    assert joined([fine, fine]) == Reply(Kind.HELD, 1, terms=((Kind.HELD, 1),) * 2)
+
+
+def test_store_that_breaks_between_two_groups_leaves_an_unknown_outcome():
+    """P24: the first group has been written, so the request may have been carried out."""
+    world = World(1)
+    client = Table(world, most=10)
+
+    def breaks() -> None:
+        if len(client.written) == 1:
+            raise UntouchedError(LinkError(table.Failure.RESET).failure)
+
+    with no_pauses(world):
+        client.execute([Survey(("{x}",))])
+        client.ready = breaks  # type: ignore[method-assign]
+        with pytest.raises(LinkError) as unclear:
+            client.execute([acquire("a", *(f"n{number}" for number in range(25)))])
+
+    assert not isinstance(unclear.value, UntouchedError)
