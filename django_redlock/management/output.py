@@ -6,6 +6,7 @@ import csv
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -30,6 +31,10 @@ VERSION = 1  # of the JSON document; grows when a key is removed or changes its 
 COLUMNS = ("LOCK", "STATE", "HELD FOR", "WAITING", "REMAINING", "VOTES", "HOLDER", "SINCE", "TOKEN")
 DROPPED = ("TOKEN", "SINCE", "VOTES", "WAITING", "REMAINING")  # the first to be left out where there is no room
 CUT = (("HOLDER", 12), ("LOCK", 12))  # what is cut in the middle after that, and to what
+# What makes a spreadsheet take text for a formula: one of these signs where a cell begins, behind blanks or a quotation
+# mark. Where the decimal separator is a comma, a semicolon ends a cell.
+SIGNS = "=+@-\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH COMMERCIAL AT}\N{FULLWIDTH HYPHEN-MINUS}"
+FORMULA = re.compile(rf'(^|;)([\s"]*)(?=[{re.escape(SIGNS)}])')
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 FIELDS = ("name", "state", "remaining", "ttl", "votes", "nodes", "extensions", "fencing_token", "fingerprint", "since")
 ORDERS: dict[str, Callable[[HeldLock], Any]] = {
@@ -246,11 +251,8 @@ def sheet(locks: list[HeldLock]) -> str:
 
 
 def _unambiguous(value: Any) -> Any:
-    """Return a value that no spreadsheet takes for a formula: names come from outside."""
-    if not isinstance(value, str):
-        return value
-    text = printable(value)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+    """Return a value in which no spreadsheet finds a formula: names come from outside."""
+    return FORMULA.sub(r"\1\2'", printable(value)) if isinstance(value, str) else value
 
 
 def entry(lock: HeldLock) -> dict[str, Any]:

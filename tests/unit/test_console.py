@@ -365,17 +365,64 @@ def test_labels_are_bounded():
     assert labels.of(f"{WORDS[0]}{WORDS[0]}:8") != "*"
 
 
-def test_no_key_in_an_url_is_longer_than_servers_take(five, operator):
+@pytest.mark.parametrize("length", [300, 700, 4000])
+def test_no_address_is_longer_than_servers_take(five, operator, length):
     """
     A name that another program wrote into an index may be so long that no server takes its address: it has no link.
+    Gunicorn takes lines of 4,094 bytes; a letter may need ten of them.
     """
     for node in five:
-        node.store.put("{" + "é" * 4000 + "}", "other", 200)
+        node.store.put("{" + "é" * length + "}", "other", 200)
 
     page = operator.get(LIST).content.decode()
 
-    assert max(map(len, re.findall(r'href="([^"]*)"', page))) < 8192
+    assert max(map(len, re.findall(r'href="([^"]*)"', page))) <= 4000
+    assert ('<a class="redlock-name"' in page) is (length == 300)
     assert 'class="redlock-name"' in page
+
+
+@pytest.mark.parametrize(("length", "status"), [(3000, 200), (9000, 404), (30_000, 404)])
+def test_a_key_that_no_link_has_leads_nowhere(five, operator, length, status):
+    """
+    A key that is longer than an address may be is not found. Cut short, it would name another lock.
+    """
+    key = key_of("0" * 12, "default", "{" + "a" * length + "}")
+
+    assert operator.get(f"{LIST}lock/", {"key": key}).status_code == status
+
+
+HOSTILE = "x\x1b[2J\nERROR y\u202e\u2028\x9b31m\x00\r\t=z<script>"  # what others may write into a name or a label
+
+
+def test_no_page_has_a_control_character(five, operator):
+    """
+    L78: what others wrote into names, labels and hosts, and an operator's reason, are escaped on every page.
+    """
+    owner = Owner(f"web{HOSTILE}", 77, f"task{HOSTILE}", HOSTILE, HOSTILE, time.time() - 900, 30.0)
+    for node in five:
+        node.store.put(slug(HOSTILE), encode(f"{7:032x}", owner), 200)
+    [held] = held_locks().locks
+    key = key_of(held.fingerprint, "default", held.slug)
+    chosen = {"index": "0", "_selected_action": key, "reason": HOSTILE, "seconds": HOSTILE}
+
+    def acted(action: str, **more: str) -> str:
+        return operator.post(LIST, {"action": action, **chosen, **more}, follow=True).content.decode()
+
+    def got(path: str, **query: str) -> str:
+        return operator.get(path, query).content.decode()
+
+    pages = {"list": got(LIST), "lock": got(f"{LIST}lock/", key=key), "nodes": got(f"{LIST}nodes/")}
+    pages |= {f"live {part}": str(text) for part, text in json.loads(got(LIVE)).items()}
+    pages |= {action: acted(action) for action in ("stop", "extend", "release")}
+    pages["refused"] = acted("extend", confirmed="yes")
+    pages["asked"] = acted("stop", confirmed="yes")
+    pages["asked for"] = got(f"{LIST}lock/", key=key)
+    pages["released"] = acted("release", confirmed="yes")
+
+    for what, page in pages.items():
+        assert (what, {letter for letter in page if not letter.isprintable()} - {"\n"}) == (what, set())
+        assert (what, re.findall(r"(?m)^ERROR|=z<script>", page)) == (what, [])
+    assert "ERROR y" in pages["released"]
 
 
 def test_a_reason_cannot_write_a_line_of_the_log(five, caplog):
