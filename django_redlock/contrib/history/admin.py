@@ -144,7 +144,7 @@ def _label(outcome: str) -> tuple[str, Any]:
     return OUTCOMES.get(outcome, ("warn", outcome))
 
 
-def _bars(kind: Kind, longest: float) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the bars of one kind: what it is, its length in percent, the median and the 99th percentile."""
-    for what, (half, most) in ((gettext("held"), kind.hold), (gettext("waited"), kind.wait)):
-        yield what, f"{100 * most / longest:.1f}", duration(half), duration(most)
+def _bars(kind: Kind, longest: float) -> Iterator[tuple[str, str, str]]:
+    """Yield the bars of one kind: what it is, its length in percent, and the median and the 99th percentile."""
+    for what, (half, most), known in ((gettext("held"), kind.hold, kind.holds), (gettext("waited"), kind.wait, True)):
+        yield what, f"{100 * most / longest:.1f}", f"{duration(half)}, {duration(most)}" if known else DASH
