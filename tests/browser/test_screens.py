@@ -66,10 +66,32 @@ OVERLAPPING = """() => {
     return found;
 }"""
 
-# A list of held locks that does not fit into its own frame, and has to be moved there to be read.
-CUT = """() => Array.from(document.querySelectorAll('.model-heldlock .results'))
+# A table that does not fit into its own frame, and has to be moved there to be read.
+CUT = """() => Array.from(document.querySelectorAll('.results, .redlock-wide, .redlock-chart'))
     .filter((frame) => frame.scrollWidth > frame.clientWidth + 1)
     .map((frame) => `${frame.scrollWidth} > ${frame.clientWidth}`)"""
+
+# Texts in Latin letters that are not read from left to right: the places of the characters of each, in each line.
+REVERSED = """() => {
+    const found = [];
+    const walk = document.createTreeWalker(document.querySelector('#content'), NodeFilter.SHOW_TEXT);
+    while (walk.nextNode()) {
+        const node = walk.currentNode, text = node.data.trimEnd();
+        const skipped = node.parentElement.closest(".visually-hidden, option");
+        if (skipped || !/^[ -~\\s]*[a-z][ -~\\s]*$/i.test(text)) { continue; }
+        const range = document.createRange();
+        let last = null;
+        for (let i = 0; i < text.length; i++) {
+            range.setStart(node, i);
+            range.setEnd(node, i + 1);
+            const box = range.getBoundingClientRect();
+            if (!text[i].trim() || !box.width) { continue; }
+            if (last && box.top < last.bottom && box.left < last.left) { found.push(text.trim()); break; }
+            last = box;
+        }
+    }
+    return found;
+}"""
 
 
 def fill(nodes, count: int) -> None:
@@ -226,6 +248,51 @@ def test_the_history_fits_every_window(site, open_page, shoot):
     visit("former", HISTORY)
     visit("kinds", f"{HISTORY}kinds/")
     visit("former-unmatched", f"{HISTORY}?q=nothing")
+
+
+def test_pages_that_read_from_right_to_left(site, open_page, nodes):
+    """
+    In Arabic the pages are mirrored and fit their windows. Names, hosts and texts that are not translated keep the
+    order of their characters.
+    """
+    fill(nodes, 5)
+    one_down(nodes)
+    row = {"alias": "default", "host": "web-1", "pid": 7, "ttl": 30.0, "ended": now(), "waited": 0.2, "held": 840.0}
+    Hold.objects.create(**row, name="orders:7", template="orders:*", outcome="expired")
+
+    def look(what: str) -> None:
+        for width in (400, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (what, width)
+            for script in (CUT, OVERLAPPING, REVERSED):
+                assert (what, width, page.evaluate(script)) == (what, width, [])
+
+    with override_settings(LANGUAGE_CODE="ar"):
+        page = open_page()
+        expect(page.locator("html[dir=rtl]")).to_have_count(1)
+        look("list")
+        page.locator("#result_list .redlock-name").first.click()
+        expect(page.get_by_text("What each node has").first).to_be_visible()
+        look("lock")
+        page.get_by_role("button", name="Release", exact=True).click()
+        expect(page.get_by_role("button", name="Release it")).to_be_visible()
+        look("confirmation")
+        for path in ("/admin/redlock/heldlock/nodes/", HISTORY, f"{HISTORY}kinds/"):
+            page.goto(path)
+            look(path)
+
+
+@pytest.mark.parametrize("width", [400, 800])
+def test_the_action_and_its_button_share_a_line(site, open_page, width):
+    """
+    L71: at 400 and 800 pixels the button stands beside the choice of actions.
+    """
+    lease = locks["default"].lock("orders:7", ttl=600, renew=False).acquire()
+    page = open_page(viewport={"width": width, "height": 800})
+    choice, button = (page.locator(f"#changelist .actions {each}") for each in ("select", "button"))
+
+    assert abs(choice.bounding_box()["y"] - button.bounding_box()["y"]) < 10
+    assert lease.valid()
 
 
 @pytest.mark.endurance

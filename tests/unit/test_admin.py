@@ -954,10 +954,10 @@ def test_real_nodes_are_shown(servers, nodes, viewer):
         text = viewer.get(NODES).content.decode()
     servers.reset()
 
-    assert text.count("<td>master</td>") == 4
-    assert text.count("<td>unlimited</td>") == 4
+    assert text.count("</span> master</td>") == 4
+    assert text.count("</span> unlimited</td>") == 4
     assert ">refused <span" in text
-    assert re.search(r"<td>[+-]0\.\d{3} s</td>", text)
+    assert re.search(r"</span> [+-]0\.\d{3} s</td>", text)
 
 
 @pytest.mark.parametrize("setting", [None, {"default": {"NODES": []}}])
