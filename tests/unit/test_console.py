@@ -7,7 +7,9 @@ import sys
 import time
 from datetime import timedelta
 from io import StringIO
+from os import terminal_size
 from traceback import walk_tb
+from unicodedata import combining, east_asian_width
 
 import pytest
 from celery import Celery
@@ -40,6 +42,7 @@ from django_redlock.inventory import (
     node_checks,
     stale_keys,
 )
+from django_redlock.management.commands.redlock_top import screen
 from django_redlock.models import key_of
 from django_redlock.nodes.memory import forget_nodes
 from django_redlock.nodes.redis.inspect import Inspection
@@ -232,22 +235,51 @@ class Screen(StringIO):
         return True
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_lists_fit_the_terminal(five, monkeypatch, width):
+def columns_of(text: str) -> int:
+    """Return how many columns of a terminal a line takes: Chinese characters take two each, accents none."""
+    return sum(2 if east_asian_width(each) in "WF" else not combining(each) for each in text)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("command", ["redlock_list", "redlock_top --once"])
+@pytest.mark.parametrize("part", ["very-long-", "\u8f93\u5165\u76ee\u5f55", "e\N{COMBINING ACUTE ACCENT}t"], ids=ascii)
+def test_lists_fit_the_terminal(five, monkeypatch, part, command, width):
     """
     L71: on a terminal no line is longer than it is wide: columns are left out, then names are cut in the middle.
     """
-    put(five, "orders:" + "very-long-" * 8 + "7")
+    put(five, f"orders:{part * 10}7")
+    put(five, "short", number=2)
+    five[4].down = True
     monkeypatch.setenv("COLUMNS", str(width))
     narrow, wide = Screen(), Screen()
 
-    call_command("redlock_list", stdout=narrow, stderr=StringIO(), no_color=True)
-    call_command("redlock_list", "--wide", stdout=wide, stderr=StringIO(), no_color=True)
+    call_command(*command.split(), stdout=narrow, stderr=StringIO(), no_color=True)
+    call_command(*command.split(), "--wide", stdout=wide, stderr=StringIO(), no_color=True)
 
-    assert max(map(len, narrow.getvalue().splitlines())) <= width
-    assert narrow.getvalue().splitlines()[0].split()[:2] == ["LOCK", "STATE"]
-    assert "very-long-7" in wide.getvalue()
+    lines = narrow.getvalue().splitlines()
+    title, *rows = lines[-3:]
+    assert max(map(columns_of, lines)) <= width
+    assert title.split()[:2] == ["LOCK", "STATE"]
+    assert {columns_of(row[: row.index("degraded")]) for row in rows} == {title.index("STATE")}
+    assert f"{part}7" in wide.getvalue()
     assert "TOKEN" in wide.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_top_says_which_nodes_fail_on_any_terminal(five, width):
+    """
+    L73: a narrow screen breaks what it says of the nodes into lines, and cuts nothing of it.
+    """
+    put(five, "orders:7")
+    for node in five[3:]:
+        node.down = True
+
+    shown = screen(held_locks(), terminal_size((width, 24)))
+
+    assert max(map(len, shown.splitlines())) <= width
+    assert len(shown.splitlines()) < 24
+    assert "Trouble: n3 (refused), n4 (refused)." in " ".join(shown.split())
+    assert "No other may fail." in " ".join(shown.split())
 
 
 def test_lists_show_who_waits_and_for_how_long_locks_are_held(five):
