@@ -154,7 +154,7 @@ def _node(snapshot: Snapshot, place: int, said: Any) -> NodeRow:
     detail = said.detail or status.detail
     answers = detail or gettext("yes")
     count = sum(bool(lock.views[place].fingerprint) for lock in snapshot.locks)
-    held = f"{count}+" if not snapshot.complete else str(count)
+    held = f"{count}{'+' if snapshot.cut_short else ''}" if snapshot.has_quorum else DASH
     if not said.info:
         remedy = remedy_of(said.failure).replace("`", "") if detail and not status.answered else ""
         return NodeRow(status.name, status.votes, answers, locks=held if status.answered else DASH, remedy=remedy)

@@ -133,7 +133,7 @@ def warn(command: BaseCommand, snapshot: Snapshot) -> None:
     """Say on standard error what is missing in a listing."""
     if snapshot.trouble:
         command.stderr.write(command.style.WARNING(f"{snapshot.quorum} Trouble: {snapshot.trouble}."))
-    if not snapshot.complete:
+    if snapshot.cut_short:
         text = "There are more locks than one listing asks for; these end first."
         command.stderr.write(command.style.WARNING(text))
 

@@ -138,6 +138,24 @@ def test_without_a_quorum_no_page_says_that_nothing_is_held(five, operator):
     assert data["unknown"] == ["default"]
 
 
+def test_without_a_quorum_nothing_is_said_of_how_many_locks_there_are(five, operator):
+    """
+    L73: the nodes that answer hold more than is listed. Too few of them answer to list anything: no page and no command
+    says that there are more than "these", or that a node holds none.
+    """
+    for number in range(MAX_NAMES + 5):
+        put(five, f"held:{number}")
+    for node in five[:3]:
+        node.down = True
+
+    said = [operator.get(path).content.decode() for path in (LIST, f"{LIST}nodes/")]
+    said += [text for command in ("redlock_list", "redlock_top --once") for text in run(*command.split())[:2]]
+
+    assert [text for text in said if "these end first" in text] == []
+    assert [text for text in said if "unknown or more" in text] == []
+    assert re.findall(r"</span> (\d+\+?)</td>", said[1]) == []
+
+
 # How many there are
 
 
