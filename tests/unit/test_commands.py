@@ -358,6 +358,31 @@ def test_list_as_csv(five):
 
 
 @pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        *((f"{sign}1+1", f"'{sign}1+1") for sign in ("=", "+", "-", "@")),
+        *((f"{sign}1+1", f"'{sign}1+1") for sign in ("\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH COMMERCIAL AT}")),
+        (" =1+1", " '=1+1"),
+        ("\t=1+1", "\\t=1+1"),
+        ("\r=1+1", "\\r=1+1"),
+        ("a;=1+1", "a;'=1+1"),
+        ('a; "=1+1', "a; \"'=1+1"),
+        ("a=1;b", "a=1;b"),
+    ],
+)
+def test_no_cell_of_the_csv_is_a_formula(five, name, cell):
+    """
+    L78: a name that begins as a formula does is marked as text. Where the decimal separator is a comma, spreadsheets
+    take semicolons for the ends of cells, so what follows one is a beginning as well.
+    """
+    put(five, name)
+
+    [_titles, line] = csv.reader(StringIO(run("redlock_list", "--format=csv")[0]))
+
+    assert line[0] == cell
+
+
+@pytest.mark.parametrize(
     ("sort", "names"), [("remaining", ["b", "a", "c"]), ("name", ["a", "b", "c"]), ("votes", ["c", "b", "a"])]
 )
 def test_list_in_another_order(five, sort, names):

@@ -7,7 +7,9 @@ import sys
 import time
 from datetime import timedelta
 from io import StringIO
+from os import terminal_size
 from traceback import walk_tb
+from unicodedata import combining, east_asian_width
 
 import pytest
 from celery import Celery
@@ -40,6 +42,7 @@ from django_redlock.inventory import (
     node_checks,
     stale_keys,
 )
+from django_redlock.management.commands.redlock_top import screen
 from django_redlock.models import key_of
 from django_redlock.nodes.memory import forget_nodes
 from django_redlock.nodes.redis.inspect import Inspection
@@ -133,6 +136,24 @@ def test_without_a_quorum_no_page_says_that_nothing_is_held(five, operator):
     assert "0 held locks" not in page
     assert "As of" not in page + data["nodes"]
     assert data["unknown"] == ["default"]
+
+
+def test_without_a_quorum_nothing_is_said_of_how_many_locks_there_are(five, operator):
+    """
+    L73: the nodes that answer hold more than is listed. Too few of them answer to list anything: no page and no command
+    says that there are more than "these", or that a node holds none.
+    """
+    for number in range(MAX_NAMES + 5):
+        put(five, f"held:{number}")
+    for node in five[:3]:
+        node.down = True
+
+    said = [operator.get(path).content.decode() for path in (LIST, f"{LIST}nodes/")]
+    said += [text for command in ("redlock_list", "redlock_top --once") for text in run(*command.split())[:2]]
+
+    assert [text for text in said if "these end first" in text] == []
+    assert [text for text in said if "unknown or more" in text] == []
+    assert re.findall(r"</span> (\d+\+?)</td>", said[1]) == []
 
 
 # How many there are
@@ -232,22 +253,51 @@ class Screen(StringIO):
         return True
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_lists_fit_the_terminal(five, monkeypatch, width):
+def columns_of(text: str) -> int:
+    """Return how many columns of a terminal a line takes: Chinese characters take two each, accents none."""
+    return sum(2 if east_asian_width(each) in "WF" else not combining(each) for each in text)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("command", ["redlock_list", "redlock_top --once"])
+@pytest.mark.parametrize("part", ["very-long-", "\u8f93\u5165\u76ee\u5f55", "e\N{COMBINING ACUTE ACCENT}t"], ids=ascii)
+def test_lists_fit_the_terminal(five, monkeypatch, part, command, width):
     """
     L71: on a terminal no line is longer than it is wide: columns are left out, then names are cut in the middle.
     """
-    put(five, "orders:" + "very-long-" * 8 + "7")
+    put(five, f"orders:{part * 10}7")
+    put(five, "short", number=2)
+    five[4].down = True
     monkeypatch.setenv("COLUMNS", str(width))
     narrow, wide = Screen(), Screen()
 
-    call_command("redlock_list", stdout=narrow, stderr=StringIO(), no_color=True)
-    call_command("redlock_list", "--wide", stdout=wide, stderr=StringIO(), no_color=True)
+    call_command(*command.split(), stdout=narrow, stderr=StringIO(), no_color=True)
+    call_command(*command.split(), "--wide", stdout=wide, stderr=StringIO(), no_color=True)
 
-    assert max(map(len, narrow.getvalue().splitlines())) <= width
-    assert narrow.getvalue().splitlines()[0].split()[:2] == ["LOCK", "STATE"]
-    assert "very-long-7" in wide.getvalue()
+    lines = narrow.getvalue().splitlines()
+    title, *rows = lines[-3:]
+    assert max(map(columns_of, lines)) <= width
+    assert title.split()[:2] == ["LOCK", "STATE"]
+    assert {columns_of(row[: row.index("degraded")]) for row in rows} == {title.index("STATE")}
+    assert f"{part}7" in wide.getvalue()
     assert "TOKEN" in wide.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_top_says_which_nodes_fail_on_any_terminal(five, width):
+    """
+    L73: a narrow screen breaks what it says of the nodes into lines, and cuts nothing of it.
+    """
+    put(five, "orders:7")
+    for node in five[3:]:
+        node.down = True
+
+    shown = screen(held_locks(), terminal_size((width, 24)))
+
+    assert max(map(len, shown.splitlines())) <= width
+    assert len(shown.splitlines()) < 24
+    assert "Trouble: n3 (refused), n4 (refused)." in " ".join(shown.split())
+    assert "No other may fail." in " ".join(shown.split())
 
 
 def test_lists_show_who_waits_and_for_how_long_locks_are_held(five):
@@ -365,17 +415,64 @@ def test_labels_are_bounded():
     assert labels.of(f"{WORDS[0]}{WORDS[0]}:8") != "*"
 
 
-def test_no_key_in_an_url_is_longer_than_servers_take(five, operator):
+@pytest.mark.parametrize("length", [300, 700, 4000])
+def test_no_address_is_longer_than_servers_take(five, operator, length):
     """
     A name that another program wrote into an index may be so long that no server takes its address: it has no link.
+    Gunicorn takes lines of 4,094 bytes; a letter may need ten of them.
     """
     for node in five:
-        node.store.put("{" + "é" * 4000 + "}", "other", 200)
+        node.store.put("{" + "é" * length + "}", "other", 200)
 
     page = operator.get(LIST).content.decode()
 
-    assert max(map(len, re.findall(r'href="([^"]*)"', page))) < 8192
+    assert max(map(len, re.findall(r'href="([^"]*)"', page))) <= 4000
+    assert ('<a class="redlock-name"' in page) is (length == 300)
     assert 'class="redlock-name"' in page
+
+
+@pytest.mark.parametrize(("length", "status"), [(3000, 200), (9000, 404), (30_000, 404)])
+def test_a_key_that_no_link_has_leads_nowhere(five, operator, length, status):
+    """
+    A key that is longer than an address may be is not found. Cut short, it would name another lock.
+    """
+    key = key_of("0" * 12, "default", "{" + "a" * length + "}")
+
+    assert operator.get(f"{LIST}lock/", {"key": key}).status_code == status
+
+
+HOSTILE = "x\x1b[2J\nERROR y\u202e\u2028\x9b31m\x00\r\t=z<script>"  # what others may write into a name or a label
+
+
+def test_no_page_has_a_control_character(five, operator):
+    """
+    L78: what others wrote into names, labels and hosts, and an operator's reason, are escaped on every page.
+    """
+    owner = Owner(f"web{HOSTILE}", 77, f"task{HOSTILE}", HOSTILE, HOSTILE, time.time() - 900, 30.0)
+    for node in five:
+        node.store.put(slug(HOSTILE), encode(f"{7:032x}", owner), 200)
+    [held] = held_locks().locks
+    key = key_of(held.fingerprint, "default", held.slug)
+    chosen = {"index": "0", "_selected_action": key, "reason": HOSTILE, "seconds": HOSTILE}
+
+    def acted(action: str, **more: str) -> str:
+        return operator.post(LIST, {"action": action, **chosen, **more}, follow=True).content.decode()
+
+    def got(path: str, **query: str) -> str:
+        return operator.get(path, query).content.decode()
+
+    pages = {"list": got(LIST), "lock": got(f"{LIST}lock/", key=key), "nodes": got(f"{LIST}nodes/")}
+    pages |= {f"live {part}": str(text) for part, text in json.loads(got(LIVE)).items()}
+    pages |= {action: acted(action) for action in ("stop", "extend", "release")}
+    pages["refused"] = acted("extend", confirmed="yes")
+    pages["asked"] = acted("stop", confirmed="yes")
+    pages["asked for"] = got(f"{LIST}lock/", key=key)
+    pages["released"] = acted("release", confirmed="yes")
+
+    for what, page in pages.items():
+        assert (what, {letter for letter in page if not letter.isprintable()} - {"\n"}) == (what, set())
+        assert (what, re.findall(r"(?m)^ERROR|=z<script>", page)) == (what, [])
+    assert "ERROR y" in pages["released"]
 
 
 def test_a_reason_cannot_write_a_line_of_the_log(five, caplog):

@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from django_redlock import LockTakenError, lock, locks
 from django_redlock.contrib.history import recorder as recorders
+from django_redlock.contrib.history.admin import DASH
 from django_redlock.contrib.history.advice import kinds
 from django_redlock.contrib.history.models import Hold
 from django_redlock.contrib.history.recorder import KEEP, MOST, Recorder
@@ -39,7 +40,9 @@ def recorder(monkeypatch) -> Iterator[Recorder]:
     forget_nodes()
 
 
-def held(name: str, count: int, seconds: float, *, ttl: float = 30.0, outcome: str = "released", waited: float = 0.0):
+def held(
+    name: str, count: int, seconds: float | None, *, ttl: float = 30.0, outcome: str = "released", waited: float = 0.0
+):
     """Record the given number of holds of a lock."""
     about = {"alias": "default", "name": name, "template": name, "host": "web-1", "pid": 7, "ended": timezone.now()}
     row = {**about, "outcome": outcome, "waited": waited, "held": seconds, "ttl": ttl}
@@ -211,7 +214,23 @@ def test_advice():
     assert "more than half of its ttl: leave renewal on, or set ttl to 40 s." in said["long"]
     assert "after a crash all wait that long; set it to 10 s." in said["lazy"]
     assert "make it narrower" in said["hot"]
-    assert "50 gave up: wait=2 would let most of them in." in said["busy"]
+    assert said["busy"] == "50 gave up: wait=2 would let most of them in."  # and none was lost
+
+
+def test_a_lock_that_nobody_got_was_neither_held_nor_lost(viewer):
+    """
+    A kind of which every attempt was given up has no holding times, on the page and in the doctor's advice.
+    """
+    held("wanted", 30, None, outcome="taken")
+    out = StringIO()
+    call_command("redlock_doctor", "--advise", stdout=out, no_color=True)
+
+    page = viewer.get(f"{LIST}kinds/").content.decode()
+
+    assert "wanted: held 0 times; waited 0.00 s" in out.getvalue()
+    assert f"held: {DASH}<br>" in page
+    assert "waited: 0.0 ms, 0.0 ms<br>" in page
+    assert 'class="redlock-lost"' not in page
 
 
 def test_the_doctor_advises():

@@ -15,6 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ...admin.columns import labelled
 from ...inventory import duration
 from ...models import HeldLock
 from .advice import Kind, kinds
@@ -87,12 +88,12 @@ class HoldAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     @admin.display(description=_("waited"), ordering="waited")
     def waited_for(self, row: Hold) -> str:
         """Return for how long somebody waited for it, for people."""
-        return duration(row.waited)
+        return labelled(_("waited"), duration(row.waited))
 
     @admin.display(description=_("held"), ordering="held")
     def held_for(self, row: Hold) -> str:
         """Return for how long it was held, for people; a dash for an attempt that was given up."""
-        return DASH if row.held is None else duration(row.held)
+        return labelled(_("held"), DASH if row.held is None else duration(row.held))
 
     @admin.display(description=_("now"))
     def live(self, row: Hold) -> SafeString:
@@ -144,7 +145,7 @@ def _label(outcome: str) -> tuple[str, Any]:
     return OUTCOMES.get(outcome, ("warn", outcome))
 
 
-def _bars(kind: Kind, longest: float) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the bars of one kind: what it is, its length in percent, the median and the 99th percentile."""
-    for what, (half, most) in ((gettext("held"), kind.hold), (gettext("waited"), kind.wait)):
-        yield what, f"{100 * most / longest:.1f}", duration(half), duration(most)
+def _bars(kind: Kind, longest: float) -> Iterator[tuple[str, str, str]]:
+    """Yield the bars of one kind: what it is, its length in percent, and the median and the 99th percentile."""
+    for what, (half, most), known in ((gettext("held"), kind.hold, kind.holds), (gettext("waited"), kind.wait, True)):
+        yield what, f"{100 * most / longest:.1f}", f"{duration(half)}, {duration(most)}" if known else DASH

@@ -32,7 +32,7 @@ class Kind:
         holds: How often a lock was held.
         refused: How often a caller gave up.
         lost: How often a lock was lost.
-        hold: The median and the 99th percentile of the holding times.
+        hold: The median and the 99th percentile of the holding times; 0 without any holds.
         wait: The median and the 99th percentile of the waiting times.
         ttl: The longest lease.
     """
@@ -100,7 +100,7 @@ def _kind(name: str, rows: list[Row]) -> Kind:
         template=name,
         holds=len(held),
         refused=sum(hold is None for _, _, hold, _ in rows),
-        lost=sum(outcome in LOST for outcome, _, _, _ in rows),
+        lost=sum(outcome in LOST and hold is not None for outcome, _, hold, _ in rows),
         hold=_spread(held),
         wait=_spread([waited for _, waited, _, _ in rows]),
         ttl=max((ttl or 0.0 for _, _, _, ttl in rows), default=0.0),

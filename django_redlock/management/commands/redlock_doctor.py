@@ -86,10 +86,10 @@ class Command(OperatorCommand):
 
         for alias in using or (None,):
             for kind in kinds(alias):
+                times = f", {kind.hold[0]:.2f} s (median), {kind.hold[1]:.2f} s (99 of 100)" if kind.holds else ""
                 self.stdout.write(
-                    f"{kind.template}: held {kind.holds} times, {kind.hold[0]:.2f} s (median), {kind.hold[1]:.2f} s "
-                    f"(99 of 100); waited {kind.wait[0]:.2f} s, {kind.wait[1]:.2f} s; {kind.refused} gave up, "
-                    f"{kind.lost} lost."
+                    f"{kind.template}: held {kind.holds} times{times}; waited {kind.wait[0]:.2f} s, "
+                    f"{kind.wait[1]:.2f} s; {kind.refused} gave up, {kind.lost} lost."
                 )
                 for text in kind.suggestions:
                     self.stdout.write(self.style.WARNING(f"    {text}"))

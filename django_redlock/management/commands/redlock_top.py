@@ -4,13 +4,14 @@ import os
 import shutil
 import sys
 import time
+from textwrap import wrap
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser, no_translations
 
 from ...conf import DEFAULT_ALIAS
 from ...inventory import Snapshot, State
-from ..output import NO_QUORUM, OperatorCommand, listing, seconds, table, with_waiters
+from ..output import NO_QUORUM, OperatorCommand, clipped, listing, seconds, table, with_waiters
 
 CLEAR = "\x1b[H\x1b[2J"
 LINES = 40  # locks on a screen
@@ -35,7 +36,7 @@ class Command(OperatorCommand):
             while True:
                 snapshot = listing(using)
                 anew = self._on_screen() and not once
-                text = screen(snapshot, shutil.get_terminal_size() if anew else None, wide=wide)
+                text = screen(snapshot, shutil.get_terminal_size() if anew else self._endless(wide), wide=wide)
                 self.stdout.write(CLEAR + text if anew else text)
                 self.stdout.flush()  # whoever reads a pipe sees it now
                 if once and not snapshot.has_quorum:
@@ -45,6 +46,11 @@ class Command(OperatorCommand):
                 time.sleep(interval)
         except KeyboardInterrupt:
             return
+
+    def _endless(self, wide: bool) -> os.terminal_size | None:
+        """Return the size of a terminal that is shown once, and may scroll; None without one."""
+        width = self.width(wide)
+        return os.terminal_size((width, sys.maxsize)) if width else None
 
     def _on_screen(self) -> bool:
         return hasattr(self.stdout, "isatty") and bool(self.stdout.isatty()) and sys.platform != "win32"
@@ -66,12 +72,13 @@ def screen(snapshot: Snapshot, size: os.terminal_size | None = None, *, wide: bo
     taken = time.strftime("%H:%M:%S", time.localtime(snapshot.taken))
     lines = [f"{snapshot.alias} at {taken}: {snapshot.quorum}"]
     lines += [f"Trouble: {snapshot.trouble}."] if snapshot.trouble else []
-    more = "" if snapshot.complete else " or more"
-    lines += [f"{summary}{more}", ""]
+    more = " or more" if snapshot.cut_short else ""
+    lines += [f"{summary}{more}"]
+    lines = [*(part for line in lines for part in (wrap(line, size.columns) if size else [line])), ""]
     room = min(LINES, max(1, size.lines - len(lines) - 3)) if size else LINES  # the titles, the last line, the cursor's
     worst = sorted(snapshot.locks, key=lambda lock: (-lock.state.severity, lock.since or 0.0))
     shown = with_waiters(snapshot, worst[:room])
     lines += table(shown, known=snapshot.has_quorum, width=size.columns if size and not wide else None).split("\n")
     hidden = len(snapshot.locks) - room
     lines += [f"... and {hidden}{more} that are no worse"] if hidden > 0 else []
-    return "\n".join(line[: size.columns] for line in lines) if size else "\n".join(lines)
+    return "\n".join(clipped(line, size.columns) for line in lines) if size else "\n".join(lines)

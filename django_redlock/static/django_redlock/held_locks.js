@@ -10,7 +10,7 @@
     const body = () => document.querySelector('#result_list tbody');
     const rows = (root) => Array.from(root ? root.rows : []);
     const id = (row) => row.querySelector('[data-lock]')?.dataset.lock || '';
-    const alias = (row) => id(row).slice(0, id(row).indexOf(' {'));
+    const alias = (row) => decodeURIComponent(id(row).split('/')[0]);
     const state = (row) => row.querySelector('.redlock-state')?.textContent;
     const name = (row) => row.querySelector('.redlock-name')?.textContent;
     const two = (number) => String(number).padStart(2, '0');
