@@ -481,16 +481,35 @@ ASYNC = [
 ]
 
 
+KINDS = ("memory", "servers", "one down", "one breaking")
+
+
 def make_manager(kind: str, urls: list[str]) -> Any:
-    """Return a manager over three nodes in memory, over those at *urls*, or over two in memory and one that is down."""
+    """
+    Return a manager over three nodes: in memory, those at *urls*, or two in memory and one that fails.
+
+    "one down" cannot be reached; a connection to "one breaking" breaks after each request, before its reply is read.
+    """
     from django_redlock.core.rules import Rules
     from django_redlock.engine.manager import LockManager
     from django_redlock.nodes import NodeSpec, open_node
     from django_redlock.nodes.memory import MemoryNode
 
+    class BreakingNode(MemoryNode):
+        def connect(self, timeout: float) -> Any:
+            self.down = False
+            return super().connect(timeout)
+
+        def execute(self, request: Any) -> Any:
+            reply = super().execute(request)
+            self.down = True
+            return reply
+
     nodes: list[Any] = [open_node(NodeSpec(url), "i:") for url in urls]
     if kind == "one down":
         nodes = [open_node(NodeSpec("redis://127.0.0.1:1"), "i:")]
+    if kind == "one breaking":
+        nodes = [BreakingNode("breaking")]
     if kind != "servers":
         nodes += [MemoryNode(f"i{place}") for place in range(len(nodes), 3)]
     return LockManager(nodes, Rules(len(nodes), ttl=2 * TTL, node_timeout=0.4, restart_guard=False, min_validity=0.05))
@@ -567,7 +586,7 @@ def main() -> None:
     parser.add_argument("--lines", action="store_true", help="interrupt before every line, too")
     parser.add_argument("--step", type=int, default=1, help="interrupt only at every STEP-th point")
     parser.add_argument("--first", type=int, default=0, help="begin at this point: runs side by side share the points")
-    parser.add_argument("--nodes", choices=["memory", "servers", "one down"], action="append", help="all if not given")
+    parser.add_argument("--nodes", choices=KINDS, action="append", help="all if not given")
     parser.add_argument("--signals", type=int, metavar="COUNT", help="send COUNT signals at random, instead")
     parser.add_argument("--scenario", help="run only scenarios whose names contain this")
     chosen = parser.parse_args()
@@ -577,7 +596,7 @@ def main() -> None:
         settings.configure()
     from django_redlock.testing import start_servers
 
-    for kind in chosen.nodes or ["memory", "servers", "one down"]:
+    for kind in chosen.nodes or KINDS:
         servers = start_servers(3) if kind == "servers" else None
         if chosen.signals:
             Storm(make_manager(kind, servers.urls if servers else [])).run(chosen.signals)

@@ -69,10 +69,11 @@ def test_lock_over_servers_works_after_an_interruption(nodes: Any, scenario: Sce
     [scenario for scenario in (*BLOCKING, *ASYNC) if scenario.name.removeprefix("async ") in ("enter", "renew")],
     ids=lambda scenario: scenario.name,
 )
-def test_lock_with_a_node_down_works_after_an_interruption(scenario: Scenario):
-    """L10, L62: the same while one node of three cannot be reached, so that releases wait for it."""
+@pytest.mark.parametrize("kind", ["one down", "one breaking"])
+def test_lock_with_a_failing_node_works_after_an_interruption(scenario: Scenario, kind: str):
+    """L10, L62: the same while a node of three cannot be reached, or breaks each connection before it replies."""
     whole = Trap(1_000_000)
-    sweep = swept(scenario, False, kind="one down")
+    sweep = swept(scenario, False, kind=kind)
     try:
         sweep.count(whole)
         sweep.run(first=7, step=max(1, whole.passed // SAMPLE))
