@@ -216,7 +216,9 @@ def test_release_is_sent_before_the_process_ends(nodes: Servers, end: str):
         [sys.executable, "-c", program, *nodes.urls[:3]], cwd=root, capture_output=True, text=True, timeout=120
     )
 
-    assert (done.stderr, done.returncode) == ("", 3 if end == "exit" else 0)
+    # In an exit handler, Python 3.12 starts no thread that could extend the lease, and the log says so.
+    said = [line for line in done.stderr.splitlines() if "can't create new thread at interpreter shutdown" not in line]
+    assert (said, done.returncode) == ([], 3 if end == "exit" else 0)
     manager = real_manager(nodes.urls[:3])
     assert held_by(manager, "{a}")
     manager.close()
