@@ -400,6 +400,14 @@ def held_by(manager: LockManager, slug: str, *tokens: str) -> bool:
     return True
 
 
+def wait_until(condition: Callable[[], object], pause: float = 0.02, seconds: float = 90.0) -> None:
+    """Wait for something that a thread, a process or a server does in its own time."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(pause)
+
+
 async def eventually(condition: Callable[[], bool]) -> None:
     """Wait for an action of another process or thread."""
     until, pause = time.monotonic() + 60, 0.002

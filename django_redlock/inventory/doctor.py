@@ -77,7 +77,7 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
         ),
         *_duplicates(said),
         *_clocks(said),
-        *_tokens(using),
+        *_tokens(using, said, timeout),
     ]
     explained = {finding.node for finding in found if finding.level is Level.ERROR}
     found += [finding for finding in _trials(manager, said, timeout) if finding.node not in explained]
@@ -148,9 +148,21 @@ def _clocks(said: list[Inspection]) -> Iterator[Finding]:
         )
 
 
-def _tokens(alias: str) -> Iterator[Finding]:
-    """Yield the nodes that have no vote on a lock because of what is under its fence."""
-    absurd = {**held_locks(alias).absurd, **absurd_tokens(alias).absurd}
+def _tokens(alias: str, said: list[Inspection], timeout: float) -> Iterator[Finding]:
+    """Yield the nodes that have no vote on a lock because of its fencing token, and those that may have more."""
+    searched = absurd_tokens(alias, timeout=timeout)
+    reached = {node.name for node in said if not node.detail}
+    for name in searched.unsearched:
+        if name in reached:
+            yield Finding(
+                "unsearched",
+                Level.NOTE,
+                name,
+                "Not all fencing tokens on it were read: it was too slow, or has very many. "
+                "Absurd tokens of locks that nobody holds may be among the others.",
+                f"A longer --timeout; for one lock, manage.py redlock_clear --using {alias} --name NAME.",
+            )
+    absurd = {**held_locks(alias).absurd, **searched.absurd}
     for slug, nodes in sorted(absurd.items()):
         name = printable(name_of(slug))
         for node in nodes:

@@ -241,6 +241,7 @@ class Snapshot:
         rules: The numbers of the alias.
         total: How many names the nodes' indexes have; those whose holders died a while ago may be among them.
         absurd: The nodes with an absurd fencing token, by the slug of the lock; it may be held or free.
+        unsearched: The nodes that were searched for such tokens, but not to the end.
     """
 
     alias: str
@@ -251,6 +252,7 @@ class Snapshot:
     rules: Rules = field(repr=False)
     total: int = 0
     absurd: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unsearched: tuple[str, ...] = ()
 
     @property
     def answering(self) -> int:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -523,6 +524,17 @@ def test_token_that_no_node_can_have_accepted(nodes, three):
 
     assert only(findings, "absurd-token").level == "error"
     assert "'orders:7'" in only(findings, "absurd-token").text
+
+
+def test_search_that_was_cut_short(nodes, three, monkeypatch):
+    """L77: nothing is said of the tokens that were not read; with no time for a second page, the first one counts."""
+    monkeypatch.setattr(inspect, "find_absurd_tokens", partial(inspect.find_absurd_tokens, seconds=0))
+    with nodes[1].client() as client:
+        client.mset({f"redlock:{{orders:{number}}}:f": 2**63 - 1 for number in range(1000)})
+    findings = found(three)
+
+    assert (only(findings, "unsearched").level, only(findings, "unsearched").node in three[1]) == ("note", True)
+    assert "absurd-token" in ids(findings)
 
 
 @pytest.mark.endurance

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from django.core.management import call_command
@@ -32,6 +32,7 @@ from django_redlock.inventory import (
 from django_redlock.inventory.judge import silent_for
 from django_redlock.testing import Servers
 from tests.holder import holding
+from tests.managers import wait_until
 
 OPTIONS = {"restart_guard": False, "node_timeout": 7.0, "ttl": 30.0, "max_ttl": 60.0}
 
@@ -54,14 +55,6 @@ def found(name: str = "orders:7") -> HeldLock:
     held = find_lock(name)
     assert held is not None
     return held
-
-
-def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait until a condition holds."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "in vain"
-        time.sleep(0.02)
 
 
 def stale(name: str = "orders:7", later: float = 0.0) -> list[Staleness]:
@@ -133,8 +126,8 @@ def test_orphaned_is_known_and_not_guessed(five):
         dead.hear("held")
         alive.hear("held")
         dead.kill()
-        eventually(lambda: found("dead").state == State.ORPHANED)
-        eventually(lambda: silent_for(found("alive")) > 7)
+        wait_until(lambda: found("dead").state == State.ORPHANED)
+        wait_until(lambda: silent_for(found("alive")) > 7)
 
         assert found("alive").state == State.HELD
         assert {held.name: held.state for held in held_locks().locks} == {"dead": "orphaned", "alive": "held"}
@@ -155,12 +148,12 @@ def test_a_process_that_died_after_its_heartbeat_is_known_to_be_dead(five):
         owner = found().owner
         assert owner is not None
         with five[0].client() as client:
-            eventually(lambda: client.exists(f"redlock:{heartbeat(owner.process)}:h"))
+            wait_until(lambda: client.exists(f"redlock:{heartbeat(owner.process)}:h"))
             assert 60_000 < client.pttl(f"redlock:{heartbeat(owner.process)}:h") <= 71_000  # longer than a lease
             assert client.exists(f"redlock:{heartbeat(owner.process)}:f") == 0
         holder.kill()
 
-        eventually(lambda: found().state == State.ORPHANED)
+        wait_until(lambda: found().state == State.ORPHANED)
 
 
 def test_processes_are_no_locks(five, lively):
@@ -169,10 +162,10 @@ def test_processes_are_no_locks(five, lively):
     """
     lease = taken()
     with five[0].client() as client:
-        eventually(lambda: client.zcard("redlock:index") == 2)
+        wait_until(lambda: client.zcard("redlock:index") == 2)
         assert [held.name for held in held_locks().locks] == ["orders:7"]
         lease.release()
-        eventually(lambda: locks["default"].driver.heartbeat.due() == float("inf"))
+        wait_until(lambda: locks["default"].driver.heartbeat.due() == float("inf"))
         assert 0 < client.pttl(*client.keys("redlock:*~p:h")) < 62_000
         assert held_locks().locks == ()
 
@@ -184,10 +177,10 @@ def test_closed_connections_are_no_death(five, lively):
     lease = lock("orders:7").acquire()
     manager = locks["default"]
     with five[0].client() as client:
-        eventually(lambda: client.keys("redlock:*~p:h"))
+        wait_until(lambda: client.keys("redlock:*~p:h"))
         manager.close()
         client.delete(*client.keys("redlock:*~p:h"))
-        eventually(lambda: client.keys("redlock:*~p:h"))
+        wait_until(lambda: client.keys("redlock:*~p:h"))
     lease.release()
     manager.close()
 
@@ -203,7 +196,7 @@ def test_a_lock_that_is_handed_over_is_not_left_behind(five):
     with holding(five.urls, "orders:7", renew=False, ttl=60) as holder:
         holder.hear("held")
         holder.kill()
-        eventually(lambda: silent_for(found()) > 7)
+        wait_until(lambda: silent_for(found()) > 7)
 
         assert (found().state, stale()) == (State.HELD, [])
 
@@ -248,7 +241,7 @@ def test_an_event_loop_sends_the_heartbeat_of_its_process(five, lively):
     async def held() -> None:
         async with lock("orders:7", renew=False, ttl=30):
             with five[0].client() as client:
-                await asyncio.to_thread(eventually, lambda: client.keys("redlock:*~p:h"))
+                await asyncio.to_thread(wait_until, lambda: client.keys("redlock:*~p:h"))
         await locks["default"].aclose()
 
     asyncio.run(asyncio.wait_for(held(), 60))
@@ -278,9 +271,9 @@ def test_waiters_are_listed_in_the_order_of_their_turns(five):
     """
     lease = taken(ttl=60)
     with holding(five.urls, "orders:7") as first:
-        eventually(lambda: len(found().waiters) == 1)
+        wait_until(lambda: len(found().waiters) == 1)
         with holding(five.urls, "orders:7") as second:
-            eventually(lambda: len(found().waiters) == 2)
+            wait_until(lambda: len(found().waiters) == 2)
             line = found().waiters
             listed = held_locks().locks[0]
             first.kill()
@@ -448,15 +441,15 @@ def test_what_a_living_process_holds_is_not_stale_without_an_expiry(five):
         first.hear("held")
         second.hear("held")
         with five[0].client() as client:
-            eventually(lambda: len(client.keys("redlock:*~p:h")) == 2)
+            wait_until(lambda: len(client.keys("redlock:*~p:h")) == 2)
         everywhere(five, "PERSIST", "redlock:{for ever}:h")
         everywhere(five, "PEXPIRE", "redlock:{too long}:h", 3_600_000)
         living = reasons()
         first.kill()
         second.kill()
-        eventually(lambda: found("too long").state is State.ORPHANED)
+        wait_until(lambda: found("too long").state is State.ORPHANED)
         assert reasons() == [[], []]  # a paused process looks the same, until its lease has ended
-        eventually(lambda: reasons() == [[Staleness.NO_EXPIRY], [Staleness.TOO_LONG]], 120)
+        wait_until(lambda: reasons() == [[Staleness.NO_EXPIRY], [Staleness.TOO_LONG]], seconds=120)
 
     assert living == [[], []]
 

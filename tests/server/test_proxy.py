@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from django_redlock.testing import FaultProxy, Server, Servers
+from tests.managers import wait_until
 
 PATIENCE = 60.0  # seconds that a client waits for a reply that arrives
 TIMEOUT = 0.2  # seconds that a client waits in vain
@@ -40,7 +41,7 @@ def client(proxy: FaultProxy) -> Iterator[redis.Redis]:
 def hasty(proxy: FaultProxy) -> Iterator[redis.Redis]:
     """Another client, which soon gives up."""
     with redis.Redis.from_url(proxy.url, socket_timeout=TIMEOUT, decode_responses=True) as connected:
-        assert wait_for(lambda: answers(connected))
+        wait_until(lambda: answers(connected))
         yield connected
 
 
@@ -128,7 +129,7 @@ def test_black_hole_holds_requests_back(proxy, hasty, direct):
 
     proxy.heal()
 
-    assert wait_for(lambda: direct.get("a") == "1")
+    wait_until(lambda: direct.get("a") == "1")
 
 
 def test_black_hole_for_replies_lets_requests_through(proxy, hasty, direct):
@@ -177,7 +178,7 @@ def test_reset_breaks_connections_and_loses_what_was_underway(proxy, hasty, dire
     proxy.reset()
     proxy.heal()
 
-    assert wait_for(lambda: answers(hasty))
+    wait_until(lambda: answers(hasty))
     assert direct.get("a") is None
 
 
@@ -253,22 +254,14 @@ def test_connections_left_in_a_black_hole_are_closed_after_it(proxy, server, end
     for _ in range(150):  # more than may wait to be accepted
         with socket.create_connection(("127.0.0.1", proxy.port)) as abandoned:
             abandoned.sendall(b"PING\r\n")
-    assert wait_for(lambda: len(proxy._connections) == 150)
+    wait_until(lambda: len(proxy._connections) == 150)
 
     getattr(proxy, end)()
     proxy.heal()
 
-    assert wait_for(lambda: not proxy._connections)
+    wait_until(lambda: not proxy._connections)
     with redis.Redis.from_url(proxy.url) as client:
         assert client.ping()
-
-
-def wait_for(condition) -> bool:
-    """Wait for an event in another process or thread."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return bool(condition())
 
 
 def test_connections_accepted_just_before_the_end_are_closed(proxy):

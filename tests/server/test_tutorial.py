@@ -10,8 +10,7 @@ import re
 import shlex
 import sqlite3
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from http.cookiejar import CookieJar
 from pathlib import Path
@@ -24,6 +23,7 @@ from urllib.request import HTTPCookieProcessor, OpenerDirector, build_opener
 import pytest
 
 from django_redlock.testing.servers import reserve_port
+from tests.managers import wait_until
 from tests.typed import Reader, blocks, commands
 
 pytest.importorskip("celery", reason="needs Celery: pip install celery")
@@ -35,14 +35,6 @@ PATIENCE = 100.0  # seconds, for machines under load
 INSTALLATION = ["python3 -m venv .venv", ". .venv/bin/activate", 'pip install "django-redlock[celery]"']
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the pages' workers are tested on Linux")
-
-
-def wait_for(condition: Callable[[], object], pause: float = 0.2) -> None:
-    """Wait until a condition is true."""
-    until = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < until, "the tutorial does not go on"
-        time.sleep(pause)
 
 
 def readiness(log: Path) -> int:
@@ -66,7 +58,7 @@ class Student(Reader):
         logs = [self.folder / name for name in re.findall(r"--detach .*--logfile (\S+)", command)]
         before = [readiness(log) for log in logs]
         output = super().type(command)
-        wait_for(lambda: all(readiness(log) > times for log, times in zip(logs, before, strict=True)))
+        wait_until(lambda: all(readiness(log) > times for log, times in zip(logs, before, strict=True)))
         return output
 
     def rows(self, task: str = "%") -> int:
@@ -124,7 +116,7 @@ def twice(student: Student) -> None:
     """Two calls of a plain task are two runs."""
     for command, output in student.follow("1. The import runs twice"):
         if "task.delay()" in command:
-            wait_for(lambda: student.rows() == 40)
+            wait_until(lambda: student.rows() == 40)
         if "count()" in command:
             assert output.strip() == "40"
 
@@ -133,15 +125,15 @@ def killed(student: Student) -> None:
     """Two calls of a singleton are one run, and a killed worker frees the slot."""
     *_, (_, ids) = student.follow("2. One at a time")
     (first,) = set(ids.split())
-    wait_for(lambda: student.rows(first))
+    wait_until(lambda: student.rows(first))
 
     steps = student.follow("3. Kill the worker")
     assert SLOT in next(steps)[1]
     killed = student.worker("one")
     assert next(steps)[0] == "kill -9 $(cat one.pid)"
-    wait_for(lambda: not Path(f"/proc/{killed}/cmdline").read_bytes() if Path(f"/proc/{killed}").exists() else True)
+    wait_until(lambda: not Path(f"/proc/{killed}/cmdline").read_bytes() if Path(f"/proc/{killed}").exists() else True)
     next(steps)
-    wait_for(student.slot_is_free, pause=3)
+    wait_until(student.slot_is_free, pause=3)
     assert next(steps)[1].strip() == "No locks."
     *_, (_, duplicate) = steps
     assert duplicate.strip() == "False"
@@ -152,20 +144,20 @@ def overtaken(student: Student) -> None:
     steps = student.follow("4. Lose the lease in the middle")
     before = student.tasks()
     next(steps)
-    wait_for(lambda: student.tasks() - before)
+    wait_until(lambda: student.tasks() - before)
     (first,) = student.tasks() - before
     next(steps)
     while student.is_busy():  # the page says what to do then
         os.kill(student.worker("one"), SIGCONT)
         student.type("sleep 1; kill -STOP $(cat one.pid)")
-    wait_for(student.slot_is_free, pause=3)
+    wait_until(student.slot_is_free, pause=3)
     booked = student.rows(first)
 
     next(steps)
     second = next(steps)[1].strip()
-    wait_for(lambda: student.rows(second))
+    wait_until(lambda: student.rows(second))
     assert next(steps)[0] == "kill -CONT $(cat one.pid)"
-    wait_for(lambda: "LockLostError:" in (student.folder / "one.log").read_text())
+    wait_until(lambda: "LockLostError:" in (student.folder / "one.log").read_text())
     assert SLOT in next(steps)[1]
 
     assert (student.rows(first), second != first) == (booked, True)
@@ -179,7 +171,7 @@ def in_the_admin(student: Student) -> None:
     with running(student, f"{serve} --noreload {port}"):
         url = url.replace("8000", str(port))
         browser = build_opener(HTTPCookieProcessor(CookieJar()))
-        wait_for(lambda: SLOT in page_after_login(browser, url) or student.type(CALL), pause=1)
+        wait_until(lambda: SLOT in page_after_login(browser, url) or student.type(CALL), pause=1)
 
 
 def commands_and_urls() -> tuple[list[str], list[str]]:

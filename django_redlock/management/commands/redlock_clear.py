@@ -68,13 +68,25 @@ class Command(OperatorCommand):
         warn(self, snapshot)
         if not snapshot.has_quorum:
             raise CommandError("Too few nodes answer to say what is stale.", returncode=NO_QUORUM)
-        keys = [key for key in _stale(snapshot, searched=not names) if _old_enough(key, older_than)]
+        keys = [key for key in self._stale(snapshot, searched=not names) if _old_enough(key, older_than)]
         for key in keys:
             self.stdout.write(_explanation(key))
         if not keys:
             self.stdout.write("Nothing is stale.")
         elif self._may_delete(len(keys), dry_run, interactive, options.get("stdin", sys.stdin)):
             self._delete(keys)
+
+    def _stale(self, snapshot: Snapshot, searched: bool) -> list[StaleKey]:
+        """Return what is stale; if nodes are to be *searched*, also absurd tokens of locks that nobody holds."""
+        keys = stale_keys(snapshot)
+        if searched:
+            known = {key.lock.slug for key in keys if key.reason is Staleness.ABSURD}
+            found = absurd_tokens(snapshot.alias)
+            keys += [key for key in stale_keys(found) if key.reason is Staleness.ABSURD and key.lock.slug not in known]
+            if found.unsearched:
+                text = f"Not all fencing tokens of free locks were read on {', '.join(found.unsearched)}."
+                self.stderr.write(self.style.WARNING(text))
+        return keys
 
     def _may_delete(self, count: int, dry_run: bool, interactive: bool, stdin: Any) -> bool:
         if dry_run or (interactive and not stdin.isatty()):
@@ -101,16 +113,6 @@ class Command(OperatorCommand):
             raise CommandError(
                 f"{_keys(outcomes[ActionResult.FAILED])} could not be deleted everywhere.", returncode=PARTIAL
             )
-
-
-def _stale(snapshot: Snapshot, searched: bool) -> list[StaleKey]:
-    """Return what is stale; in all that there is, also the tokens of locks that nobody holds, which are not listed."""
-    keys = stale_keys(snapshot)
-    if searched:
-        known = {key.lock.slug for key in keys if key.reason is Staleness.ABSURD}
-        others = stale_keys(absurd_tokens(snapshot.alias))
-        keys += [key for key in others if key.reason is Staleness.ABSURD and key.lock.slug not in known]
-    return keys
 
 
 def _old_enough(key: StaleKey, older_than: int | None) -> bool:

@@ -5,39 +5,35 @@ Search a database for what no request of a lock asks for: for the doctor and for
 import json
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from ...core.node_state import NodeState
 from ...core.replies import is_absurd
 from ..base import Node
+from ..token_search import TokenSearch, search_each
 from .node import DatabaseNode
 from .table import KEYS, TABLE, LockTable, clock
 
 
-def find_absurd_tokens(nodes: tuple[Node, ...], timeout: float, seconds: float = 2.0) -> set[str]:
+def find_absurd_tokens(nodes: tuple[Node, ...], timeout: float, seconds: float = 2.0) -> TokenSearch:
     """
     Return the slugs whose fencing tokens are absurd in a database among *nodes*, of held locks and of free ones.
 
     Each database is searched for *seconds* at most, over a connection of its own.
     """
     databases = [node for node in nodes if isinstance(node, DatabaseNode)]
-    with ThreadPoolExecutor(len(databases) or 1, thread_name_prefix="django_redlock inspect") as pool:
-        return set().union(*pool.map(lambda node: set(_search(node, timeout, seconds)), databases))
+    return search_each(databases, lambda node: _search(node, timeout, seconds))
 
 
 def _search(node: DatabaseNode, timeout: float, seconds: float) -> Iterator[str]:
-    until = time.monotonic() + seconds
     with closing(node.table(timeout)) as table:
-        try:
-            table.open()
-            for state, now in _rows(table):
-                if (slug := _absurd(state, now)) is not None:
-                    yield slug
-                if time.monotonic() > until:
-                    return
-        except Exception:  # it cannot be searched; what a driver raises is its own, and the doctor reports the node
-            return
+        table.open()
+        until = time.monotonic() + seconds
+        for state, now in _rows(table):
+            if (slug := _absurd(state, now)) is not None:
+                yield slug
+            if time.monotonic() > until:
+                raise TimeoutError
 
 
 def _rows(table: LockTable) -> Iterator[tuple[str, int]]:

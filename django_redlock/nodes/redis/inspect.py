@@ -19,7 +19,8 @@ from redis.connection import AbstractConnection
 from ...core.failure import Failure
 from ...core.replies import is_absurd
 from ..base import LinkError, Node
-from .decode import BROKEN, MALFORMED, link_error, parse_age, parse_error, token, whole
+from ..token_search import TokenSearch, search_each
+from .decode import BROKEN, link_error, parse_age, parse_error, token, whole
 from .discovery import DiscoveredNode
 from .encode import resp
 from .handshake import exchange, unchanged
@@ -199,34 +200,31 @@ def _clock(connection: AbstractConnection) -> tuple[float, float]:
     return min(samples)
 
 
-def find_absurd_tokens(nodes: tuple[Node, ...], timeout: float, seconds: float = 2.0) -> set[str]:
+def find_absurd_tokens(nodes: tuple[Node, ...], timeout: float, seconds: float = 2.0) -> TokenSearch:
     """
     Return the slugs whose fencing tokens are absurd on a server among *nodes*, whether somebody holds the locks or not.
 
     A server is searched for *seconds* at most, and only if its user has the right ``+scan``.
     """
     servers = [node for node in nodes if isinstance(node, RedisNode)]
-    with ThreadPoolExecutor(len(servers) or 1, thread_name_prefix="django_redlock inspect") as pool:
-        return set().union(*pool.map(lambda node: set(_search(node, timeout, seconds)), servers))
+    return search_each(servers, lambda node: _search(node, timeout, seconds))
 
 
 def _search(node: RedisNode, timeout: float, seconds: float) -> Iterator[str]:
-    prefix, until, cursor = node.encoder.prefix, time.monotonic() + seconds, "0"
+    prefix, cursor = node.encoder.prefix, "0"
     pattern = re.sub(r"([\\*?\[\]^])", r"\\\1", prefix) + "*:f"
+    connection = _find(node, timeout)[0] if isinstance(node, DiscoveredNode) else _open(node, timeout)
+    until = time.monotonic() + seconds
     try:
-        connection = _find(node, timeout)[0] if isinstance(node, DiscoveredNode) else _open(node, timeout)
-    except (LinkError, *BROKEN):
-        return
-    try:
-        while time.monotonic() < until:
+        while True:
             page = _say(connection, "SCAN", cursor, "MATCH", pattern, "COUNT", AT_ONCE)
             if not isinstance(page, list):
-                return  # it may lack the right
+                return  # its user may lack the right, as documented
             keys = [key.decode("utf-8", "replace") for key in page[1]]
             values = _say(connection, "MGET", *keys) if keys else []
             now = _say(connection, "TIME")
             if not isinstance(values, list) or not isinstance(now, list):
-                return
+                raise LinkError(Failure.REFUSED)
             micros = whole(now[0].decode()) * 10**6
             for key, value in zip(keys, values, strict=True):
                 if value is not None and is_absurd(token(value.decode("utf-8", "replace")), micros):
@@ -234,8 +232,8 @@ def _search(node: RedisNode, timeout: float, seconds: float) -> Iterator[str]:
             cursor = page[0].decode()
             if cursor == "0":
                 return
-    except (LinkError, *BROKEN, *MALFORMED):
-        return
+            if time.monotonic() > until:
+                raise TimeoutError
     finally:
         connection.disconnect()
 

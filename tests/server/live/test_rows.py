@@ -3,8 +3,7 @@
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -15,6 +14,7 @@ from django.db import DatabaseError, connections, transaction
 
 from django_redlock import lock_for_update
 from django_redlock.signals import lock_released
+from tests.managers import wait_until
 from tests.shop.models import Order, ParcelLetter, Purchase, Stock, Voucher
 
 from .conftest import PATIENCE, Live, outcome, said
@@ -170,12 +170,4 @@ async def test_asynchronous_blocks_leave_no_connection_behind(database: str, eng
 
     assert totals == [1] * 8
     assert min(seen) == 10  # with the connection of the shared thread, and that of this test
-    assert wait_until(lambda: len(engine.execute(backends)) == 1)
-
-
-def wait_until(condition: Callable[[], object]) -> bool:
-    """Wait for something that a server does in its own time; return whether it happened."""
-    until = time.monotonic() + PATIENCE
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.05)
-    return bool(condition())
+    wait_until(lambda: len(engine.execute(backends)) == 1)

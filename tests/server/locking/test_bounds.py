@@ -29,7 +29,7 @@ from django_redlock.nodes.database.table import TABLE
 from django_redlock.nodes.redis.decode import checked, parse_reply
 from django_redlock.nodes.redis.resp import LONGEST_LIST, LONGEST_REPLY, PARTIAL, Replies
 from django_redlock.testing import Servers
-from tests.managers import Blocking, Flavour, Manager, Tables, connect, real_manager
+from tests.managers import Blocking, Flavour, Manager, Tables, connect, real_manager, wait_until
 
 # Values that any client can write under the key of a fencing token.
 ABSURD_TOKENS = [str(2**63 - 1), "9" * 23, str(2**53), str(HIGHEST), str(HIGHEST - 1), "1e300", "inf", "soon"]
@@ -415,7 +415,7 @@ def test_absurd_token_of_a_database_is_found_and_repaired(tables: Tables, held: 
         if not held:
             lease.release()
         poison_row(tables, lease.fencing_token, 2**63 - 1)
-        found = [finding for finding in diagnose(timeout=5.0).findings if finding.id == "absurd-token"]
+        found = [finding for finding in diagnose(timeout=30.0).findings if finding.id == "absurd-token"]
         told = io.StringIO()
 
         call_command("redlock_clear", interactive=False, stdout=told)
@@ -428,15 +428,35 @@ def test_absurd_token_of_a_database_is_found_and_repaired(tables: Tables, held: 
         locks.reset()
 
 
+def test_search_that_did_not_see_every_token_says_so(tables: Tables, monkeypatch: pytest.MonkeyPatch):
+    """L77: nothing found is not said of a node on which not every token was read."""
+    alias = {"NODES": tables.urls[:1], "KEY_PREFIX": "t", "OPTIONS": {"ttl": 60.0, "node_timeout": 10.0}}
+    with override_settings(REDLOCK={"default": alias}):
+        connect(locks["default"])
+        locks["default"].lock(NAME, wait=0).acquire().release()
+        name = locks["default"].nodes[0].name
+        before = [finding.node for finding in diagnose(timeout=30.0).findings if finding.id == "unsearched"]
+        monkeypatch.setattr("django_redlock.nodes.database.inspect._rows", lambda table: 1 / 0)
+        errors = io.StringIO()
+
+        after = [finding.node for finding in diagnose(timeout=30.0).findings if finding.id == "unsearched"]
+        call_command("redlock_clear", interactive=False, stdout=io.StringIO(), stderr=errors)
+
+        assert (before, after) == ([], [name])
+        assert f"Not all fencing tokens of free locks were read on {name}." in errors.getvalue()
+        locks.reset()
+
+
 def poison_row(tables: Tables, token: int, value: int) -> None:
-    """Write another fencing token into the row of the lock in the first database."""
+    """Write another fencing token into the row of the lock in the first database, which may be the last to learn it."""
+    wait_until(lambda: fence_of_row(tables) == token)
     tables.query(f"""UPDATE {TABLE} SET state = replace(state, '"fence":[{token},', '"fence":[{value},')""")
 
 
 def fence_of_row(tables: Tables) -> int:
     """Return the fencing token in the row of the lock in the first database, 0 if there is none."""
     records = [json.loads(state) for (state,) in tables.query(f"SELECT state FROM {TABLE}")]
-    return next(int(record.get("fence", [0])[0]) for record in records if record.get("slug") == SLUG)
+    return next((int(record.get("fence", [0])[0]) for record in records if record.get("slug") == SLUG), 0)
 
 
 def test_absurd_token_everywhere_is_removed(nodes: Servers):

@@ -20,18 +20,11 @@ from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.redis.inspect import inspect
 from django_redlock.testing import FaultProxy, Server, Servers, start_servers
-from tests.managers import Flavour
+from tests.managers import Flavour, wait_until
 
 REPLICATES_AT_ONCE = ("--repl-diskless-sync-delay", "0")
 TTL = 3.0  # seconds; the guard time is a little longer
 WEEK = 7 * 86_400.0
-
-
-def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def guarded(urls: list[str], **options: object) -> LockManager:
@@ -44,7 +37,7 @@ def replicate(replica: Server, master: str) -> None:
     """Let a server copy all data of another one, and return when it has."""
     with replica.client() as client:
         client.replicaof(*master.removeprefix("redis://").removesuffix("/0").split(":"))
-        until(lambda: client.info("replication")["master_link_status"] == "up")
+        wait_until(lambda: client.info("replication")["master_link_status"] == "up")
 
 
 def greeting(server: Server) -> Greeting:
@@ -102,7 +95,7 @@ def moving() -> Iterator[Moving]:
         wire = stack.enter_context(FaultProxy(servers[1].url))
         replicate(servers[3], wire.url)
         with servers[3].client() as client:
-            until(lambda: client.info("server")["uptime_in_seconds"] > TTL + 2)
+            wait_until(lambda: client.info("server")["uptime_in_seconds"] > TTL + 2)
         yield Moving(servers, endpoints, wire)
 
 
@@ -235,7 +228,7 @@ def test_master_that_lost_its_replicas_keeps_its_age(server: Server, client: red
     with Server(args=REPLICATES_AT_ONCE) as replica:
         replicate(replica, server.url)
         ids = served(client)
-    until(lambda: client.info("replication")["master_replid"] not in ids)
+    wait_until(lambda: client.info("replication")["master_replid"] not in ids)
 
     age = greeting(server).age
 

@@ -18,9 +18,9 @@ from kombu import pools
 
 from django_redlock.testing import Server, Servers
 from django_redlock.testing.processes import spawn
+from tests.managers import wait_until
 
 from . import project, worker_settings
-from .real import until
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -103,7 +103,7 @@ def start(broker: str, results: Server, servers: Servers) -> Iterator[Start]:
 def worker(start: Start) -> subprocess.Popen[bytes]:
     """The worker that most tests share, ready; nobody may kill it, only its children."""
     worker = start("celery", concurrency=8, TEST_EVENTS="1")
-    until(lambda: project.app.control.ping(destination=["celery@tests"], timeout=1))
+    wait_until(lambda: project.app.control.ping(destination=["celery@tests"], timeout=1))
     return worker
 
 

@@ -1,6 +1,5 @@
 """The common parts of the tests of real workers."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 
 from django_redlock.celery.sightings import peek
+from tests.managers import wait_until
 
 from . import project
 from .project import LEASE as LEASE
@@ -22,14 +22,6 @@ def task(name: str) -> Any:
     return project.app.tasks[f"tests.server.workers.project.{name}"]
 
 
-def until(condition: Callable[[], Any], pause: float = 0.03) -> None:
-    """Wait until *condition* holds, for longer than a busy machine can take."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() < start + 90, "it never happened"
-        time.sleep(pause)
-
-
 def answer(result: Any, pause: float = 0.03) -> Any:
     """
     Return what a task has returned, or raise what it has raised.
@@ -37,7 +29,7 @@ def answer(result: Any, pause: float = 0.03) -> Any:
     Celery asks once and then waits for a message. On a busy machine Redis may read that question, the result and the
     wish for a message in this order, and then ``get()`` waits in vain; so this asks again.
     """
-    until(result.ready, pause)
+    wait_until(result.ready, pause)
     return result.get(timeout=90)
 
 
@@ -70,7 +62,7 @@ def renewal(name: str, *args: Any) -> Callable[[], bool]:
 
 def consume(queue: str) -> None:
     """Have the worker that most tests share take messages of this queue too."""
-    until(lambda: project.app.control.add_consumer(queue, reply=True, timeout=1, destination=["celery@tests"]))
+    wait_until(lambda: project.app.control.add_consumer(queue, reply=True, timeout=1, destination=["celery@tests"]))
 
 
 def take_back(*task_ids: str) -> None:

@@ -12,9 +12,10 @@ from django.core.management import call_command
 
 from django_redlock.celery import singleton_task
 from django_redlock.inventory import held_locks
+from tests.managers import wait_until
 
 from . import project
-from .real import LEASE, ON_BOTH, answer, consume, free, gone, take_back, task, until
+from .real import LEASE, ON_BOTH, answer, consume, free, gone, take_back, task
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,7 +88,7 @@ def test_retry_keeps_the_slot(worker, stage, what):
     A duplicate during the countdown of a retry joins the same task, whose second attempt then runs. C51
     """
     first = task("once_more").delay(what)
-    until(lambda: first.state == "RETRY")
+    wait_until(lambda: first.state == "RETRY")
 
     joined = task("once_more").delay(what)
 
@@ -122,7 +123,7 @@ def test_equals_in_a_group(worker, stage, what):
     A group with two equal members ends, and with ``on_overlap="follow"`` both have the value of the one run. C92 C94
     """
     result = group(task("hold_joined").si(what) for _ in range(2)).delay()
-    until(lambda: sorted(stage.heard()) == ["overlapped", "started"])
+    wait_until(lambda: sorted(stage.heard()) == ["overlapped", "started"])
     stage.allow()
 
     assert answer(result) == [f"{what} done"] * 2
@@ -151,8 +152,8 @@ def test_revoked_before_it_started(worker):
 
     consume("revoked")
 
-    until(free("double", 1))
-    until(lambda: result.state == "REVOKED")  # which is said afterwards
+    wait_until(free("double", 1))
+    wait_until(lambda: result.state == "REVOKED")  # which is said afterwards
 
 
 def test_terminated_body_that_carries_on(worker, stage, what):
@@ -164,13 +165,13 @@ def test_terminated_body_that_carries_on(worker, stage, what):
 
     result.revoke(terminate=True)
     stage.hear("stopped")
-    until(lambda: result.state == "REVOKED")
+    wait_until(lambda: result.state == "REVOKED")
 
     assert task("stubborn").delay(what).duplicate
     stage.allow()
-    until(free("stubborn", what))
+    wait_until(free("stubborn", what))
     os.kill(child, signal.SIGKILL)  # Celery goes on to take this process for one that is being terminated
-    until(gone(child))
+    wait_until(gone(child))
 
 
 def test_terminated_with_kill(worker, stage, what):
@@ -182,7 +183,7 @@ def test_terminated_with_kill(worker, stage, what):
 
     result.revoke(terminate=True, signal="SIGKILL")
 
-    until(free("hold_long", what))
+    wait_until(free("hold_long", what))
     with pytest.raises(TaskRevokedError):
         answer(result)
 
@@ -211,7 +212,7 @@ if hasattr(Task, "retry_on_worker_lost"):  # from Celery 5.7 on; elsewhere there
         """
         result = task("try_on").delay(what)
         os.kill(stage.hear("started"), signal.SIGKILL)
-        until(lambda: result.state == "RETRY")
+        wait_until(lambda: result.state == "RETRY")
 
         joined = task("try_on").delay(what)
 
@@ -233,9 +234,9 @@ def test_unknown_task(worker, what):
     project.app.set_current()
     result = only_here.delay()
 
-    until(lambda: result.ready())
+    wait_until(lambda: result.ready())
 
-    until(lambda: not only_here.singleton.is_locked())
+    wait_until(lambda: not only_here.singleton.is_locked())
 
 
 def test_message_by_name(worker, stage, what):
@@ -294,11 +295,11 @@ def test_operator_takes_a_task_its_slot(worker, stage, what, monkeypatch, option
 
     call_command("redlock_release", name, option, "--no-input", "--reason=stuck", stdout=out, stderr=out)
 
-    until(free("hold_long", what))
+    wait_until(free("hold_long", what))
     assert f"{name}: released." in out.getvalue()
     if option == "--terminate-task":
         assert f"told the workers to revoke task {result.id}." in out.getvalue()
-        until(gone(child))
+        wait_until(gone(child))
         with pytest.raises(TaskRevokedError):
             answer(result)
     else:
@@ -315,7 +316,7 @@ def test_killed_worker_frees_the_slot(killed, stages):
     calls, _, children = killed
     name, what = calls["hold"]
 
-    until(free(name, what))
+    wait_until(free(name, what))
 
     assert all(gone(child)() for child in children)
     stages(what).allow()
@@ -349,8 +350,8 @@ def test_hard_time_limit(long, name):
     with pytest.raises(TimeLimitExceeded):
         answer(results[name])
 
-    until(free(name, calls[name]))
-    until(gone(children[name]))
+    wait_until(free(name, calls[name]))
+    wait_until(gone(children[name]))
 
 
 def test_body_longer_than_its_lease(long, stages):
@@ -358,7 +359,7 @@ def test_body_longer_than_its_lease(long, stages):
     A body of more than two leases keeps its slot to its end. C81
     """
     calls, results, _, since = long
-    until(lambda: time.monotonic() > since + 2.2 * LEASE)
+    wait_until(lambda: time.monotonic() > since + 2.2 * LEASE)
 
     assert task("hold").delay(calls["hold"]).id == results["hold"].id
     stages(calls["hold"]).allow()

@@ -10,9 +10,10 @@ from celery.exceptions import TaskRevokedError
 
 from django_redlock import LockLostError, locks
 from tests.conftest import needs
+from tests.managers import wait_until
 
 from . import project
-from .real import ON_REDIS, answer, free, task, until
+from .real import ON_REDIS, answer, free, task
 
 pytestmark = ON_REDIS
 
@@ -93,7 +94,7 @@ def test_retry_and_copies(pool, what, stage):
     In every pool a retry keeps the slot, and a chain of calls after each other's results is accepted. C39 C51
     """
     first = send("once_more", pool, what)
-    until(lambda: first.state == "RETRY")
+    wait_until(lambda: first.state == "RETRY")
     assert send("once_more", pool, what).id == first.id
     stage.allow()
     assert answer(first) == f"{what} done"
@@ -136,7 +137,7 @@ def test_body_that_exits(prefork, stage, what):
 
     stage.hear("left")
 
-    until(free("leave", what, 1))
+    wait_until(free("leave", what, 1))
     assert answer(send("double", prefork, 7)) == 14
 
 
@@ -158,9 +159,9 @@ def test_killed_by_memory_limit_signal(prefork, stage, what):
     result = send("hold_long", prefork, what)
     os.kill(stage.hear("started"), signal.SIGSEGV)
 
-    until(result.ready)
+    wait_until(result.ready)
 
-    until(free("hold_long", what))
+    wait_until(free("hold_long", what))
 
 
 def test_body_that_stops_the_interpreter(stalled):
@@ -183,4 +184,4 @@ def test_killed_worker_of_every_pool(started, stages, what):
         worker.kill()
 
     for call in calls.values():
-        until(free("hold", call))
+        wait_until(free("hold", call))

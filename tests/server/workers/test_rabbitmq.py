@@ -2,9 +2,11 @@
 
 import time
 
+from tests.managers import wait_until
+
 from . import project
 from .conftest import hang_up
-from .real import ON_RABBITMQ, answer, free, task, until, watching
+from .real import ON_RABBITMQ, answer, free, task, watching
 
 pytestmark = ON_RABBITMQ
 
@@ -34,10 +36,10 @@ def test_expired_in_the_broker(broker, what):
     lasting = task("double").apply_async((f"{what} later",), queue="nobody", expires=300)
 
     assert task("double").apply_async((f"{what} later",), queue="nobody").id == lasting.id
-    until(free("double", what))
+    wait_until(free("double", what))
     assert time.monotonic() - start > 0.9
     with project.app.connection_for_read() as connection:
-        until(lambda: connection.default_channel.queue_declare("nobody", passive=True).message_count == 1)
+        wait_until(lambda: connection.default_channel.queue_declare("nobody", passive=True).message_count == 1)
     assert result.state == "PENDING"
 
 
@@ -53,9 +55,9 @@ def test_broker_that_crashes_while_a_body_runs(start, rabbitmq_server, stage, wh
     hang_up()
     rabbitmq_server.start()
 
-    until(lambda: watching(result.id))
+    wait_until(lambda: watching(result.id))
     assert stage.heard() == []
     stage.allow()
     assert answer(result) == f"{what} done"
-    until(free("hold_watched", what))
+    wait_until(free("hold_watched", what))
     assert stage.heard() == ["ended"]

@@ -5,7 +5,9 @@ import signal
 
 import pytest
 
-from .real import ON_REDIS, answer, free, take_back, task, until, watching
+from tests.managers import wait_until
+
+from .real import ON_REDIS, answer, free, take_back, task, watching
 
 pytestmark = ON_REDIS
 
@@ -18,7 +20,7 @@ def copied(worker, stages):
     results = {call: task("hold_watched").delay(call) for call in CALLS}
     children = {call: stages(call).hear("started") for call in CALLS}
     take_back(*(result.id for result in results.values()))
-    until(lambda: all(watching(result.id) for result in results.values()))
+    wait_until(lambda: all(watching(result.id) for result in results.values()))
     assert not any(stages(call).heard() for call in CALLS)
     os.kill(children["is killed"], signal.SIGKILL)
     return results
@@ -34,8 +36,8 @@ def test_body_longer_than_the_visibility_timeout(copied, results, stages):
     assert answer(result) == f"{call} done"
 
     with results.client() as client:
-        until(lambda: not any(result.id in message for message in client.hvals("unacked")))
-    until(free("hold_watched", call))
+        wait_until(lambda: not any(result.id in message for message in client.hvals("unacked")))
+    wait_until(free("hold_watched", call))
     assert stages(call).heard() == ["ended"]
 
 
@@ -48,6 +50,6 @@ def test_killed_after_its_copy_arrived(copied, stages):
     stages(call).hear("started")
     stages(call).allow()
     # Celery has stored the failure of the first run by then; a result that has seen it does not look again.
-    until(lambda: task("hold_watched").AsyncResult(result.id).state == "SUCCESS")
+    wait_until(lambda: task("hold_watched").AsyncResult(result.id).state == "SUCCESS")
     assert stages(call).heard() == ["ended"]
-    until(lambda: not watching(result.id))
+    wait_until(lambda: not watching(result.id))

@@ -5,8 +5,10 @@ from contextlib import suppress
 
 import pytest
 
+from tests.managers import wait_until
+
 from . import project
-from .real import ON_BOTH, answer, consume, free, renewal, task, until
+from .real import ON_BOTH, answer, consume, free, renewal, task
 
 # Celery calls what redis-py 8.1 warns of.
 pytestmark = [pytest.mark.filterwarnings("ignore:Call to deprecated setex")]
@@ -48,7 +50,7 @@ def test_shutdown(leaving, worker, stages, what, how):
 
     duplicate = task("hold_on").apply_async((late,), queue=how)
     assert (duplicate.id, duplicate.reason) == (result.id, "queued")
-    until(free("hold_long", early))
+    wait_until(free("hold_long", early))
     again = task("hold_long").apply_async((early,), queue=how)
     consume(how)
     for call in (late, early):
@@ -56,7 +58,7 @@ def test_shutdown(leaving, worker, stages, what, how):
         stages(call).allow()
     assert answer(result) == f"{late} done"
     assert answer(again) == f"{early} done"
-    until(free("hold_on", late))
+    wait_until(free("hold_on", late))
     assert stages(late).heard() == stages(early).heard() == ["ended"]
 
 
@@ -81,8 +83,8 @@ def test_warm_shutdown(leaving, stage, what):
 
     leaving["warm"].terminate()
 
-    until(lambda: not project.app.control.ping(destination=["warm@tests"], timeout=1))
-    until(renewal("hold", what))
+    wait_until(lambda: not project.app.control.ping(destination=["warm@tests"], timeout=1))
+    wait_until(renewal("hold", what))
     assert task("hold").delay(what).id == result.id
     stage.allow()
     leaving["warm"].wait(timeout=90)
@@ -104,7 +106,7 @@ def test_rerun(worker, stage, what):
     stage.allow()
 
     assert answer(later[0]) == answer(later[4]) == 5
-    until(lambda: not task("trailing").singleton.is_locked(what, 0))
+    wait_until(lambda: not task("trailing").singleton.is_locked(what, 0))
     assert stage.heard() == []
 
 
@@ -120,7 +122,7 @@ def test_events(worker, stage, what):
             first = task("hold").apply_async((what,))
             stage.hear("started")
             project.app.send_task("tests.server.workers.project.hold", (what,), task_id=f"{what}-2")
-            until(lambda: receive(consuming, heard))
+            wait_until(lambda: receive(consuming, heard))
     stage.allow()
     answer(first)
 
@@ -144,8 +146,8 @@ def test_revoked_with_a_countdown(delayed, stages, what):
     assert free("hold_long", what)()
 
     about, revoked, *_ = delayed
-    until(free("hold_long", about))
-    until(lambda: revoked.state == "REVOKED")
+    wait_until(free("hold_long", about))
+    wait_until(lambda: revoked.state == "REVOKED")
     assert "started" not in stages(about).heard()
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from django_redlock import locks
+from tests.managers import wait_until
 
-from .real import ON_REDIS, answer, consume, free, task, until
+from .real import ON_REDIS, answer, consume, free, task
 
 pytestmark = ON_REDIS
 
@@ -28,7 +29,7 @@ def on_node(node, name, *args):
 def begin(stage, node, what, name, queue):
     """Have a worker take a call's slot over while a node is frozen; returns the result, and the token before."""
     result = task(name).apply_async((what,), queue=queue)
-    until(lambda: on_node(node, name, what))
+    wait_until(lambda: on_node(node, name, what))
     before = on_node(node, name, what)
     node.freeze()
     consume(queue)
@@ -43,11 +44,11 @@ def test_node_is_there_again_during_the_run(worker, node, stage, what):
     result, before = begin(stage, node, what, "hold", "during")
 
     node.thaw()
-    until(lambda: on_node(node, "hold", what) not in ("", before))
+    wait_until(lambda: on_node(node, "hold", what) not in ("", before))
     stage.allow()
 
     assert answer(result) == f"{what} done"
-    until(lambda: not on_node(node, "hold", what))
+    wait_until(lambda: not on_node(node, "hold", what))
 
 
 @pytest.mark.parametrize("name", ["hold", "hold_long"])
@@ -62,7 +63,7 @@ def test_node_is_there_again_after_the_run(worker, node, stage, what, name):
 
     node.thaw()
 
-    until(lambda: not on_node(node, name, what))
+    wait_until(lambda: not on_node(node, name, what))
 
 
 def test_node_is_there_again_after_a_message_was_dropped(worker, node, stage, what):
@@ -70,22 +71,22 @@ def test_node_is_there_again_after_a_message_was_dropped(worker, node, stage, wh
     A node that misses the release of a revoked call's slot gets the release later. C68 L38
     """
     result = task("hold").apply_async((what,), queue="dropped")
-    until(lambda: on_node(node, "hold", what))
+    wait_until(lambda: on_node(node, "hold", what))
     node.freeze()
     result.revoke()  # every worker hears of it before it hears of the queue
     consume("dropped")
-    until(lambda: result.state == "REVOKED")
+    wait_until(lambda: result.state == "REVOKED")
 
     node.thaw()
 
-    until(lambda: not on_node(node, "hold", what))
+    wait_until(lambda: not on_node(node, "hold", what))
 
 
 def test_nodes_that_die_and_come_back_empty(worker, servers, stage, what):
     """
     While a majority knows the run, nodes that die and come back empty let nobody else in. C88 C89
     """
-    until(lambda: all(reply.time for reply in locks["default"].survey(count=1).values()))
+    wait_until(lambda: all(reply.time for reply in locks["default"].survey(count=1).values()))
     result = task("hold_long").apply_async((what,))
     stage.hear("started")
 
@@ -98,4 +99,4 @@ def test_nodes_that_die_and_come_back_empty(worker, servers, stage, what):
 
     stage.allow()
     assert answer(result) == f"{what} done"
-    until(free("hold_long", what))
+    wait_until(free("hold_long", what))
