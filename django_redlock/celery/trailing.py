@@ -30,7 +30,12 @@ class TrailingCall(Call):
         run, record = self._look()
         if takes_part and self._says_the_same(record):
             return self._joined(run, record)
-        holder, free = run.holder if run.value else record.holder, not run.value and record.free
+        free, holder = not run.value and record.free, run.holder if run.value else record.holder
+        if free and not self.ticket.number:  # the slot of a run is no record, so nobody has to wait for a turn
+            refusal = self.claim()
+            if not refusal:
+                return self.publish(self.ticket)
+            free, holder = False, refusal
         if not free and not takes_part:
             return self.answer(holder)
         with turn(self.ticket):
