@@ -21,7 +21,7 @@ from django_redlock.core.replies import Kind
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes.redis.link import RedisLink
 from django_redlock.testing import Servers
-from tests.managers import Manager, held_by, real_manager
+from tests.managers import Manager, held_by, real_manager, wait_until
 
 PATIENCE = 120.0  # seconds
 
@@ -225,8 +225,8 @@ def test_threads_of_a_forked_child_wait_until_the_parents_connections_are_put_aw
 
 def unannounced_fork(child: Callable[[], Any]) -> int:
     """Fork as uWSGI does, in C and without Python's hooks; only in a process without other threads."""
-    for thread in threading.enumerate()[1:]:
-        thread.join()  # such as connect
+    # Those that connect; threading does not list a thread that is about to start another one.
+    wait_until(lambda: len(os.listdir("/proc/self/task")) == 1)
     pid = ctypes.PyDLL(None).fork()
     if not pid:
         try:
