@@ -22,6 +22,7 @@ from .report import Section, Target
 PLAIN, SET = "plain publish", "plain publish after a SET NX PX"
 SINGLETON, ONCE = "celery-singleton", "celery-once"
 OURS_ONE, OURS_FIVE = "@singleton_task, N = 1", "@singleton_task, N = 5"
+TRAILING = {(how, nodes): f"{how}, N = {nodes}" for how in ("rerun", "replace") for nodes in (1, 5)}
 FLOORS = {nodes: f"plain publish after raw sockets, N = {nodes}" for nodes in (1, 5)}
 REFUSED = {nodes: f"raw sockets, the same request, N = {nodes}" for nodes in (1, 5)}
 
@@ -39,7 +40,9 @@ def run(bench: Bench) -> Iterator[Section]:
         senders = _senders(first, bench, broker.url)
         taking, refused = _requests(bench.urls(1)[0])
         floors = {nodes: _ask(taking, bench.urls(nodes), b"ACCEPTED") for nodes in FLOORS}
-        firsts = senders | {FLOORS[nodes]: _after(ask, senders[PLAIN]) for nodes, ask in floors.items()}
+        firsts = (
+            senders | _trailing(bench) | {FLOORS[nodes]: _after(ask, senders[PLAIN]) for nodes, ask in floors.items()}
+        )
         numbers = count()
         times = interleave([_first(name, send, numbers) for name, send in firsts.items()], bench.rounds(100, 20))
         first.figures = [figure(name, each) for name, each in times.items()]
@@ -87,6 +90,16 @@ def _senders(section: Section, bench: Bench, broker: str) -> dict[str, Send]:
         senders[name] = app.task(name=name, ignore_result=True, **options)(_body).delay
     app.finalize()
     return senders
+
+
+def _trailing(bench: Bench) -> dict[str, Send]:
+    """Return the functions that publish the first call of a task whose duplicates become one pending call."""
+    return {
+        name: singleton_task(
+            name=_new_name(how), using=manager_of(bench.urls(nodes)).alias, on_duplicate=how, ignore_result=True
+        )(_body).delay
+        for (how, nodes), name in TRAILING.items()
+    }
 
 
 _runs = count(10)
