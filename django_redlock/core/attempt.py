@@ -115,7 +115,7 @@ class Attempt:
         start, ttl = at.now, self._wanted.ttl
         value, token = self._value(), max(at.wall, self._above_highest())
         first = yield from self._ask_all(value, token, since.wall)
-        if first.count(Kind.ACCEPTED) < self._rules.needed:
+        if not first.won and first.count(Kind.ACCEPTED) < self._rules.needed:
             if first.count(*GRANTS) < self._rules.needed:
                 return None
             # The client's clock may be too far ahead for the nodes, and they may have forgotten every token. So the
@@ -191,7 +191,7 @@ class Attempt:
         requests = dict.fromkeys(range(rules.nodes), request)
         round = yield from self._ask(requests, partial(first_round_decided, rules))
         self._replies = round.replies
-        if self._waiter:
+        if self._waiter and not round.complete:
             self.enrolled = round.may_queue()
         return round
 

@@ -73,7 +73,6 @@ class Gather:
             if connections is not None:
                 connections.close()  # interrupted anywhere: its links cannot be trusted
             raise
-        self.idle.trim(now)
         return connections
 
     def attend(self, connections: ConnectionSet, round: Round, until: float, *, wait: bool = False) -> None:
@@ -107,7 +106,9 @@ class Gather:
     def _ask(self, connections: ConnectionSet, round: Round, now: float) -> None:
         deadline = now + round.timeout
         fresh = not connections.by_node
-        self._settle(connections, look=round.mending or now - connections.used > IDLE)
+        look = round.mending or now - connections.used > IDLE
+        if look or connections.arrived:
+            self._settle(connections, look)
         packed: dict[int, bytes] = {}
         unasked = [node for node in round.requests if not self._send(connections, round, node, packed, now)]
         if unasked:
@@ -123,6 +124,8 @@ class Gather:
             self._time_out(connections, round)
         if fresh or round.mending:
             self._linger(connections, round, packed, deadline)
+        if round.complete:
+            return
         if round.patience:
             self._hear_out(connections, round, packed)
         for node in connections.connecting:
