@@ -29,7 +29,7 @@ MAX_SKEW = 1.0  # seconds by which the clocks of nodes may disagree for a client
 INFINITY = float("inf")
 NEVER = (0.0, "", "")
 NEW = "restarted or is new to these locks"
-FRESH = 1.0  # seconds for which a node's clock is not looked at again unless it has moved
+FRESH = 1.0  # seconds for which a node's clock is not looked at again unless a reply tells more about it
 EVEN = EXPIRY_ROUNDING / 2  # a difference of more seconds than this is no delay of a reply: the clock was set
 CLOCK_RATE = 0.001  # seconds by which a clock may gain in a second without having been set: NTP slews half of that
 
@@ -151,11 +151,19 @@ class Admission:
     def _look_at_clock(self, node: int, time: float, sent: float, now: float) -> None:
         """Note a node's time, read after *sent* and before *now*."""
         least, most = time - now, time - sent
+        known_least, known_most = self._least[node], self._most[node]
         since = now - self._looked[node]
-        if since < FRESH and abs(least - self._least[node]) < EVEN and abs(most - self._most[node]) < EVEN:
-            return  # as it was a moment ago
+        # As it was a moment ago, and no closer. A reply that took long proves less than the one before it; so small
+        # steps of the clock add up instead of being forgotten one by one.
+        if (
+            since < FRESH
+            and least < known_most + EVEN
+            and known_least < most + EVEN
+            and known_most - known_least < now - sent + EVEN
+        ):
+            return
         self._looked[node] = now
-        forward, back = least - self._most[node], self._least[node] - most
+        forward, back = least - known_most, known_least - most
         # The drift of a usual lease would allow more; the shortest leases allow hardly more than the rounding.
         allowed = EXPIRY_ROUNDING + CLOCK_RATE * since
         if forward > allowed:
