@@ -52,7 +52,8 @@ class Round(Plan):
     """
     One round: the same request to some nodes, and their replies.
 
-    ``replies`` came in time. ``late`` ones came after the round was closed, and only inform. ``won`` is whether all that
+    ``replies`` came in time. ``late`` ones came after the round was closed, and only inform; ``on_late`` is called with
+    those that tell more than that the round was won. ``won`` is whether all that
     came in time are the *hoped* one, from at least *needed* nodes; ``complete``, whether all nodes have given it. So
     the round of nearly every lock is understood without a look at its replies. The driver sets ``doubted``, which returns the nodes that may not vote at present. ``on_missed`` is called with nodes that turn out
     to have missed the round after it was closed.
@@ -77,7 +78,7 @@ class Round(Plan):
         """Note one node's reply, in time or late."""
         if self.closed:
             self.late[node] = reply
-            if self.on_late:
+            if self.on_late and not (self.won and reply.kind is self.hoped):
                 self.on_late(reply)
             if self.on_missed and reply.kind in MISSES:
                 self.on_missed(self, {node})
@@ -141,7 +142,7 @@ class Round(Plan):
 
     def missed(self) -> set[int]:
         """Return the nodes that did not get the request, as far as is known, or whose answer was lost."""
-        if self.complete:
+        if self.won and not self.late:
             return set()
         return {node for node, reply in self.known().items() if reply.kind in MISSES}
 
@@ -156,7 +157,7 @@ class Round(Plan):
 
     def untouched(self) -> set[int]:
         """Return the nodes that certainly executed nothing and did not even queue the waiter."""
-        if self.complete:
+        if self.won and not self.late:
             return set()
         return {
             node

@@ -193,7 +193,8 @@ class Gather:
             self._drop(connections, connection, error)
             self.breakers[connection.node].failed(self._clock(), error.detail)
         else:
-            self.breakers[connection.node].answered()
+            if (breaker := self.breakers[connection.node]).rest:
+                breaker.answered()
 
     def _wait(self, connections: ConnectionSet, round: Round, packed: dict[int, bytes], left: float) -> bool:
         """Wait for an event and deal with it; returns False if no more can come."""
