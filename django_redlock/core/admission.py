@@ -107,13 +107,13 @@ class Admission:
 
     def judge(self, node: int, reply: Reply, sent: float) -> Reply:
         """Return *reply* to a request of the time *sent*, without its vote if the node may not vote."""
-        now = self._clock()
-        if reply.fence > reply.time + FAR or reply.fence >= HIGHEST:
+        now, fence, time = self._clock(), reply.fence, reply.time
+        if fence > time + FAR or fence >= HIGHEST:
             reply = believable(reply)
-        if reply.time:
+        if time:
             self._last_reply[node] = now
             if self._guards_clocks:
-                self._look_at_clock(node, reply.time / 1e6, sent, now)
+                self._look_at_clock(node, time / 1e6, sent, now)
         if reply.kind not in POSITIVE or not (node in self._quarantined or self._excluded.get(node)):
             return reply
         # A reply to a request that was sent during the quarantine does not count, even if it is read later.
