@@ -113,7 +113,18 @@ class Admission:
         if time:
             self._last_reply[node] = now
             if self._guards_clocks:
-                self._look_at_clock(node, time / 1e6, sent, now)
+                least, most = time / 1e6 - now, time / 1e6 - sent
+                known_least, known_most = self._least[node], self._most[node]
+                # Nothing is to be noted if the clock is as it was a moment ago, and the reply leaves no less room. A
+                # slow reply proves less than the one before it; so small steps of a clock add up instead of being
+                # forgotten one by one.
+                if not (
+                    now - self._looked[node] < FRESH
+                    and least < known_most + EVEN
+                    and known_least < most + EVEN
+                    and known_most - known_least < most - least + EVEN
+                ):
+                    self._look_at_clock(node, least, most, now)
         if reply.kind not in POSITIVE or not (node in self._quarantined or self._excluded.get(node)):
             return reply
         # A reply to a request that was sent during the quarantine does not count, even if it is read later.
@@ -148,22 +159,11 @@ class Admission:
         """
         return self._doubted
 
-    def _look_at_clock(self, node: int, time: float, sent: float, now: float) -> None:
-        """Note a node's time, read after *sent* and before *now*."""
-        least, most = time - now, time - sent
-        known_least, known_most = self._least[node], self._most[node]
+    def _look_at_clock(self, node: int, least: float, most: float, now: float) -> None:
+        """Note by how many seconds a node's clock is ahead of ours, at least and at most."""
         since = now - self._looked[node]
-        # As it was a moment ago, and no closer. A reply that took long proves less than the one before it; so small
-        # steps of the clock add up instead of being forgotten one by one.
-        if (
-            since < FRESH
-            and least < known_most + EVEN
-            and known_least < most + EVEN
-            and known_most - known_least < now - sent + EVEN
-        ):
-            return
         self._looked[node] = now
-        forward, back = least - known_most, known_least - most
+        forward, back = least - self._most[node], self._least[node] - most
         # The drift of a usual lease would allow more; the shortest leases allow hardly more than the rounding.
         allowed = EXPIRY_ROUNDING + CLOCK_RATE * since
         if forward > allowed:

@@ -52,11 +52,14 @@ class Round(Plan):
     """
     One round: the same request to some nodes, and their replies.
 
-    ``replies`` came in time. ``late`` ones came after the round was closed, and only inform; ``on_late`` is called with
-    those that tell more than that the round was won. ``won`` is whether all that
-    came in time are the *hoped* one, from at least *needed* nodes; ``complete``, whether all nodes have given it. So
-    the round of nearly every lock is understood without a look at its replies. The driver sets ``doubted``, which returns the nodes that may not vote at present. ``on_missed`` is called with nodes that turn out
-    to have missed the round after it was closed.
+    ``replies`` came in time. ``late`` ones came after the round was closed, and only inform. The driver sets
+    ``doubted``, which returns the nodes that may not vote at present. ``on_missed`` is called with nodes that turn out
+    to have missed the round after it was closed. ``on_late`` is called with late replies that tell more than that the
+    round was won.
+
+    A round is ``won`` if all replies that came in time are the *hoped* one, from at least *needed* nodes, and
+    ``complete`` if every node has given it. Nearly every lock is understood by these two, without a look at the
+    replies.
     """
 
     replies: dict[int, Reply] = field(default_factory=dict)

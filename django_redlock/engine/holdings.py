@@ -183,7 +183,8 @@ class Waiting:
             if each.inside and each.who == self._who:
                 raise RuntimeError(
                     f"Lock {named(self._keys[1])!r} is held by this thread or task itself, since {each.where}; at "
-                    f"{caller()} it would wait for itself. Pass the lease on, write reentrant=True in both places, or wait=0."
+                    f"{caller()} it would wait for itself. Pass the lease on, write reentrant=True in both places, or "
+                    "wait=0."
                 )
         if own:
             self._own, self._where, self._due = own[0], str(caller()), steady() + self._ttl

@@ -99,9 +99,10 @@ class Encoder:
 
     def _command(self, request: Request, in_full: bool) -> bytes:
         """Return the command that runs the request's script, by its digest or with its text."""
-        kind = type(request)
-        keys, count, text = self._say[kind](request)
-        return f"{beginning(kind, in_full, keys, count)}{text}".encode()
+        script = SCRIPTS[type(request)]
+        keys, count, text = self._say[type(request)](request)
+        head = script.in_full if in_full else script.by_digest
+        return f"{beginning(head, keys, count)}{text}".encode()
 
     # How many keys a request touches; how many words these and its arguments are; and the words, in the script's order
 
@@ -194,10 +195,9 @@ def rest_of_release(tombstone: float, shared: bool, revoke: bool) -> str:
 
 
 @lru_cache(maxsize=64)
-def beginning(kind: type[Request], in_full: bool, keys: int, count: int) -> str:
-    """Return what comes before the first key of a command with *count* keys and arguments."""
-    script = SCRIPTS[kind]
-    return f"*{3 + count}\r\n{script.in_full if in_full else script.by_digest}{word(str(keys))}"
+def beginning(head: str, keys: int, count: int) -> str:
+    """Return what comes before the first key of a command that runs a script; *count* is of keys and arguments."""
+    return f"*{3 + count}\r\n{head}{word(str(keys))}"
 
 
 def resp(command: Sequence[str]) -> bytes:
