@@ -79,15 +79,15 @@ class Acquisition:
         self._highest = highest
         self._fresh_nonce = fresh_nonce
         self._chance = chance
-        self._backoff = Backoff(rules, chance)
+        self._backoff: Backoff | None = None  # made when a first attempt has failed
         self._slugs = tuple(map(slug, wanted.names))
         self._timeout = rules.timeout(wanted.ttl, len(wanted.names))
         self._queue = self._slugs[0] if wanted.limit > 1 else ""
         self._at = self._since = NEVER
         self._attempts = 0
-        # The attempt under way, or the last one. Before the first there is one that asked no node, so that an
-        # interruption at any moment finds an attempt to undo.
-        self._attempt = Attempt(wanted, self._slugs, "", rules, highest, waiter)
+        # The attempt under way, or the last one. The first is there before it begins, so that an interruption at any
+        # moment finds an attempt to undo.
+        self._attempt = self._new_attempt(self._slugs)
         # The nodes that may have the waiter in their queue. A queue outlasts attempts, so this does, too.
         self._enrolled: set[int] = set()
 
@@ -109,6 +109,7 @@ class Acquisition:
             yield from self._withdraw(leaving=over or verdict.cut_off)
             if over:
                 return self._gave_up()
+            self._backoff = self._backoff or Backoff(self._rules, self._chance)
             self._at = yield self._backoff.pause(verdict, self._time_left())
 
     def undo(self, timeout: float = 0.0) -> Round:
@@ -122,16 +123,21 @@ class Acquisition:
 
     def _try(self, slugs: tuple[str, ...]) -> Generator[Step, Instant, Granted | None]:
         """Make one attempt to take *slugs*."""
+        if self._attempts or slugs is not self._slugs:
+            self._attempt = self._new_attempt(slugs)
         self._attempts += 1
+        attempt = self._attempt
+        granted = yield from attempt.steps(self._at, self._since, self._enrolled)
+        self._at = attempt.at
+        if attempt.enrolled:
+            self._enrolled |= attempt.enrolled
+        return granted
+
+    def _new_attempt(self, slugs: tuple[str, ...]) -> Attempt:
         # Each attempt has a fresh nonce, unless the caller chose one. So a late request of an attempt that was released
         # finds the cancel tombstone of that attempt, and does no harm to the next.
         nonce = self.wanted.nonce or self._fresh_nonce()
-        attempt = Attempt(self.wanted, slugs, nonce, self._rules, self._highest, self.waiter.name)
-        self._attempt = attempt
-        granted = yield from attempt.steps(self._at, self._since, self._enrolled)
-        self._at = attempt.at
-        self._enrolled |= attempt.enrolled
-        return granted
+        return Attempt(self.wanted, slugs, nonce, self._rules, self._highest, self.waiter.name, self._timeout)
 
     def _try_permits(self) -> Generator[Step, Instant, Granted | None]:
         """Try the permits of the lock one after another, until none can be free or the time has passed."""

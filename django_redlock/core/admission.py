@@ -29,7 +29,7 @@ MAX_SKEW = 1.0  # seconds by which the clocks of nodes may disagree for a client
 INFINITY = float("inf")
 NEVER = (0.0, "", "")
 NEW = "restarted or is new to these locks"
-FRESH = 1.0  # seconds for which a node's clock is not looked at again unless it has moved
+FRESH = 1.0  # seconds for which a node's clock is not looked at again unless a reply tells more about it
 EVEN = EXPIRY_ROUNDING / 2  # a difference of more seconds than this is no delay of a reply: the clock was set
 CLOCK_RATE = 0.001  # seconds by which a clock may gain in a second without having been set: NTP slews half of that
 
@@ -107,13 +107,24 @@ class Admission:
 
     def judge(self, node: int, reply: Reply, sent: float) -> Reply:
         """Return *reply* to a request of the time *sent*, without its vote if the node may not vote."""
-        now = self._clock()
-        if reply.fence > reply.time + FAR or reply.fence >= HIGHEST:
+        now, fence, time = self._clock(), reply.fence, reply.time
+        if fence > time + FAR or fence >= HIGHEST:
             reply = believable(reply)
-        if reply.time:
+        if time:
             self._last_reply[node] = now
             if self._guards_clocks:
-                self._look_at_clock(node, reply.time / 1e6, sent, now)
+                least, most = time / 1e6 - now, time / 1e6 - sent
+                known_least, known_most = self._least[node], self._most[node]
+                # Nothing is to be noted if the clock is as it was a moment ago, and the reply leaves no less room. A
+                # slow reply proves less than the one before it; so small steps of a clock add up instead of being
+                # forgotten one by one.
+                if not (
+                    now - self._looked[node] < FRESH
+                    and least < known_most + EVEN
+                    and known_least < most + EVEN
+                    and known_most - known_least < most - least + EVEN
+                ):
+                    self._look_at_clock(node, least, most, now)
         if reply.kind not in POSITIVE or not (node in self._quarantined or self._excluded.get(node)):
             return reply
         # A reply to a request that was sent during the quarantine does not count, even if it is read later.
@@ -148,12 +159,9 @@ class Admission:
         """
         return self._doubted
 
-    def _look_at_clock(self, node: int, time: float, sent: float, now: float) -> None:
-        """Note a node's time, read after *sent* and before *now*."""
-        least, most = time - now, time - sent
+    def _look_at_clock(self, node: int, least: float, most: float, now: float) -> None:
+        """Note by how many seconds a node's clock is ahead of ours, at least and at most."""
         since = now - self._looked[node]
-        if since < FRESH and abs(least - self._least[node]) < EVEN and abs(most - self._most[node]) < EVEN:
-            return  # as it was a moment ago
         self._looked[node] = now
         forward, back = least - self._most[node], self._least[node] - most
         # The drift of a usual lease would allow more; the shortest leases allow hardly more than the rounding.

@@ -74,18 +74,26 @@ class Attempt:
         rules: The numbers to work with.
         highest: The highest tokens seen in this process.
         waiter: The waiter's name in the queues of the nodes; empty does not queue.
+        timeout: Seconds for which a round waits for its slowest node.
 
     ``enrolled`` has the nodes that have put the waiter in their queue, or may have. ``given_back`` is whether
     everything that the attempt may have been granted has been released. ``at`` is the time after its last round.
     """
 
     __slots__ = (
-        *("_highest", "_queue", "_replies", "_rules", "_waiter", "_wanted"),
+        *("_highest", "_queue", "_replies", "_rules", "_timeout", "_waiter", "_wanted"),
         *("at", "enrolled", "given_back", "nonce", "rounds", "slugs"),
     )
 
     def __init__(
-        self, wanted: Wanted, slugs: tuple[str, ...], nonce: str, rules: Rules, highest: HighestToken, waiter: str
+        self,
+        wanted: Wanted,
+        slugs: tuple[str, ...],
+        nonce: str,
+        rules: Rules,
+        highest: HighestToken,
+        waiter: str,
+        timeout: float,
     ) -> None:
         self.slugs = slugs
         self.nonce = nonce
@@ -97,6 +105,7 @@ class Attempt:
         self._rules = rules
         self._highest = highest
         self._waiter = waiter
+        self._timeout = timeout
         self._queue = queue_of(slugs[0]) if wanted.limit > 1 else ""
         self._replies: Mapping[int, Reply] = NO_REPLIES
 
@@ -115,7 +124,7 @@ class Attempt:
         start, ttl = at.now, self._wanted.ttl
         value, token = self._value(), max(at.wall, self._above_highest())
         first = yield from self._ask_all(value, token, since.wall)
-        if first.count(Kind.ACCEPTED) < self._rules.needed:
+        if not first.won and first.count(Kind.ACCEPTED) < self._rules.needed:
             if first.count(*GRANTS) < self._rules.needed:
                 return None
             # The client's clock may be too far ahead for the nodes, and they may have forgotten every token. So the
@@ -129,6 +138,7 @@ class Attempt:
         self._highest.lift(self.slugs, token)
         deadline = self._rules.deadline(start, ttl)
         if self.at.now + self._rules.least_validity(ttl) > deadline:
+            self.enrolled = first.may_queue() if self._waiter else NO_NODES
             return None
         # A nonce that the caller chose may be that of an earlier hold as well, which a node may still have.
         untouched = NO_NODES if self._wanted.nonce else frozenset(first.untouched() - self.enrolled - enrolled)
@@ -191,7 +201,7 @@ class Attempt:
         requests = dict.fromkeys(range(rules.nodes), request)
         round = yield from self._ask(requests, partial(first_round_decided, rules))
         self._replies = round.replies
-        if self._waiter:
+        if self._waiter and not round.won:
             self.enrolled = round.may_queue()
         return round
 
@@ -206,7 +216,7 @@ class Attempt:
         round = Round(
             requests=requests,
             decided=decided,
-            timeout=self._rules.timeout(self._wanted.ttl, len(self._wanted.names)),
+            timeout=self._timeout,
             needed=self._rules.needed,
             hoped=Kind.ACCEPTED,
             on_late=partial(learn, self._highest, self.slugs),
@@ -215,7 +225,8 @@ class Attempt:
         # Before the first byte is sent: after an interruption the round must be found here and released.
         self.rounds.append(round)
         self.at = yield round
-        self._highest.lift(self.slugs, max([reply.fence for reply in round.replies.values()], default=0))
+        if not round.won:  # otherwise all of them have the token that was proposed, which is noted below
+            self._highest.lift(self.slugs, max([reply.fence for reply in round.replies.values()], default=0))
         return round
 
 

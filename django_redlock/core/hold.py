@@ -320,7 +320,7 @@ def batches(terms: Sequence[Term]) -> list[list[int]]:
 
 def release_outcome(round: Round, rules: Rules) -> Outcome:
     """Return what a release found on a quorum of the nodes; ``UNKNOWN`` without one."""
-    if round.count(Kind.RELEASED) >= rules.needed:
+    if round.won or round.count(Kind.RELEASED) >= rules.needed:
         return Outcome.RELEASED
     if round.count(Kind.GONE, Kind.BUSY) > rules.spare:
         return Outcome.TAKEN if round.count(Kind.BUSY) else Outcome.EXPIRED

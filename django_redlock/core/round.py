@@ -54,12 +54,19 @@ class Round(Plan):
 
     ``replies`` came in time. ``late`` ones came after the round was closed, and only inform. The driver sets
     ``doubted``, which returns the nodes that may not vote at present. ``on_missed`` is called with nodes that turn out
-    to have missed the round after it was closed.
+    to have missed the round after it was closed. ``on_late`` is called with late replies that tell more than that the
+    round was won.
+
+    A round is ``won`` if all replies that came in time are the *hoped* one, from at least *needed* nodes, and
+    ``complete`` if every node has given it. Nearly every lock is understood by these two, without a look at the
+    replies.
     """
 
     replies: dict[int, Reply] = field(default_factory=dict)
     late: dict[int, Reply] = field(default_factory=dict)
     closed: bool = False
+    won: bool = False
+    complete: bool = False
     on_late: Callable[[Reply], None] | None = None
     on_missed: "Callable[[Round, set[int]], None] | None" = None
     doubted: Callable[[], Mapping[int, str]] = dict
@@ -74,18 +81,18 @@ class Round(Plan):
         """Note one node's reply, in time or late."""
         if self.closed:
             self.late[node] = reply
-            if self.on_late:
+            if self.on_late and not (self.won and reply.kind is self.hoped):
                 self.on_late(reply)
             if self.on_missed and reply.kind in MISSES:
                 self.on_missed(self, {node})
             return
         replies = self.replies
         replies[node] = reply
+        if reply.kind is self.hoped:
+            self._as_hoped += 1
         if len(replies) == len(self.requests):
             self.close()
             return
-        if reply.kind is self.hoped:
-            self._as_hoped += 1
         doubted = self.doubted()
         if self._as_hoped == len(replies) and not doubted:
             if self._as_hoped >= self.needed:
@@ -99,6 +106,9 @@ class Round(Plan):
             self.closed = True
             if self.doubted():
                 self.replies = self._votes()
+            elif self.hoped and self._as_hoped == len(self.replies):
+                self.won = self._as_hoped >= self.needed
+                self.complete = self._as_hoped == len(self.requests)
 
     def _votes(self) -> dict[int, Reply]:
         """Return the replies as they count at this moment."""
@@ -121,18 +131,22 @@ class Round(Plan):
 
     def unanswered(self) -> set[int]:
         """Return the nodes that may still execute, or may have executed, a request without the client knowing."""
+        if self.complete:
+            return set()
         known = self.known()
         return {node for node in self.requests if node not in known or known[node].kind is Kind.UNKNOWN}
 
     @property
     def unheard(self) -> bool:
         """Whether it was refused before all nodes replied, and waits for the others."""
-        if self.patience <= 0 or self.count(*POSITIVE) >= self.needed:
+        if self.won or self.patience <= 0 or self.count(*POSITIVE) >= self.needed:
             return False
         return any(node not in self.replies and node not in self.late for node in self.requests)
 
     def missed(self) -> set[int]:
         """Return the nodes that did not get the request, as far as is known, or whose answer was lost."""
+        if self.won and not self.late:
+            return set()
         return {node for node, reply in self.known().items() if reply.kind in MISSES}
 
     def may_queue(self) -> set[int]:
@@ -146,6 +160,8 @@ class Round(Plan):
 
     def untouched(self) -> set[int]:
         """Return the nodes that certainly executed nothing and did not even queue the waiter."""
+        if self.won and not self.late:
+            return set()
         return {
             node
             for node, reply in self.known().items()

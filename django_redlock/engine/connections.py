@@ -47,7 +47,7 @@ class Connection:
         """Send this node's request of a round."""
         request = round.requests[self.node]
         self.in_flight.append((request, round, now))
-        self.link.send(request, packed, in_full=round.in_full)
+        self.link.send(request, packed, in_full=not round.timeout and round.in_full)
 
     def read(self) -> None:
         """

@@ -149,7 +149,7 @@ class Driver:
         """Have a release redelivered to the nodes that missed it, and to those that an interruption left *unsure*."""
         if self.gather.breakers.news:
             self._report_nodes()
-        if not round.lasting:
+        if not round.lasting or (round.complete and not unsure):
             return
         round.on_missed = self._redeliver  # from now on
         if missed := round.missed().union(unsure):

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
+from ..core.names import named
 from ..exceptions import printable
 from ..nodes.clock import steady
 
@@ -44,17 +45,22 @@ class Place(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
-def caller() -> Place:
-    """Return the line outside this package that the running call comes from."""
-    frame = caller_frame()
+def caller(inner: int = 0) -> Place:
+    """Return the line outside this package that the running call comes from; see :func:`caller_frame`."""
+    frame = caller_frame(inner + 1)
     return Place(frame.f_code.co_filename, frame.f_lineno)
 
 
-def caller_frame() -> Any:
-    """Return the nearest frame outside this package and the standard library's context managers."""
-    frame: Any = sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(OURS):
-        frame = frame.f_back
+def caller_frame(inner: int = 0) -> Any:
+    """
+    Return the nearest frame outside this package and the standard library's context managers.
+
+    Args:
+        inner: How many frames above the caller's are known to be inside this package, so that they are not looked at.
+    """
+    frame: Any = sys._getframe(inner + 1)
+    while (before := frame.f_back) and frame.f_globals.get("__name__", "").startswith(OURS):
+        frame = before
     return frame
 
 
@@ -117,9 +123,12 @@ class Holdings(NamedTuple):
 _holdings: ContextVar[Holdings] = ContextVar("django_redlock holdings", default=Holdings())  # noqa: B039  (immutable)
 
 
+INNER = 3  # frames between a new lease and the method of the lock that was called: remember(), its caller, and take()
+
+
 def remember(lease: Held, keys: Keys, who: object, inside: bool) -> None:
     """Remember that a thread or task took a lease: for this context, and for those that are copied from it."""
-    _holdings.set(_holdings.get().add(Holding(ref(lease), keys, caller(), who, inside)))
+    _holdings.set(_holdings.get().add(Holding(ref(lease), keys, caller(INNER), who, inside)))
 
 
 def forget_holdings() -> None:
@@ -132,14 +141,12 @@ class Waiting:
     What to do before each pause of a thread or task that waits for a lock: see whether it waits for itself.
 
     Args:
-        name: The lock's name.
         keys: The lock.
         who: The thread or task.
         ttl: How long to wait for another thread or task to release the lock before it is logged, in seconds.
     """
 
-    def __init__(self, name: str, keys: Keys, who: object, ttl: float) -> None:
-        self._name = name
+    def __init__(self, keys: Keys, who: object, ttl: float) -> None:
         self._keys = keys
         self._who = who
         self._ttl = ttl
@@ -160,13 +167,14 @@ class Waiting:
             self._look()
         if self._own and steady() >= self._due:
             self._due = math.inf
+            name = named(self._keys[1])
             log.warning(
                 "lock %s: the code that waits for it at %s also took it, at %s, or was called or started by the code "
                 "that did; if that code waits for this code, both wait for ever",
-                printable(self._name),
+                printable(name),
                 self._where,
                 self._own.where,
-                extra={"event": "waits_for_itself", "lock": self._name},
+                extra={"event": "waits_for_itself", "lock": name},
             )
 
     def _look(self) -> None:
@@ -174,8 +182,9 @@ class Waiting:
         for each in own:
             if each.inside and each.who == self._who:
                 raise RuntimeError(
-                    f"Lock {self._name!r} is held by this thread or task itself, since {each.where}; at {caller()} it "
-                    "would wait for itself. Pass the lease on, write reentrant=True in both places, or wait=0."
+                    f"Lock {named(self._keys[1])!r} is held by this thread or task itself, since {each.where}; at "
+                    f"{caller()} it would wait for itself. Pass the lease on, write reentrant=True in both places, or "
+                    "wait=0."
                 )
         if own:
             self._own, self._where, self._due = own[0], str(caller()), steady() + self._ttl

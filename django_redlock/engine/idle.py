@@ -32,8 +32,8 @@ class IdleConnections:
         )
 
     def take(self, now: float) -> ConnectionSet:
-        """Return the connection set that was used last, or a new one."""
-        stack = self._stack()
+        """Return the connection set that was used last, or a new one; closes one that has been idle for too long."""
+        stack = self.sets if self._by_thread is None else self._stack()
         try:
             connections = (self._kept.pop(get_ident(), None) if self._kept else None) or stack.pop()
             while connections.closed:  # the thread that gave it back was interrupted just then
@@ -41,6 +41,8 @@ class IdleConnections:
         except IndexError:
             return ConnectionSet()
         if connections.used > now - MAX_IDLE:
+            if stack:
+                self._trim(stack, now)
             return connections
         connections.retire()
         with suppress(IndexError):
@@ -66,11 +68,11 @@ class IdleConnections:
         if thread and connections.unattended and self._kept.setdefault(thread, connections) is connections:
             return
         connections.thread = 0
-        self._stack().append(connections)
+        (self.sets if self._by_thread is None else self._stack()).append(connections)
 
-    def trim(self, now: float) -> None:
+    @staticmethod
+    def _trim(stack: list[ConnectionSet], now: float) -> None:
         """Close the connection set that has been idle longest, from a time when more threads used locks."""
-        stack = self._stack()
         if (oldest := stack[:1]) and oldest[0].used < now - MAX_IDLE:  # another thread may have taken even this one
             with suppress(IndexError):  # others take connection sets at the same time
                 stack.pop(0).retire()

@@ -27,6 +27,7 @@ from .process import process
 from .surroundings import Surroundings
 from .unattended import Ended
 
+NEVER = float("inf")
 LASTING = 86_400.0  # seconds for which the release of a hold that may last long is redelivered
 
 
@@ -107,7 +108,9 @@ class LeaseHold(Hold):
     def due(self) -> float:
         """Return when the watchdog looks at it next; at once if it was lost and its loss is still to be reported."""
         ended = self.ended
-        if ended and ended is not EndReason.RELEASED and (loss := self._loss()) and loss.pending:
+        if ended is EndReason.RELEASED:
+            return NEVER
+        if ended and (loss := self._loss()) and loss.pending:
             return 0.0
         return self.next_event(self.renewed)
 

@@ -303,7 +303,7 @@ class Lock:
 
     def _waiting(self, described: Description, who: object) -> Callable[[], object]:
         wanted = described.wanted
-        return Waiting(self.name, self._keys(described), who, wanted.ttl) if wanted.wait != 0 else unsuspected
+        return Waiting(self._keys(described), who, wanted.ttl) if wanted.wait != 0 else unsuspected
 
     def _keys(self, described: Description) -> Keys:
         return described.manager, self.names, described.wanted.limit, described.wanted.shared

@@ -2,6 +2,7 @@
 The options of a lock, in one place for ``lock()`` and ``locks[alias].lock()`` (internal).
 """
 
+from collections.abc import Callable
 from typing import Literal, TypedDict
 
 from ..core.names import named
@@ -48,6 +49,24 @@ DEFAULTS: LockOptions = {
 }
 
 
+def _check_seconds(what: Literal["ttl", "heartbeat", "max_hold"], chosen: LockOptions) -> None:
+    if chosen[what] is not None:
+        seconds(what, chosen[what])
+
+
+CHECKS: dict[str, Callable[[LockOptions, tuple[str, ...]], object]] = {
+    "label": lambda chosen, names: check_label(chosen["label"]),
+    "wait": lambda chosen, names: check_wait(chosen["wait"]),
+    "release": lambda chosen, names: check_release(chosen["release"]),
+    "limit": lambda chosen, names: check_limit(chosen["limit"], names, chosen["shared"]),
+    "ttl": lambda chosen, names: _check_seconds("ttl", chosen),
+    "heartbeat": lambda chosen, names: _check_seconds("heartbeat", chosen),
+    "max_hold": lambda chosen, names: _check_seconds("max_hold", chosen),
+    "if_taken": lambda chosen, names: check_if_taken(chosen),
+}
+"""How an option that was passed is checked, given all options and the names of the lock."""
+
+
 def complete(names: tuple[str, ...], options: LockOptions) -> LockOptions:
     """
     Return *options* with the defaults of those that were not passed.
@@ -57,14 +76,9 @@ def complete(names: tuple[str, ...], options: LockOptions) -> LockOptions:
         ValueError: A number cannot work, or two options cannot be combined; the message says what to write.
     """
     chosen: LockOptions = {**DEFAULTS, **options}
-    check_label(chosen["label"])
-    check_wait(chosen["wait"])
-    check_release(chosen["release"])
-    check_limit(chosen["limit"], names, chosen["shared"])
-    for what, value in (("ttl", chosen["ttl"]), ("heartbeat", chosen["heartbeat"]), ("max_hold", chosen["max_hold"])):
-        if value is not None:
-            seconds(what, value)
-    check_if_taken(chosen)
+    for what, check in CHECKS.items():  # the defaults need none
+        if what in options:
+            check(chosen, names)
     return chosen
 
 

@@ -73,7 +73,6 @@ class Gather:
             if connections is not None:
                 connections.close()  # interrupted anywhere: its links cannot be trusted
             raise
-        self.idle.trim(now)
         return connections
 
     def attend(self, connections: ConnectionSet, round: Round, until: float, *, wait: bool = False) -> None:
@@ -107,7 +106,9 @@ class Gather:
     def _ask(self, connections: ConnectionSet, round: Round, now: float) -> None:
         deadline = now + round.timeout
         fresh = not connections.by_node
-        self._settle(connections, look=round.mending or now - connections.used > IDLE)
+        look = round.mending or now - connections.used > IDLE
+        if look or connections.arrived:
+            self._settle(connections, look)
         packed: dict[int, bytes] = {}
         unasked = [node for node in round.requests if not self._send(connections, round, node, packed, now)]
         if unasked:
@@ -123,6 +124,8 @@ class Gather:
             self._time_out(connections, round)
         if fresh or round.mending:
             self._linger(connections, round, packed, deadline)
+        if round.complete:
+            return
         if round.patience:
             self._hear_out(connections, round, packed)
         for node in connections.connecting:
@@ -190,7 +193,8 @@ class Gather:
             self._drop(connections, connection, error)
             self.breakers[connection.node].failed(self._clock(), error.detail)
         else:
-            self.breakers[connection.node].answered()
+            if (breaker := self.breakers[connection.node]).rest:
+                breaker.answered()
 
     def _wait(self, connections: ConnectionSet, round: Round, packed: dict[int, bytes], left: float) -> bool:
         """Wait for an event and deal with it; returns False if no more can come."""

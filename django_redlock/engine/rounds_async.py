@@ -168,6 +168,8 @@ class AsyncGather:
         line = self._lines.get(node)
         if line is None:
             return None
+        if now - line.silent_since <= line.patience and not line.link.broken:
+            return line  # as a rule
         silent = line.in_flight and now - line.silent_since > line.patience
         stale = not line.in_flight and now - line.silent_since > MAX_IDLE
         # It has not been silent if only the event loop had no time to hear it.
@@ -180,24 +182,26 @@ class AsyncGather:
         return None
 
     def _send(self, node: int, line: Line, poll: "Poll", now: float) -> None:
+        round, breaker = poll.round, self._breakers[node]
+
         def on_reply(reply: Reply | None) -> bool:
             if reply is None:
-                return poll.round.wanted
+                return round.wanted
             line.in_flight -= 1
             if line.in_flight:
                 line.silent_since = self._clock()
-            if reply.kind is not Kind.UNKNOWN:
-                self._breakers[node].answered()
+            if breaker.rest and reply.kind is not Kind.UNKNOWN:
+                breaker.answered()
             poll.tell(node, self._admission.judge(node, reply, now))
             return False
 
         if not line.in_flight:
             line.silent_since, line.patience = now, 0.0
-        line.patience = max(line.patience, poll.round.timeout or CONNECT_TIMEOUT)
+        line.patience = max(line.patience, round.timeout or CONNECT_TIMEOUT)
         line.in_flight += 1
         poll.sent.add(node)
         try:
-            line.link.send(poll.round.requests[node], poll.packed, on_reply, in_full=poll.round.in_full)
+            line.link.send(round.requests[node], poll.packed, on_reply, in_full=not round.timeout and round.in_full)
         except LinkError as error:
             line.in_flight -= 1
             poll.tell(node, error.reply())
@@ -253,6 +257,7 @@ class Poll:
 
     def tell(self, node: int, reply: Reply) -> None:
         """Give a reply to the round, and wake its driver when that settles it."""
-        self.round.receive(node, reply)
-        if self.settled is not None and self.round.closed and not self.settled.done():
-            self.settled.set_result(None)
+        round, settled = self.round, self.settled
+        round.receive(node, reply)
+        if settled is not None and round.closed and not settled.done():
+            settled.set_result(None)

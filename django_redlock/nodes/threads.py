@@ -178,7 +178,7 @@ class Background:
 
         If an exception interrupts the caller, the next caller does it. Returns why there is no thread, or "".
         """
-        if self.running or exiting():
+        if self._running.locked() or exiting():
             return ""
         try:
             _start(thread(self._run, self._name) if self._real else self._new_thread())

@@ -17,13 +17,12 @@ COMMON = re.compile(rb"\$48\r\nACCEPTED (\d{16}) (\d{16}) 0 -1 \r\n|\$33\r\nRELE
 
 def common_reply(request: Request, found: re.Match[bytes]) -> Reply | None:
     """Return the reply that ``COMMON`` has found, or None if it cannot be the whole reply to *request*."""
-    number, time, released = found.groups()
-    if isinstance(request, Acquire) and released is None:
-        fence, now, kind = int(number), int(time), Kind.ACCEPTED
-        sound = fence == request.number
-    elif isinstance(request, Release) and released is not None:
-        fence, now, kind = 0, int(released), Kind.RELEASED
-        sound = True
+    if found.lastindex == 2 and isinstance(request, Acquire):
+        number, now = int(found[1]), int(found[2])
+        reply = Reply(Kind.ACCEPTED, number, now) if number == request.number else None
+    elif found.lastindex == 3 and isinstance(request, Release):
+        now = int(found[3])
+        reply = Reply(Kind.RELEASED, 0, now)
     else:
         return None
-    return Reply(kind, fence, now) if sound and now <= HIGHEST and len(request.slugs) <= PART else None
+    return reply if now <= HIGHEST and len(request.slugs) <= PART else None

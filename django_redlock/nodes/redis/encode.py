@@ -22,9 +22,19 @@ def word(text: str) -> str:
     return f"${len(text) if text.isascii() else len(text.encode())}\r\n{text}\r\n"
 
 
+def words(*texts: str) -> str:
+    """Return several words of a command as RESP."""
+    said = "".join([f"${len(text)}\r\n{text}\r\n" for text in texts])
+    return said if said.isascii() else "".join(map(word, texts))
+
+
 def key_start(slug: str) -> str:
     """Return the word of a key without its last letter, which is the kind."""
     return f"${2 + (len(slug) if slug.isascii() else len(slug.encode()))}\r\n{slug}:"
+
+
+KINDS = {kinds: tuple(f"{kind}\r\n" for kind in kinds) for kinds in ("hfqs", "hfqsr", "hqs", "hqsr", "hf", "hfr")}
+"""The ends of the words of keys, by the kinds of key that a script uses."""
 
 
 class Script:
@@ -80,26 +90,28 @@ class Encoder:
         key = -id(request) if in_full else id(request)
         data = packed.get(key)
         if data is None:
-            parts = split(request) if many(request) else [request]
-            data = packed[key] = "".join([self._command(part, in_full) for part in parts]).encode()
+            if many(request):
+                data = b"".join([self._command(part, in_full) for part in split(request)])
+            else:
+                data = self._command(request, in_full)
+            packed[key] = data
         return data
 
-    def _command(self, request: Request, in_full: bool) -> str:
+    def _command(self, request: Request, in_full: bool) -> bytes:
         """Return the command that runs the request's script, by its digest or with its text."""
         script = SCRIPTS[type(request)]
         keys, count, text = self._say[type(request)](request)
         head = script.in_full if in_full else script.by_digest
-        return f"*{3 + count}\r\n{head}{word(str(keys))}{text}"
+        return f"{beginning(head, keys, count)}{text}".encode()
 
     # How many keys a request touches; how many words these and its arguments are; and the words, in the script's order
 
     def _acquire(self, request: Acquire) -> Words:
         slugs, nonce, value, ttl, number, keep, ahead, adopt, waiter, stamp, barge, shared, queue, strict = request
         count, keys = self._keys(slugs, "hfqsr" if shared else "hfqs", queue)
-        own = f"{self._tombstone(nonce)}{keys}{word(nonce)}{word(value)}{word(str(number))}"
-        waiting = f"{word(adopt)}{word(waiter)}{word(str(stamp))}"
-        rest = usual(ms(ttl), ms(keep), micros(ahead), ms(ENROLMENT), barge, shared, request.passing, strict)
-        return 2 + count, 17 + count, f"{self._index}{own}{waiting}{self._prefix}{rest}"
+        own = words(nonce, value, str(number), adopt, waiter, str(stamp))
+        rest = rest_of_acquire(ttl, keep, ahead, barge, shared, shared or queue != "", strict)
+        return 2 + count, 17 + count, f"{self._index}{self._tombstone(nonce)}{keys}{own}{self._prefix}{rest}"
 
     def _raise(self, request: Raise) -> Words:
         slugs, nonce, number, keep, shared = request
@@ -119,9 +131,9 @@ class Encoder:
     def _release(self, request: Release) -> Words:
         slugs, nonce, tombstone, leaving, shared, queue, revoke, token = request
         count, keys = self._keys(slugs, "hqsr" if shared else "hqs", queue)
-        own = f"{self._tombstone(nonce)}{keys}{word(nonce)}{word(leaving)}"
-        rest = usual(ms(tombstone) if tombstone else "0", shared, revoke)
-        return 2 + count, 9 + count, f"{self._index}{own}{word(str(token))}{self._prefix}{rest}"
+        own = words(nonce, leaving, str(token))
+        rest = rest_of_release(tombstone, shared, revoke)
+        return 2 + count, 9 + count, f"{self._index}{self._tombstone(nonce)}{keys}{own}{self._prefix}{rest}"
 
     def _survey(self, request: Survey) -> Words:
         slugs, after, size, waiters = request
@@ -138,6 +150,9 @@ class Encoder:
 
     def _keys(self, slugs: tuple[str, ...], kinds: str, queue: str = "") -> tuple[int, str]:
         """Return how many keys all names have, and the keys, kind after kind; those of the *queue* are its own."""
+        if len(slugs) == 1 and not queue:
+            start = key_start(self.prefix + slugs[0])
+            return len(kinds), start + start.join(KINDS[kinds])
         starts = [key_start(self.prefix + slug) for slug in slugs]
         if queue:
             owner = key_start(self.prefix + queue)
@@ -165,6 +180,26 @@ def usual(*arguments: str | bool) -> str:
     return "".join([word(("1" if each else "") if isinstance(each, bool) else each) for each in arguments])
 
 
-def resp(words: Sequence[str]) -> bytes:
+@lru_cache(maxsize=1024)
+def rest_of_acquire(
+    ttl: float, keep: float | None, ahead: float, barge: bool, shared: bool, passing: bool, strict: bool
+) -> str:
+    """Return the words of an Acquire that are the same for most of them."""
+    return usual(ms(ttl), ms(keep), micros(ahead), ms(ENROLMENT), barge, shared, passing, strict)
+
+
+@lru_cache(maxsize=1024)
+def rest_of_release(tombstone: float, shared: bool, revoke: bool) -> str:
+    """Return the words of a Release that are the same for most of them."""
+    return usual(ms(tombstone) if tombstone else "0", shared, revoke)
+
+
+@lru_cache(maxsize=64)
+def beginning(head: str, keys: int, count: int) -> str:
+    """Return what comes before the first key of a command that runs a script; *count* is of keys and arguments."""
+    return f"*{3 + count}\r\n{head}{word(str(keys))}"
+
+
+def resp(command: Sequence[str]) -> bytes:
     """Return the bytes of a command."""
-    return f"*{len(words)}\r\n{''.join(map(word, words))}".encode()
+    return f"*{len(command)}\r\n{words(*command)}".encode()

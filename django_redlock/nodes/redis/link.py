@@ -62,17 +62,17 @@ class RedisLink:
         if type(request) not in self._taught:
             self._taught.add(type(request))
             in_full = True
-        data = self.encoder.pack(request, packed, in_full)
-        if self._sock is None:
+        data, sock = self.encoder.pack(request, packed, in_full), self._sock
+        if sock is None:
             raise LinkError(Failure.CLOSED)
         try:
-            sent = self._sock.send(data)
+            sent = sock.send(data)
         except BLOCKED:
             sent = 0
         except OSError as error:
             raise link_error(error) from None
         if sent < len(data):
-            self._send_rest(self._sock, memoryview(data)[sent:])
+            self._send_rest(sock, memoryview(data)[sent:])
 
     def _send_rest(self, sock: socket.socket, rest: memoryview) -> None:
         """Send the rest of a request that did not fit the socket's buffer; blocks for at most the connect timeout."""
@@ -87,11 +87,15 @@ class RedisLink:
         """Return the reply to the oldest request; see :class:`~django_redlock.nodes.base.Link`."""
         whole: Reply | None = INCOMPLETE
         while whole is INCOMPLETE:
-            raw, self._ahead = self._ahead, NOTHING
-            if raw is NOTHING and (raw := self._read(request)) is NOTHING:
-                return INCOMPLETE
+            raw = self._ahead
+            if raw is NOTHING:
+                raw = self._read(request)
+            else:
+                self._ahead = NOTHING
             if type(raw) is Reply:
                 return raw
+            if raw is NOTHING:
+                return INCOMPLETE
             if isinstance(raw, LinkError):
                 raise raw
             whole = self._assembly.add(request, parse_answer(raw, self.unserved))

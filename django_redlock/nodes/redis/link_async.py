@@ -91,7 +91,11 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
         if type(request) not in self._taught:
             self._taught.add(type(request))
             in_full = True
-        self._write(self.encoder.pack(request, packed, in_full))
+        data = self.encoder.pack(request, packed, in_full)
+        if self._unsent:
+            self._unsent.append(data)
+        else:
+            self._write(data)
         self._waiting.append((request, on_reply))
 
     def readable(self) -> bool:
@@ -105,9 +109,7 @@ class AsyncRedisLink(asyncio.BufferedProtocol):
 
     def _write(self, data: bytes) -> None:
         """Send at once, or, if many tasks send in one turn of the loop, send all their requests together."""
-        if self._unsent:
-            self._unsent.append(data)
-        elif len(self._waiting) < CROWD:
+        if len(self._waiting) < CROWD:
             self._transport.write(data)
         else:
             self._unsent.append(data)

@@ -364,6 +364,14 @@ def test_step_that_is_harmless_or_undetectable_costs_no_vote(ahead: float, took:
     assert tell(watch, clock, 0, ahead=ahead, took=took).kind is Kind.ACCEPTED
 
 
+def test_small_steps_of_a_clock_add_up_while_replies_are_slow():
+    """P21: a slow reply leaves room for a step; the next steps are measured from the reply that left least."""
+    watch, clock = clocked()
+    tell(watch, clock, 0)
+    assert tell(watch, clock, 0, ahead=0.009, took=0.02).kind is Kind.ACCEPTED  # the reply may have taken that long
+    assert tell(watch, clock, 0, ahead=0.018, took=0.02).kind is Kind.NO_VOTE
+
+
 def test_clock_that_gains_slowly_costs_no_vote():
     """P21: a clock that nobody read for a day does not count as run forward."""
     watch, clock = clocked()
