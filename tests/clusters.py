@@ -1,17 +1,32 @@
 """A Redis or Valkey Cluster of real servers that fails over and moves its slots when a test wants it to."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 import redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from django_redlock.testing import Server
-from tests.conftest import cluster_nodes
+from django_redlock.testing import Server, ServerStartError
 
+HIGHEST_CLUSTER_PORT = 55_535
 PASSWORD = "sesame"
 OPTIONS = ("--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0", "--masterauth", PASSWORD)
+
+
+@contextmanager
+def cluster_nodes(count: int, options: Sequence[str] = (), password: str = "") -> Iterator[list[Server]]:
+    """Start servers in cluster mode. Each also listens on a port 10,000 higher, which nobody has reserved for it."""
+    with ExitStack() as stack:
+        servers: list[Server] = []
+        while len(servers) < count:
+            server = Server(
+                args=("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", *options), password=password
+            )
+            if server.port <= HIGHEST_CLUSTER_PORT:
+                with suppress(ServerStartError):
+                    servers.append(stack.enter_context(server))
+        yield servers
 
 
 class Cluster:

@@ -9,8 +9,8 @@ import inspect
 import os
 import platform
 import signal
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from django_redlock.engine import rounds, rounds_async
 from django_redlock.engine.surroundings import Surroundings
 from django_redlock.handler import DjangoSurroundings
-from django_redlock.testing import Server, ServerNotFoundError, Servers, ServerStartError, find_server, start_servers
+from django_redlock.testing import ServerNotFoundError, Servers, find_server, start_servers
 from tests.etcd import Member
 from tests.services import MariaDB, PostgreSQL, RabbitMQ, Service, ServiceMissingError, SQLite
 
@@ -187,21 +187,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def reason(report: Report) -> str:
     """Return why a test was skipped: pytest reports a triple of file, line and reason."""
     return report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-
-
-HIGHEST_CLUSTER_PORT = 55_535
-
-
-@contextmanager
-def cluster_nodes(count: int, options: Sequence[str] = (), password: str = "") -> Iterator[list[Server]]:
-    """Start servers in cluster mode. Each also listens on a port 10,000 higher, which nobody has reserved for it."""
-    with ExitStack() as stack:
-        servers: list[Server] = []
-        while len(servers) < count:
-            server = Server(
-                args=("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", *options), password=password
-            )
-            if server.port <= HIGHEST_CLUSTER_PORT:
-                with suppress(ServerStartError):
-                    servers.append(stack.enter_context(server))
-        yield servers

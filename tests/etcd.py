@@ -11,6 +11,7 @@ from urllib.request import Request, urlopen
 
 from django_redlock.nodes.etcd.client import encoded
 from django_redlock.nodes.etcd.place import Place
+from django_redlock.testing import FaultProxy
 from tests.services import Service, _Port
 
 
@@ -37,13 +38,19 @@ class Member(Service):
             self._peer = _Port()
             self.cluster: dict[str, str] = {self.folder.name: f"http://127.0.0.1:{self._peer.number}"}
             self.state = "new"
+            self.proxy: FaultProxy | None = None  # between the other members and this one
             timing = ("--heartbeat-interval", "20", "--election-timeout", "200") if alone else ()
             self.options = (*timing, *options)
 
     @property
     def peer(self) -> str:
-        """The URL at which the other members reach it."""
+        """The URL at which it listens to the other members."""
         return f"http://127.0.0.1:{self._peer.number}"
+
+    @property
+    def advertised(self) -> str:
+        """The URL at which the other members reach it."""
+        return self.proxy.url if self.proxy else self.peer
 
     @property
     def http(self) -> str:
@@ -64,7 +71,7 @@ class Member(Service):
             *("--listen-client-urls", self.http),
             *("--advertise-client-urls", self.http),
             *("--listen-peer-urls", self.peer),
-            *("--initial-advertise-peer-urls", self.peer),
+            *("--initial-advertise-peer-urls", self.advertised),
             *("--initial-cluster", ",".join(f"{name}={url}" for name, url in self.cluster.items())),
             *("--initial-cluster-state", self.state),
             *("--logger", "zap", "--log-level", "error"),
@@ -136,20 +143,41 @@ class Cluster:
     def replace(self, member: Member) -> None:
         """Have a member that lost its data join again, as a new member with the same address."""
         helper = next(one for one in self.members if one is not member)
-        listed = helper.ask("cluster/member/list", {})["members"]
-        (gone,) = [one["ID"] for one in listed if member.peer in one["peerURLs"]]
-        helper.ask("cluster/member/remove", {"ID": gone})
-        until(lambda: helper.ask("cluster/member/add", {"peerURLs": [member.peer]}))
+
+        def listed() -> list[str]:
+            known = helper.ask("cluster/member/list", {})["members"]
+            return [one["ID"] for one in known if member.advertised in one["peerURLs"]]
+
+        def removed() -> bool:
+            for gone in listed():
+                helper.ask("cluster/member/remove", {"ID": gone})
+            return not listed()
+
+        def added() -> bool:
+            if not listed():
+                helper.ask("cluster/member/add", {"peerURLs": [member.advertised]})
+            return bool(listed())
+
+        until(removed)  # each of them again if its reply was lost, as when there is no leader
+        until(added)
         member.state = "existing"
         member.start()
 
 
 @contextmanager
-def cluster(*options: str) -> Iterator[Cluster]:
-    """Start three members with the usual timing: an election takes a second or two."""
+def cluster(*options: str, proxied: bool = False) -> Iterator[Cluster]:
+    """
+    Start three members with the usual timing: an election takes a second or two.
+
+    Args:
+        options: Options of etcd.
+        proxied: Whether the members reach each other through proxies, so that tests can cut one off.
+    """
     members = [Member(alone=False, options=options) for _ in range(3)]
-    peers = {member.folder.name: member.peer for member in members}
     with ExitStack() as stack:
+        for member in members:
+            member.proxy = stack.enter_context(FaultProxy(member.peer)) if proxied else None
+        peers = {member.folder.name: member.advertised for member in members}
         for member in members:
             member.cluster = peers
             member.prepare()

@@ -224,7 +224,26 @@ def etcds(etcd: Member, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
         one.close()
 
 
-@pytest.fixture(params=["memory", "real", "sqlite", *SLOW_DATABASES, "etcd"])
+@pytest.fixture
+def beside_etcd(nodes: Servers, etcd: Member) -> Iterator[Manager]:
+    """Make managers over Redis servers, of which an etcd takes the place of the third."""
+    managers: list[LockManager] = []
+
+    def make(count: int = 5, **options: Any) -> LockManager:
+        managers.append(real_manager([*nodes.urls[:2], etcd.url, *nodes.urls[2:4]][:count], **options))
+        connect(managers[-1])
+        return managers[-1]
+
+    yield make
+    for one in managers:
+        one.close()
+
+
+# Each kind alone is in the usual run; a majority of two kinds does the same.
+KINDS = ["memory", "real", "sqlite", *SLOW_DATABASES, "etcd", pytest.param("beside_etcd", marks=pytest.mark.endurance)]
+
+
+@pytest.fixture(params=KINDS)
 def manager(request: pytest.FixtureRequest) -> Iterator[Manager]:
     """Make managers over nodes of each kind."""
     if request.param not in DATABASES:

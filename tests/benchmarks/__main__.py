@@ -18,6 +18,7 @@ from . import (
     distance,
     faults,
     free,
+    kinds,
     listing,
     names,
     pages,
@@ -47,6 +48,7 @@ GROUPS: dict[str, Group] = {
     "listing": listing.run,
     "startup": startup.run,
     "publishing": publishing.run,
+    "kinds": kinds.run,
 }
 """What ``--only`` can name, in the order in which it is run."""
 

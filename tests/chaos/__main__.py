@@ -4,8 +4,9 @@ Let real servers, processes and clocks fail, and count the effect on a counter i
     python -m tests.chaos --minutes 10 --profile network
     python -m tests.chaos --minutes 1 --profile all --nodes 5 --database postgresql
 
-There are three or five servers behind proxies, and worker processes that take one lock and increment two counters under
-it, one behind a fence and one without. A nemesis injects faults. Every acquisition is recorded and checked at the end.
+There are three or five servers, or the three members of an etcd cluster, behind proxies, and worker processes that take
+one lock and increment two counters under it, one behind a fence and one without. A nemesis injects faults. Every
+acquisition is recorded and checked at the end.
 """
 
 import argparse
@@ -33,18 +34,34 @@ def main() -> int:
 
     options = parse(list(PROFILES))
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # the proxies are slow on a busy machine, and log it
-    failed = []
+    failed, freed = [], []
     print(f"seed {options.seed}\n\n{HEADS}", flush=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engine = SQLite(folder) if options.database == "sqlite" else stack.enter_context(PostgreSQL())
         for name in PROFILES if options.profile == "all" else [options.profile]:
+            if PROFILES[name].etcd and (missing := without_etcd()):
+                freed.append(f"{name} was left out: {missing}")
+                continue
             random.seed(options.seed)  # so that one profile can be repeated without those before it
             result = one(engine, PROFILES[name], options.minutes * 60, options.nodes, options.workers)
             print(result.line(), flush=True)
+            freed.append(f"{name}: {result.freed()}")
             failed += result.failures
-    print("", *failed[:10], sep="\n")
+    print("", *freed, *failed[:10], sep="\n")
     return int(bool(failed))
+
+
+def without_etcd() -> str:
+    """Return why there is no etcd to run, and what to install; nothing if there is one."""
+    from tests.etcd import Member
+    from tests.services import ServiceMissingError
+
+    try:
+        Member.find()
+    except ServiceMissingError as error:
+        return str(error)
+    return ""
 
 
 def one(engine, profile, seconds: float, nodes: int = 3, workers: int = 4):  # type: ignore[no-untyped-def]

@@ -16,13 +16,14 @@ from typing import Any, Self
 from django_redlock.nodes.clock import steady
 from django_redlock.testing import FaultProxy, Server
 from django_redlock.testing.processes import spawn
+from tests.etcd import Cluster, cluster
 
 from .clock import Clock, build
 from .history import History
-from .nemesis import TTL, Nemesis, Profile
+from .nemesis import Nemesis, Profile
 
 KEEPING = ("--appendonly", "yes", "--appendfsync", "always")
-WARM_UP = TTL + 3.0  # seconds until nodes that have just started may vote; their uptime has whole seconds
+WARM_UP = 3.0  # seconds beyond a ttl until nodes that have just started may vote; their uptime has whole seconds
 GRACE = 60.0  # seconds that a worker may take to end: it may be waiting for a lock and for a row
 
 
@@ -75,6 +76,13 @@ class Result:
             found += [f"token {token} is not in order" for token in self.history.wrong_tokens()]
         return found
 
+    def freed(self) -> str:
+        """Return how long after their deadlines the locks of workers that were killed were free."""
+        late = self.history.freed()
+        if not late:
+            return "no worker was killed while it held the lock"
+        return f"{len(late)} holders were killed; from deadline to next holder it took {max(late):.1f} s at most"
+
     def line(self) -> str:
         """Return the run's line of the table."""
         lost = [f"{self.lost[kind]:,} of {self.counted[kind][1]:,}" for kind in ("plain", "fenced")]
@@ -112,7 +120,10 @@ class Arena:
         environments = [clock.environment for clock in self.clocks] or [{}] * nodes
         # Nodes that keep their data are called durable: every write is on disk before the reply.
         args = KEEPING if profile.durable else ()
-        self.servers = [Server(args=args, environment=environment) for environment in environments]
+        self.servers = (
+            [] if profile.etcd else [Server(args=args, environment=environment) for environment in environments]
+        )
+        self.cluster: Cluster | None = None
         self.proxies: list[FaultProxy] = []
         self.workers: list[WorkerProcess] = []
         self.gone: list[WorkerProcess] = []
@@ -124,8 +135,11 @@ class Arena:
 
     def __enter__(self) -> Self:
         with self._stack as stack:
-            for server in self.servers:
-                stack.enter_context(server)
+            if self.profile.etcd:
+                self.cluster = stack.enter_context(cluster(proxied=True))
+            for server in self.servers or (self.cluster.members if self.cluster else []):
+                if isinstance(server, Server):
+                    stack.enter_context(server)
                 self.proxies.append(stack.enter_context(FaultProxy(server.url)))
             self._stack = stack.pop_all()
         return self
@@ -140,7 +154,7 @@ class Arena:
         """Let the workers work and the nemesis inject faults for the given time, and judge the result."""
         from .counter import KINDS, counted
 
-        time.sleep(WARM_UP)
+        time.sleep(self.profile.ttl + WARM_UP)
         self._ends = time.monotonic() + seconds
         for _ in range(self._count):
             self.start_worker()
@@ -154,9 +168,13 @@ class Arena:
                 raise RuntimeError(f"Worker {worker.number} failed; see its error above.")
             history.read(worker.number, worker.diary, worker.killed)
         faults = sum(nemesis.faults.values())
-        return Result(
-            self.profile, len(self.servers), seconds, history, faults, {kind: counted(kind) for kind in KINDS}
-        )
+        return Result(self.profile, len(self.urls), seconds, history, faults, {kind: counted(kind) for kind in KINDS})
+
+    @property
+    def urls(self) -> list[str]:
+        """The nodes, as the workers reach them."""
+        urls = [proxy.url for proxy in self.proxies]
+        return ["etcd://" + ",".join(url.removeprefix("etcd://") for url in urls)] if self.cluster else urls
 
     # What the nemesis acts on
 
@@ -178,13 +196,14 @@ class Arena:
 
     def start_worker(self) -> WorkerProcess:
         number = len(self.workers) + len(self.gone)
-        rules = {"ttl": TTL, "max_ttl": TTL, "node_timeout": 0.2}
+        ttl = self.profile.ttl
+        rules = {"ttl": ttl, "max_ttl": ttl, "node_timeout": self.profile.node_timeout}
         if self.profile.durable:
             rules["durable"] = [f"node {place}" for place in range(len(self.servers))]
         diary = self._folder / f"diary {number}"
         diary.touch()
         order = {
-            "urls": [proxy.url for proxy in self.proxies],
+            "urls": self.urls,
             "rules": rules,
             "slow": self.profile.slow,
             "diary": str(diary),

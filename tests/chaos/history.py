@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 
@@ -25,6 +26,7 @@ class Hold:
         since: From when on the worker considered the lock its own.
         deadline: When that ended at the latest, by the worker's own clock.
         until: When it ended, if earlier: by a release, or with the process.
+        killed: When the worker was killed with the lock in its hands.
     """
 
     worker: int
@@ -33,6 +35,7 @@ class Hold:
     since: float
     deadline: float
     until: float = float("inf")
+    killed: float = float("inf")
 
     @property
     def end(self) -> float:
@@ -56,12 +59,12 @@ class History:
             event, *values = json.loads(line)
             match event:
                 case "held":
-                    hold = Hold(worker, *values, until=killed)
+                    hold = Hold(worker, *values, until=killed, killed=killed)
                     self.holds.append(hold)
                 case "longer" if hold:
                     hold.deadline = max(hold.deadline, *values)
                 case "ends" if hold:
-                    hold.until = min(hold.until, *values)
+                    hold.until, hold.killed = min(hold.until, *values), float("inf")
                 case "failed":
                     self.failed += 1
                 case "stale":
@@ -78,6 +81,11 @@ class History:
         return [
             (before, after) for before, after in zip(longest, believed[1:], strict=False) if after.since < before.end
         ]
+
+    def freed(self) -> list[float]:
+        """Return how many seconds after the deadline of each holder that was killed the next one had the lock."""
+        given = sorted(self.holds, key=lambda hold: hold.since)
+        return [after.since - hold.deadline for hold, after in pairwise(given) if hold.killed < hold.deadline]
 
     def wrong_tokens(self) -> list[int]:
         """

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tests.etcd import Member
+
     from .arena import Arena
 
 TTL = 2.0  # seconds
@@ -76,6 +78,54 @@ def crash_without_data(arena: "Arena") -> Iterator[None]:
     server.restart()
 
 
+# Members of an etcd cluster
+
+
+def frozen_member(arena: "Arena") -> Iterator[None]:
+    """A member is stopped (SIGSTOP) and continues; half of the time it is the leader."""
+    member = any_member(arena)
+    member.freeze()
+    yield
+    member.thaw()
+
+
+def killed_member(arena: "Arena") -> Iterator[None]:
+    """A member is killed (SIGKILL) and starts again with its data."""
+    member = any_member(arena)
+    member.kill()
+    yield
+    member.start()
+
+
+def wiped_member(arena: "Arena") -> Iterator[None]:
+    """A member is killed and loses its data, and joins again as a new member."""
+    assert arena.cluster is not None
+    member = any_member(arena)
+    member.wipe()
+    yield
+    arena.cluster.replace(member)
+
+
+def partitioned_member(arena: "Arena") -> Iterator[None]:
+    """Nothing that clients or the other members send over connections to a member passes, and no replies to it."""
+    assert arena.cluster is not None
+    member = any_member(arena)
+    proxies = [arena.proxies[arena.cluster.members.index(member)]] + ([member.proxy] if member.proxy else [])
+    for proxy in proxies:
+        proxy.black_hole("both")
+    yield
+    for proxy in proxies:
+        if random.random() < 0.3:
+            proxy.reset()
+        proxy.heal()
+
+
+def any_member(arena: "Arena") -> "Member":
+    """Return the leader or any other member."""
+    assert arena.cluster is not None
+    return arena.cluster.leader() if random.random() < 0.5 else random.choice(arena.cluster.members)
+
+
 # Clients
 
 
@@ -119,6 +169,9 @@ class Profile:
         slow: Chance that a worker pauses for up to two leases between reading and writing.
         clocks: Whether the nodes' clocks can be set; needs a C compiler.
         tolerated: Whether overlaps are only counted, because an assumption does not hold.
+        etcd: Whether the node is an etcd cluster of three members, not one of several servers.
+        ttl: Seconds of a lease.
+        node_timeout: Seconds to wait for a node.
     """
 
     name: str
@@ -129,10 +182,14 @@ class Profile:
     slow: float = 0.0
     clocks: bool = False
     tolerated: bool = False
+    etcd: bool = False
+    ttl: float = TTL
+    node_timeout: float = 0.2
 
 
 NETWORK = (delay, black_hole, reset, lost_reply, frozen_node)
 CLIENTS = (frozen_worker, killed_worker)
+MEMBERS = (frozen_member, killed_member, wiped_member, partitioned_member)
 
 PROFILES = {
     profile.name: profile
@@ -144,6 +201,16 @@ PROFILES = {
         Profile("crash with data", (crash_with_data,), durable=True, pause=2.0),
         Profile("crash without data", (crash_without_data,), pause=6 * TTL),
         Profile("clock jump", (stepped_clock,), clocks=True),
+        Profile(
+            "etcd",
+            (*MEMBERS, *MEMBERS, delay, black_hole, reset, lost_reply, *CLIENTS, killed_worker),
+            lasting=(0.05, 8.0),
+            pause=3.0,
+            slow=0.01,
+            etcd=True,
+            ttl=5.0,
+            node_timeout=1.0,
+        ),
         Profile(
             "everything",
             (*NETWORK, *CLIENTS, crash_without_data, stepped_clock),

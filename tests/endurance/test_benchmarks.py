@@ -2,17 +2,20 @@
 The benchmark runs and reports what it measured. The figures are not tested, because times depend on the machine.
 """
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from django_redlock.testing import Servers
-from tests.benchmarks import against, distance, floors, free, pages, plots
+from tests.benchmarks import against, distance, floors, free, kinds, pages, plots
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.measure import AsyncContender, Contender, ainterleave, interleave
 from tests.benchmarks.relays import relays
 from tests.benchmarks.report import Figure, Section, Target, dump, lines, load
 from tests.benchmarks.waiting import Turn, jain, overtaking
+from tests.services import ServiceMissingError
 
 
 @pytest.fixture
@@ -105,6 +108,29 @@ def test_distances_are_measured_one_after_the_other(nodes: Servers):
     assert section.left_out == ["pottery"]
     assert len({url for urls in seen for url in urls}) == 6
     assert not {url for urls in seen for url in urls} & set(nodes.urls)
+
+
+def test_kinds_of_nodes_take_turns_and_missing_ones_are_named(
+    nodes: Servers, settings: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Each kind that can be started is measured for one caller and for many, and a kind without its server is left out
+    with what to install.
+    """
+
+    def missing(bench: Bench) -> Any:
+        raise ServiceMissingError("apt-get install zookeeper")
+
+    settings.REDLOCK = {}
+    found = [("memory", kinds.in_memory), ("two", partial(kinds.redis, 2)), ("ZooKeeper", missing)]
+    monkeypatch.setattr(kinds, "kinds", lambda: found)
+    monkeypatch.setattr(kinds, "THREADS", 2)
+
+    latency, throughput = kinds.run(Bench(nodes, True, 1.0))
+
+    assert [figure.name for figure in latency.figures] == ["memory", "two"]
+    assert [figure.unit for figure in throughput.figures] == ["/s", "/s"]
+    assert latency.left_out == ["ZooKeeper: apt-get install zookeeper"]
 
 
 def test_another_version_is_measured_in_a_process_of_its_own(nodes: Servers, tmp_path: Path):

@@ -13,7 +13,8 @@ from tests.chaos.clock import compiler
 from tests.chaos.history import History, Hold
 from tests.chaos.nemesis import PROFILES, Profile
 from tests.conftest import needs
-from tests.services import PostgreSQL, SQLite
+from tests.etcd import Member
+from tests.services import PostgreSQL, ServiceMissingError, SQLite
 
 pytestmark = pytest.mark.django_db(databases=[])
 
@@ -74,6 +75,11 @@ def judge(result: Result, request: pytest.FixtureRequest) -> None:
 
 
 def ready(profile: Profile) -> Profile:
+    if profile.etcd:
+        try:
+            Member.find()
+        except ServiceMissingError as error:
+            needs("etcd", None, str(error))
     if profile.clocks:
         needs("a C compiler", compiler(), "apt-get install gcc libc6-dev")
     return profile
@@ -100,6 +106,19 @@ def test_history_is_judged(holds: list[Hold], overlaps: int, wrong: int):
 
     assert len(history.overlaps()) == overlaps
     assert len(history.wrong_tokens()) == wrong
+
+
+def test_time_until_the_next_holder_is_known(tmp_path: Path):
+    """P24: the time counts from the deadline of a worker that was killed with the lock, not of one that released it."""
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    first.write_text('["held", 7, 1.0, 1.1, 3.0]\n["ends", 2.0]\n')
+    second.write_text('["held", 8, 2.0, 2.1, 4.0]\n')
+    third.write_text('["held", 9, 3.0, 5.5, 7.5]\n')
+    history = History()
+    for number, (diary, killed) in enumerate([(first, 2.5), (second, 3.0), (third, float("inf"))]):
+        history.read(number, diary, killed)
+
+    assert history.freed() == [1.5]
 
 
 def test_diary_of_a_worker_that_was_killed_is_read(tmp_path: Path):

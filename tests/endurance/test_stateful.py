@@ -2,7 +2,10 @@
 A model of a few lines predicts the effects of two managers on one or three real nodes, and of faults on these nodes.
 """
 
+import json
 import time
+from base64 import b64decode
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +28,92 @@ from django_redlock.core.requests import SHARED
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.exceptions import LockLostError, LockTakenError
+from django_redlock.nodes.etcd.client import encoded
 from django_redlock.testing import Server, Servers
+from tests.etcd import Member
 from tests.managers import real_manager
 
 NAMES = ["a", "b"]
 PATIENCE = 20.0  # seconds after which a request that nobody waited for has been executed
+
+
+class RedisNode:
+    """A Redis or Valkey server, with a connection that looks into it and makes it forget."""
+
+    has_scripts = True
+
+    def __init__(self, server: Server) -> None:
+        self.url = server.url
+        self._server = server
+        self._client = server.client(socket_timeout=10.0)
+
+    def forget(self) -> None:
+        """Forget everything."""
+        self._client.flushall()
+
+    def forget_scripts(self) -> None:
+        """Forget the scripts."""
+        self._client.script_flush()
+
+    def expire(self, name: str) -> None:
+        """End a hold before its time."""
+        self._client.delete(f"t:{{{name}}}:h")
+
+    def restart(self) -> None:
+        """Start again, empty."""
+        self._server.restart()
+
+    def holders(self, name: str) -> set[str]:
+        """Return the secrets of those who hold a name."""
+        value = (self._client.get(f"t:{{{name}}}:h") or "")[:32]
+        return set(self._client.zrange(f"t:{{{name}}}:r", 0, -1)) if value == SHARED else {value} - {""}
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+
+class EtcdNode:
+    """The same for an etcd with one member."""
+
+    has_scripts = False
+
+    def __init__(self, member: Member) -> None:
+        self.url = member.url
+        self._member = member
+
+    def forget(self) -> None:
+        """Forget everything."""
+        self._member.clear()
+
+    def expire(self, name: str) -> None:
+        """End a hold before its time; what else is known of the name stays."""
+        if record := self._record(name):
+            left = {field: value for field, value in record.items() if field not in ("holder", "sharers")}
+            self._member.ask("kv/put", {"key": self._key(name), "value": encoded(json.dumps(left))})
+
+    def restart(self) -> None:
+        """Start again, empty."""
+        self._member.wipe()
+        self._member.start()
+
+    def holders(self, name: str) -> set[str]:
+        """Return the secrets of those who hold a name."""
+        record = self._record(name)
+        value = str(record.get("holder", [""])[0])[:32]
+        return set(record.get("sharers", {})) if value == SHARED else {value} - {""}
+
+    def close(self) -> None:
+        """Do nothing: no connection is kept."""
+
+    def _record(self, name: str) -> dict[str, Any]:
+        found = self._member.ask("kv/range", {"key": self._key(name)}).get("kvs", [])
+        record: dict[str, Any] = json.loads(b64decode(found[0]["value"])) if found else {}
+        return record
+
+    @staticmethod
+    def _key(name: str) -> str:
+        return encoded(f"t:h/{{{name}}}")
 
 
 @dataclass(eq=False)
@@ -68,7 +152,7 @@ class Locks(RuleBasedStateMachine):
 
     held = Bundle("held")
 
-    def __init__(self, servers: list[Server]) -> None:
+    def __init__(self, servers: Sequence[RedisNode | EtcdNode]) -> None:
         super().__init__()
         self.servers = servers
         self.needed = len(servers) // 2 + 1
@@ -78,19 +162,16 @@ class Locks(RuleBasedStateMachine):
         self.places = [{name: Place() for name in NAMES} for _ in servers]
         urls = [server.url for server in servers]
         self.managers = [real_manager(urls, ttl=60.0, renew=False, node_timeout=4.0) for _ in range(2)]
-        self.clients = [server.client(socket_timeout=10.0) for server in servers]
 
     @initialize()
     def begin(self) -> None:
-        for client in self.clients:
-            client.flushall()
+        for server in self.servers:
+            server.forget()
         self.meet()
 
     def teardown(self) -> None:
         for manager in self.managers:
             manager.close()
-        for client in self.clients:
-            client.close()
 
     # What holders do
 
@@ -170,17 +251,17 @@ class Locks(RuleBasedStateMachine):
     def expire(self, node: int, name: str) -> None:
         """The key of a name ends before its time, as when the clock of the node runs forward."""
         node %= len(self.servers)
-        self.clients[node].delete(f"t:{{{name}}}:h")
+        self.servers[node].expire(name)
         self.places[node][name].holders.clear()
 
     @rule(node=st.integers(0, 2))
     def flush(self, node: int) -> None:
         """A node forgets everything."""
         node %= len(self.servers)
-        self.clients[node].flushall()
+        self.servers[node].forget()
         self.places[node] = {name: Place() for name in NAMES}
 
-    @precondition(lambda self: len(self.servers) == 1)
+    @precondition(lambda self: len(self.servers) == 1 and self.servers[0].has_scripts)
     @rule()
     def forget_scripts(self) -> None:
         """
@@ -189,7 +270,7 @@ class Locks(RuleBasedStateMachine):
         One of several nodes may miss a request that way. When it reports this, the others have decided, and nobody
         waits for it.
         """
-        self.clients[0].script_flush()
+        self.servers[0].forget_scripts()
 
     @rule(node=st.integers(0, 2))
     def restart(self, node: int) -> None:
@@ -223,24 +304,30 @@ class Locks(RuleBasedStateMachine):
             time.sleep(0.002)
 
     def found(self) -> list[set[str]]:
-        return [self.holders(client, name) for client in self.clients for name in NAMES]
+        return [server.holders(name) for server in self.servers for name in NAMES]
 
     def foretold(self) -> list[set[str]]:
         return [{held.lease.token for held in node[name].holders} for node in self.places for name in NAMES]
-
-    @staticmethod
-    def holders(client: Any, name: str) -> set[str]:
-        value = (client.get(f"t:{{{name}}}:h") or "")[:32]
-        return set(client.zrange(f"t:{{{name}}}:r", 0, -1)) if value == SHARED else {value} - {""}
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_locks_behave_as_the_model_predicts(nodes: Servers, count: int):
     """P1, P2, P3, P4, P18, P19, P39, L35: acquire, extend, release, expire, flush and restart, in any order."""
+    behave([RedisNode(server) for server in nodes[:count]], examples=20)
+
+
+@pytest.mark.parametrize("redis", [0, 2], ids=["alone", "with two Redis servers"])
+def test_locks_over_etcd_behave_as_the_model_predicts(nodes: Servers, etcd: Member, redis: int):
+    """P1, P2, P3, P4, P18, P19, P39, L35: the same over an etcd, alone and in a majority with Redis servers."""
+    behave([*(RedisNode(server) for server in nodes[:redis]), EtcdNode(etcd)], examples=8)
+
+
+def behave(servers: Sequence[RedisNode | EtcdNode], examples: int) -> None:
+    """Try many sequences of what holders do and of what happens to nodes."""
     run_state_machine_as_test(
-        lambda: Locks(nodes[:count]),
+        lambda: Locks(servers),
         settings=settings(
-            max_examples=20,
+            max_examples=examples,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
@@ -248,3 +335,5 @@ def test_locks_behave_as_the_model_predicts(nodes: Servers, count: int):
             phases=[Phase.generate],
         ),
     )
+    for server in servers:
+        server.close()

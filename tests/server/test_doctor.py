@@ -36,8 +36,8 @@ from django_redlock.nodes.redis.inspect import Inspection, commands
 from django_redlock.testing import Server, Servers, start_servers
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import tls_server
-from tests.clusters import PASSWORD, cluster
-from tests.conftest import cluster_nodes, needs
+from tests.clusters import PASSWORD, cluster, cluster_nodes
+from tests.conftest import needs
 from tests.service.locking.test_sentinel import watched
 from tests.services import django_database
 

@@ -12,6 +12,7 @@ Run many schedules and print the figures.
 import argparse
 import os
 import sys
+from math import ceil
 from pathlib import Path
 from secrets import randbelow
 from time import perf_counter
@@ -50,19 +51,20 @@ def main() -> int:
 def many(options: argparse.Namespace) -> int:
     """Run schedules of the selected profiles, and print a line for each."""
     names = list(PROFILES) if options.profile == "all" else [options.profile]
-    each = -(-options.schedules // len(names))
-    print(f"seed {options.seed}: {each:,} schedules of each of {len(names)} profiles, {options.jobs} processes\n")
+    shares = sum(PROFILES[name].share for name in names)
+    numbers = {name: ceil(options.schedules * PROFILES[name].share / shares) for name in names}
+    print(f"seed {options.seed}: {len(names)} profiles, {options.jobs} processes\n")
     print(HEADS, flush=True)
     began = perf_counter()
     failures: list[Outcome] = []
     found = {}
     with Runs(options.jobs) as runs:
         for name in names:
-            found[name], failed = runs.run(PROFILES[name], range(options.seed, options.seed + each))
+            found[name], failed = runs.run(PROFILES[name], range(options.seed, options.seed + numbers[name]))
             print(line(name, found[name]), flush=True)
             failures += failed
     took = perf_counter() - began
-    print(f"\n{each * len(names):,} schedules in {took:.0f} s, {len(failures)} failed")
+    print(f"\n{sum(numbers.values()):,} schedules in {took:.0f} s, {len(failures)} failed")
     if options.plot:
         options.plot.write_text(draw_lost(found), encoding="utf-8")
     for outcome in failures[:3]:

@@ -41,6 +41,7 @@ from django_redlock.engine.waiters import Waiters
 from .network import Faults, Machine, Wire
 from .oracles import Oracles
 from .profiles import TTL, Profile
+from .records import RecordLink, Store, Worker
 from .world import AT_ONCE, Cancelled, Computer, Routine, Sleep, Task, Wait, World
 
 
@@ -60,7 +61,7 @@ class Connection:
     """
 
     node: int
-    wire: Wire
+    wire: Wire | RecordLink
     in_flight: deque[InFlight] = field(default_factory=deque)
     inbox: deque[Reply] = field(default_factory=deque)
 
@@ -71,7 +72,7 @@ class ConnectionSet:
 
     by_node: dict[int, Connection] = field(default_factory=dict)
     connecting: dict[int, list[Round]] = field(default_factory=dict)
-    arrived: deque[tuple[int, Wire | None, Greeting | str]] = field(default_factory=deque)
+    arrived: deque[tuple[int, Wire | RecordLink | None, Greeting | str]] = field(default_factory=deque)
     waiting: list[Task] = field(default_factory=list)
     used: float = 0.0
 
@@ -129,7 +130,7 @@ class Process(Computer):
         self,
         world: World,
         name: str,
-        machines: list[Machine],
+        machines: list[Machine | Store],
         rules: Rules,
         profile: Profile,
         faults: Faults,
@@ -141,6 +142,7 @@ class Process(Computer):
         self._owner = Owner(host=name)
         self.admission = Admission(rules, tuple(machine.name for machine in machines), self.clock, self.wall)
         self.highest = HighestToken()
+        self.workers: dict[int, Worker] = {}  # of the nodes of records
         self.breakers = Breakers(len(machines))
         self._machines = machines
         self._profile = profile
@@ -292,7 +294,7 @@ class Process(Computer):
             finally:
                 bell.task = None
 
-    def _listen(self, machine: Machine) -> None:
+    def _listen(self, machine: Machine | Store) -> None:
         """Make a node send notifications, now and after every restart."""
         node, world = machine.number, self.world
 
@@ -303,7 +305,7 @@ class Process(Computer):
 
         def subscribe() -> None:
             if machine.up:
-                machine.store.listeners[self.name] = notification
+                machine.listen(self.name, notification)
                 machine.at_end.append(lambda: self.after(0.001, end))
                 self.arrive(self._faults.passes(self, machine), self._waiters.reached, node)
             else:
@@ -518,12 +520,12 @@ class Process(Computer):
             return
         connections.connecting[node] = [round]
         machine, world = self._machines[node], self.world
-        wire = Wire(self, machine, self._profile, self._faults)
+        wire = machine.link(self, self._profile, self._faults)
         gives_up = world.now + max(round.timeout, CONNECT_TIMEOUT)
         arrives = self._faults.passes(self, machine)
         finished = False
 
-        def finish(wire: Wire | None, greeting: Greeting | str) -> None:
+        def finish(wire: Wire | RecordLink | None, greeting: Greeting | str) -> None:
             nonlocal finished
             if not finished:
                 finished = True

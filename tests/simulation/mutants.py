@@ -25,6 +25,10 @@ from django_redlock.core.requests import SHARED
 from django_redlock.core.round import Round
 from django_redlock.core.rules import Rules, majority
 from django_redlock.core.verdict import GRANTS
+from django_redlock.nodes.cas import records
+from django_redlock.nodes.cas.clock import EraClock, Moment
+from django_redlock.nodes.etcd import table as etcd_table
+from django_redlock.nodes.etcd.table import EtcdTable
 
 from . import database, schedule
 from .driver import Process
@@ -468,6 +472,57 @@ def forgiving(look: Any) -> Any:
                 del self._quarantined[node]
 
     return look_at_clock
+
+
+# Records and the clock of a leader
+
+
+@mutant("leaders apart", "leader dies with the holder")
+def no_era_rule() -> Iterator[None]:
+    """times of an earlier leader's clock are compared with the present leader's clock"""
+    with patch.object(records, "in_present_era", lambda record, moment: record):
+        yield
+
+
+@mutant("leaders", "leaders apart")
+def term_not_compared() -> Iterator[None]:
+    """a new leader does not begin a new era"""
+    with patch.object(etcd_table, "era_name", lambda header, source: f"{header.cluster:x}.{source}"):
+        yield
+
+
+@mutant("leaders", "leaders apart")
+def low_and_high_swapped() -> Iterator[None]:
+    """a hold ends at the least time that the clock may show, and is free after the greatest"""
+    bounds = EraClock.bounds
+    with patch.object(EraClock, "bounds", lambda self: bounds(self)[::-1]):
+        yield
+
+
+@mutant("leaders", "leaders apart")
+def reading_outside_its_range() -> Iterator[None]:
+    """a leader that does not count yet, or not any more, is believed when it says that a lease never ends"""
+    with patch.object(etcd_table, "plausible", lambda left, granted: True):
+        yield
+
+
+@mutant("leaders", "leaders apart")
+def versions_not_compared() -> Iterator[None]:
+    """a record is written although another process has changed it since it was read"""
+    txn = EtcdTable._txn
+    with patch.object(
+        EtcdTable,
+        "_txn",
+        lambda self, compared, values: txn(self, [one for one in compared if one[0] == self._clock_key], values),
+    ):
+        yield
+
+
+@mutant("leaders", "leaders apart")
+def no_margin() -> Iterator[None]:
+    """a hold is not made longer by what is unknown about the leader's clock"""
+    with patch.object(Moment, "margin", 0.0):
+        yield
 
 
 # The fenced transaction

@@ -9,7 +9,7 @@ from django_redlock.core.admission import Greeting
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.node_state.records import Records
 from django_redlock.core.replies import Reply
-from django_redlock.core.requests import Acquire, Extend, Raise, Release, Request
+from django_redlock.core.requests import SHARED, Acquire, Extend, Raise, Release, Request, Survey
 
 from .profiles import TTL, Profile
 from .world import EPOCH, Clock, Computer, Place, World
@@ -55,6 +55,24 @@ class Machine(Place):
         """Return how the node introduces itself; its age counts on its wall clock."""
         age = self.store.serve(self._run(), self._promoted, was_replica=bool(self._promoted))
         return Greeting(run_id=self._run(), age=age, promoted=self._promoted)
+
+    def link(self, client: Computer, profile: Profile, faults: "Faults") -> "Wire":
+        """Return a connection of a process."""
+        return Wire(client, self, profile, faults)
+
+    def listen(self, process: str, notification: Callable[[str], object]) -> None:
+        """Notify the waiters of a process until it ends."""
+        self.store.listeners[process] = notification
+
+    def has(self, slug: str, nonce: str, shared: bool) -> bool:
+        """Return whether it knows the holder with this nonce, alone or beside other shared ones."""
+        holder = self.store.records.owner(slug, self.store.now())
+        return holder == SHARED and nonce in self.store.records.shared.get(slug, ()) if shared else holder == nonce
+
+    def endless(self) -> list[str]:
+        """Return the names with a holder whose hold has no end."""
+        rows = self.store.execute(Survey(size=100)).rows
+        return [row.slug for row in rows if row.value and row.left is None]
 
     def copy(self) -> None:
         """Start a replica that gets no data from now on."""

@@ -6,14 +6,14 @@ None of them asks the code under test whether it was right. The numbers are thos
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from django_redlock.core.attempt import Granted
 from django_redlock.core.replies import Kind, Reply
-from django_redlock.core.requests import SHARED, Acquire, Extend, Raise, Release, Request, Survey, Term
+from django_redlock.core.requests import Acquire, Extend, Raise, Release, Request, Term
 from django_redlock.core.round import Round
 
 from .profiles import TTL
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from .database import Database
     from .driver import Lease
     from .network import Machine
+    from .records import Store
+
+    Node = Machine | Store
 
 DRIFT = TTL * 0.01 + 0.002
 GUARD = TTL + DRIFT
@@ -68,13 +71,6 @@ Missing = Set[tuple[str, str]]
 """Names, and the nonces of those who hold them no longer on a node."""
 
 
-def has(machine: "Machine", slug: str, nonce: str, shared: bool) -> bool:
-    """Return whether a node knows the holder with this nonce, alone or beside other shared ones."""
-    store = machine.store
-    holder = store.records.owner(slug, store.now())
-    return holder == SHARED and nonce in store.records.shared.get(slug, ()) if shared else holder == nonce
-
-
 class Oracles:
     """
     Check one schedule.
@@ -116,23 +112,23 @@ class Oracles:
 
     # Actions of the nodes
 
-    def forgot(self, machine: "Machine") -> None:
+    def forgot(self, machine: "Node") -> None:
         """A node lost its data."""
         for node, slug in list(self._accepted):
             if node == machine.number:
                 del self._accepted[node, slug]
         self._released.pop(machine.number, None)
 
-    def missing(self, machine: "Machine", request: Extend) -> Missing:
+    def missing(self, machine: "Node", request: Extend) -> Missing:
         """Return the holds that an extension request finds lost."""
         return {
             (slug, term.nonce)
             for term in request.terms
             for slug in term.slugs
-            if not has(machine, slug, term.nonce, term.shared)
+            if not machine.has(slug, term.nonce, term.shared)
         }
 
-    def executed(self, machine: "Machine", request: Request, reply: Reply, missing: Missing, repeated: bool) -> None:
+    def executed(self, machine: "Node", request: Request, reply: Reply, missing: Missing, repeated: bool) -> None:
         """A node executed a request, which found *missing* to be lost."""
         self.commands += 1
         match request:
@@ -150,7 +146,7 @@ class Oracles:
             case Release():
                 self._released[machine.number][request.nonce] = self._world.now
 
-    def _accepts(self, machine: "Machine", request: Acquire | Raise) -> None:
+    def _accepts(self, machine: "Node", request: Acquire | Raise) -> None:
         """P3: numbers strictly increase, and only the holder has one accepted."""
         node = machine.number
         for slug in request.slugs:
@@ -159,11 +155,11 @@ class Oracles:
                 self.violated("node", f"P3: node {node} accepted {request.number} for {slug} after a greater one")
             else:
                 self._accepted[node, slug] = request.number
-            if not has(machine, slug, request.nonce, request.shared):
+            if not machine.has(slug, request.nonce, request.shared):
                 self.violated("node", f"P3: node {node} accepted a number of one who does not hold it")
         self._votes[node, request.nonce].append(Vote(request.number, machine.booted))
 
-    def _heals(self, machine: "Machine", term: Term, missing: Missing) -> None:
+    def _heals(self, machine: "Node", term: Term, missing: Missing) -> None:
         """P19: a node that lost a holder takes it back only if it has accepted no greater number."""
         for slug in [slug for slug in term.slugs if (slug, term.nonce) in missing]:
             highest = self._accepted.get((machine.number, slug), 0)
@@ -171,7 +167,7 @@ class Oracles:
                 self.violated("heal", f"P19: node {machine.number} took {term.token} back after {highest}")
             self._accepted[machine.number, slug] = max(highest, term.token)
 
-    def _comes_back(self, machine: "Machine", nonce: str) -> None:
+    def _comes_back(self, machine: "Node", nonce: str) -> None:
         """P24: what was released on a node is not granted there by a late request of the same attempt, for one ttl."""
         if self._world.now < self._released[machine.number].get(nonce, -TTL) + 0.98 * TTL:
             self.violated("ghost", f"P24: node {machine.number} granted {nonce[:4]} after its release")
@@ -268,14 +264,13 @@ class Oracles:
 
     # At the end
 
-    def finish(self, machines: list["Machine"], database: "Database") -> None:
+    def finish(self, machines: Sequence["Node"], database: "Database") -> None:
         """Check the state when the schedule has ended."""
         if any(lease.believed() for lease in self._ended):
             self.violated("validity", "P18: a lease that had ended became valid again")
         for machine in machines:
-            for row in machine.store.execute(Survey(size=100)).rows:
-                if row.value and row.left is None:
-                    self.violated("expiry", f"P29: {row.slug} on node {machine.number} has no expiry")
+            for slug in machine.endless():
+                self.violated("expiry", f"P29: {slug} on node {machine.number} has no expiry")
         for name, row in database.rows.items():
             for guard, number in row.committed.items():
                 self.figures.committed[guard] += number

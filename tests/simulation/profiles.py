@@ -33,6 +33,10 @@ class Profile:
         die: Rate at which clients are killed.
         slow: Chance that a step of the database takes up to several leases.
         cancel: Chance that an acquisition is cancelled at some moment.
+        stores: How many of the nodes are replicated stores of records, to draw from.
+        elect: Rate at which the leader of such a store changes.
+        apart: Maximum difference between the clocks of two leaders, in seconds; 0 if each begins to count anew.
+        share: How many schedules it gets where all profiles run, beside the others' 1.
         tolerated: Oracles whose violations are counted, but are not failures, because assumptions do not hold here.
     """
 
@@ -58,6 +62,10 @@ class Profile:
     die: float = 0.0
     slow: float = 0.0
     cancel: float = 0.05
+    stores: tuple[int, ...] = (0,)
+    elect: float = 0.0
+    apart: float = 0.0
+    share: float = 1.0
     tolerated: frozenset[str] = frozenset()
 
 
@@ -111,6 +119,37 @@ WITHIN = replace(
 STEPS = Profile(
     "clock steps", "node clocks step, one at a time", GUARDED, cut=0.02, step=0.3, wall_step=0.2,
 )  # fmt: skip
+LEADERS = Profile(
+    "leaders",
+    "replicated stores, alone or in a majority, whose leaders change",
+    ((1, None), (1, None), (3, None)),
+    stores=(1, 2, 3),
+    share=0.2,
+    elect=1.0,
+    rate=0.0004,
+    cut=0.01,
+    reset=0.01,
+    spike=0.02,
+    hush=0.2,
+    block=0.2,
+    stall=0.01,
+    freeze=0.2,
+    die=0.1,
+)
+APART = replace(
+    LEADERS, name="leaders apart", what="the same with clocks of leaders that differ by up to a minute", apart=60.0
+)
+MIXED = replace(
+    LEADERS,
+    name="mixed majority",
+    what="a replicated store and Redis nodes that restart empty",
+    sizes=((3, None), (3, None), (4, None), (5, None)),
+    stores=(1, 1, 2),
+    repeat=0.02,
+    skew=0.1,
+    crash=0.15,
+    forget=0.5,
+)
 EVERYTHING = replace(
     WITHIN,
     name="everything",
@@ -122,7 +161,5 @@ EVERYTHING = replace(
     tolerated=frozenset({"overlap", "token", "votes", "heal", "ghost"}),
 )
 
-PROFILES = {
-    profile.name: profile
-    for profile in (CALM, NET, PAUSE, SKEW, SLOW, CRASH, LOSS, FAILOVER, KEEPING, WITHIN, STEPS, EVERYTHING)
-}
+USUAL = (CALM, NET, PAUSE, SKEW, SLOW, CRASH, LOSS, FAILOVER, KEEPING, WITHIN, STEPS)
+PROFILES = {profile.name: profile for profile in (*USUAL, LEADERS, APART, MIXED, EVERYTHING)}

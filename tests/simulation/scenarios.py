@@ -12,11 +12,15 @@ from django_redlock.core.requests import Survey
 
 from .database import CLAIMED, increment
 from .driver import Lease
+from .etcd import ELECTION
 from .profiles import CALM, LOSS, SLOW, TTL, WITHIN, Profile
 from .schedule import THEMES, Client, Schedule
 from .world import EPOCH, Routine, Sleep
 
 Violations = list[tuple[str, str]]
+
+POLL = 1.1  # seconds after which the first waiter asks again, at most
+UNKNOWN = 3.0  # seconds: the clock is read in whole ones for the hold, for the election, and for the waiter
 
 THREE = replace(CALM, name="three nodes", sizes=((3, None),))
 
@@ -133,6 +137,42 @@ def moving_endpoint(seed: int) -> Violations:
 
     holder.spawn(story())
     schedule.world.run(3.0)
+    return oracles.violations
+
+
+def leader_dies_with_the_holder(seed: int) -> Violations:
+    """
+    P16, P24: a holder dies, and the leader of the only store changes at some moment before or after it.
+
+    The lock is free one ttl and one election after the deadline at the latest, apart from what is unknown about the
+    leader's clock. It is not free before the deadline.
+    """
+    profile = replace(CALM, name="leader", sizes=((1, None),), stores=(1,), cancel=0.0)
+    schedule = Schedule(replace(profile, apart=(0.0, 60.0)[seed % 2]), seed)
+    world, oracles, (store,) = schedule.world, schedule.oracles, schedule.stores
+    holder, waiter = _bystander(schedule), _bystander(schedule)
+
+    def story() -> Routine:
+        yield from visit(holder)
+        yield Sleep(world.random.random())  # so that more or less is known about the clock
+        lease = yield from holder.acquire(("a",), 0.0)
+        world.at(world.now + world.random.uniform(0.0, TTL), store.cluster.elect)
+        waiter.spawn(wait(world.now + lease.hold.remaining(holder.clock())))
+        yield Sleep(world.random.uniform(0.0, 0.9 * TTL))
+        holder.kill()
+
+    def wait(deadline: float) -> Routine:
+        lease = yield from waiter.acquire(("a",), None)
+        if not isinstance(lease, Lease) or world.now < deadline:
+            oracles.violated("overlap", "P16: the lock was free before the deadline of its holder")
+        if world.now > deadline + TTL + ELECTION + UNKNOWN + POLL:
+            oracles.violated("stuck", f"P24: the lock was free {world.now - deadline:.3f} s after its deadline")
+        waiter.sessions.append((None, "a"))
+
+    holder.spawn(story())
+    world.run(10.0)
+    if not waiter.sessions:
+        oracles.violated("stuck", "P24: the lock of a dead holder was not free")
     return oracles.violations
 
 
@@ -307,4 +347,5 @@ SCENARIOS: dict[str, Callable[[int], Violations]] = {
     "no lock": no_lock,
     "cancelled": cancelled,
     "sent releases": sent_releases,
+    "leader dies with the holder": leader_dies_with_the_holder,
 }

@@ -11,6 +11,7 @@ from .driver import Lease, Process
 from .network import Faults, Machine
 from .oracles import Figures, Oracles
 from .profiles import TTL, Profile
+from .records import Store
 from .world import EPOCH, Cancelled, Clock, Routine, Sleep, World
 
 BUSY = (0.5, 1.0, 1.0, 4.0)  # seconds of hazards
@@ -150,9 +151,12 @@ class Schedule:
         self.rules = Rules(nodes, quorum, ttl=TTL, max_ttl=TTL, **options)  # type: ignore[arg-type]
         self.oracles = Oracles(world, nodes, quorum, nodes > 2)
         self.faults = Faults(world, profile)
-        self.machines = [Machine(world, number, self.oracles) for number in range(nodes)]
+        stores = min(world.random.choice(profile.stores), nodes)
+        self.stores = [Store(world, number, self.oracles, profile) for number in range(stores)]
+        self.servers = [Machine(world, number, self.oracles) for number in range(stores, nodes)]
+        self.machines: list[Machine | Store] = [*self.stores, *self.servers]
         self.database = Database(world, profile, self.faults)
-        self.crashing = self.machines
+        self.crashing = self.servers
         self.clients: list[Client] = []
         self._born = 0
         world.log("world", f"{nodes} nodes, quorum {self.rules.needed}")
@@ -160,14 +164,17 @@ class Schedule:
     def run(self) -> Outcome:
         """Run the schedule and check it."""
         world, random = self.world, self.world.random
-        for machine in self.machines:
+        for machine in self.servers:
             self._set(machine.clock, min(self.profile.skew, NODE_SKEW))
         for _ in range(random.choice((2, 3, 3, 4))):
             self.start_client()
         profile = self.profile
-        self._often(profile.crash, self._crash)
-        self._often(profile.failover, self._fail_over)
-        self._often(profile.step, self._step)
+        if self.servers:
+            self._often(profile.crash, self._crash)
+            self._often(profile.failover, self._fail_over)
+            self._often(profile.step, self._step)
+        for store in self.stores:
+            self._often(profile.elect, store.cluster.elect)
         self._often(profile.wall_step, self._step_wall)
         self._often(profile.freeze, lambda: random.choice(self.machines).stop(random.expovariate(5 / TTL)))
         self._often(profile.die, self._die)
@@ -223,15 +230,15 @@ class Schedule:
     def _fail_over(self) -> None:
         """Cut a replica off, and some time later let it take its master's place."""
         random = self.world.random
-        machine = random.choice(self.machines)
+        machine = random.choice(self.servers)
         machine.copy()
         self.world.at(self.world.now + random.expovariate(2 / TTL), machine.fail_over)
 
     def _step(self) -> None:
         """Step clocks away and later back, within the profile's limit on how many are wrong at a time."""
         random, now = self.world.random, self.world.now
-        right = [machine for machine in self.machines if not machine.wrong and now - machine.stepped > 3 * TTL]
-        may = random.choice(self.profile.together) - (len(self.machines) - len(right))
+        right = [machine for machine in self.servers if not machine.wrong and now - machine.stepped > 3 * TTL]
+        may = random.choice(self.profile.together) - (len(self.servers) - len(right))
         for machine in random.sample(right, max(may, 0)):
             seconds = random.choice((STEP, 2.0, 6.0)) * random.choice((1, 1, -1))
             shown = {client: offset for client in self.clients if (offset := client.offset(machine)) is not None}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ...core.node_state import NodeState
 from ...core.replies import Reply
 from ...core.requests import SHARED, Acquire, Extend, Raise, Release, Repair, Request, Survey
+from ..clock import Clock
 from .clock import Moment
 
 
@@ -88,13 +89,19 @@ class Known:
         slugs: The names, by the keys of their records.
         tombstones: The nonces that may have tombstones, by the keys of their records.
         stored: The records that exist, by key.
+        wall: Returns seconds since the epoch.
     """
 
     def __init__(
-        self, moment: Moment, slugs: Mapping[str, str], tombstones: Mapping[str, str], stored: Mapping[str, Stored]
+        self,
+        moment: Moment,
+        slugs: Mapping[str, str],
+        tombstones: Mapping[str, str],
+        stored: Mapping[str, Stored],
+        wall: Clock = time,
     ) -> None:
         # A clock that counts from the election of a leader has no date, so the client's own bounds fencing tokens.
-        self.store = NodeState(lambda: moment.low, wall=time if moment.era else None)
+        self.store = NodeState(lambda: moment.low, wall=wall if moment.era else None)
         self.stored = stored
         self.moment = moment
         self.notified: list[str] = []
@@ -142,7 +149,10 @@ class Known:
 
 
 def load(
-    names: Names, key: Callable[[str, str], str], read: Callable[[list[str]], tuple[Moment, Mapping[str, Stored]]]
+    names: Names,
+    key: Callable[[str, str], str],
+    read: Callable[[list[str]], tuple[Moment, Mapping[str, Stored]]],
+    wall: Clock = time,
 ) -> Known:
     """
     Read the records of names.
@@ -151,15 +161,16 @@ def load(
         names: The names and nonces.
         key: Returns the key of a record, by its kind and its name.
         read: Returns the moment, and the records that exist under some keys.
+        wall: Returns seconds since the epoch.
     """
     slugs = {key("h", slug): slug for slug in names.slugs}
     tombstones = {key("x", nonce): nonce for nonce in names.nonces}
     moment, stored = read([*slugs, *tombstones])
-    known = Known(moment, slugs, tombstones, stored)
+    known = Known(moment, slugs, tombstones, stored, wall)
     # A release that ends the holds of all that share a lock has to know their nonces.
     sharers = {nonce for slug in names.slugs for nonce in known.store.sharers(slug)} - names.nonces
     if SHARED in names.nonces and sharers:
-        return load(Names(names.slugs, names.nonces | sharers), key, read)
+        return load(Names(names.slugs, names.nonces | sharers), key, read, wall)
     return known
 
 

@@ -83,7 +83,7 @@ class RecordTable:
 
     def _repeat(self, requests: Sequence[Request]) -> list[Reply]:
         """Carry out requests that fit in one write, again if another process was faster."""
-        until = steady() + self.patience * ANSWERING
+        until = self.now() + self.patience * ANSWERING
         while True:
             writing = False
             try:
@@ -96,19 +96,33 @@ class RecordTable:
                 failure = Failure.CONTENDED
             except self.errors as error:
                 failure = self.failed(error, unclear=writing)
-            if failure.lasting or steady() >= until:
+            if failure.lasting or self.now() >= until:
                 return [failed(failure)] * len(requests)
-            time.sleep(random.random() * PAUSE)
+            self.pause()
 
     def _decide(self, requests: Sequence[Request]) -> Decision:
         if surveys := [self.survey(request) for request in requests if isinstance(request, Survey)]:
             return Decision(surveys, [], [], Moment(0.0, 0.0))
-        return load(names_of(requests), self.key, self.read).decide(requests, self.key)
+        return load(names_of(requests), self.key, self.read, self.wall).decide(requests, self.key)
 
     def look_up(self, request: Survey) -> Reply:
         """Report the locks that a survey names."""
         slugs = {queue_of(slug) or slug for slug in request.slugs} | set(request.slugs)
-        return load(Names(slugs, set()), self.key, self.read).execute(request._replace(after="", size=0))
+        return load(Names(slugs, set()), self.key, self.read, self.wall).execute(request._replace(after="", size=0))
+
+    # The surroundings, which tests in virtual time replace
+
+    def now(self) -> float:
+        """Return seconds on this machine's steady clock."""
+        return steady()
+
+    def wall(self) -> float:
+        """Return seconds since the epoch, which bound fencing tokens where the store has no wall clock."""
+        return time.time()
+
+    def pause(self) -> None:
+        """Wait a moment before a request is tried again."""
+        time.sleep(random.random() * PAUSE)
 
     # The parts that differ between kinds of stores
 

@@ -57,7 +57,7 @@ class EtcdConnection(RecordTable):
         for _ in self._place.members:
             client = None
             try:
-                client = Client(self._place, self._at, self.patience / (len(self._place.members) + 1))
+                client = self.dial(self._at, self.patience / (len(self._place.members) + 1))
                 client.open()
                 greeting = self._greet(client)
                 client.wait(self.patience * ANSWERING)
@@ -87,6 +87,10 @@ class EtcdConnection(RecordTable):
             raise LinkError(Failure.RESTARTED)
         self.cluster = cluster
         return Greeting(run_id=f"etcd {cluster:x}", age=float("inf"))
+
+    def dial(self, number: int, timeout: float) -> Client:
+        """Return a connection to a member, not yet open; each reply may take *timeout* seconds."""
+        return Client(self._place, number, timeout)
 
     def ready(self) -> None:
         """Connect if there is no connection."""

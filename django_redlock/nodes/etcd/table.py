@@ -18,7 +18,6 @@ from ...core.replies import ABSENT, Reply
 from ...core.requests import ENDLESS, SMALLEST_PART, Survey
 from ..cas.clock import Era, EraClock, Moment
 from ..cas.records import Decision, Stored, in_present_era, needed_until
-from ..clock import steady
 from .client import (
     EtcdError,
     Header,
@@ -57,10 +56,10 @@ class EtcdTable(EtcdConnection):
         super().__init__(place, f"{prefix}clock", patience)
         self._prefix = prefix
         self._clock_key = f"{prefix}clock"
-        self._clock = EraClock()
+        self._clock = EraClock(self.now)
         self._looked = -LOOK_EVERY
         self._term = self._version = 0  # of the era that was read last, and of its record
-        self._clean_at = steady() + CLEANING
+        self._clean_at = self.now() + CLEANING
         self._cleaned = ""
 
     def key(self, kind: str, name: str) -> str:
@@ -107,7 +106,7 @@ class EtcdTable(EtcdConnection):
 
     def _is_due(self, era: Era) -> bool:
         """Return whether the clock has to be read; a reading in whole seconds helps only where two of them are near."""
-        if not self._clock.knows(era) or steady() - self._looked > LOOK_EVERY:
+        if not self._clock.knows(era) or self.now() - self._looked > LOOK_EVERY:
             return True
         low, high = self._clock.bounds()
         return high - low > FINE and int(low) != int(high)
@@ -122,12 +121,12 @@ class EtcdTable(EtcdConnection):
 
         The reading is that of the era only if the same member has known its term before and after.
         """
-        sent = self._looked = steady()
+        sent = self._looked = self.now()
         reply = self.call("/v3/lease/timetolive", {"ID": era.source})
         left, granted = number(reply, "TTL"), number(reply, "grantedTTL")
         if left < 0 or not granted:
             return self._grant()
-        if header_of(reply) == header and left <= granted == GRANTED:  # a deposed leader says that it never ends
+        if header_of(reply) == header and plausible(left, granted):
             # The remaining time is cut to whole seconds, and a new leader adds up to one second.
             self._clock.observe(era, granted - left, granted - left + 1.0, sent)
         return era.source
@@ -206,7 +205,7 @@ class EtcdTable(EtcdConnection):
 
     def clean(self) -> None:
         """Now and then, delete records that have not been needed for a while; a failure does no harm."""
-        now = steady()
+        now = self.now()
         if not self.connected or now < self._clean_at:
             return
         self._clean_at = now + CLEANING
@@ -233,6 +232,11 @@ class EtcdTable(EtcdConnection):
             )
         except self.errors as error:
             self.failed(error, unclear=False)
+
+
+def plausible(left: int, granted: int) -> bool:
+    """Return whether what remains of the clock's lease can be right; a deposed leader says that it never ends."""
+    return left <= granted == GRANTED
 
 
 def era_name(header: Header, source: str) -> str:

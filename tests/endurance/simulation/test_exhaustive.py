@@ -37,7 +37,7 @@ def test_naive_designs_fail(name: str):
     "name",
     [
         "a node accepts a number that it has accepted before",
-        "one vote less than a majority is enough",
+        "one vote fewer than a majority is enough",
         "votes for the lock count as votes for its token",
         "accepts of the first number count for the second",
     ],

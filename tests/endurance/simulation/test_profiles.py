@@ -10,7 +10,7 @@ from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.runs import HEADS, Runs, line
 from tests.simulation.schedule import run
 
-EACH = 300  # schedules of each profile: 3,600 in all
+EACH = 300  # schedules of most profiles: 3,780 in all
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +28,14 @@ def seed() -> int:
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda profile: profile.name.replace(" ", "-"))
 def test_oracles_hold_in_every_schedule(profile: Profile, runs: Runs, seed: int, capsys: pytest.CaptureFixture[str]):
     """P1, P2, P3, P4, P9, P10, P11, P16, P17, P18, P19, P20, P24, P26, P29, P39: the oracles hold in every profile."""
-    figures, failures = runs.run(profile, range(seed, seed + EACH))
+    number = round(EACH * profile.share)
+    figures, failures = runs.run(profile, range(seed, seed + number))
 
     with capsys.disabled():
         if profile.name == next(iter(PROFILES)):
             print(f"\nseed {seed}, or REDLOCK_SEED={seed}\n{HEADS}", end="")
         print("\n" + line(profile.name, figures), end="")
-    assert figures.schedules == EACH
+    assert figures.schedules == number
     assert not failures, "\n\n".join(map(str, failures[:2]))
 
 

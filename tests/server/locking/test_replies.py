@@ -19,7 +19,7 @@ from django_redlock.core.requests import Raise, Release
 from django_redlock.engine.acquirer import instant
 from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Server, Servers
-from tests.conftest import cluster_nodes
+from tests.clusters import cluster_nodes
 from tests.managers import Asyncio, Flavour, real_manager
 
 USER = "ACL SETUSER worker on >sesame ~* &* +@all"

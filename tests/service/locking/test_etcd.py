@@ -409,8 +409,20 @@ def test_lock_of_a_killed_process_ends_with_its_lease(one: LockManager, etcd: Me
     assert one.lock("a", wait=30).acquire().release() == "released"
 
 
-def test_child_has_a_connection_of_its_own(one: LockManager):
+@pytest.fixture(params=[0, 2], ids=["alone", "with two Redis servers"])
+def urls(request: pytest.FixtureRequest, etcd: Member, nodes: Servers) -> list[str]:
+    """The nodes of an alias: an etcd alone, or in a majority."""
+    return [*nodes.urls[: request.param], etcd.url]
+
+
+def test_child_has_connections_of_its_own(urls: list[str]):
     """P30, L41: after a fork both processes continue; the child neither uses nor ends anything of its parent."""
+    with closing(patient_manager(urls)) as one:
+        fork_and_lock(one)
+
+
+def fork_and_lock(one: LockManager) -> None:
+    """Hold a lock over a fork, and take locks on both sides."""
     lease = one.lock("a").acquire()
     reader, writer = os.pipe()
     with warnings.catch_warnings():
@@ -444,7 +456,7 @@ import gevent
 from tests.managers import patient_manager
 from django_redlock.engine import renewal
 
-manager = patient_manager([sys.argv[1]])
+manager = patient_manager(sys.argv[1:])
 order = []
 
 def work(number):
@@ -465,12 +477,12 @@ manager.close()
 """
 
 
-def test_greenlets_wait_and_are_renewed(etcd: Member):
+def test_greenlets_wait_and_are_renewed(urls: list[str]):
     """P33, L45: under gevent, the thread of a node is a greenlet, and the watchdog renews from a thread of its own."""
     needs("gevent", find_spec("gevent"), "pip install gevent")
 
     ended = subprocess.run(
-        [sys.executable, "-c", GREENLETS, etcd.url], capture_output=True, text=True, timeout=180, check=False
+        [sys.executable, "-c", GREENLETS, *urls], capture_output=True, text=True, timeout=180, check=False
     )
 
     assert ended.stdout == "[0, 1, 2]\n", ended.stderr
