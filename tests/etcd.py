@@ -9,8 +9,8 @@ from subprocess import Popen
 from typing import Any
 from urllib.request import Request, urlopen
 
+from django_redlock.nodes.cas.place import Place
 from django_redlock.nodes.etcd.client import encoded
-from django_redlock.nodes.etcd.place import Place
 from tests.services import Service, _Port
 
 

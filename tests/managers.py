@@ -201,18 +201,22 @@ def tables(request: pytest.FixtureRequest) -> Tables:
 @pytest.fixture
 def etcds(etcd: Member, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
     """Make managers over five nodes in one etcd, which count as five clusters."""
-    greet = EtcdTable._greet
+    yield from over_five_nodes_in_one(etcd.url, EtcdTable, monkeypatch)
 
-    def greet_as_itself(table: EtcdTable, client: Any) -> Any:
-        greeting = greet(table, client)
-        return dataclasses.replace(greeting, run_id=f"{greeting.run_id} {table.key('', '')}")
 
-    monkeypatch.setattr(EtcdTable, "_greet", greet_as_itself)
+def over_five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+    """Yield a function that makes managers over five nodes in one store, and close those managers."""
+    greet = table.greet
+
+    def greet_as_itself(table: Any, client: Any) -> str:
+        return f"{greet(table, client)} {table.key('h', '')}"
+
+    monkeypatch.setattr(table, "greet", greet_as_itself)
     managers: list[LockManager] = []
 
     def make(count: int = 5, **options: Any) -> LockManager:
         notify = options.pop("notify", None)
-        nodes = [open_node(NodeSpec(etcd.url, f"etcd{place}"), f"t{place}:") for place in range(count)]
+        nodes = [open_node(NodeSpec(url, f"node{place}"), f"t{place}:") for place in range(count)]
         managers.append(LockManager(nodes, rules(count, **options)))
         if notify:
             managers[-1].notify = notify
