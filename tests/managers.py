@@ -27,6 +27,7 @@ from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Servers, Simulation
 from tests.etcd import Member
 from tests.services import Database, SQLite, django_database
+from tests.zookeeper import Zoo
 
 Manager = Callable[..., LockManager]
 
@@ -204,6 +205,14 @@ def etcds(etcd: Member, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
     yield from over_five_nodes_in_one(etcd.url, EtcdTable, monkeypatch)
 
 
+@pytest.fixture
+def zookeepers(zookeeper: Zoo, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+    """Make managers over five nodes in one ZooKeeper, which count as five ensembles."""
+    from django_redlock.nodes.zookeeper.table import ZookeeperTable  # needs kazoo
+
+    yield from over_five_nodes_in_one(zookeeper.url, ZookeeperTable, monkeypatch)
+
+
 def over_five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
     """Yield a function that makes managers over five nodes in one store, and close those managers."""
     greet = table.greet
@@ -228,11 +237,14 @@ def over_five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.Monke
         one.close()
 
 
-@pytest.fixture(params=["memory", "real", "sqlite", *SLOW_DATABASES, "etcd"])
+REPLICATED = {"etcd": "etcds", "zookeeper": "zookeepers"}
+
+
+@pytest.fixture(params=["memory", "real", "sqlite", *SLOW_DATABASES, "etcd", "zookeeper"])
 def manager(request: pytest.FixtureRequest) -> Iterator[Manager]:
     """Make managers over nodes of each kind."""
     if request.param not in DATABASES:
-        yield request.getfixturevalue("etcds" if request.param == "etcd" else request.param)
+        yield request.getfixturevalue(REPLICATED.get(request.param, request.param))
         return
     tables = empty_tables(request, request.param)
     managers: list[LockManager] = []

@@ -143,11 +143,11 @@ class WatchLink:
 
     def _deliver(self, names: list[str] | LinkError) -> None:
         self._arrived.append(names)
-        self._begun.set()
         with self._mutex:  # the descriptor of a closed socket may have been given to another one
             if not self._closed:
                 with suppress(BlockingIOError):
                     self._writer.send(b"!")
+        self._begun.set()  # last, so that the constructor reads what tells of the beginning
 
     def fileno(self) -> int:
         """Return the descriptor to poll, -1 if there is none."""
