@@ -277,6 +277,8 @@ class Client:
     def close(self) -> None:
         """End the session and its threads; does not wait for a silent member."""
         self._handler.ends_at = steady() + LAST_REPLY
+        if not self._kazoo.connected:  # kazoo may be waiting for the member to begin a session
+            self.abort()
         for end in (self._kazoo.stop, self._kazoo.close):
             with suppress(Exception):  # it has not begun, or not all of its threads could be started
                 end()

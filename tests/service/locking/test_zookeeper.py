@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -41,7 +42,7 @@ from .test_mixed_majority import contending
 
 if find_spec("kazoo"):
     from django_redlock.nodes.zookeeper import table as tables
-    from django_redlock.nodes.zookeeper.client import Change
+    from django_redlock.nodes.zookeeper.client import Change, Client
     from django_redlock.nodes.zookeeper.node import ZookeeperNode
     from django_redlock.nodes.zookeeper.table import ZookeeperTable
 else:
@@ -472,6 +473,19 @@ def test_greenlets_wait_and_are_renewed(zookeeper: Zoo):
     )
 
     assert ended.stdout == "[0, 1, 2]\n", ended.stderr
+
+
+def test_member_that_accepts_and_is_silent_is_left_at_once(monkeypatch: pytest.MonkeyPatch):
+    """P25: a frozen member still accepts connections; kazoo would wait for the length of a session."""
+    monkeypatch.setattr("django_redlock.nodes.zookeeper.client.SESSION", 60.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = Client(node(f"zookeeper://127.0.0.1:{silent.getsockname()[1]}").place, 0, 0.2)
+        with pytest.raises(TimeoutError):
+            client.open()
+        began = time.monotonic()
+        client.close()
+
+    assert time.monotonic() - began < 30
 
 
 async def test_no_thread_is_left_behind(zookeeper: Zoo, flavour: Flavour):
