@@ -73,14 +73,15 @@ def _check_deployed(alias: str) -> Iterator[CheckMessage]:
         if not node.encrypted:
             yield Warning(
                 f"REDLOCK[{alias!r}] talks to {node.name!r} without TLS: who can listen can forge and end locks.",
-                hint="Write rediss:// or etcds:// and give the server a certificate, or silence this check on a "
-                "trusted network.",
+                hint="Write rediss://, etcds:// or zookeepers:// and give the server a certificate, or silence this "
+                "check on a trusted network.",
                 id="redlock.W101",
             )
         if not node.authenticated:
             yield Warning(
                 f"REDLOCK[{alias!r}] talks to {node.name!r} without a password: who can reach it can end locks.",
-                hint="Give the locks a user of their own (ACL SETUSER, or etcdctl user add; see the documentation).",
+                hint="Give the locks a user of their own (ACL SETUSER, etcdctl user add, or a user in the URL of a "
+                "ZooKeeper; see the documentation).",
                 id="redlock.W102",
             )
     hosts = {node.address.rpartition(":")[0] for node in nodes}

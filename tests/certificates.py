@@ -35,6 +35,11 @@ class Certificates:
         self._sign("expired", NAMES, "ca")
         return self
 
+    def pkcs8(self, name: str) -> str:
+        """Return a key in the format that Java reads."""
+        command = ["openssl", "pkcs8", "-topk8", "-nocrypt", "-in", self[f"{name}.key"]]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
     def _authority(self, name: str) -> None:
         self._key(name)
         made = ("-out", self[f"{name}.crt"], "-subj", f"/CN={name}", "-days", "2")

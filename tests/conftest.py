@@ -23,6 +23,7 @@ from django_redlock.handler import DjangoSurroundings
 from django_redlock.testing import ServerNotFoundError, Servers, find_server, start_servers
 from tests.etcd import Member
 from tests.services import MariaDB, PostgreSQL, RabbitMQ, Service, ServiceMissingError, SQLite
+from tests.zookeeper import Zoo
 
 pytest_plugins = ["tests.tiers", "tests.managers", "tests.certificates", "tests.shop.fixtures"]
 
@@ -114,6 +115,20 @@ def etcd(etcd_server: Member) -> Member:
     etcd_server.start()
     etcd_server.clear()
     return etcd_server
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server() -> Iterator[Service]:
+    """A ZooKeeper with one member for all tests of this process; tests normally use ``zookeeper`` instead."""
+    yield from serving(Zoo)
+
+
+@pytest.fixture
+def zookeeper(zookeeper_server: Zoo) -> Zoo:
+    """A running ZooKeeper without locks, whatever the last test did to it."""
+    zookeeper_server.start()
+    zookeeper_server.clear()
+    return zookeeper_server
 
 
 @pytest.fixture

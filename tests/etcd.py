@@ -2,17 +2,16 @@
 
 import json
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from subprocess import Popen
 from typing import Any
 from urllib.request import Request, urlopen
 
+from django_redlock.nodes.cas.place import Place
 from django_redlock.nodes.etcd.client import encoded
-from django_redlock.nodes.etcd.place import Place
 from django_redlock.testing import FaultProxy
-from tests.services import Service, _Port
+from tests.services import Service, _Port, until
 
 
 class Member(Service):
@@ -185,16 +184,3 @@ def cluster(*options: str, proxied: bool = False) -> Iterator[Cluster]:
         for member in members:
             stack.enter_context(member)
         yield Cluster(members)
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for something that members agree on among themselves."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            if condition():
-                return
-        except OSError:
-            pass
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -27,6 +27,7 @@ from django_redlock.nodes.memory import MemoryNode
 from django_redlock.testing import Servers, Simulation
 from tests.etcd import Member
 from tests.services import Database, SQLite, django_database
+from tests.zookeeper import Zoo
 
 Manager = Callable[..., LockManager]
 
@@ -201,18 +202,30 @@ def tables(request: pytest.FixtureRequest) -> Tables:
 @pytest.fixture
 def etcds(etcd: Member, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
     """Make managers over five nodes in one etcd, which count as five clusters."""
-    greet = EtcdTable._greet
+    yield from over_five_nodes_in_one(etcd.url, EtcdTable, monkeypatch)
 
-    def greet_as_itself(table: EtcdTable, client: Any) -> Any:
-        greeting = greet(table, client)
-        return dataclasses.replace(greeting, run_id=f"{greeting.run_id} {table.key('', '')}")
 
-    monkeypatch.setattr(EtcdTable, "_greet", greet_as_itself)
+@pytest.fixture
+def zookeepers(zookeeper: Zoo, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+    """Make managers over five nodes in one ZooKeeper, which count as five ensembles."""
+    from django_redlock.nodes.zookeeper.table import ZookeeperTable  # needs kazoo
+
+    yield from over_five_nodes_in_one(zookeeper.url, ZookeeperTable, monkeypatch)
+
+
+def over_five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+    """Yield a function that makes managers over five nodes in one store, and close those managers."""
+    greet = table.greet
+
+    def greet_as_itself(table: Any, client: Any) -> str:
+        return f"{greet(table, client)} {table.key('h', '')}"
+
+    monkeypatch.setattr(table, "greet", greet_as_itself)
     managers: list[LockManager] = []
 
     def make(count: int = 5, **options: Any) -> LockManager:
         notify = options.pop("notify", None)
-        nodes = [open_node(NodeSpec(etcd.url, f"etcd{place}"), f"t{place}:") for place in range(count)]
+        nodes = [open_node(NodeSpec(url, f"node{place}"), f"t{place}:") for place in range(count)]
         managers.append(LockManager(nodes, rules(count, **options)))
         if notify:
             managers[-1].notify = notify
@@ -222,6 +235,9 @@ def etcds(etcd: Member, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
     yield make
     for one in managers:
         one.close()
+
+
+REPLICATED = {"etcd": "etcds", "zookeeper": "zookeepers"}
 
 
 @pytest.fixture
@@ -240,14 +256,15 @@ def beside_etcd(nodes: Servers, etcd: Member) -> Iterator[Manager]:
 
 
 # Each kind alone is in the usual run; a majority of two kinds does the same.
-KINDS = ["memory", "real", "sqlite", *SLOW_DATABASES, "etcd", pytest.param("beside_etcd", marks=pytest.mark.endurance)]
+KINDS = ["memory", "real", "sqlite", *SLOW_DATABASES, "etcd", "zookeeper"]
+KINDS += [pytest.param("beside_etcd", marks=pytest.mark.endurance)]
 
 
 @pytest.fixture(params=KINDS)
 def manager(request: pytest.FixtureRequest) -> Iterator[Manager]:
     """Make managers over nodes of each kind."""
     if request.param not in DATABASES:
-        yield request.getfixturevalue("etcds" if request.param == "etcd" else request.param)
+        yield request.getfixturevalue(REPLICATED.get(request.param, request.param))
         return
     tables = empty_tables(request, request.param)
     managers: list[LockManager] = []

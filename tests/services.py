@@ -1,11 +1,12 @@
 """
-Real PostgreSQL, MariaDB, RabbitMQ and etcd for the tests, which stop, kill and freeze them.
+Real PostgreSQL, MariaDB, RabbitMQ, etcd and ZooKeeper for the tests, which stop, kill and freeze them.
 
 Each uses a private temporary folder and a free port, and does not outlive the process that started it.
-``REDLOCK_POSTGRESQL``, ``REDLOCK_MARIADB``, ``REDLOCK_RABBITMQ`` and ``REDLOCK_ETCD`` may name running servers by
-URL instead (``postgresql://user:password@host:port/database``); those are used, and never stopped.
+``REDLOCK_POSTGRESQL``, ``REDLOCK_MARIADB``, ``REDLOCK_RABBITMQ``, ``REDLOCK_ETCD`` and ``REDLOCK_ZOOKEEPER`` may name
+running servers by URL instead (``postgresql://user:password@host:port/database``); those are used, and never stopped.
 
-Tests take the fixtures ``postgresql``, ``mariadb``, ``rabbitmq``, ``etcd`` and ``engine`` of ``tests/conftest.py``, and
+Tests take the fixtures ``postgresql``, ``mariadb``, ``rabbitmq``, ``etcd``, ``zookeeper`` and ``engine`` of
+``tests/conftest.py``, and
 
     with postgresql.database() as name, django_database("counting", postgresql.settings(name)):
         call_command("migrate", database="counting", verbosity=0)
@@ -18,7 +19,7 @@ import subprocess
 import tempfile
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import glob
 from pathlib import Path
@@ -226,6 +227,19 @@ class Service:
     def ping(self) -> None:
         """Raise unless the server accepts connections."""
         raise NotImplementedError
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for something that members agree on among themselves."""
+    deadline = monotonic() + 60
+    while True:
+        try:
+            if condition():
+                return
+        except OSError:
+            pass
+        assert monotonic() < deadline
+        sleep(0.05)
 
 
 class Database(Service):

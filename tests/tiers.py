@@ -6,7 +6,7 @@ tier      needs                                                                 
 ========= ========================================================================== ===========================
 unit      Python alone: no server, no process, no waiting                            ``tox``
 server    the embedded Valkey, files of SQLite, processes                            ``tox``
-service   PostgreSQL, MariaDB, RabbitMQ, Sentinel, etcd                              ``tox run -e newest``
+service   PostgreSQL, MariaDB, RabbitMQ, Sentinel, etcd, ZooKeeper                   ``tox run -e newest``
 browser   Chromium                                                                   ``tox run -e newest``
 container a container engine with Compose, and the network                           ``tox run -e container``
 endurance minutes: long simulations, chaos, soak, contention, every right of an ACL  ``tox run -m endurance``
@@ -41,10 +41,11 @@ COMMANDS = {
 # Fixtures and parameters that move a test to a later tier than that of its folder.
 NEEDS = {
     **dict.fromkeys(("servers", "redlock_servers", "real"), "server"),
-    **dict.fromkeys(("postgresql", "mariadb", "rabbitmq", "etcd"), "service"),
+    **dict.fromkeys(("postgresql", "mariadb", "rabbitmq", "etcd", "zookeeper"), "service"),
     **dict.fromkeys(("postgresql_server", "mariadb_server", "rabbitmq_server", "etcd_server"), "service"),
+    "zookeeper_server": "service",
 }
-SERVICES = ("postgresql", "mariadb", "rabbitmq", "etcd")
+SERVICES = ("postgresql", "mariadb", "rabbitmq", "etcd", "zookeeper")
 
 left_out: Counter[str] = Counter()
 

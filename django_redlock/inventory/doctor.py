@@ -22,11 +22,11 @@ from ..exceptions import RedlockError
 from ..handler import locks
 from ..nodes.base import Node
 from ..nodes.redis.inspect import Inspection, inspect_all
-from . import absurd_tokens, etcd_checks, held_locks, name_of, printable
+from . import absurd_tokens, held_locks, name_of, printable, store_checks
 from .findings import Finding, Level, severity
 from .node_checks import CHECKS
 
-ALL_CHECKS = (*CHECKS, *etcd_checks.CHECKS)
+ALL_CHECKS = (*CHECKS, *store_checks.CHECKS)
 CLOCKS_APART = 0.1  # seconds, from which on tokens may need a second round trip
 
 
@@ -72,7 +72,7 @@ def diagnose(using: str = DEFAULT_ALIAS, *, timeout: float = 1.0) -> Diagnosis:
         *(
             finding
             for node in said
-            for check in (*CHECKS, *etcd_checks.CHECKS)
+            for check in (*CHECKS, *store_checks.CHECKS)
             for finding in check(node, manager.rules)
         ),
         *_duplicates(said),

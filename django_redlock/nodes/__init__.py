@@ -22,8 +22,13 @@ KINDS = {
     "database": ".database.node",
     "etcd": ".etcd.node",
     "etcds": ".etcd.node",
+    "zookeeper": ".zookeeper.node",
+    "zookeepers": ".zookeeper.node",
 }
 """Which module opens the nodes of a scheme; imported at first use, because redis-py and Django are slow to import."""
+
+EXTRAS = {"kazoo": "zookeeper"}
+"""Which extra of this package installs a module that a kind of node needs."""
 
 __all__ = ["KINDS", "AsyncLink", "Link", "LinkError", "Node", "NodeSpec", "open_node"]
 
@@ -36,5 +41,12 @@ def open_node(spec: NodeSpec, prefix: str) -> Node:
         ValueError: Its URL or options cannot work.
     """
     module = ".redis.sentinel" if spec.sentinels else KINDS[urlsplit(spec.url).scheme]
-    node: Node = import_module(module, __package__).open_node(spec, prefix)
+    try:
+        opener = import_module(module, __package__)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRAS:
+            raise
+        raise ValueError(f"it needs {missing}: pip install django-redlock[{EXTRAS[missing]}]") from None
+    node: Node = opener.open_node(spec, prefix)
     return node

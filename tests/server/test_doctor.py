@@ -27,7 +27,7 @@ from redis.retry import Retry
 
 from django_redlock.core.failure import Failure
 from django_redlock.core.rules import Rules
-from django_redlock.inventory import doctor, etcd_checks, node_checks
+from django_redlock.inventory import doctor, node_checks, store_checks
 from django_redlock.inventory.doctor import diagnose
 from django_redlock.inventory.findings import Finding, Level
 from django_redlock.inventory.node_checks import GUIDES
@@ -48,8 +48,8 @@ FINDINGS = (DOCS / "operate" / "doctor.md").read_text().partition("## Findings")
 ACL = LINE.replace("myproject:", "redlock:").replace("PASSWORD", "secret").split()
 RIGHTS = [rule for rule in ACL if rule.startswith(("+", "~", "&"))]
 OPEN = {"restart_guard": False, "node_timeout": 1.0}
-SOURCE = "".join(Path(module.__file__).read_text() for module in (doctor, etcd_checks, node_checks))
-IDS = set(re.findall(r'Finding\(\s*"([a-z-]+)"', SOURCE)) | GUIDES.keys()
+SOURCE = "".join(Path(module.__file__).read_text() for module in (doctor, store_checks, node_checks))
+IDS = set(re.findall(r'Finding\(\s*"([a-z-]+)"', SOURCE)) | GUIDES.keys() | store_checks.SHARED_IDS
 
 CLOCK = r"""
 #define _GNU_SOURCE
@@ -301,6 +301,11 @@ def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
     ("facts", "options", "expected"),
     [
         ({"version": "3.4.23"}, {}, {}),
+        ({"kind": "ZooKeeper", "version": "3.8.0"}, {}, {}),
+        ({"kind": "ZooKeeper", "version": "3.4.14"}, {}, {"zookeeper-version": Level.WARNING}),
+        ({"kind": "ZooKeeper"}, {"node_timeout": 0.2}, {"zookeeper-election": Level.WARNING}),
+        ({"kind": "ZooKeeper", "silent": "z1:2181 (refused)"}, {}, {"zookeeper-member": Level.WARNING}),
+        ({"kind": "ZooKeeper", "alone": "z1:2181, z2:2181"}, {}, {"zookeeper-alone": Level.ERROR}),
         ({"version": "3.3.27"}, {}, {"etcd-version": Level.WARNING}),
         ({"version": "3.5.1"}, {}, {"etcd-version": Level.ERROR}),
         ({"version": "3.5.21", "alarms": "NOSPACE"}, {}, {"etcd-alarm": Level.ERROR}),
@@ -312,16 +317,16 @@ def test_databases_that_are_no_nodes(three, tmp_path, django_db_blocker):
     ],
     ids=str,
 )
-def test_findings_about_etcd(facts: dict[str, str], options: dict[str, Any], expected: dict[str, Level]):
+def test_findings_about_stores_with_members(facts: dict[str, str], options: dict[str, Any], expected: dict[str, Level]):
     """
     P22: versions that lose data, alarms, space, elections and members; another kind of node has no such facts.
     """
     node, rules = (
-        Inspection("etcd", known=False, facts=facts),
+        Inspection("store", known=False, facts=facts and {"kind": "etcd", **facts}),
         Rules(1, **{"ttl": 30.0, "node_timeout": 1.0, **options}),
     )
 
-    assert {each.id: each.level for check in etcd_checks.CHECKS for each in check(node, rules)} == expected
+    assert {each.id: each.level for check in store_checks.CHECKS for each in check(node, rules)} == expected
 
 
 def test_sentinels_that_do_not_run(three):

@@ -18,9 +18,9 @@ from django_redlock.core.owner import nonce_of
 from django_redlock.core.replies import Reply
 from django_redlock.core.requests import SHARED, Extend, Release, Request
 from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.cas.place import Place as Addresses
 from django_redlock.nodes.cas.records import Decision
 from django_redlock.nodes.cas.table import UntouchedError
-from django_redlock.nodes.etcd.place import Place as Addresses
 from django_redlock.nodes.etcd.table import EtcdTable
 
 from .etcd import Cluster, Member

@@ -121,6 +121,26 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"default": {"NODES": ["etcds://a?ssl_keyfile=/x"]}}, "redlock.E003", "add ssl_certfile"),
     ({"default": {"NODES": ["etcd://a?timeout=3"]}}, "redlock.E003", "etcd has no option 'timeout'; it has username"),
     ({"default": {"NODES": ["etcd://a,b", "etcds://c,b:2379"]}}, "redlock.E004", "'b:2379' twice, at 0 and 1"),
+    ({"default": {"NODES": ["etcd://a,redis://b"]}}, "redlock.E003", "names several nodes: make each an item"),
+    ({"default": {"NODES": [f"zookeeper://:{SECRET}@a/2"]}}, "redlock.E003", "ZooKeeper has no database numbers"),
+    ({"default": {"NODES": [f"zookeeper://u:{SECRET}@a/x//y"]}}, "redlock.E003", "its path cannot be one of ZooKeeper"),
+    ({"default": {"NODES": ["zookeeper://a/zookeeper"]}}, "redlock.E003", "its path cannot be one of ZooKeeper"),
+    ({"default": {"NODES": [f"zookeeper://u:{SECRET}/@a"]}}, "redlock.E003", "percent-encoded"),
+    ({"default": {"NODES": ["zookeeper://a/x?chroot=/y"]}}, "redlock.E003", "no option 'chroot'; it has username"),
+    (
+        {"default": {"NODES": ["zookeeper://a?ssl_ca_certs=/x"]}},
+        "redlock.E003",
+        "write zookeepers:// instead of",
+    ),
+    ({"default": {"NODES": [f"zookeeper://:{SECRET}@a"]}}, "redlock.E003", "zookeeper://user:password@zoo-1"),
+    ({"default": {"NODES": ["zookeeper://a?sasl_service=x"]}}, "redlock.E003", "add sasl_mechanism=GSSAPI"),
+    ({"default": {"NODES": ["zookeeper://a?sasl_mechanism=PLAIN"]}}, "redlock.E003", "one of DIGEST-MD5, GSSAPI"),
+    (
+        {"default": {"NODES": ["zookeeper://a?sasl_mechanism=DIGEST-MD5"]}},
+        "redlock.E003",
+        "DIGEST-MD5 needs a user",
+    ),
+    ({"default": {"NODES": ["zookeeper://a,b", "zookeeper://c,b/x"]}}, "redlock.E004", "'b:2181' twice, at 0 and 1"),
     (
         {"default": {"NODES": ["redis+cluster://a,b", "redis+cluster://b"]}},
         "redlock.E004",
@@ -223,6 +243,8 @@ def test_missing_setting_is_reported():
         (["rediss+cluster://u:p%2Cw@[::1]:7000,b"], ["[::1]:7000"]),
         ("etcd://b,a:7001, redis://c", ["a:7001, b:2379", "c:6379"]),
         (["etcds://u:p%2Cw@[::1],b?ssl_ca_certs=/etc/ca.pem"], ["[::1]:2379, b:2379"]),
+        ("zookeeper://b,a:7001/locks, redis://c", ["a:7001, b:2181", "c:6379"]),
+        ("zookeepers://b,[::1]/teams/locks", ["[::1]:2281, b:2281"]),
         (["rediss://u:p%2Cw@a", "valkeys://b", "unix:///run/s.sock?db=2"], ["a:6379", "b:6379", "/run/s.sock"]),
         (
             [{"URL": "redis://a", "NAME": "north", "OPTIONS": {"username": "u"}}, "redis://[::1]:7"],
@@ -476,6 +498,32 @@ def test_etcd_is_one_node_that_needs_no_others():
         assert [message.id for message in check_settings()] == ["redlock.W001"]
 
 
+def test_zookeeper_is_one_node_that_needs_no_others():
+    """P20, L65: as for etcd; its records belong to an alias and to the path."""
+    with configured(NODES=f"zookeeper://u:{SECRET}@zoo-1,zoo-2,zoo-3/teams/locks", KEY_PREFIX="a/b"):
+        assert check_settings() == []
+        (node,) = locks["default"].nodes
+        assert node.table(1.0).root == "/teams/locks/a%2Fb:"
+        assert SECRET not in repr(node) + repr(vars(node)) + repr(vars(node.table(1.0)))
+    with configured(NODES="zookeeper://zoo-1"):
+        assert [message.id for message in check_settings()] == ["redlock.W001"]
+
+
+def test_kind_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    """L65, P37: kazoo is an extra, and so is what SASL needs."""
+    with monkeypatch.context() as patch, configured(NODES="zookeeper://a"):
+        for name in [name for name in sys.modules if name.startswith(("django_redlock.nodes.zookeeper", "kazoo."))]:
+            patch.delitem(sys.modules, name)
+        patch.setitem(sys.modules, "kazoo", None)
+        (error,) = check_settings()
+    assert error.id == "redlock.E003"
+    assert "it needs kazoo: pip install django-redlock[zookeeper]" in error.msg
+    monkeypatch.setitem(sys.modules, "puresasl", None)
+    with configured(NODES=f"zookeeper://u:{SECRET}@a?sasl_mechanism=DIGEST-MD5"):
+        (error,) = check_settings()
+    assert "pip install kazoo[sasl]" in error.msg
+
+
 @pytest.mark.parametrize(
     ("entry", "code", "message"),
     [
@@ -552,6 +600,8 @@ def test_other_servers_are_no_warning(setting: str, value: Any):
         (["etcds://a,b,c?ssl_ca_certs=/x"], ["W102"]),
         (["etcds://a,b,c?ssl_certfile=/x"], []),
         (["etcd://127.0.0.1,localhost,[::1]"], []),
+        (["zookeeper://u:x@a,b,c"], ["W101"]),
+        (["zookeepers://a,b,c?ssl_ca_certs=/x"], ["W102"]),
         (["rediss://:x@a", "rediss://b", "rediss://:x@c"], ["W102"]),
         (["rediss://:x@a:1", "rediss://:x@a:2", "rediss://:x@a:3"], ["W103"]),
         (["redis://127.0.0.1:1", "redis://127.0.0.1:2", "unix:///s"], []),

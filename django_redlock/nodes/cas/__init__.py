@@ -6,5 +6,7 @@ one node (:mod:`~django_redlock.core.node_state`) decide, and the records are wr
 since they were read. Databases, etcd and ZooKeeper share all of this.
 
 ``records`` decides, ``clock`` measures time by the clock of a leader that may change, ``table`` repeats what another
-process overtook, and ``worker``, ``link`` and ``node`` connect a table with the callers of a process.
+process overtook, and ``worker``, ``link`` and ``node`` connect a table with the callers of a process. For stores with
+members, ``place`` reads where they are, ``members`` uses one after the other, ``watch`` waits for notifications, and
+``replicated`` is the node.
 """

@@ -6,6 +6,7 @@ were read. Nothing here reads or writes: see :mod:`.table`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
 from time import time
 from typing import Any, NamedTuple
 
@@ -226,3 +227,14 @@ def needed_until(record: Mapping[str, Any]) -> float | None:
     times += [until for _, until in record.get("queue", {}).values()]
     times += [record["until"]] if "until" in record else []
     return None if None in times else max(times, default=0.0)
+
+
+def is_held(record: dict[str, Any], moment: Moment) -> bool:
+    """Return whether a record has a holder, who may not have ended yet."""
+    holder = in_present_era(record, moment).get("holder")
+    return holder is not None and (holder[1] is None or holder[1] > moment.low)
+
+
+def digest(*parts: str) -> str:
+    """Return a digest of names, for stores that limit the characters or the length of a key."""
+    return blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()

@@ -31,6 +31,10 @@ class UntouchedError(LinkError):
     """A store cannot be used, and certainly has not carried out the requests."""
 
 
+class TooLargeError(Exception):
+    """Requests come to more than the store can write at once; nothing has been written."""
+
+
 class RecordTable:
     """
     The records of one store, over one connection; used by one thread at a time.
@@ -72,7 +76,7 @@ class RecordTable:
         replies: list[list[Reply]] = [[] for _ in requests]
         for batch in batches(requests, self.part, self.most):
             try:
-                said = self._repeat([part for _, part in batch])
+                said = self._together([part for _, part in batch])
             except UntouchedError as error:
                 if any(replies):
                     raise LinkError(error.failure, error.detail) from None
@@ -80,6 +84,15 @@ class RecordTable:
             for (number, _), reply in zip(batch, said, strict=True):
                 replies[number].append(reply)
         return [merge(parts) for parts in replies]
+
+    def _together(self, requests: Sequence[Request]) -> list[Reply]:
+        """Carry out requests together, or one by one if they come to too much."""
+        try:
+            return self._repeat(requests)
+        except TooLargeError:
+            if len(requests) == 1:
+                return [failed(Failure.BACKLOG)]
+            return [reply for request in requests for reply in self._together([request])]
 
     def _repeat(self, requests: Sequence[Request]) -> list[Reply]:
         """Carry out requests that fit in one write, again if another process was faster."""
@@ -90,7 +103,7 @@ class RecordTable:
                 self.ready()
                 decision = self._decide(requests)
                 writing = bool(decision.changes)
-                counts = not writing or self.write(decision)
+                counts = self.write(decision) if writing else self.confirm(decision)
                 if counts is not False:
                     return decision.replies if counts else [uncounted(reply) for reply in decision.replies]
                 failure = Failure.CONTENDED
@@ -161,6 +174,10 @@ class RecordTable:
             were written under another leader than that whose clock decided.
         """
         raise NotImplementedError
+
+    def confirm(self, decision: Decision) -> bool:
+        """Return whether what was read for a decision without changes was true; if not, it is made again."""
+        return True
 
     def survey(self, request: Survey) -> Reply:
         """Report the locks named, or one page of those that are held."""

@@ -2,17 +2,11 @@
 
 import json
 import random
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from ..cas.records import Change, needed_until
 
 FOR_EVER = 2**62  # microseconds since the epoch: a time that never comes
-
-
-def digest(*parts: str) -> str:
-    """Return a digest of names for a column that every database compares byte by byte."""
-    return blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def micros(seconds: float | None) -> int:

@@ -26,10 +26,10 @@ from ...core.replies import Reply
 from ...core.requests import ENDLESS, HIGHEST, Survey
 from ..base import LinkError
 from ..cas.clock import Moment
-from ..cas.records import Decision, Stored
+from ..cas.records import Decision, Stored, digest
 from ..cas.table import RecordTable, UntouchedError
 from ..clock import steady
-from .rows import FOR_EVER, Row, digest, row
+from .rows import FOR_EVER, Row, row
 from .vendors import (
     BEGINS,
     CLOCKS,

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from ...core.failure import Failure
 from ..base import LinkError
+from ..cas.place import Place
 from ..redis.decode import known_cause
-from .place import Place
 
 LARGEST = 64 * 2**20  # bytes of a reply that are read
 KEEPALIVE = 10  # seconds after which the system looks whether a silent member is still there

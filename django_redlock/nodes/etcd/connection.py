@@ -1,13 +1,12 @@
 """Connect the records in an etcd cluster with one member after the other (internal)."""
 
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from ...core.admission import Greeting
 from ...core.failure import Failure
 from ..base import LinkError
-from ..cas.table import ANSWERING, RecordTable, UntouchedError
+from ..cas.members import MemberTable
+from ..cas.place import Place
 from .client import (
     EXHAUSTED,
     INVALID_ARGUMENT,
@@ -19,10 +18,9 @@ from .client import (
     link_error,
     number,
 )
-from .place import Place
 
 
-class EtcdConnection(RecordTable):
+class EtcdConnection(MemberTable[Client]):
     """
     Records over a connection to one member, or to the next one if it fails.
 
@@ -38,41 +36,16 @@ class EtcdConnection(RecordTable):
     errors = (EtcdError, OSError)
 
     def __init__(self, place: Place, probe: str, patience: float) -> None:
-        super().__init__(patience)
+        super().__init__(place, patience)
         self.cluster = 0
-        self._place = place
         self._probe = probe
-        self._client: Client | None = None
-        self._at = secrets.randbelow(len(place.members))  # so that not all processes use the same member
 
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection."""
-        return self._client is not None
+    def dial(self, number: int, timeout: float) -> Client:
+        """Return a connection to a member, not yet open."""
+        return Client(self.place, number, timeout)
 
-    def open(self) -> Greeting:
-        """Connect to the first member that answers and knows a leader, beginning with the last good one."""
-        self.close()
-        failure = LinkError(Failure.UNREACHABLE)
-        for _ in self._place.members:
-            client = None
-            try:
-                client = self.dial(self._at, self.patience / (len(self._place.members) + 1))
-                client.open()
-                greeting = self._greet(client)
-                client.wait(self.patience * ANSWERING)
-                self._client = client
-                return greeting
-            except (EtcdError, OSError, LinkError) as error:
-                if client:
-                    client.close()
-                failure = link_error(error)
-                if failure.failure is Failure.RESTARTED:
-                    break
-                self._at = (self._at + 1) % len(self._place.members)
-        raise failure
-
-    def _greet(self, client: Client) -> Greeting:
+    def greet(self, client: Client) -> str:
+        """Return the id of the cluster, if the member knows a leader and the user may read."""
         status = client.call("/v3/maintenance/status", {})
         if not number(status, "leader"):
             raise EtcdError(Failure.NO_LEADER)
@@ -80,30 +53,19 @@ class EtcdConnection(RecordTable):
             client.call("/v3/kv/range", {"key": encoded(self._probe)})
         except EtcdError as error:
             # Without a user, a cluster that wants one calls the request invalid.
-            wants_user = error.code == INVALID_ARGUMENT and not self._place.options.get("username")
+            wants_user = error.code == INVALID_ARGUMENT and not self.place.options.get("username")
             raise EtcdError(Failure.NOAUTH) if wants_user else error from None
         cluster = header_of(status).cluster
-        if self.cluster not in (0, cluster):
-            raise LinkError(Failure.RESTARTED)
-        self.cluster = cluster
-        return Greeting(run_id=f"etcd {cluster:x}", age=float("inf"))
+        self.cluster = self.cluster or cluster
+        return f"etcd {cluster:x}"
 
-    def dial(self, number: int, timeout: float) -> Client:
-        """Return a connection to a member, not yet open; each reply may take *timeout* seconds."""
-        return Client(self._place, number, timeout)
-
-    def ready(self) -> None:
-        """Connect if there is no connection."""
-        if self._client is None:
-            try:
-                self.open()
-            except LinkError as error:
-                raise UntouchedError(error.failure, error.detail) from None
+    def explain(self, error: Exception) -> LinkError:
+        """Return what to report of a failure; never what the error quotes."""
+        return link_error(error)
 
     def call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request over the connection and return the reply."""
-        assert self._client is not None
-        return self._client.call(path, body)
+        return self.connection.call(path, body)
 
     def failed(self, error: Exception, *, unclear: bool) -> Failure:
         """Return what an error means; a broken connection is made anew, with the next member."""
@@ -117,7 +79,7 @@ class EtcdConnection(RecordTable):
             if not unclear or error.certain:
                 return failure
         self.close()
-        self._at = (self._at + 1) % len(self._place.members)
+        self.turn()
         if unclear:
             raise LinkError(failure)
         return failure
@@ -127,14 +89,3 @@ class EtcdConnection(RecordTable):
             return bool(self.call("/v3/maintenance/alarm", {"action": "GET"}).get("alarms"))
         except self.errors:
             return False
-
-    def close(self) -> None:
-        """Drop the connection; the next request makes a new one."""
-        client, self._client = self._client, None
-        if client:
-            client.close()
-
-    def abort(self) -> None:
-        """Make a call that waits for a member fail at once; from any thread."""
-        if client := self._client:
-            client.abort()

@@ -1,16 +1,27 @@
 """An etcd cluster as a node (internal)."""
 
-from collections.abc import Callable
+from contextlib import suppress
 
 from ..base import NodeSpec
-from ..cas.node import RecordNode
-from .inspect import examine
-from .place import read_place
+from ..cas.place import Store
+from ..cas.replicated import ReplicatedNode, oldest, shortest
+from .client import Client, EtcdError, link_error, number
 from .table import EtcdTable
-from .watch import AsyncEtcdNotificationLink, EtcdNotificationLink
+from .watch import EtcdWatch
+
+EXAMPLE = "etcd://etcd-1:2379,etcd-2:2379,etcd-3:2379"
 
 
-class EtcdNode(RecordNode):
+def refuse_path(path: str) -> None:
+    """Raise ValueError if a URL has a path."""
+    if path:
+        raise ValueError(f"etcd has neither a path nor database numbers: write {EXAMPLE}, and choose a KEY_PREFIX")
+
+
+ETCD = Store("etcd", "etcd", 2379, 2379, EXAMPLE, refuse_path)
+
+
+class EtcdNode(ReplicatedNode):
     """
     All members of an etcd cluster: one vote, which is as available as the cluster.
 
@@ -23,54 +34,42 @@ class EtcdNode(RecordNode):
     """
 
     kind = "etcd"
-    calls = True
-
-    def __init__(self, spec: NodeSpec, prefix: str) -> None:
-        self.place = read_place(spec)
-        self.members = self.place.addresses
-        address = ", ".join(self.members)
-        super().__init__(spec.name or address, address)
-        self._prefix = prefix
-
-    @property
-    def replicated(self) -> bool:
-        """Whether it survives the loss of a member, as far as its URL shows."""
-        return len(self.members) > 2
-
-    @property
-    def encrypted(self) -> bool:
-        """Whether its connections are encrypted."""
-        return self.place.encrypted
-
-    @property
-    def authenticated(self) -> bool:
-        """Whether a password or a certificate of the client is sent."""
-        return bool(self.place.options.get("password") or self.place.options.get("ssl_certfile"))
-
-    @property
-    def remote(self) -> bool:
-        """Whether its connections leave this machine."""
-        return not self.place.local
+    store = ETCD
+    watch = EtcdWatch
 
     def table(self, patience: float) -> EtcdTable:
         """Return its records, not yet connected."""
-        return EtcdTable(self.place, self._prefix, patience)
+        return EtcdTable(self.place, self.prefix, patience)
 
-    def examine(self, timeout: float) -> tuple[float, dict[str, str]]:
-        """Return the seconds of a round trip, and facts for the doctor; raises LinkError if no member answers."""
-        return examine(self.place, timeout)
+    def channel(self, process: str) -> str:
+        """Return the key under which the notifications to a process are put."""
+        return f"{self.prefix}w/{process}"
 
-    def listen(self, process: str, timeout: float, on_notification: Callable[[str], object]) -> EtcdNotificationLink:
-        """Open a link for notifications; see :class:`~django_redlock.nodes.base.Node`."""
-        return EtcdNotificationLink(self.place, f"{self._prefix}w/{process}", timeout)
+    def ask(self, number: int, timeout: float, facts: dict[str, str]) -> float:
+        """Add what a member says to the facts; returns the seconds of the shortest round trip."""
+        client = Client(self.place, number, timeout)
+        try:
+            client.open()
+            trip = shortest(lambda: client.call("/v3/maintenance/status", {}))
+            add_facts(client, facts)
+            return trip
+        except (EtcdError, OSError) as error:
+            raise link_error(error) from None
+        finally:
+            client.close()
 
-    async def alisten(
-        self, process: str, timeout: float, on_notification: Callable[[str], object]
-    ) -> AsyncEtcdNotificationLink:
-        """Open a link for notifications to the running event loop."""
-        link = AsyncEtcdNotificationLink(self.place, f"{self._prefix}w/{process}", timeout)
-        await link.begin(timeout)
-        return link
+
+def add_facts(client: Client, facts: dict[str, str]) -> None:
+    """Add the version of a member, how full it is and which alarms it knows."""
+    status = client.call("/v3/maintenance/status", {})
+    facts["version"] = oldest(str(status.get("version", ""))[:20], facts.get("version", ""))
+    if quota := number(status, "dbSizeQuota"):  # from version 3.6 on
+        used = number(status, "dbSize") / quota
+        facts["used"] = f"{max(used, float(facts.get('used', 0))):.3f}"
+    with suppress(EtcdError):  # the user may lack the right
+        alarms = client.call("/v3/maintenance/alarm", {"action": "GET"}).get("alarms", [])
+        if names := {str(alarm.get("alarm")) for alarm in alarms}:
+            facts["alarms"] = ", ".join(sorted(names))
 
 
 def open_node(spec: NodeSpec, prefix: str) -> EtcdNode:

@@ -17,7 +17,8 @@ from ...core.failure import Failure
 from ...core.replies import ABSENT, Reply
 from ...core.requests import ENDLESS, SMALLEST_PART, Survey
 from ..cas.clock import Era, EraClock, Moment
-from ..cas.records import Decision, Stored, in_present_era, needed_until
+from ..cas.place import Place
+from ..cas.records import Decision, Stored, in_present_era, is_held, needed_until
 from .client import (
     EtcdError,
     Header,
@@ -27,7 +28,6 @@ from .client import (
     number,
 )
 from .connection import EtcdConnection
-from .place import Place
 
 AT_ONCE = 128  # operations that etcd takes in one transaction, unless --max-txn-ops says otherwise
 LARGEST_WRITE = 120  # records in one transaction, with room for some notifications
@@ -206,7 +206,7 @@ class EtcdTable(EtcdConnection):
     def clean(self) -> None:
         """Now and then, delete records that have not been needed for a while; a failure does no harm."""
         now = self.now()
-        if not self.connected or now < self._clean_at:
+        if self.client is None or now < self._clean_at:
             return
         self._clean_at = now + CLEANING
         try:
@@ -256,9 +256,3 @@ def records_of(reply: Mapping[str, Any]) -> dict[str, Stored]:
             number(each, "mod_revision"), record if isinstance(record, dict) else {}
         )
     return found
-
-
-def is_held(record: dict[str, Any], moment: Moment) -> bool:
-    """Return whether a record has a holder, who may not have ended yet."""
-    holder = in_present_era(record, moment).get("holder")
-    return holder is not None and (holder[1] is None or holder[1] > moment.low)

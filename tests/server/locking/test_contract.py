@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
+from django_redlock.core.names import process_of
 from django_redlock.engine import lease as leases
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
@@ -469,7 +470,7 @@ async def test_hostile_names_are_names_like_any_other(make: Manager, flavour: Fl
 
     # Any one node may have been too slow to get the first requests.
     listed = {row.slug for reply in manager.survey(count=50).values() for row in reply.rows}
-    assert len(listed) == len(HOSTILE)
+    assert len([slug for slug in listed if not process_of(slug)]) == len(HOSTILE)
     for lease in leases:
         assert await flavour.release(lease) == "released"
 

@@ -21,9 +21,9 @@ from django_redlock.engine.waiters import Waiters
 from django_redlock.nodes import Node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.cas.records import Names, load
+from django_redlock.nodes.cas.replicated import ReplicatedNode
 from django_redlock.nodes.database.node import DatabaseNode
 from django_redlock.nodes.database.table import TABLE, LockTable
-from django_redlock.nodes.etcd.node import EtcdNode
 from django_redlock.nodes.memory import MemoryNode
 from django_redlock.nodes.redis.node import RedisNode
 from django_redlock.testing import FaultProxy, Servers
@@ -40,7 +40,7 @@ def in_line(node: Node, slug: str) -> int:
         return len(node.store.waiters(slug))
     if isinstance(node, DatabaseNode):
         return len(queue_in(node.alias, slug))
-    if isinstance(node, EtcdNode):
+    if isinstance(node, ReplicatedNode):
         with closing(node.table(5.0)) as table:
             table.open()
             return len(load(Names({slug}, set()), table.key, table.read).store.waiters(slug))

@@ -2,9 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -169,6 +167,12 @@ class Table(RecordTable):
         self.written: list[int] = []
         self._term = world.term
 
+    def now(self) -> float:
+        return self.world.now
+
+    def pause(self) -> None:
+        pass
+
     def here(self) -> float:
         return self._zero + self.world.now * self._rate
 
@@ -229,15 +233,6 @@ class Table(RecordTable):
         return self.look_up(request)
 
 
-@contextmanager
-def no_pauses(world: World) -> Iterator[None]:
-    """Have the pauses of a table take no time, and its patience end."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table, "time", SimpleNamespace(sleep=lambda seconds: None))
-        patch.setattr(table, "steady", lambda: world.now)
-        yield
-
-
 def overlaps(seed: int, steps: int = 60) -> bool:
     """Let three clients take one lock at random, with elections and pauses; return whether two of them held it."""
     world = World(seed)
@@ -251,20 +246,19 @@ def overlaps(seed: int, steps: int = 60) -> bool:
 
     clients = [Table(world, hinder) for _ in range(3)]
     holds: list[tuple[float, str]] = []
-    with no_pauses(world):
-        for number in range(steps):
-            client = draw.choice(clients)
-            nonce = f"{number:032}"
-            sent, waiting = world.now, draw.choice(["", f"p{number}|1"])
-            request = acquire("a")._replace(value=nonce + "{}", nonce=nonce, waiter=waiting, stamp=number)
-            (reply,) = client.execute([request])
-            if reply.kind in POSITIVE:
-                if any(world.now < until for until, _ in holds if sent + TTL * (1 - RATE) > world.now):
-                    return True
-                holds.append((sent + TTL * (1 - RATE), nonce))
-            elif reply.kind is Kind.UNKNOWN:
-                client.execute([Release(("{x}",), nonce, TTL)])
-            world.now += draw.choice([0.0, 1.0, 10.0, 35.0])
+    for number in range(steps):
+        client = draw.choice(clients)
+        nonce = f"{number:032}"
+        sent, waiting = world.now, draw.choice(["", f"p{number}|1"])
+        request = acquire("a")._replace(value=nonce + "{}", nonce=nonce, waiter=waiting, stamp=number)
+        (reply,) = client.execute([request])
+        if reply.kind in POSITIVE:
+            if any(world.now < until for until, _ in holds if sent + TTL * (1 - RATE) > world.now):
+                return True
+            holds.append((sent + TTL * (1 - RATE), nonce))
+        elif reply.kind is Kind.UNKNOWN:
+            client.execute([Release(("{x}",), nonce, TTL)])
+        world.now += draw.choice([0.0, 1.0, 10.0, 35.0])
     return False
 
 
@@ -299,25 +293,23 @@ def test_lock_of_a_dead_holder_is_free_one_ttl_after_an_election():
     """P29: whatever was left of a hold is left from the new era on, and not for ever."""
     world = World(1)
     first, second = Table(world), Table(world)
-    with no_pauses(world):
-        assert first.execute([acquire("a")])[0].kind is Kind.ACCEPTED
-        world.now += 25.0
-        world.elect()
-        assert second.execute([acquire("b")])[0].kind is Kind.BUSY
-        world.now += TTL + 2.1
-        assert second.execute([acquire("b")])[0].kind is Kind.GRANTED
+    assert first.execute([acquire("a")])[0].kind is Kind.ACCEPTED
+    world.now += 25.0
+    world.elect()
+    assert second.execute([acquire("b")])[0].kind is Kind.BUSY
+    world.now += TTL + 2.1
+    assert second.execute([acquire("b")])[0].kind is Kind.GRANTED
 
 
 def test_vote_does_not_count_if_the_leader_changes_meanwhile():
     """P24: the record may have been written, so the outcome is unknown; a release is final under any leader."""
     world = World(1)
     client = Table(world)
-    with no_pauses(world):
-        client.execute([acquire("b", "y")])
-        client.hinder = once(world.elect)
-        (unclear,) = client.execute([acquire("a")])
-        client.hinder = once(world.elect)
-        (released,) = client.execute([release("a")])
+    client.execute([acquire("b", "y")])
+    client.hinder = once(world.elect)
+    (unclear,) = client.execute([acquire("a")])
+    client.hinder = once(world.elect)
+    (released,) = client.execute([release("a")])
 
     assert (unclear.kind, unclear.detail) == (Kind.UNKNOWN, "has changed its leader")
     assert released.kind is Kind.RELEASED
@@ -332,10 +324,9 @@ def test_replies_have_no_time_and_tokens_are_bounded_by_the_client():
     """P21, L18: an election is not taken for a step of the clock, and an absurd token is not accepted."""
     world = World(1)
     client = Table(world)
-    with no_pauses(world):
-        (reply,) = client.execute([acquire("a")])
-        (far,) = client.execute([acquire("a", number=2**52, ahead=60.0)])
-        (listed,) = client.execute([Survey(("{x}",))])
+    (reply,) = client.execute([acquire("a")])
+    (far,) = client.execute([acquire("a", number=2**52, ahead=60.0)])
+    (listed,) = client.execute([Survey(("{x}",))])
 
     assert (reply.kind, reply.time, reply.fence) == (Kind.ACCEPTED, 0, NOW)
     assert (far.kind, far.fence) == (Kind.GRANTED, NOW)
@@ -346,11 +337,10 @@ def test_release_is_written_before_an_earlier_grant():
     """P24: a release with a tombstone changes the record of the name, so a grant decided before it is not written."""
     world = World(1)
     late, other = Table(world), Table(world)
-    with no_pauses(world):
-        other.execute([Survey(("{x}",))])
-        late.execute([Survey(("{x}",))])
-        late.hinder = once(lambda: other.execute([release("a", tombstone=60.0)]) and None)
-        (reply,) = late.execute([acquire("a")])
+    other.execute([Survey(("{x}",))])
+    late.execute([Survey(("{x}",))])
+    late.hinder = once(lambda: other.execute([release("a", tombstone=60.0)]) and None)
+    (reply,) = late.execute([acquire("a")])
 
     assert reply.kind is Kind.CANCELLED
 
@@ -362,11 +352,10 @@ def test_requests_are_written_in_groups_that_fit():
     """L56: no write is larger than the store takes; a request with more names is carried out in parts."""
     world = World(1)
     client = Table(world, most=10)
-    with no_pauses(world):
-        client.execute([Survey(("{x}",))])
-        names = [f"n{number}" for number in range(25)]
-        one, *few = client.execute([acquire("a", *names), *(acquire("b", f"m{number}") for number in range(9))])
-        (again,) = client.execute([acquire("c", *names)])
+    client.execute([Survey(("{x}",))])
+    names = [f"n{number}" for number in range(25)]
+    one, *few = client.execute([acquire("a", *names), *(acquire("b", f"m{number}") for number in range(9))])
+    (again,) = client.execute([acquire("c", *names)])
 
     assert one.kind is Kind.ACCEPTED
     assert [reply.kind for reply in few] == [Kind.ACCEPTED] * 9
@@ -380,13 +369,12 @@ def test_extension_of_many_leases_is_written_in_groups():
     world = World(1)
     client = Table(world, most=10)
     many = tuple(f"{{n{number}}}" for number in range(25))
-    with no_pauses(world):
-        client.execute([acquire("a", *(slug[1:-1] for slug in many))])
-        client.execute([acquire("b", *(f"m{number}" for number in range(7)))])
-        terms = [Term((f"{{m{number}}}",), "b" * 32, "b" * 32, TTL, NOW) for number in range(7)]
-        lost = Term(("{x}",), "c" * 32, "c" * 32, TTL, -1)
-        extension = Extend((*terms, Term(many, "a" * 32, "a" * 32, TTL, NOW), lost, *terms), None)
-        (reply,) = client.execute([extension])
+    client.execute([acquire("a", *(slug[1:-1] for slug in many))])
+    client.execute([acquire("b", *(f"m{number}" for number in range(7)))])
+    terms = [Term((f"{{m{number}}}",), "b" * 32, "b" * 32, TTL, NOW) for number in range(7)]
+    lost = Term(("{x}",), "c" * 32, "c" * 32, TTL, -1)
+    extension = Extend((*terms, Term(many, "a" * 32, "a" * 32, TTL, NOW), lost, *terms), None)
+    (reply,) = client.execute([extension])
 
     held = (Kind.HELD, NOW)
     assert reply.kind is Kind.MIXED
@@ -421,10 +409,9 @@ def test_store_that_breaks_between_two_groups_leaves_an_unknown_outcome():
         if len(client.written) == 1:
             raise UntouchedError(LinkError(table.Failure.RESET).failure)
 
-    with no_pauses(world):
-        client.execute([Survey(("{x}",))])
-        client.ready = breaks  # type: ignore[method-assign]
-        with pytest.raises(LinkError) as unclear:
-            client.execute([acquire("a", *(f"n{number}" for number in range(25)))])
+    client.execute([Survey(("{x}",))])
+    client.ready = breaks  # type: ignore[method-assign]
+    with pytest.raises(LinkError) as unclear:
+        client.execute([acquire("a", *(f"n{number}" for number in range(25)))])
 
     assert not isinstance(unclear.value, UntouchedError)

@@ -1,4 +1,4 @@
-"""The checks of an etcd cluster, which use what its members say (internal)."""
+"""The checks of an etcd cluster and of a ZooKeeper ensemble, which use what their members say (internal)."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,24 +6,38 @@ from ..core.rules import Rules
 from ..nodes.redis.inspect import Inspection
 from .findings import Finding, Level
 
-OLDEST = (3, 4)
-CORRUPTING = ((3, 5, 0), (3, 5, 1), (3, 5, 2))
+OLDEST = {"etcd": (3, 4), "ZooKeeper": (3, 5)}
+CORRUPTING = {"etcd": ((3, 5, 0), (3, 5, 1), (3, 5, 2))}
+NEWEST = {"etcd": "the last release of 3.5 or later", "ZooKeeper": "a release that is maintained"}
+SHARED_IDS = frozenset(f"{kind.lower()}-{what}" for kind in OLDEST for what in ("version", "election", "member"))
+"""The ids of findings that each kind of store may have."""
+
+LIST_MEMBERS = {"etcd": "`etcdctl endpoint status --cluster`", "ZooKeeper": "`echo srvr | nc host 2181`"}
 FULL = 0.8  # share of the quota
 LONG_TTL = 15.0  # seconds: a holder can extend its lease after an election of five seconds
 LONG_TIMEOUT = 1.0
 
 
+def _kind(node: Inspection) -> str:
+    return node.facts.get("kind", "")
+
+
+def _id(node: Inspection, what: str) -> str:
+    return f"{_kind(node).lower()}-{what}"
+
+
 def _version(node: Inspection, rules: Rules) -> Iterator[Finding]:
     said = node.facts.get("version", "")
     version = tuple(int(part) for part in said.split(".") if part.isdigit())
-    if version and (version < OLDEST or version in CORRUPTING):
-        why = "may lose what it has written" if version in CORRUPTING else "is not supported"
+    corrupting = version in CORRUPTING.get(_kind(node), ())
+    why = "may lose what it has written" if corrupting else "is not supported"
+    if version and (version < OLDEST[_kind(node)] or corrupting):
         yield Finding(
-            "etcd-version",
-            Level.ERROR if version in CORRUPTING else Level.WARNING,
+            _id(node, "version"),
+            Level.ERROR if corrupting else Level.WARNING,
             node.name,
             f"A member is version {said}, which {why}.",
-            "Upgrade all members to the last release of 3.5 or later.",
+            f"Upgrade all members to {NEWEST[_kind(node)]}.",
         )
 
 
@@ -55,7 +69,7 @@ def _election(node: Inspection, rules: Rules) -> Iterator[Finding]:
     timeout = rules.timeout(rules.ttl)
     if node.facts and (rules.ttl < LONG_TTL or timeout < LONG_TIMEOUT):
         yield Finding(
-            "etcd-election",
+            _id(node, "election"),
             Level.WARNING,
             node.name,
             f"An election of a leader takes one to five seconds. With a ttl of {rules.ttl:g} s and a node timeout of "
@@ -67,12 +81,26 @@ def _election(node: Inspection, rules: Rules) -> Iterator[Finding]:
 def _members(node: Inspection, rules: Rules) -> Iterator[Finding]:
     if silent := node.facts.get("silent"):
         yield Finding(
-            "etcd-member",
+            _id(node, "member"),
             Level.WARNING,
             node.name,
             f"Not every member answers: {silent}. One more that fails may stop all locks.",
-            "See that it runs and that its address in NODES is right: `etcdctl endpoint status --cluster`.",
+            f"See that it runs and that its address in NODES is right: {LIST_MEMBERS[_kind(node)]}.",
         )
 
 
-CHECKS: tuple[Callable[[Inspection, Rules], Iterator[Finding]], ...] = (_version, _alarms, _space, _election, _members)
+def _alone(node: Inspection, rules: Rules) -> Iterator[Finding]:
+    if alone := node.facts.get("alone"):
+        yield Finding(
+            "zookeeper-alone",
+            Level.ERROR,
+            node.name,
+            f"It has several members, but these belong to no ensemble: {alone}. Each of them grants the same lock.",
+            "List the members of one ensemble, or one server that runs alone.",
+        )
+
+
+CHECKS: tuple[Callable[[Inspection, Rules], Iterator[Finding]], ...] = (
+    *(_version, _alarms, _space, _election),
+    *(_members, _alone),
+)

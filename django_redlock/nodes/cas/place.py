@@ -1,7 +1,7 @@
-"""Where the members of an etcd cluster are, and how to connect to them (internal)."""
+"""Where the members of a replicated store are, and how to connect to them (internal)."""
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -9,8 +9,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..base import NodeSpec
 
-PORT = 2379
-EXAMPLE = "etcd://etcd-1:2379,etcd-2:2379,etcd-3:2379"
 ENCODED = (
     "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "
     "urllib.parse.quote(password, safe='') does it"
@@ -18,6 +16,30 @@ ENCODED = (
 LOGIN = ("username", "password")
 TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
 FALSE = ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Store:
+    """
+    A kind of store, as its URLs show it.
+
+    Args:
+        name: What to call it in messages.
+        scheme: The scheme of its URLs; with ``s`` at the end, connections are encrypted.
+        port: The port of members that name none.
+        encrypted_port: The same for connections that are encrypted.
+        example: A URL that can be used.
+        check_path: Raises ValueError if a URL must not have a path, given without a slash at its end.
+        more: The options that it takes beside those of the login and of TLS.
+    """
+
+    name: str
+    scheme: str
+    port: int
+    encrypted_port: int
+    example: str
+    check_path: Callable[[str], object]
+    more: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -29,16 +51,18 @@ class Place:
         members: Host and port of each.
         options: The options of the connection, by the names that redis-py gives to them.
         encrypted: Whether connections are encrypted.
+        path: The path of the URL, without a slash at its end.
     """
 
     members: tuple[tuple[str, int], ...]
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     encrypted: bool = False
+    path: str = ""
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """The addresses of all members, in one order."""
-        return tuple(sorted(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.members))
+        return tuple(sorted(address(*member) for member in self.members))
 
     @property
     def local(self) -> bool:
@@ -61,51 +85,64 @@ class Place:
         return context
 
 
-def read_place(spec: NodeSpec) -> Place:
+def read_place(spec: NodeSpec, store: Store) -> Place:
     """
     Return the place that a URL and its options describe.
 
     Raises:
         ValueError: They cannot be used; the message shows nothing of the URL, which may hold a password.
     """
+    if spec.url.count("://") > 1:
+        raise ValueError("it names several nodes: make each an item of its own, or write all NODES as one string")
     if "#" in spec.url or spec.url.count("@") > 1:
         raise ValueError(f"its user name or password cannot be read, {ENCODED}")
+    encrypted = spec.url.startswith(f"{store.scheme}s://")
     try:
         parts = urlsplit(spec.url)
         user, _, hosts = parts.netloc.rpartition("@")
-        members = tuple(member(host) for host in hosts.split(","))
+        port = store.encrypted_port if encrypted else store.port
+        members = tuple(member(host, port) for host in hosts.split(","))
     except ValueError:
         # An unescaped / or ? in a password ends the hosts early.
-        why = f", {ENCODED}" if "@" in spec.url else f"; write, for example, {EXAMPLE}"
+        why = f", {ENCODED}" if "@" in spec.url else f"; write, for example, {store.example}"
         raise ValueError(f"its hosts or ports cannot be read{why}") from None
     if "@" in parts.path + parts.query:
         raise ValueError(f"its user name or password cannot be read, {ENCODED}")
-    if parts.path not in ("", "/"):
-        raise ValueError(f"etcd has neither a path nor database numbers: write {EXAMPLE}, and choose a KEY_PREFIX")
+    path = unquote(parts.path).rstrip("/")
+    store.check_path(path)
     name, _, password = user.partition(":")
     login = {"username": unquote(name), "password": unquote(password)} if user else {}
     options = {**login, **dict(parse_qsl(parts.query)), **spec.options}
-    check_options(options, encrypted=parts.scheme == "etcds")
-    return Place(members, options, parts.scheme == "etcds")
+    check_options(options, store, encrypted=encrypted)
+    return Place(members, options, encrypted, path)
 
 
-def member(host: str) -> tuple[str, int]:
-    """Return the host and the port of a member; raises ValueError if there is none."""
+def address(host: str, port: int) -> str:
+    """Return the address of a member as text."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def member(host: str, port: int) -> tuple[str, int]:
+    """Return the host and the port of a member, *port* if it names none; raises ValueError if there is no host."""
     parts = urlsplit(f"//{host.strip()}")
     if not parts.hostname or parts.path or parts.query:
         raise ValueError(host)
-    return parts.hostname, parts.port or PORT
+    return parts.hostname, parts.port or port
 
 
-def check_options(options: Mapping[str, Any], *, encrypted: bool) -> None:
-    """Raise ValueError if there is an option that etcd does not take, or one that makes no difference."""
-    known = (*LOGIN, *TLS)
+def check_options(options: Mapping[str, Any], store: Store, *, encrypted: bool) -> None:
+    """Raise ValueError if there is an option that the store does not take, or one that makes no difference."""
+    known = (*LOGIN, *store.more, *TLS)
     for option in options:
         if option not in known:
-            raise ValueError(f"etcd has no option {option!r}; it has {', '.join(known)}")
+            raise ValueError(f"{store.name} has no option {option!r}; it has {', '.join(known)}")
         if option in TLS and not encrypted:
-            raise ValueError(f"its option {option!r} is for TLS: write etcds:// instead of etcd://")
+            scheme = store.scheme
+            raise ValueError(f"its option {option!r} is for TLS: write {scheme}s:// instead of {scheme}://")
     if bool(options.get("username")) != bool(options.get("password")):
-        raise ValueError("etcd needs a user name and a password, or neither: write etcd://user:password@etcd-1")
+        host = address(*member(urlsplit(store.example).netloc.split(",")[0], store.port)).rpartition(":")[0]
+        raise ValueError(
+            f"{store.name} needs a user name and a password, or neither: write {store.scheme}://user:password@{host}"
+        )
     if options.get("ssl_keyfile") and not options.get("ssl_certfile"):
         raise ValueError("its ssl_keyfile belongs to a certificate: add ssl_certfile")

@@ -1,0 +1,126 @@
+"""Records in a replicated store, over a connection to one of its members (internal)."""
+
+import secrets
+from typing import Generic, Protocol, TypeVar
+
+from ...core.admission import Greeting
+from ...core.failure import Failure
+from ..base import LinkError
+from .place import Place
+from .table import ANSWERING, RecordTable, UntouchedError
+
+
+class Member(Protocol):
+    """A connection to one member."""
+
+    def open(self) -> None:
+        """Connect, and authenticate if there is a user."""
+
+    def wait(self, timeout: float) -> None:
+        """Wait for that many seconds for each reply from now on."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+    def abort(self) -> None:
+        """Make a call that waits for the member fail at once; from any thread."""
+
+
+Client = TypeVar("Client", bound=Member)
+
+
+class MemberTable(RecordTable, Generic[Client]):
+    """
+    Records over a connection to one member, or to the next one if it fails.
+
+    A kind of store overrides :meth:`dial`, :meth:`greet` and :meth:`explain`, and the methods for records.
+
+    Args:
+        place: The members.
+        patience: Seconds that a request may take.
+
+    Attributes:
+        identity: What tells the store from another one, as soon as it is known.
+        client: The connection; None if there is none.
+    """
+
+    def __init__(self, place: Place, patience: float) -> None:
+        super().__init__(patience)
+        self.place = place
+        self.identity = ""
+        self.client: Client | None = None
+        self._at = secrets.randbelow(len(place.members))  # so that not all processes use the same member
+
+    @property
+    def connection(self) -> Client:
+        """The connection, which there is after :meth:`ready`."""
+        assert self.client is not None
+        return self.client
+
+    def open(self) -> Greeting:
+        """Connect to the first member that answers and knows a leader, beginning with the last good one."""
+        self.close()
+        failure = LinkError(Failure.UNREACHABLE)
+        for _ in self.place.members:
+            client = None
+            try:
+                client = self.dial(self._at, self.patience / (len(self.place.members) + 1))
+                client.open()
+                identity = self.greet(client)
+                if self.identity not in ("", identity):
+                    raise LinkError(Failure.RESTARTED)
+                client.wait(self.patience * ANSWERING)
+                self.identity, self.client = identity, client
+                return Greeting(run_id=identity, age=float("inf"))
+            except Exception as error:
+                if not isinstance(error, (*self.errors, LinkError)):
+                    raise
+                if client:
+                    client.close()
+                failure = self.explain(error)
+                if failure.failure is Failure.RESTARTED:
+                    break
+                self.turn()
+        raise failure
+
+    def turn(self) -> None:
+        """Use the next member from now on."""
+        self._at = (self._at + 1) % len(self.place.members)
+
+    def ready(self) -> None:
+        """Connect if there is no connection."""
+        if self.client is None:
+            try:
+                self.open()
+            except LinkError as error:
+                raise UntouchedError(error.failure, error.detail) from None
+
+    def close(self) -> None:
+        """Drop the connection; the next request makes a new one."""
+        client, self.client = self.client, None
+        if client:
+            client.close()
+
+    def abort(self) -> None:
+        """Make a call that waits for a member fail at once; from any thread."""
+        if client := self.client:
+            client.abort()
+
+    # The parts that differ between kinds of stores
+
+    def dial(self, number: int, timeout: float) -> Client:
+        """Return a connection to a member, not yet open; each reply may take *timeout* seconds."""
+        raise NotImplementedError
+
+    def greet(self, client: Client) -> str:
+        """
+        Return what tells the store from another one.
+
+        Raises:
+            LinkError: The member cannot be used; so does any of :attr:`errors`.
+        """
+        raise NotImplementedError
+
+    def explain(self, error: Exception) -> LinkError:
+        """Return what to report of a failure; never what the error quotes."""
+        raise NotImplementedError

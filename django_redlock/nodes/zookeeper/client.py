@@ -1,0 +1,342 @@
+"""
+Talk to one member of a ZooKeeper ensemble (internal).
+
+kazoo speaks the protocol and keeps the session alive. Left to itself, it would also connect again, to any member, and
+send what it had not sent before. Here each connection ends when it breaks, so that a request is sent at most once, and
+its outcome is unknown if there is no reply.
+"""
+
+import atexit
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, NoReturn
+
+from kazoo.client import KazooClient, KazooState, KeeperState
+from kazoo.exceptions import (
+    AuthFailedError,
+    BadVersionError,
+    ConnectionLoss,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionExpiredError,
+    ZookeeperError,
+)
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from ...core.failure import Failure
+from ..base import LinkError
+from ..cas.place import Place, address
+from ..clock import steady
+from ..redis.decode import known_cause
+from ..threads import new_event
+
+SESSION = 10.0  # seconds that are asked for; kazoo keeps it alive
+LAST_REPLY = 0.5  # seconds for which closing a connection waits for the member
+NOT_SERVING = "has no leader at present, or too many connections"
+SILENT = logging.Logger("kazoo", logging.CRITICAL + 1)  # on the level DEBUG, kazoo would log passwords
+
+OVERTAKEN = (BadVersionError, NodeExistsError, NoNodeError)
+CONSEQUENCES = (RolledBackError, RuntimeInconsistency)
+BROKEN = (ConnectionLoss, SessionExpiredError)
+
+
+class AnswerError(Exception):
+    """
+    A member replied with something that cannot be used.
+
+    Args:
+        failure: What it means.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+class Stored(NamedTuple):
+    """The content of a znode; ``zxid`` and ``time`` (milliseconds) are those of its last write."""
+
+    data: bytes
+    version: int
+    zxid: int
+    time: int
+    children: int
+
+
+class Change(NamedTuple):
+    """
+    A part of a transaction.
+
+    Args:
+        path: Which znode.
+        data: Its new content; None leaves it as it is, and only compares the version.
+        version: The version that it must have; -1 is any, None that there must be no such znode.
+        delete: Whether to delete it instead.
+    """
+
+    path: str
+    data: bytes | None
+    version: int | None
+    delete: bool = False
+
+
+class Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """
+    The threads and the socket of one connection.
+
+    Args:
+        place: The ensemble.
+        host: The member's host, whose name its certificate must have.
+        timeout: Seconds to connect.
+        ended: Called when a thread has ended.
+    """
+
+    def __init__(self, place: Place, host: str, timeout: float, ended: Callable[[], object]) -> None:
+        super().__init__()
+        self.connection: socket.socket | None = None
+        self.error: OSError | None = None
+        self.ends_at = float("inf")
+        self._place = place
+        self._host = host
+        self._timeout = timeout
+        self._ended = ended
+
+    def start(self) -> None:
+        """Start the threads; the end of the process needs them to release locks."""
+        super().start()
+        atexit.unregister(self.stop)
+
+    def spawn(self, func: Callable[..., object], *args: Any, **options: Any) -> threading.Thread:
+        """Start a thread; how it ends shows in the state of the client."""
+
+        def run() -> None:
+            with suppress(Exception):
+                func(*args, **options)
+            self._ended()
+
+        thread = threading.Thread(target=run, name="django_redlock zookeeper", daemon=True)
+        thread.start()
+        return thread
+
+    def create_connection(self, address: tuple[str, int], **options: Any) -> socket.socket:
+        """Connect, with the certificates of the settings, and remember why that failed."""
+        try:
+            self.connection = connected(address, self._host, self._place, self._timeout)
+        except OSError as error:
+            self.error = error
+            raise
+        return self.connection
+
+    def select(self, reading: Sequence[Any], writing: Sequence[Any], failing: Sequence[Any], timeout: float) -> Any:
+        """Wait for sockets; what TLS has decrypted already does not show in them."""
+        if decrypted := [one for one in reading if isinstance(one, ssl.SSLSocket) and one.pending()]:
+            return decrypted, [], []
+        left = self.ends_at - steady()
+        if left <= 0:
+            raise TimeoutError
+        return super().select(reading, writing, failing, min(timeout, left))
+
+
+class Client:
+    """
+    A connection to one member, and its session; used by one thread at a time.
+
+    Args:
+        place: The ensemble.
+        number: Which of its members.
+        timeout: Seconds to wait for each reply.
+    """
+
+    def __init__(self, place: Place, number: int, timeout: float) -> None:
+        host, port = place.members[number]
+        options = place.options
+        self._timeout = timeout
+        self._changed = new_event()
+        self._refused = False
+        self._handler = Handler(place, host, timeout, self._changed.set)
+        self.acl = CREATOR_ALL_ACL if options.get("password") or options.get("sasl_mechanism") else OPEN_ACL_UNSAFE
+        self._kazoo = KazooClient(
+            address(host, port),
+            timeout=SESSION,
+            handler=self._handler,
+            connection_retry={"max_tries": 1, "sleep_func": self._handler.sleep_func},
+            auth_data=digest_login(options),
+            sasl_options=sasl_login(options),
+            logger=SILENT,
+        )
+        self._kazoo.add_listener(self._on_state)
+
+    def _on_state(self, state: str) -> None:
+        if self._kazoo.client_state == KeeperState.AUTH_FAILED:
+            self._refused = True
+        self._changed.set()
+
+    def open(self) -> None:
+        """Connect, and authenticate if there is a user."""
+        try:
+            self._kazoo.start_async()
+        except RuntimeError:
+            raise LinkError(Failure.NO_THREAD) from None
+        ended = self._changed.wait(self._timeout)
+        if not self._kazoo.connected:
+            self._fail(ended=ended)
+
+    def _fail(self, *, ended: bool) -> NoReturn:
+        """Raise what says why there is no connection."""
+        if self._refused:
+            raise AuthFailedError
+        error: OSError | None = self._handler.error
+        if error is None and ended and self._handler.connection is None:
+            error = socket.gaierror()  # kazoo found no address, and did not connect
+        if error is None and ended:
+            raise LinkError(Failure.NO_LEADER, NOT_SERVING)
+        raise error or TimeoutError
+
+    def when_lost(self, tell: Callable[[], object]) -> None:
+        """Call *tell*, in any thread, when the connection is gone."""
+        self._kazoo.add_listener(lambda state: state != KazooState.CONNECTED and tell())
+
+    # Requests
+
+    def get(self, paths: Iterable[str], *, sync: str = "", watch: Callable[[Any], object] | None = None) -> list[Any]:
+        """
+        Return what some znodes store, None where there is none.
+
+        Args:
+            paths: Which znodes.
+            sync: If given, the member first catches up with what the leader has of this znode, or of any other.
+            watch: Called in a thread of kazoo's after the next change of any of them.
+        """
+        first = [self._kazoo.sync_async(sync)] if sync else []
+        results = [*first, *(self._kazoo.get_async(path, watch) for path in paths)]
+        found = self._wait(results)[len(first) :]
+        return [one and Stored(one[0] or b"", *numbers(one[1])) for one in found]
+
+    def children(self, paths: Iterable[str]) -> list[list[str]]:
+        """Return the names of what is below some znodes."""
+        return [found or [] for found in self._wait([self._kazoo.get_children_async(path) for path in paths])]
+
+    def exists(self, paths: Iterable[str]) -> list[Stored | None]:
+        """Return some znodes without their content, None where there is none; needs no rights."""
+        return [one and Stored(b"", *numbers(one)) for one in self._wait(map(self._kazoo.exists_async, paths))]
+
+    def write(self, changes: Iterable[Change], *, fleeting: bool = False) -> Stored | None:
+        """
+        Carry out changes, all or none; *fleeting* creates znodes that end with the connection.
+
+        Returns:
+            The first znode that got new content, without it. None if a version was another one, or if a znode to
+            create was there, or one to change was not.
+        """
+        transaction = self._kazoo.transaction()
+        for path, data, version, delete in changes:
+            if delete:
+                transaction.delete(path, version)
+            elif version is None:
+                transaction.create(path, data, acl=self.acl, ephemeral=fleeting)
+            elif data is None:
+                transaction.check(path, version)
+            else:
+                transaction.set_data(path, data, version)
+        (results,) = self._wait([transaction.commit_async()])
+        errors = [each for each in results if isinstance(each, ZookeeperError) and not isinstance(each, CONSEQUENCES)]
+        if errors and not isinstance(errors[0], OVERTAKEN):
+            raise errors[0]
+        written = [each for each in results if hasattr(each, "mzxid")]
+        return None if errors else Stored(b"", *numbers(written[0])) if written else Stored(b"", 0, 0, 0, 0)
+
+    def _wait(self, results: Iterable[Any]) -> list[Any]:
+        """Return the results of requests, None for a znode that is not there."""
+        until = steady() + self._timeout
+        found = []
+        for result in list(results):  # all are sent before the first reply is waited for
+            try:
+                found.append(result.get(timeout=max(0.0, until - steady())))
+            except NoNodeError:
+                found.append(None)
+            except KazooTimeoutError:
+                raise TimeoutError from None
+            except BROKEN:
+                if self._refused:
+                    raise AuthFailedError from None
+                raise
+        return found
+
+    def wait(self, timeout: float) -> None:
+        """Wait for that many seconds for each reply from now on."""
+        self._timeout = timeout
+
+    def close(self) -> None:
+        """End the session and its threads; does not wait for a silent member."""
+        self._handler.ends_at = steady() + LAST_REPLY
+        if not self._kazoo.connected:  # kazoo may be waiting for the member to begin a session
+            self.abort()
+        for end in (self._kazoo.stop, self._kazoo.close):
+            with suppress(Exception):  # it has not begun, or not all of its threads could be started
+                end()
+
+    def abort(self) -> None:
+        """Make a call that waits for the member fail at once; from any thread."""
+        with suppress(OSError, AttributeError):  # it is not connected, or not any more
+            self._handler.connection.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+
+
+def connected(where: tuple[str, int], host: str, place: Place, timeout: float) -> socket.socket:
+    """Return a connection to an address; with TLS, its certificate must be that of a host."""
+    connection = socket.create_connection(where, timeout)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if place.context is None:
+        return connection
+    try:
+        return place.context.wrap_socket(connection, server_hostname=host)
+    except OSError:
+        connection.close()
+        raise
+
+
+def numbers(stat: Any) -> tuple[int, int, int, int]:
+    """Return what is used of the numbers that a member gives for a znode."""
+    return stat.version, stat.mzxid, stat.mtime, stat.numChildren
+
+
+def digest_login(options: Any) -> list[tuple[str, str]]:
+    """Return the user and the password, unless they are for SASL."""
+    if options.get("sasl_mechanism") or not options.get("password"):
+        return []
+    return [("digest", f"{options['username']}:{options['password']}")]
+
+
+def sasl_login(options: Any) -> dict[str, str] | None:
+    """Return the options for SASL; None without it."""
+    if not options.get("sasl_mechanism"):
+        return None
+    named = {name.removeprefix("sasl_"): value for name, value in options.items() if name.startswith("sasl_")}
+    return named | {name: options[name] for name in ("username", "password") if options.get(name)}
+
+
+def link_error(error: Exception, *, known: bool) -> LinkError:
+    """Return what to report of a failure; *known* says whether the user is known. Never what the error quotes."""
+    match error:
+        case LinkError():
+            return error
+        case AnswerError(failure=failure):
+            return LinkError(failure)
+        case AuthFailedError():
+            return LinkError(Failure.WRONGPASS)
+        case NoAuthError():
+            return LinkError(Failure.NOPERM if known else Failure.NOAUTH)
+        case TimeoutError():
+            return LinkError(Failure.TIMEOUT)
+        case ConnectionLoss() | SessionExpiredError():
+            return LinkError(Failure.RESET)
+        case ZookeeperError():
+            return LinkError(Failure.ERROR_REPLY)
+    return known_cause(error) or LinkError(Failure.UNREACHABLE)

@@ -1,0 +1,102 @@
+"""A ZooKeeper ensemble as a node (internal)."""
+
+from contextlib import closing
+from importlib.util import find_spec
+
+from ...core.failure import Failure
+from ..base import LinkError, NodeSpec
+from ..cas.place import Store, address
+from ..cas.replicated import ReplicatedNode, oldest, shortest
+from .client import connected, link_error
+from .table import ZookeeperTable, root_of
+from .watch import ZookeeperWatch
+
+EXAMPLE = "zookeeper://zoo-1:2181,zoo-2:2181,zoo-3:2181/redlock"
+SASL = ("sasl_mechanism", "sasl_service", "sasl_principal")
+MECHANISMS = ("DIGEST-MD5", "GSSAPI")
+LONGEST = 10_000  # bytes of what a member says of itself
+
+
+def check_path(path: str) -> None:
+    """Raise ValueError if ZooKeeper takes no such path."""
+    names = path.split("/")[1:]
+    if len(names) == 1 and names[0].isdigit():
+        raise ValueError(f"ZooKeeper has no database numbers: write {EXAMPLE}, and choose a KEY_PREFIX")
+    if any(not name.isprintable() or name in ("", ".", "..", "zookeeper") for name in names):
+        raise ValueError(f"its path cannot be one of ZooKeeper's: write, for example, {EXAMPLE}")
+
+
+ZOOKEEPER = Store("ZooKeeper", "zookeeper", 2181, 2281, EXAMPLE, check_path, SASL)
+
+
+class ZookeeperNode(ReplicatedNode):
+    """
+    All members of a ZooKeeper ensemble: one vote, which is as available as the ensemble.
+
+    Args:
+        spec: A ``zookeeper`` or ``zookeepers`` URL with some members, and the options for all of them.
+        prefix: What every key begins with.
+
+    Raises:
+        ValueError: The URL or the options cannot be used.
+    """
+
+    kind = "zookeeper"
+    store = ZOOKEEPER
+    watch = ZookeeperWatch
+
+    def __init__(self, spec: NodeSpec, prefix: str) -> None:
+        super().__init__(spec, prefix)
+        options = self.place.options
+        mechanism = options.get("sasl_mechanism")
+        if mechanism is None and (given := [name for name in SASL if options.get(name)]):
+            raise ValueError(f"its option {given[0]!r} is for SASL: add sasl_mechanism=GSSAPI")
+        if mechanism not in (None, *MECHANISMS):
+            raise ValueError(f"its sasl_mechanism must be one of {', '.join(MECHANISMS)}")
+        if mechanism == "DIGEST-MD5" and not options.get("password"):
+            raise ValueError("SASL with DIGEST-MD5 needs a user: write zookeeper://user:password@zoo-1")
+        if mechanism and find_spec("puresasl") is None:
+            raise ValueError("SASL needs one more package: pip install kazoo[sasl]")
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether a password, a ticket or a certificate of the client is sent."""
+        return super().authenticated or bool(self.place.options.get("sasl_mechanism"))
+
+    def table(self, patience: float) -> ZookeeperTable:
+        """Return its records, not yet connected."""
+        return ZookeeperTable(self.place, self.prefix, patience)
+
+    def channel(self, process: str) -> str:
+        """Return the path of the znode to which the notifications to a process are written."""
+        return f"{root_of(self.place, self.prefix)}/w/{process}"
+
+    def ask(self, number: int, timeout: float, facts: dict[str, str]) -> float:
+        """Add what a member says to the facts; returns the seconds of the shortest round trip."""
+        said: list[str] = []
+        try:
+            trip = shortest(lambda: said.append(self._command(number, timeout)))
+        except OSError as error:
+            raise link_error(error, known=False) from None
+        values = dict(line.partition(": ")[::2] for line in said[-1].splitlines())
+        if "Mode" not in values and "srvr" not in said[-1]:  # otherwise it does not take this command
+            raise LinkError(Failure.NO_LEADER)
+        if version := values.get("Zookeeper version", "").partition("-")[0][:20]:
+            facts["version"] = oldest(version, facts.get("version", ""))
+        if values.get("Mode") == "standalone" and len(self.members) > 1:
+            facts["alone"] = ", ".join(filter(None, [facts.get("alone", ""), address(*self.place.members[number])]))
+        return trip
+
+    def _command(self, number: int, timeout: float) -> str:
+        """Return what a member says of itself."""
+        said, member = b"", self.place.members[number]
+        with closing(connected(member, member[0], self.place, timeout)) as connection:
+            connection.sendall(b"srvr")
+            while len(said) < LONGEST and (more := connection.recv(LONGEST)):
+                said += more
+        return said.decode("utf-8", "replace")
+
+
+def open_node(spec: NodeSpec, prefix: str) -> ZookeeperNode:
+    """Return the node of a ``zookeeper`` or ``zookeepers`` URL."""
+    return ZookeeperNode(spec, prefix)

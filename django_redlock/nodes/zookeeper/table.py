@@ -1,0 +1,285 @@
+"""
+The records in a ZooKeeper ensemble (internal).
+
+A request is one batch of reads and one transaction. The reads begin with a ``sync``, so that the member catches up with
+its leader. The transaction compares the version of each record that it writes, and that of the record of the present
+era (:mod:`~django_redlock.nodes.cas.clock`). It also writes ``clock``: its reply then has the time of the write on the
+leader's wall clock, and the write's number, whose upper half says which leader it was. That half is the era.
+
+A deposed leader answers reads for a while. So a request that changes nothing, such as an attempt that is refused, ends
+with a transaction all the same: that it was carried out in the same era proves that the reads were right.
+
+A version counts from 0 again after a record was deleted and created anew. So whatever deletes records also rewrites the
+era's record, and every write that has read before fails.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError
+
+from ...core.failure import Failure
+from ...core.replies import ABSENT, Reply
+from ...core.requests import ENDLESS, HIGHEST, PART, Survey
+from ..base import LinkError
+from ..cas.clock import Era, EraClock, Moment
+from ..cas.members import MemberTable
+from ..cas.place import Place
+from ..cas.records import Decision, digest, in_present_era, is_held, needed_until
+from ..cas.records import Stored as Record
+from ..cas.table import TooLargeError
+from ..clock import steady
+from .client import AnswerError, Change, Client, Stored, link_error
+
+LARGEST_WRITE = 900_000  # bytes; a member closes the connection at 1,030 kB
+AT_ONCE = 400  # records in one transaction
+FOLDERS = 16  # of each kind: a member lists all that is in a folder at once
+FOLDERS_AT_ONCE = 4
+KINDS = ("h", "x")  # names, and nonces that were released
+LOOK_EVERY = 10.0  # seconds after which the clock is read before the records, so that it is known well
+PAGE = 200  # records that are read at once for a survey or to clean up
+KEPT = 20  # notifications to a process that are kept for it
+CLEANING = 60.0  # seconds between two searches for records that are no longer needed, and for which those are kept
+ATTEMPTS = 10  # to have the era's record agreed on, before the request counts as overtaken
+LATEST = HIGHEST // 1000  # milliseconds
+ID = "redlock-id"
+
+
+class ZookeeperTable(MemberTable[Client]):
+    """
+    The records of an alias in one ensemble.
+
+    Args:
+        place: The ensemble.
+        prefix: What the keys of the alias begin with.
+        patience: Seconds that a request may take.
+    """
+
+    part = PART
+    most = AT_ONCE
+    errors = (AnswerError, KazooException, OSError)
+
+    def __init__(self, place: Place, prefix: str, patience: float) -> None:
+        super().__init__(place, patience)
+        self.root = root_of(place, prefix)
+        self._known = bool(place.options.get("password") or place.options.get("sasl_mechanism"))
+        self._era: Era | None = None  # as it was read last
+        self._version = 0  # of the era's record
+        self._epoch = -1  # of the leader that wrote last
+        self._clock = EraClock()
+        self._looked = -LOOK_EVERY
+        self._clean_at = steady() + CLEANING
+        self._cleaned = 0  # folders
+
+    # Connections
+
+    def dial(self, number: int, timeout: float) -> Client:
+        """Return a connection to a member, not yet open."""
+        return Client(self.place, number, timeout)
+
+    def greet(self, client: Client) -> str:
+        """Return the id of the ensemble; makes what is missing of the folders, if the user may."""
+        path = f"{self.place.path}/{ID}"
+        try:
+            if client.exists([path, self.root]).count(None):
+                self._prepare(client, path)
+            written = client.write([Change(f"{self.root}/clock", b"", -1)])
+            (known,) = client.get([path])
+        except NoAuthError as error:
+            lacks = self.explain(error).failure
+            raise LinkError(lacks, f"{lacks.value} for {self.place.path or '/'}") from None
+        if known is None or written is None:
+            raise AnswerError(Failure.CONTENDED)
+        return f"zookeeper {known.data.decode('ascii', 'replace')[:40]}"
+
+    def _prepare(self, client: Client, path: str) -> None:
+        """Create what is missing; another process may do the same at the same time."""
+        parts = self.place.path.split("/")
+        parents = ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
+        for parent, known in zip(parents, client.exists(parents), strict=True):
+            if known is None:
+                client.write([Change(parent, b"", None)])
+        client.write([Change(path, secrets.token_hex(16).encode(), None)])
+        folders = ["clock", "w", *(f"{kind}{number:02}" for kind in KINDS for number in range(FOLDERS))]
+        client.write([Change(each, b"", None) for each in (self.root, *(f"{self.root}/{name}" for name in folders))])
+
+    def explain(self, error: Exception) -> LinkError:
+        """Return what to report of a failure; never what the error quotes."""
+        return link_error(error, known=self._known)
+
+    def failed(self, error: Exception, *, unclear: bool) -> Failure:
+        """Return what an error means; a broken connection is made anew, with the next member."""
+        failure = self.explain(error).failure
+        if isinstance(error, NoAuthError):
+            return failure
+        self.close()
+        if not isinstance(error, AuthFailedError):
+            self.turn()
+        if unclear:
+            raise LinkError(failure)
+        return failure
+
+    # Requests
+
+    def key(self, kind: str, name: str) -> str:
+        """Return the path of a record."""
+        if kind == "w":
+            return f"{self.root}/w/{name}"
+        short = digest(name)
+        return f"{self.root}/{kind}{int(short[:2], 16) % FOLDERS:02}/{short}"
+
+    def read(self, keys: Sequence[str]) -> tuple[Moment, Mapping[str, Record]]:
+        """Return the records that exist under some keys, and the moment."""
+        for _ in range(ATTEMPTS):
+            era, *found = self.connection.get([f"{self.root}/era", *keys], sync=self.root)
+            if moment := self._moment(era):
+                return moment, {key: record(one) for key, one in zip(keys, found, strict=True) if one}
+        raise AnswerError(Failure.NO_LEADER)
+
+    def _moment(self, stored: Stored | None) -> Moment | None:
+        """Return the present moment; None if the record of the era had to be changed, or the clock was not read."""
+        era = self._era = Era.load(record(stored).record) if stored else None
+        self._version = stored.version if stored else 0
+        if self._is_due(era):
+            self._observe(self.connection.write([Change(f"{self.root}/clock", b"", -1)]), self._looked)
+        if correction := self._clock.correction(era, str(self._epoch)):
+            content = json.dumps(correction.dump()).encode()
+            self.connection.write([Change(f"{self.root}/era", content, stored.version if stored else None)])
+            return None
+        assert era is not None
+        return self._clock.moment(era)
+
+    def _is_due(self, era: Era | None) -> bool:
+        """Return whether the clock has to be read; remembers when its reading was asked for."""
+        due = era is None or era.name != str(self._epoch) or not self._clock.knows(era)
+        now = steady()
+        if due or now - self._looked > LOOK_EVERY:
+            self._looked = now
+            return True
+        return False
+
+    def _observe(self, written: Stored | None, sent: float) -> None:
+        """Take the reading of the leader's clock that a write brings."""
+        if written is None or not 0 < written.time <= LATEST:
+            raise AnswerError(Failure.MALFORMED)
+        self._epoch, self._looked = written.zxid >> 32, sent
+        if self._era and self._era.name == str(self._epoch):
+            self._clock.observe(self._era, written.time / 1e3, (written.time + 1) / 1e3, sent)
+
+    def write(self, decision: Decision) -> bool | None:
+        """Write the changes of a decision, and the names of the waiters where their processes watch."""
+        changes = [Change(one.key, dump(one.record), one.version) for one in decision.changes]
+        return self._commit([*changes, *self._notify(decision.notified)])
+
+    def confirm(self, decision: Decision) -> bool:
+        """Return whether what was read for a decision without changes was what the leader of its era had."""
+        return not decision.moment.era or self._commit([]) is True  # a survey is no decision
+
+    def _commit(self, changes: Sequence[Change]) -> bool | None:
+        """Write in the present era; see :meth:`write`."""
+        if sum(len(one.path) + len(one.data or b"") + 100 for one in changes) > LARGEST_WRITE:
+            raise TooLargeError
+        sent, era = steady(), self._era
+        written = self.connection.write(
+            [Change(f"{self.root}/clock", b"", -1), Change(f"{self.root}/era", None, self._version), *changes]
+        )
+        if written is None:
+            return False
+        self._observe(written, sent)
+        return True if era and era.name == str(self._epoch) else None
+
+    def _notify(self, waiters: Iterable[str]) -> list[Change]:
+        """Return what notifies waiters. A process that does not watch is left out: its waiters ask again."""
+        by_path: dict[str, list[str]] = {}
+        for waiter in waiters:
+            by_path.setdefault(self.key("w", waiter.partition("|")[0]), []).append(waiter)
+        changes = []
+        for (path, names), known in zip(by_path.items(), self.connection.get(by_path) if by_path else [], strict=True):
+            if known:
+                earlier = record(known).record.get("to", [])
+                told = [
+                    *(earlier if isinstance(earlier, list) else []),
+                    *([secrets.token_hex(4), one] for one in names),
+                ]
+                changes.append(Change(path, dump({"to": told[-max(KEPT, len(names)) :]}), -1))
+        return changes
+
+    # Listings
+
+    def survey(self, request: Survey) -> Reply:
+        """Report the locks named, or one page of those that are held, in the order of the digests of their names."""
+        if request.size <= 0:
+            return self.look_up(request)
+        folders = [f"{self.root}/h{number:02}" for number in range(FOLDERS)]
+        total = sum(folder.children for folder in self.connection.exists(folders) if folder)
+        moment, _ = self.read([])
+        slugs: list[str] = []
+        cursor, more = request.after, request.after != ENDLESS  # no lock of ZooKeeper is without an end
+        while more and len(slugs) < request.size:
+            found, cursor = self._page(folders, cursor, min(PAGE, request.size - len(slugs)))
+            more = bool(cursor)
+            slugs += [str(one.record.get("slug", "")) for one in found.values() if is_held(one.record, moment)]
+        reply = self.look_up(request._replace(slugs=tuple(slugs)))
+        rows = tuple(row for row in reply.rows if row.left != ABSENT)
+        return reply._replace(rows=rows, total=total, cursor=cursor if more else "")
+
+    def _page(self, folders: Sequence[str], after: str, size: int) -> tuple[dict[str, Record], str]:
+        """Return some records whose paths follow *after*, and the last path of them; empty if there are no more."""
+        later = [folder for folder in folders if folder >= after.rpartition("/")[0]]
+        some = later[:FOLDERS_AT_ONCE]
+        listed = zip(some, self.connection.children(some), strict=True)
+        paths = sorted(path for folder, names in listed for name in names if (path := f"{folder}/{name}") > after)
+        found = dict(zip(paths[:size], self.connection.get(paths[:size]), strict=True))
+        end = paths[size - 1] if len(paths) > size else f"{some[-1]}/~" if len(later) > len(some) else ""
+        return {path: record(one) for path, one in found.items() if one}, end
+
+    def clean(self) -> None:
+        """Now and then, delete records that have not been needed for a while; a failure does no harm."""
+        now = steady()
+        if self.client is None or now < self._clean_at:
+            return
+        folders = [f"{self.root}/{kind}{number:02}" for kind in KINDS for number in range(FOLDERS)]
+        some = folders[self._cleaned : self._cleaned + FOLDERS_AT_ONCE]
+        self._cleaned = (self._cleaned + FOLDERS_AT_ONCE) % len(folders)
+        self._clean_at = now + (1.0 if self._cleaned else CLEANING)
+        try:
+            self._delete_useless(some)
+        except self.errors as error:
+            self.failed(error, unclear=False)
+
+    def _delete_useless(self, folders: Sequence[str]) -> None:
+        moment, after = self.read([])[0], f"{folders[0]}/"
+        while after:
+            found, after = self._page(folders, after, PAGE)
+            useless = [
+                Change(path, None, one.version, delete=True)
+                for path, one in found.items()
+                if (until := needed_until(in_present_era(one.record, moment))) is not None
+                and until < moment.low - CLEANING
+            ]
+            if useless and self._era:
+                # Its version becomes another one: see above.
+                self.connection.write([Change(f"{self.root}/era", dump(self._era.dump()), self._version), *useless])
+                moment = self.read([])[0]
+
+
+def root_of(place: Place, prefix: str) -> str:
+    """Return the folder of an alias."""
+    return f"{place.path}/{quote(prefix, safe=':')}"
+
+
+def dump(content: Mapping[str, Any]) -> bytes:
+    """Return a record as it is stored."""
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def record(stored: Stored) -> Record:
+    """Return the record in a znode; what is not a record of ours is empty."""
+    try:
+        found = json.loads(stored.data)
+    except ValueError:
+        found = {}
+    return Record(stored.version, found if isinstance(found, dict) else {})

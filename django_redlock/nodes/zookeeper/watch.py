@@ -1,0 +1,65 @@
+"""
+Notifications from a ZooKeeper ensemble (internal).
+
+Each process that waits has a znode, which ends with its session. A release adds the names of waiters to its content. If
+two releases do so at the same instant, only one of them is noticed; the other waiter asks again by itself.
+"""
+
+import json
+from queue import SimpleQueue
+from typing import Any
+
+from ...core.failure import Failure
+from ..base import LinkError
+from ..cas.watch import Watch
+from .client import Change, Client, link_error
+
+
+class ZookeeperWatch(Watch):
+    """A thread that reads the notifications of an ensemble to a process."""
+
+    kind = "zookeeper"
+    _client: Client | None = None
+
+    def begin(self, number: int) -> None:
+        """Begin to watch at a member."""
+        self._events: SimpleQueue[object] = SimpleQueue()
+        self._told: list[Any] = []
+        self._client = Client(self.place, number, self.timeout)
+        self._client.open()
+        if self._client.get([self.key])[0]:  # of an earlier session of this process
+            self._client.write([Change(self.key, None, -1, delete=True)])
+        self._client.write([Change(self.key, b"", None)], fleeting=True)
+        self._client.when_lost(lambda: self._events.put(None))
+        self._look()
+
+    def _look(self) -> list[Any]:
+        """Return the notifications that are there, and watch for the next one."""
+        assert self._client is not None
+        (found,) = self._client.get([self.key], watch=self._events.put)
+        if found is None:
+            raise LinkError(Failure.CLOSED)
+        told = json.loads(found.data or b"{}").get("to", [])
+        return told if isinstance(told, list) else []
+
+    def read(self) -> list[str]:
+        """Wait for a notification, and return the waiters that it names."""
+        if self._events.get() is None:
+            raise LinkError(Failure.CLOSED)
+        told = self._look()
+        new, self._told = [one for one in told if one not in self._told], told
+        return [str(name) for _, name in new]
+
+    def end(self) -> None:
+        """Close the connection."""
+        if self._client:
+            self._client.close()
+
+    def cut(self) -> None:
+        """Make :meth:`read` fail."""
+        if self._client:
+            self._client.abort()
+
+    def explain(self, error: Exception) -> LinkError:
+        """Return what to report of an exception."""
+        return link_error(error, known=bool(self.place.options.get("password")))

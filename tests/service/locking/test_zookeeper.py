@@ -1,0 +1,535 @@
+"""A ZooKeeper ensemble as a node: its decisions, its clock, its notifications, its users and its certificates."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import override_settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_redlock import LockTakenError, QuorumUnavailableError, inventory, lock, locks
+from django_redlock.core.failure import Failure
+from django_redlock.core.node_state import NodeState
+from django_redlock.core.replies import POSITIVE, Kind
+from django_redlock.core.requests import ENDLESS, SHARED, Release, Request, Survey
+from django_redlock.engine.manager import LockManager
+from django_redlock.inventory.doctor import diagnose
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes.base import LinkError
+from django_redlock.nodes.cas.records import Names, load
+from django_redlock.testing import Servers
+from django_redlock.testing.servers import reserve_port
+from tests.certificates import Certificates
+from tests.conftest import needs
+from tests.managers import Flavour, eventually, patient_manager
+from tests.server.locking.test_database import NONCE, acquire, requests
+from tests.zookeeper import Zoo
+
+from .test_etcd import GREENLETS, HOLD, comparable, readable, threads
+from .test_mixed_majority import contending
+
+if find_spec("kazoo"):
+    from django_redlock.nodes.zookeeper import table as tables
+    from django_redlock.nodes.zookeeper.client import Change, Client
+    from django_redlock.nodes.zookeeper.node import ZookeeperNode
+    from django_redlock.nodes.zookeeper.table import ZookeeperTable
+else:
+    pytestmark = pytest.mark.skip("needs kazoo: pip install django-redlock[zookeeper]")
+
+
+def node(url: str, prefix: str = "t:", **options: Any) -> "ZookeeperNode":
+    found = open_node(NodeSpec(url, options=options), prefix)
+    assert isinstance(found, ZookeeperNode)
+    return found
+
+
+@pytest.fixture
+def table(zookeeper: Zoo) -> Iterator["ZookeeperTable"]:
+    """The records of one ZooKeeper, empty."""
+    with closing(node(zookeeper.url).table(5.0)) as found:
+        found.open()
+        yield found
+
+
+@pytest.fixture
+def other(zookeeper: Zoo) -> Iterator["ZookeeperTable"]:
+    """The same records over another connection, as in another process."""
+    with closing(node(zookeeper.url).table(5.0)) as found:
+        found.open()
+        yield found
+
+
+@pytest.fixture
+def one(zookeeper: Zoo) -> Iterator[LockManager]:
+    """A manager whose only node is a ZooKeeper."""
+    with closing(patient_manager([zookeeper.url])) as manager:
+        yield manager
+
+
+def between(table: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Have something happen once between a table's next read and its write."""
+    decide, todo = table._decide, [act]
+
+    def decide_slowly(asked: Sequence[Request]) -> Any:
+        decided = decide(asked)
+        while todo:
+            todo.pop()()
+        return decided
+
+    monkeypatch.setattr(table, "_decide", decide_slowly)
+
+
+# The same replies
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sequence=st.lists(requests, min_size=1, max_size=25), together=st.booleans())
+def test_zookeeper_answers_as_the_node_in_memory(
+    zookeeper: Zoo, table: "ZookeeperTable", sequence: list[Request], together: bool
+):
+    """
+    P5, P8, P28, P39: whatever requests come in whatever order, at once or one by one, replies and queues are the same.
+    """
+    zookeeper.clear()
+    store = NodeState(time.time)
+    if together:
+        sequence = [request for request in sequence if not isinstance(request, Survey)]
+    expected = [comparable(store.execute(request)) for request in sequence]
+    batches = [sequence] if together and sequence else [[request] for request in sequence]
+    answers = [comparable(reply) for batch in batches for reply in table.execute(batch)]
+
+    assert answers == expected
+    for slug in ("{x}", "{y}", "{z}", "{queue}"):
+        known = load(Names({slug}, set()), table.key, table.read)
+        assert known.store.waiters(slug) == store.waiters(slug)
+
+
+def test_slower_of_two_decides_again(table: "ZookeeperTable", other: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch):
+    """P1, P16: another client's write between our read and our write is not overwritten."""
+    between(table, monkeypatch, lambda: other.execute([acquire(nonce="b" * 32)]))
+
+    assert table.execute([acquire()])[0].kind is Kind.BUSY
+
+
+def test_refusal_is_confirmed_by_a_write(
+    table: "ZookeeperTable", other: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
+):
+    """P8: a deposed leader still answers reads, so a refusal counts only in the era in which it was decided."""
+    other.execute([acquire(nonce="b" * 32)])
+
+    def change_eras() -> None:
+        other.execute([Release(("{x}",), "b" * 32)])
+        other.connection.write([Change("/t:/era", tables.dump(other._era.dump()), -1)])
+
+    between(table, monkeypatch, change_eras)
+
+    assert table.execute([acquire()])[0].kind in POSITIVE
+
+
+def test_stale_write_after_delete_and_create_fails(
+    table: "ZookeeperTable", other: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
+):
+    """P16, P29: versions begin anew when a record is created again; a write that has read before must not succeed."""
+    monkeypatch.setattr(tables, "CLEANING", -100.0)
+    other.execute([acquire(ttl=0.01, keep=0.01)])
+
+    def delete_and_create() -> None:
+        other._delete_useless([f"/t:/h{number:02}" for number in range(tables.FOLDERS)])
+        assert other.connection.get([other.key("h", "{x}")]) == [None]
+        other.execute([acquire(nonce="b" * 32)])
+
+    between(table, monkeypatch, delete_and_create)
+
+    assert table.execute([acquire()])[0].kind is Kind.BUSY
+
+
+def test_many_names_and_holders_fit_into_transactions(table: "ZookeeperTable"):
+    """L56: very many names go in parts, and the end of very many holds is one transaction."""
+    slugs = tuple(f"{{n{number}}}" for number in range(450))
+    (taken,) = table.execute([acquire(slugs=slugs)])
+    (refused,) = table.execute([acquire("n449", "b" * 32)])
+    sharers = [acquire(nonce=f"{number:032}", value=f"{number:032}" + "{}", shared=True) for number in range(150)]
+    table.execute(sharers)
+    (released,) = table.execute([Release(("{x}",), SHARED, 60.0, shared=True)])
+    (late,) = table.execute([sharers[0]])
+
+    assert [reply.kind for reply in (taken, refused)] == [Kind.ACCEPTED, Kind.BUSY]
+    assert [reply.kind for reply in (released, late)] == [Kind.RELEASED, Kind.CANCELLED]
+
+
+def test_requests_that_are_too_large_together_are_carried_out_alone(
+    table: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
+):
+    """L56: ZooKeeper closes the connection when a transaction has more than a megabyte."""
+    monkeypatch.setattr(tables, "LARGEST_WRITE", 2000)
+    together = table.execute([acquire(f"n{number}", f"{number:032}") for number in range(10)])
+    (alone,) = table.execute([acquire("big", value=NONCE + "x" * 2000)])
+
+    assert {reply.kind for reply in together} == {Kind.ACCEPTED}
+    assert (alone.kind, alone.failure) == (Kind.FAILED, Failure.BACKLOG)
+    assert table.execute([acquire("small")])[0].kind is Kind.ACCEPTED
+
+
+def test_survey_lists_page_by_page_what_is_held(table: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch):
+    """L70: each lock is on one page; locks that have ended are left out, and nothing is without an end."""
+    monkeypatch.setattr(tables, "PAGE", 2)
+    table.execute([acquire(f"n{number}", f"{number:032}") for number in range(30)])
+    table.execute([acquire("n1x", ttl=-5.0)])
+
+    pages, cursor = [], ""
+    while cursor or not pages:
+        (reply,) = table.execute([Survey(after=cursor, size=7)])
+        cursor = reply.cursor
+        pages.append([row.slug for row in reply.rows])
+    (last,) = table.execute([Survey(after=ENDLESS, size=3)])
+
+    listed = [slug for page in pages for slug in page]
+    assert sorted(listed) == sorted(f"{{n{number}}}" for number in range(30))
+    assert all(len(page) <= 7 for page in pages)
+    assert (reply.total, last.rows) == (31, ())
+
+
+def test_operators_see_and_end_what_zookeeper_holds(zookeeper: Zoo):
+    """L70, L74: the inventory treats it like any node."""
+    entry = {"NODES": zookeeper.url, "KEY_PREFIX": "t", "OPTIONS": {"node_timeout": 2.0}}
+    with override_settings(REDLOCK={"default": entry}):
+        lease = lock("order:7", label="invoice run", ttl=60).acquire()
+        (held,) = inventory.held_locks().locks
+        assert inventory.force_release(held.name, held.fingerprint) == "released"
+        assert not lease.extend()
+        locks.reset()
+
+    assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
+
+
+def test_records_that_nobody_needs_are_deleted(
+    zookeeper: Zoo, table: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
+):
+    """P29: expired records no longer count and are deleted in time; tokens that are kept for ever stay."""
+    monkeypatch.setattr(tables, "CLEANING", -100.0)  # so that everything but what is kept for ever is over
+    table.execute(
+        [acquire("short", ttl=0.01, keep=0.01), acquire("ever", ttl=0.01, keep=None), Release((), NONCE, 0.01)]
+    )
+    for _ in range(10):
+        table._clean_at = 0.0
+        table.clean()
+
+    assert zookeeper.records() == [table.key("h", "{ever}")]
+
+
+def test_doctor_examines_members(zookeeper: Zoo):
+    """P22: the trial of the doctor succeeds; a member that is gone, one that is alone and a short ttl are findings."""
+    gone = reserve_port(zookeeper)
+    options = {"ttl": 5.0, "node_timeout": 1.0}
+    url = f"{zookeeper.url},127.0.0.1:{gone}"
+    with override_settings(REDLOCK={"default": {"NODES": url, "OPTIONS": options}}):
+        found = diagnose(timeout=30.0)
+        locks.reset()
+
+    assert {finding.id for finding in found.findings} == {
+        *("zookeeper-election", "zookeeper-member", "zookeeper-alone", "redlock.W001")
+    }
+    assert found.nodes[0].facts["version"] >= "3.4"
+    assert found.nodes[0].round_trip > 0
+
+
+# The clock of the leader
+
+
+def test_restarted_zookeeper_keeps_locks(table: "ZookeeperTable", zookeeper: Zoo):
+    """P20: it writes to disk before it replies."""
+    table.execute([acquire(ttl=60.0)])
+    zookeeper.stop()
+    zookeeper.start()
+
+    assert table.execute([acquire(nonce="b" * 32)])[0].kind is Kind.BUSY
+
+
+@pytest.mark.parametrize("said", [0, -1, 2**62])
+def test_time_that_cannot_be_one_is_not_believed(table: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch, said: int):
+    """P21: no number that comes from a node is taken on trust."""
+    monkeypatch.setattr(
+        "django_redlock.nodes.zookeeper.client.numbers", lambda stat: (stat.version, stat.mzxid, said, 0)
+    )
+    table.patience = 0.2
+    (reply,) = table.execute([acquire()])
+
+    assert (reply.kind, reply.failure) == (Kind.FAILED, Failure.MALFORMED)
+
+
+def test_vote_counts_only_in_the_era_in_which_it_was_decided(
+    table: "ZookeeperTable", other: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
+):
+    """P1, P24: if the leader has changed before the write, its outcome is unknown; the next request begins an era."""
+    from django_redlock.nodes.zookeeper import client
+
+    numbers = client.numbers
+
+    def elected(stat: Any) -> Any:
+        return numbers(stat)[0], numbers(stat)[1] + (1 << 32), *numbers(stat)[2:]
+
+    table.execute([acquire("y")])
+    monkeypatch.setattr(client, "numbers", elected)
+    (reply,) = table.execute([acquire()])
+    (later,) = table.execute([acquire("z")])
+
+    assert (reply.kind, reply.failure, later.kind) == (Kind.UNKNOWN, Failure.LEADER_CHANGED, Kind.ACCEPTED)
+    assert table._era.name == "1"
+
+
+# Notifications
+
+
+def test_first_waiter_is_notified_of_a_release(table: "ZookeeperTable", zookeeper: Zoo):
+    """P27: the name of the waiter arrives on the connection of its process, and the end of the watch is noticed."""
+    with (
+        closing(node(zookeeper.url).listen("p", 30.0, print)) as link,
+        closing(node(zookeeper.url).listen("q", 30.0, print)) as no,
+    ):
+        for number in range(3):
+            name = f"n{number}"
+            table.execute([acquire(name), acquire(name, "b" * 32, waiter=f"p|{number}", stamp=1)])
+            table.execute([Release((f"{{{name}}}",), NONCE)])
+            assert readable(link)
+            assert link.read() == [f"p|{number}"]
+        assert no.read() == []
+        with closing(node(zookeeper.url).listen("p", 30.0, print)):  # once more, before the other session has ended
+            assert readable(link)
+        zookeeper.kill()
+        assert readable(no)
+        with pytest.raises(LinkError):
+            no.read()
+    zookeeper.start()
+
+
+async def test_event_loop_is_notified_of_a_release(table: "ZookeeperTable", zookeeper: Zoo):
+    """P27, P39: the same for asyncio."""
+    link = await node(zookeeper.url).alisten("p", 30.0, print)
+    table.execute([acquire(), acquire(nonce="b" * 32, waiter="p|7", stamp=1)])
+    table.execute([Release(("{x}",), NONCE)])
+
+    assert await asyncio.wait_for(link.read(), 60) == ["p|7"]
+    zookeeper.kill()
+    with pytest.raises(LinkError):
+        await asyncio.wait_for(link.read(), 60)
+    link.close()
+    with pytest.raises(LinkError):
+        await node(zookeeper.url).alisten("p", 30.0, print)
+    with pytest.raises(LinkError):
+        node(zookeeper.url).listen("p", 30.0, print)
+    await asyncio.to_thread(zookeeper.start)
+
+
+# Users and certificates
+
+
+def test_records_belong_to_the_user(zookeeper: Zoo):
+    """P36, L66: the path is created at first use; nobody else reads what is below it. No error shows a password."""
+    host = zookeeper.url.removeprefix("zookeeper://")
+    ours = f"zookeeper://app:p%40ss@{host}/teams/locks"
+    with closing(patient_manager([ours])) as manager:
+        lease = manager.lock("a", wait=0).acquire()
+        with closing(node(ours).listen("p", 30.0, print)) as link:
+            assert link.read() == []
+        for url, failure in (
+            (f"zookeeper://{host}/teams/locks", Failure.NOAUTH),
+            (f"zookeeper://app:wrong@{host}/teams/locks", Failure.NOPERM),
+        ):
+            with pytest.raises(LinkError, match="for /teams/locks") as refused:
+                node(url).connect(30.0)
+            assert refused.value.failure is failure
+        assert lease.release() == "released"
+    with zookeeper.client() as client:
+        client.add_auth("digest", "app:p@ss")
+        client.delete("/teams", recursive=True)
+
+
+JAAS = """
+Server {{ org.apache.zookeeper.server.auth.DigestLoginModule required user_app="p@ss"; }};
+"""
+
+
+@pytest.fixture(scope="module")
+def guarded(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo]:
+    """A ZooKeeper that knows a user by SASL, and wants certificates on its second port."""
+    folder = tmp_path_factory.mktemp("zookeeper")
+    (folder / "jaas").write_text(JAAS.format())
+    (folder / "server.pem").write_text(certificates.pkcs8("server") + Path(certificates["server.crt"]).read_text())
+    (folder / "ca.pem").write_text(Path(certificates["ca.crt"]).read_text())
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755)
+    with Zoo() as zoo:
+        if not zoo.ours:
+            pytest.skip("REDLOCK_ZOOKEEPER names a server whose users are not ours to change")
+        zoo.stop()
+        zoo.secure_port = reserve_port(zoo)
+        zoo.lines = (
+            f"secureClientPort={zoo.secure_port}",
+            "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+            f"ssl.keyStore.location={folder}/server.pem",
+            f"ssl.trustStore.location={folder}/ca.pem",
+            "authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+        )
+        zoo.java = (f"-Djava.security.auth.login.config={folder}/jaas",)
+        zoo.start()
+        yield zoo
+
+
+def test_user_of_sasl(guarded: Zoo):
+    """P36, L66: records belong to the user; a wrong password is named."""
+    needs("pure-sasl", find_spec("puresasl"), "pip install kazoo[sasl]")
+    host = guarded.url.removeprefix("zookeeper://")
+    query = "sasl_mechanism=DIGEST-MD5"
+    with closing(patient_manager([f"zookeeper://app:p%40ss@{host}/sasl?{query}"])) as manager:
+        assert manager.lock("a", wait=0).acquire().release() == "released"
+    for url, failure in (
+        (f"zookeeper://{host}/sasl", Failure.NOAUTH),
+        (f"zookeeper://app:wrong@{host}/sasl?{query}", Failure.WRONGPASS),
+    ):
+        with pytest.raises(LinkError) as refused:
+            node(url).connect(30.0)
+        assert refused.value.failure is failure
+
+
+def test_client_certificate(guarded: Zoo, certificates: Certificates):
+    """L66: zookeepers:// verifies the members and shows a certificate; otherwise the reason is named."""
+    files = {"ssl_ca_certs": certificates["ca.crt"]}
+    ours = {**files, "ssl_certfile": certificates["client.crt"], "ssl_keyfile": certificates["client.key"]}
+    url = f"zookeepers://127.0.0.1:{guarded.secure_port}/tls"
+    found = node(url, **ours)
+    with closing(LockManager([found], patient_manager(["memory://x"]).rules)) as manager:
+        assert manager.lock("a", wait=0).acquire().release() == "released"
+        assert found.examine(30.0)[1]["version"]
+    for wrong, failures in (
+        (files, (Failure.NO_CLIENT_CERTIFICATE, Failure.RESET, Failure.NO_LEADER, Failure.TLS_FAILED)),
+        ({}, (Failure.CERTIFICATE_REFUSED,)),
+    ):
+        with pytest.raises(LinkError) as refused:
+            node(url, **wrong).connect(30.0)
+        assert refused.value.failure in failures
+
+
+# Processes
+
+
+def test_lock_of_a_killed_process_ends_with_its_lease(one: LockManager, zookeeper: Zoo):
+    """L58, P24: no record stays behind as a lock for ever."""
+    command = [sys.executable, "-c", HOLD, zookeeper.url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(LockTakenError):
+            one.lock("a", wait=0).acquire()
+        process.send_signal(signal.SIGKILL)
+
+    assert one.lock("a", wait=30).acquire().release() == "released"
+
+
+def test_child_has_a_connection_of_its_own(one: LockManager):
+    """P30, L41: after a fork both processes continue; the child neither uses nor ends anything of its parent."""
+    lease = one.lock("a").acquire()
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: there are threads
+        child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            taken = ""
+            try:
+                one.lock("a", wait=0).acquire()
+            except LockTakenError:
+                taken = "taken"
+            mine = one.lock("b", wait=0).acquire()
+            os.write(writer, f"{taken} {mine.release()}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    said = os.read(reader, 100).decode()
+    os.close(reader)
+
+    assert said == "taken released"
+    assert lease.extend()
+    assert lease.release() == "released"
+
+
+def test_greenlets_wait_and_are_renewed(zookeeper: Zoo):
+    """P33, L45: under gevent, the threads of a node are greenlets, and the watchdog renews from a thread of its own."""
+    needs("gevent", find_spec("gevent"), "pip install gevent")
+
+    ended = subprocess.run(
+        [sys.executable, "-c", GREENLETS, zookeeper.url], capture_output=True, text=True, timeout=180, check=False
+    )
+
+    assert ended.stdout == "[0, 1, 2]\n", ended.stderr
+
+
+def test_member_that_accepts_and_is_silent_is_left_at_once(monkeypatch: pytest.MonkeyPatch):
+    """P25: a frozen member still accepts connections; kazoo would wait for the length of a session."""
+    monkeypatch.setattr("django_redlock.nodes.zookeeper.client.SESSION", 60.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = Client(node(f"zookeeper://127.0.0.1:{silent.getsockname()[1]}").place, 0, 0.2)
+        with pytest.raises(TimeoutError):
+            client.open()
+        began = time.monotonic()
+        client.close()
+
+    assert time.monotonic() - began < 30
+
+
+async def test_no_thread_is_left_behind(zookeeper: Zoo, flavour: Flavour):
+    """L40: the threads of an ensemble end with the last manager that uses it."""
+    manager = patient_manager([zookeeper.url])
+    lease = await flavour.acquire(manager.lock("a"))
+    with pytest.raises(LockTakenError):
+        await flavour.acquire(manager.lock("a", wait=0.3))
+    await flavour.release(lease)
+
+    await flavour.close(manager)
+    manager.close()
+
+    await eventually(lambda: not [each for each in threads() if each.startswith("django_redlock zookeeper")])
+
+
+# A majority
+
+
+def test_any_one_of_two_redis_and_zookeeper_may_die(nodes: Servers, zookeeper: Zoo):
+    """P16, P20, P25, L62: two Redis servers and a ZooKeeper are a majority of three."""
+    with closing(patient_manager([*nodes.urls[:2], zookeeper.url], node_timeout=2.0)) as manager:
+        held = [manager.lock("a", wait=0).acquire()]
+        nodes[0].kill()
+        held.append(manager.lock("b", wait=30).acquire())
+        nodes[0].start()
+        zookeeper.kill()
+        held.append(manager.lock("c", wait=30).acquire())
+        nodes[1].kill()
+        with pytest.raises(QuorumUnavailableError):
+            manager.lock("d", wait=0).acquire()
+        zookeeper.start()
+        held.append(manager.lock("d", wait=60).acquire())
+
+        assert all(lease.valid() for lease in held)
+
+
+def test_contended_counter_loses_nothing(zookeeper: Zoo, tmp_path: Path):
+    """P1, P2, P16: four processes increment a counter, guarded only by the lock of one ZooKeeper; tokens increase."""
+    options = {"ttl": 10.0, "node_timeout": 2.0, "retry_delay": 0.01, "restart_guard": False}
+
+    with contending(tmp_path, [zookeeper.url], {"default": {}}, **options) as contenders:
+        contenders.go_on(30)
+
+    tokens = contenders.tokens
+    assert tokens == sorted(set(tokens))
+    assert (tmp_path / "counter").read_text() == str(len(tokens))

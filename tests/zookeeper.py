@@ -1,0 +1,238 @@
+"""Real ZooKeeper for the tests: one member, or an ensemble of three whose members are killed, frozen and wiped."""
+
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from subprocess import Popen
+from typing import Any, ClassVar
+
+from tests.services import Service, ServiceMissingError, _Port, until
+
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+static long ahead(void) { const char *text = getenv("CLOCK_AHEAD"); return text ? atol(text) : 0; }
+int gettimeofday(struct timeval *tv, void *zone) {
+    int (*real)(struct timeval *, void *) = dlsym(RTLD_NEXT, "gettimeofday");
+    int result = real(tv, zone);
+    tv->tv_sec += ahead();
+    return result;
+}
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(clock, now);
+    if (clock == CLOCK_REALTIME) now->tv_sec += ahead();
+    return result;
+}
+"""
+"""A library that sets the wall clock of one process, and leaves its steady clock alone."""
+
+NETTY = ":".join(f"/usr/share/java/netty-{part}.jar" for part in ("codec", "resolver"))
+"""What Debian's package needs for TLS and does not name."""
+
+
+class Zoo(Service):
+    """
+    A member of a ZooKeeper ensemble, alone unless :attr:`ensemble` names others.
+
+    Its disk is not waited for.
+    """
+
+    variable = "REDLOCK_ZOOKEEPER"
+    scheme = "zookeeper"
+    program = "/usr/share/java/zookeeper.jar"
+    remedy = "apt-get install zookeeper"
+    user = ""
+    polite_signal = signal.SIGTERM
+    small: ClassVar[tuple[str, ...]] = ("-Xmx64m", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+
+    def __init__(self, number: int = 0, *, lines: tuple[str, ...] = (), java: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.number = number
+        self.lines = lines
+        self.java = java
+        if self.ours:
+            self._peer, self._election = _Port(), _Port()
+            self.ensemble: tuple[str, ...] = ()
+            self.environment: dict[str, str] = {}
+            self.secure_port = 0
+
+    @property
+    def line(self) -> str:
+        """The line that names it in the settings of all members."""
+        return f"server.{self.number}=127.0.0.1:{self._peer.number}:{self._election.number}"
+
+    def private_url(self) -> str:
+        return f"zookeeper://127.0.0.1:{self.port}"
+
+    @classmethod
+    def find(cls) -> str:
+        path = Path(cls.program)
+        if not path.exists() or not shutil.which("java") or not find_spec("kazoo"):
+            raise ServiceMissingError(
+                f"{cls.remedy} and pip install kazoo, or set {cls.variable} to the URL of a running server"
+            )
+        return str(path)
+
+    def prepare(self) -> None:
+        (self.folder / "data").mkdir()
+        (self.folder / "data" / "myid").write_text(str(self.number))
+
+    def launch(self) -> Popen[bytes]:
+        settings = [
+            "tickTime=500",
+            "initLimit=20",
+            "syncLimit=4",
+            "maxClientCnxns=0",
+            "admin.enableServer=false",
+            "forceSync=no",
+            f"dataDir={self.folder / 'data'}",
+            "clientPortAddress=127.0.0.1",
+            f"clientPort={self.port}",
+            *self.ensemble,
+            *self.lines,
+        ]
+        (self.folder / "zoo.cfg").write_text("\n".join(settings) + "\n")
+        return self.spawn(
+            "java",
+            *self.small,
+            "-Dzookeeper.admin.enableServer=false",
+            "-Dzookeeper.forceSync=no",
+            *self.java,
+            *("-cp", f"{self.find()}:{NETTY}"),
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+            str(self.folder / "zoo.cfg"),
+            **self.environment,
+        )
+
+    def wipe(self) -> None:
+        """Kill it and remove its data."""
+        self.kill()
+        self.run("rm", "-rf", str(self.folder / "data"))
+        self.prepare()
+
+    def say(self, command: bytes) -> str:
+        """Return the reply to a command of four letters."""
+        host, _, port = self.url.removeprefix("zookeeper://").partition("/")[0].rpartition(":")
+        with socket.create_connection((host, int(port)), 5) as connection:
+            connection.sendall(command)
+            said = b""
+            while more := connection.recv(4096):
+                said += more
+        return said.decode()
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the leader."""
+        return "Mode: leader" in self.say(b"srvr")
+
+    def ping(self) -> None:
+        assert "Mode: " in self.say(b"srvr")
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        """Connect as an operator."""
+        with operator(self.url) as client:
+            yield client
+
+    def clear(self) -> None:
+        """Delete all records; the folders stay."""
+        with self.client() as client:
+            transaction = client.transaction()
+            for path in records(client):
+                transaction.delete(path)
+            transaction.commit()
+
+    def records(self) -> list[str]:
+        """Return the paths of all records."""
+        with self.client() as client:
+            return records(client)
+
+
+def records(client: Any) -> list[str]:
+    """Return the paths of all records."""
+    roots = [f"/{name}" for name in client.get_children("/") if name.endswith(":")]
+    folders = [path for paths in below(client, roots) for path in paths]
+    return [path for paths in below(client, folders) for path in paths]
+
+
+def below(client: Any, paths: list[str]) -> list[list[str]]:
+    """Return the paths directly below some paths."""
+    listed = [client.get_children_async(path) for path in paths]
+    return [[f"{path}/{name}" for name in each.get()] for path, each in zip(paths, listed, strict=True)]
+
+
+@contextmanager
+def operator(url: str) -> Iterator[Any]:
+    """Connect to some members as an operator."""
+    from kazoo.client import KazooClient  # other tests do not need it
+
+    client = KazooClient(url.removeprefix("zookeeper://"))
+    client.start(60)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+class Ensemble:
+    """
+    Three members.
+
+    Args:
+        members: The running members.
+    """
+
+    def __init__(self, members: list[Zoo]) -> None:
+        self.members = members
+
+    @property
+    def url(self) -> str:
+        """The URL of the node, with all members."""
+        return "zookeeper://" + ",".join(f"127.0.0.1:{member.port}" for member in self.members)
+
+    def leader(self) -> Zoo:
+        """Wait until there is a leader, and return it; members that are frozen or dead are left out."""
+        found: list[Zoo] = []
+
+        def elected() -> bool:
+            for member in self.members:
+                with suppress(OSError):
+                    if member.leads:
+                        found.append(member)
+            return bool(found)
+
+        until(elected)
+        return found[0]
+
+
+@contextmanager
+def ensemble(*, apart: int = 0) -> Iterator[Ensemble]:
+    """Start three members, whose wall clocks are so many seconds apart if there is a compiler."""
+    members = [Zoo(number) for number in (1, 2, 3)]
+    if apart and shutil.which("cc"):
+        library = members[0].folder / "clock.so"
+        library.with_suffix(".c").write_text(CLOCK)
+        command = ["cc", "-shared", "-fPIC", "-o", str(library), str(library.with_suffix(".c")), "-ldl"]
+        subprocess.run(command, check=True)
+        for member in members:
+            ahead = (2 - member.number) * apart  # the member with the highest number leads first
+            member.environment = {"LD_PRELOAD": str(library), "CLOCK_AHEAD": str(ahead)}
+    lines = tuple(member.line for member in members)
+    with ExitStack() as stack:
+        for member in members:
+            member.ensemble = lines
+            member.prepare()
+            member._process = member.launch()
+        for member in members:
+            stack.enter_context(member)
+        yield Ensemble(members)
