@@ -447,3 +447,42 @@ def test_doubted_votes_do_not_count():
 
     assert round.closed
     assert [round.replies[node].kind for node in range(3)] == [Kind.NO_VOTE, Kind.ACCEPTED, Kind.ACCEPTED]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "needed", "doubted", "won", "complete"),
+    [
+        ((Kind.ACCEPTED,) * 3, 3, {}, True, True),
+        ((Kind.ACCEPTED,) * 2, 2, {}, True, False),
+        ((Kind.ACCEPTED, Kind.FAILED, Kind.ACCEPTED), 2, {}, False, False),
+        ((Kind.ACCEPTED,) * 3, 3, {1: "its clock"}, False, False),
+        ((Kind.ACCEPTED,), 2, {}, False, False),
+        ((Kind.BUSY,) * 3, 2, {}, False, False),
+    ],
+)
+def test_only_a_round_without_any_other_reply_is_understood_by_a_count(
+    kinds: tuple[Kind, ...], needed: int, doubted: dict[int, str], won: bool, complete: bool
+):
+    """P4, P5: a vote in doubt, a failed node or too few replies lead to a look at every reply."""
+    requests = dict.fromkeys(range(3), VOTE)
+    round = Round(requests, lambda replies: False, 1.0, needed, Kind.ACCEPTED)
+    round.doubted = lambda: doubted
+    for node, kind in enumerate(kinds):
+        round.receive(node, VOTE._replace(kind=kind))
+    round.close()
+
+    assert (round.won, round.complete) == (won, complete)
+    assert round.missed() == round.untouched() == {node for node, kind in enumerate(kinds) if kind is Kind.FAILED}
+    assert round.unanswered() == set(range(len(round.replies), 3))
+
+
+def test_late_replies_are_reported_unless_they_only_confirm_the_outcome():
+    """P5: a later token is noted whenever it comes; the token of the round is known by then."""
+    late: list[Reply] = []
+    round = Round(dict.fromkeys(range(5), VOTE), lambda replies: False, 1.0, 2, Kind.ACCEPTED, on_late=late.append)
+    for node, kind in enumerate((Kind.ACCEPTED, Kind.ACCEPTED, Kind.ACCEPTED, Kind.BUSY, Kind.FAILED)):
+        round.receive(node, VOTE._replace(kind=kind))
+
+    assert [reply.kind for reply in late] == [Kind.BUSY, Kind.FAILED]
+    assert list(round.late) == [2, 3, 4]
+    assert round.missed() == {4}

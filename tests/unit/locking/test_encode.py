@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.connection import Connection
 
-from django_redlock.core.requests import Acquire, Request
+from django_redlock.core.requests import Acquire, Release, Request
 from django_redlock.nodes.redis.encode import SCRIPTS, Encoder, resp
 
 CONNECTION = Connection()
@@ -19,6 +19,34 @@ def test_bytes_are_those_of_redis_py(words: list[str]):
     packed = b"".join(CONNECTION.pack_command("EVAL", *words))
 
     assert resp(["EVAL", *words]) == packed
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=30), st.booleans(), st.sampled_from(["", "{queue}"]))
+def test_scripts_get_their_words_whatever_characters_they_have(text: str, shared: bool, queue: str):
+    """A name, a label or the value of another program may have any character; lengths are those of the bytes."""
+    slug, encoder = f"{{{text}}}", Encoder("é:")
+    acquire = Acquire((slug,), "n" * 32, f"{text}{{}}", 30.0, 1, None, 30.0, waiter=text, shared=shared, queue=queue)
+    release = Release((slug,), text, 2.0, text, shared, queue)
+    for request, ends in ((acquire, "hfqsr" if shared else "hfqs"), (release, "hqsr" if shared else "hqs")):
+        words = read(encoder.pack(request, {}, False))
+        keys = [f"é:{queue if queue and end in 'qs' else slug}:{end}" for end in ends]
+        assert words[:2] == ["EVALSHA", SCRIPTS[type(request)].sha]
+        assert words[2 : 5 + len(ends)] == [str(2 + len(ends)), "é:index", f"é:x:{request.nonce}", *keys]
+    assert words[5 + len(ends) :] == [text, text, str(2**53 - 1), "é:", "2000", "1" if shared else "", ""]
+
+
+def read(command: bytes) -> list[str]:
+    """Return the words of one command, as a server reads them."""
+    head, _, rest = command.partition(b"\r\n")
+    words = []
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        length = int(size[1:])
+        assert rest[length : length + 2] == b"\r\n"
+        words.append(rest[:length].decode())
+        rest = rest[length + 2 :]
+    assert head == b"*%d" % len(words)
+    return words
 
 
 def test_bytes_are_made_once_for_all_nodes():
