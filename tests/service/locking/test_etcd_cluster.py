@@ -20,7 +20,7 @@ from tests.services import ServiceMissingError
 
 from .test_mixed_majority import contending
 
-pytestmark = pytest.mark.xdist_group("etcd")
+pytestmark = [pytest.mark.xdist_group("etcd"), pytest.mark.endurance]  # elections take seconds each
 TTL = 5.0
 ELECTION = 30.0  # seconds, with much to spare: it takes one or two
 

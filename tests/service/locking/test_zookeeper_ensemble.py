@@ -18,7 +18,7 @@ from tests.zookeeper import Ensemble, Zoo
 
 from .test_mixed_majority import contending
 
-pytestmark = pytest.mark.xdist_group("zookeeper")
+pytestmark = [pytest.mark.xdist_group("zookeeper"), pytest.mark.endurance]  # elections take seconds each
 TTL = 5.0
 ELECTION = 30.0  # seconds, with much to spare: it takes one or two
 APART = 60  # seconds between the clocks of two members
