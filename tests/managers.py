@@ -237,10 +237,12 @@ def over_five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.Monke
         one.close()
 
 
+# A manager does the same as with etcd, and Java is slow. tests/service/locking covers the differences.
+SLOW_ZOOKEEPER = pytest.param("zookeeper", marks=pytest.mark.endurance)
 REPLICATED = {"etcd": "etcds", "zookeeper": "zookeepers"}
 
 
-@pytest.fixture(params=["memory", "real", "sqlite", *SLOW_DATABASES, "etcd", "zookeeper"])
+@pytest.fixture(params=["memory", "real", "sqlite", *SLOW_DATABASES, "etcd", SLOW_ZOOKEEPER])
 def manager(request: pytest.FixtureRequest) -> Iterator[Manager]:
     """Make managers over nodes of each kind."""
     if request.param not in DATABASES:
