@@ -237,16 +237,17 @@ def over_five_nodes_in_one(url: str, table: type[Any], monkeypatch: pytest.Monke
         one.close()
 
 
+# A manager does the same as with etcd, and Java is slow. tests/service/locking covers the differences.
+SLOW_ZOOKEEPER = pytest.param("zookeeper", marks=pytest.mark.endurance)
 REPLICATED = {"etcd": "etcds", "zookeeper": "zookeepers"}
 
 
-@pytest.fixture
-def beside_etcd(nodes: Servers, etcd: Member) -> Iterator[Manager]:
-    """Make managers over Redis servers, of which an etcd takes the place of the third."""
+def beside(servers: Servers, store: Member | Zoo) -> Iterator[Manager]:
+    """Make managers over Redis servers, of which a replicated store takes the place of the third."""
     managers: list[LockManager] = []
 
     def make(count: int = 5, **options: Any) -> LockManager:
-        managers.append(real_manager([*nodes.urls[:2], etcd.url, *nodes.urls[2:4]][:count], **options))
+        managers.append(real_manager([*servers.urls[:2], store.url, *servers.urls[2:4]][:count], **options))
         connect(managers[-1])
         return managers[-1]
 
@@ -255,9 +256,19 @@ def beside_etcd(nodes: Servers, etcd: Member) -> Iterator[Manager]:
         one.close()
 
 
+@pytest.fixture
+def beside_etcd(nodes: Servers, etcd: Member) -> Iterator[Manager]:
+    yield from beside(nodes, etcd)
+
+
+@pytest.fixture
+def beside_zookeeper(nodes: Servers, zookeeper: Zoo) -> Iterator[Manager]:
+    yield from beside(nodes, zookeeper)
+
+
 # Each kind alone is in the usual run; a majority of two kinds does the same.
-KINDS = ["memory", "real", "sqlite", *SLOW_DATABASES, "etcd", "zookeeper"]
-KINDS += [pytest.param("beside_etcd", marks=pytest.mark.endurance)]
+KINDS = ["memory", "real", "sqlite", *SLOW_DATABASES, "etcd", SLOW_ZOOKEEPER]
+KINDS += [pytest.param(f"beside_{kind}", marks=pytest.mark.endurance) for kind in REPLICATED]
 
 
 @pytest.fixture(params=KINDS)

@@ -87,7 +87,7 @@ async def _tasks(bench: Bench, nodes: int) -> Section:
             section.left_out.append(f"{name}: {type(error).__name__} with {TASKS} tasks")
         else:
             section.figures.append(Figure(name, rate, "/s"))
-    best, factor = {1: ("redis.asyncio Lock", 8), 5: ("pottery AIORedlock", 30)}[nodes]
+    best, factor = {1: ("redis.asyncio Lock", 8), 5: ("pottery AIORedlock", 6)}[nodes]
     mine, theirs = section.value(OURS), section.value(best)
     if mine and theirs:
         section.targets.append(Target(f"against {best}", mine / theirs, factor, "× as many", least=True))

@@ -77,8 +77,8 @@ def _judge(section: Section, nodes: int, times: dict[str, Times]) -> None:
     same, ours = times[floors.SAME], times[OURS]
     section.compare("against raw sockets with the same scripts", floors.SAME, {1: 2.0, 3: 1.6, 5: 1.35}[nodes])
     if nodes == 1:
-        section.compare("against redis-py's Lock", "redis-py Lock", 0.45)
-        section.compare("against python-redis-lock", "python-redis-lock", 1.0)
+        section.compare("against redis-py's Lock", "redis-py Lock", 1.1)
+        section.compare("against python-redis-lock", "python-redis-lock", 0.85)
     if nodes == 5:
         section.compare("against redis-py's Lock on one node", "redis-py Lock, on one node", 1.2)
         section.compare("against redlock-py", "redlock-py", 3.5, faster=True)
@@ -96,7 +96,7 @@ def _threads(bench: Bench) -> Section:
             section.figures.append(Figure(name, _per_second(take, bench.rounds(200, 40)), "/s"))
     mine, theirs = section.value(OURS), section.value("redlock-py")
     if mine and theirs:
-        section.targets.append(Target("against redlock-py", mine / theirs, 5, "× as many", least=True))
+        section.targets.append(Target("against redlock-py", mine / theirs, 3, "× as many", least=True))
     return section
 
 

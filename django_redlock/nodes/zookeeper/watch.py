@@ -9,6 +9,8 @@ import json
 from queue import SimpleQueue
 from typing import Any
 
+from kazoo.protocol.states import EventType
+
 from ...core.failure import Failure
 from ..base import LinkError
 from ..cas.watch import Watch
@@ -23,7 +25,7 @@ class ZookeeperWatch(Watch):
 
     def begin(self, number: int) -> None:
         """Begin to watch at a member."""
-        self._events: SimpleQueue[object] = SimpleQueue()
+        self._events: SimpleQueue[Any] = SimpleQueue()
         self._told: list[Any] = []
         self._client = Client(self.place, number, self.timeout)
         self._client.open()
@@ -44,7 +46,8 @@ class ZookeeperWatch(Watch):
 
     def read(self) -> list[str]:
         """Wait for a notification, and return the waiters that it names."""
-        if self._events.get() is None:
+        event = self._events.get()
+        if event is None or event.type == EventType.DELETED:  # the connection is gone, or a later one has taken over
             raise LinkError(Failure.CLOSED)
         told = self._look()
         new, self._told = [one for one in told if one not in self._told], told
