@@ -45,7 +45,7 @@ class Sent(NamedTuple):
 
     Attributes:
         round: Its round.
-        connections: What it was sent on; None if an interruption dropped that.
+        connections: The connections that carried it; None if an interruption dropped them.
         until: When the nodes that have not answered count as silent, in seconds on the steady clock.
         look: When to read the replies.
         ended: Called with the round when the outcome is known.
@@ -119,7 +119,7 @@ class UnattendedReleases:
 
         Args:
             round: Its round, still open.
-            connections: What it was sent on.
+            connections: The connections that carried it.
             timeout: Seconds after which the nodes that have not answered count as silent.
             ended: Called with the round when the outcome is known, in the thread that finds out.
         """

@@ -8,8 +8,8 @@ the upper bound plus its ttl, and counts as ended only when the lower bound has 
 own deadline from before its request was sent, so its deadline falls no later than the end of the record.
 
 Another leader has another clock: a new *era* begins. What is left of a hold cannot be converted from one clock to the
-other, so all that was left when its record was written counts from the beginning of the new era on. Three rules make
-this safe:
+other. So the whole time that was left when its record was written counts from the beginning of the new era. Three rules
+make this safe:
 
 - The store has one record of the present era, and every write compares it. So no hold of an earlier era is written
   after the record of the new era.
