@@ -8,21 +8,24 @@ yourself, run a Redis or Valkey on its usual port, or name your own servers:
     CELERY_BROKER_URL=redis://localhost:6379/1 python manage.py runserver
 """
 
+import re
 from os import environ
 from pathlib import Path
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 # Locks. A list of URLs, or one string with commas between them, is enough; the names are for the admin and the logs.
-LOCK_URLS = environ.get("REDLOCK_NODES", "redis://localhost:6379/0").split(",")
+# The members of an etcd cluster have commas between them, too, but only the first has a scheme.
+LOCK_URLS = re.split(r",(?=[a-z+]+://)", environ.get("REDLOCK_NODES", "redis://localhost:6379/0"))
 REDLOCK = {
     "default": {
         "NODES": [{"URL": url, "NAME": f"lock-{number}"} for number, url in enumerate(LOCK_URLS, 1)],
         "KEY_PREFIX": "shop",
         # A lease is renewed while it is held: ttl is how long others wait when a holder dies, not how long work may
         # take. A node that restarted votes again after max_ttl. Both are short here because the demo kills nodes and
-        # people watch it; leave OPTIONS out for 30 and 60 seconds.
-        "OPTIONS": {"ttl": 6, "max_ttl": 6},
+        # people watch it; leave OPTIONS out for 30 and 60 seconds. etcd waits for disks, and needs a longer
+        # node_timeout than Redis.
+        "OPTIONS": {"ttl": 6, "max_ttl": 6, "node_timeout": float(environ.get("REDLOCK_NODE_TIMEOUT", "0.25"))},
     },
 }
 

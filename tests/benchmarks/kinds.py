@@ -1,7 +1,8 @@
 """
 Every kind of node that this machine can run: how long a free lock takes, and how many of them a process takes.
 
-All servers run at the same time, on this machine, and the kinds take turns. What is not installed is left out by name.
+All servers run at the same time, on this machine, and the kinds take turns. A kind without its server is left out by
+name.
 """
 
 import tempfile

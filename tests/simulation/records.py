@@ -186,6 +186,11 @@ class Worker:
             self._idle = False
             self.process.after(self.process.lag(), self._resume, self._ticket)
 
+    def close(self) -> None:
+        """Drop the greenlet, which would keep the whole schedule in memory while it waits."""
+        self._hub = getcurrent()
+        self._greenlet.throw()
+
     def _resume(self, ticket: int, value: Any = None) -> None:
         if ticket == self._ticket:
             self._ticket += 1

@@ -171,6 +171,7 @@ def leader_dies_with_the_holder(seed: int) -> Violations:
 
     holder.spawn(story())
     world.run(10.0)
+    schedule.close()
     if not waiter.sessions:
         oracles.violated("stuck", "P24: the lock of a dead holder was not free")
     return oracles.violations

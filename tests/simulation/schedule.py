@@ -187,9 +187,16 @@ class Schedule:
         if world.now >= end:
             self.oracles.violated("stuck", f"P24: not everybody got the lock within {QUIET:g} s of quiet")
         self.oracles.finish(self.machines, self.database)
+        self.close()
         return Outcome(
             self.seed, self.profile, self.oracles.figures, self.oracles.violations, self.world.trace or []
         )  # fmt: skip
+
+    def close(self) -> None:
+        """Drop what would keep the schedule in memory."""
+        for client in self.clients:
+            for worker in client.workers.values():
+                worker.close()
 
     def start_client(self, idle: bool = False) -> Client:
         """Start a process without earlier knowledge; an *idle* one does nothing on its own."""

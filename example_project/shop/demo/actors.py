@@ -12,9 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Barrier, Event
 from typing import Any
+from urllib.parse import unquote
+
+from django.core.management.base import CommandError
 
 from .report import Check, Say
-from .stack import PAYMENT_SECONDS, VOTES_AFTER, Stack
+from .stack import PAYMENT_SECONDS, Stack
 from .visitor import Answer, Visitor
 
 CUSTOMERS = ("anna", "ben", "chen")
@@ -44,6 +47,7 @@ class Importer:
         """Compare the submitted imports with those that ran."""
         by_beat = self._stack.processes["beat"].text().count("Sending due task import-catalogue")
         by_hand = len(self._asked) + len(self._joined)
+        gaps = self._stack.nodes.gaps
         ran = {run["task_id"]: run["seconds"] for run in books["imports"]}
         took = [seconds for seconds in ran.values() if seconds is not None]
         yield Check(
@@ -53,7 +57,7 @@ class Importer:
         )
         yield Check(
             "imports run, all to the end, each longer than its lease of 5 s",
-            len(took) == len(ran) >= 2 and min(took) > 5 and self._asked <= ran.keys(),
+            len(took) == len(ran) >= 2 and min(took) > 5 and (gaps or self._asked <= ran.keys()),
             f"{len(took)} of {len(ran)}, {min(took, default=0):.1f} to {max(took, default=0):.1f} s",
         )
         yield Check(
@@ -61,7 +65,9 @@ class Importer:
         )
         yield Check(
             "duplicates joined the import that was there",
-            len(self._joined) > 0 and set(self._joined) <= ran.keys() and len(ran) - len(self._asked) <= by_beat,
+            len(self._joined) > 0
+            and (gaps or set(self._joined) <= ran.keys())
+            and len(ran) - len(self._asked) <= by_beat,
             f"{by_beat + by_hand - len(ran)} ({len(self._joined)} by hand)",
         )
 
@@ -76,6 +82,8 @@ class Customers:
         self._customers = [Visitor(stack.url).log_in(name, stack.password) for name in CUSTOMERS]
         self._races: list[tuple[list[Answer], float]] = []
         self._rush = Counter[str]()
+        # An attempt that ended without a leader may hold the lock until its release has arrived.
+        self._tolerated = {"503", "409"} if stack.nodes.gaps else set()
 
     def act(self, over: Event) -> None:
         """Let one customer click several times at once, and then every customer once for the same article."""
@@ -91,13 +99,13 @@ class Customers:
         yield Check(
             f"one checkout per customer at a time, with {self.clicks} clicks at once",
             clicks["sold"] > 0
-            and clicks.keys() <= {"sold", "409"}
+            and clicks.keys() <= {"sold", "409", *self._tolerated}
             and all(one_at_a_time(*race) for race in self._races),
             f"{len(self._races)} times: {listed(clicks)}",
         )
         yield Check(
             "customers after the same article",
-            self._rush["sold"] > 0 and self._rush.keys() <= {"sold", "sold out"},
+            self._rush["sold"] > 0 and self._rush.keys() <= {"sold", "sold out", *self._tolerated},
             listed(self._rush),
         )
         yield Check("stock is deliveries less orders", not books["wrong_stock"], f"{books['wrong_stock'] or 'always'}")
@@ -128,19 +136,62 @@ class Operator:
 
     def checks(self, books: dict[str, Any]) -> Iterator[Check]:
         """Check the votes that were shown."""
+        nodes = self._stack.nodes
         seen = ", ".join(
-            f"{votes} of 5 votes {times} times" for votes, times in sorted(self._votes.items(), reverse=True)
+            f"{votes} of {nodes.votes[0]} votes {times} times"
+            for votes, times in sorted(self._votes.items(), reverse=True)
         )
-        enough = self._votes.keys() <= {"3", "4", "5"}
-        yield Check("import's lock on the page", {"4", "5"} <= self._votes.keys() and enough, seen or "never")
+        found = {int(votes) for votes in self._votes}
+        yield Check("import's lock on the page", set(nodes.seen) <= found <= set(nodes.votes), seen or "never")
+
+
+class Terminal:
+    """Runs an operator's commands while an import runs."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._failed: dict[str, str] = {}
+        self._ran: list[str] = []
+
+    def act(self, over: Event) -> None:
+        """Run each command once, the first time."""
+        if not self._ran:
+            lock = unquote(self._stack.wait_for("the import's lock", self._lock)).partition("/")[2].strip("{}")
+            self._run("check", shows="")
+            self._run("redlock_list", "--wide", shows="import_catalogue")
+            self._run("redlock_inspect", lock, shows="import_catalogue")
+            self._run("redlock_doctor", "--fail-level", "error", shows="")
+        over.wait(1.0)
+
+    def checks(self, books: dict[str, Any]) -> Iterator[Check]:
+        """Check that each command showed what it should."""
+        failed = "; ".join(f"{command}: {text}" for command, text in self._failed.items())
+        yield Check("commands", bool(self._ran) and not failed, failed or ", ".join(self._ran) or "none")
+
+    def _run(self, *command: str, shows: str) -> None:
+        self._ran.append(command[0])
+        for _ in range(4 if self._stack.nodes.gaps else 1):
+            try:
+                text = self._stack.manage(*command)
+            except CommandError as error:
+                text = str(error)
+            else:
+                if shows in text:
+                    self._failed.pop(command[0], None)
+                    return
+            self._failed[command[0]] = text
+
+    def _lock(self) -> str | None:
+        names = [lock.name for lock in self._stack.held_locks() if "import_catalogue" in lock.name]
+        return names[0] if names and self._stack.import_that_will_last() else None
 
 
 class Saboteur:
     """
-    Kills a node while an import runs, then one more, and brings both back without their data.
+    Kills as many servers as may be lost while an import runs, one after the other, and brings them back.
 
     Args:
-        stack: The shop whose nodes it kills.
+        stack: The shop whose servers it kills.
         say: Called with a text for every action.
         until: When all nodes must be back, on the monotonic clock.
     """
@@ -157,45 +208,45 @@ class Saboteur:
 
     def act(self, over: Event) -> None:
         """Do one round, if there is time for it."""
-        if time.monotonic() + 4 * self.gap < self._until:
-            pair = [(self._killed + step) % len(self._stack.nodes) for step in (0, 1)]
-            for victim in pair:
+        nodes = self._stack.nodes
+        if time.monotonic() + 2 * nodes.losable * self.gap < self._until:
+            victims = [(self._killed + step) % len(nodes.servers) for step in range(nodes.losable)]
+            for victim in victims:
                 self._kill(victim)
                 over.wait(self.gap)
-            for victim in pair:
+            for victim in victims:
                 self._restart(victim)
                 over.wait(self.gap)
-            over.wait(VOTES_AFTER)
+            over.wait(nodes.votes_after)
         over.wait(0.5)
 
     def checks(self, books: dict[str, Any]) -> Iterator[Check]:
         """Check how the affected imports ended."""
         ended = {run["task_id"] for run in books["imports"] if run["seconds"] is not None}
         yield Check(
-            "nodes killed while an import ran, and restarted; the import went on",
+            "servers killed while an import ran, and restarted; the import went on",
             0 < self._killed == self._restarted and self._struck <= ended,
             f"{self._killed} killed, {self._restarted} restarted, {len(self._struck & ended)} of "
             f"{len(self._struck)} imports went on",
         )
 
     def _kill(self, victim: int) -> None:
-        run = self._stack.wait_for("an import to run", self._import_that_will_last)
-        node = self._stack.nodes[victim]
-        pid = node.pid
-        node.kill()
+        run = self._stack.wait_for("an import to run", self._stack.import_that_will_last)
+        nodes = self._stack.nodes
+        server = nodes.servers[victim]
+        pid = server.pid
+        server.kill()
         self._killed += 1
         self._struck.add(run["task_id"])
-        alive = sum(node.running for node in self._stack.nodes)
-        self._say(f"lock-{victim + 1} (pid {pid}) killed in the middle of an import; {alive} of 5 left")
+        alive = f"{sum(one.running for one in nodes.servers)} of {len(nodes.servers)}"
+        self._say(f"{nodes.call}-{victim + 1} (pid {pid}) killed in the middle of an import; {alive} left")
 
     def _restart(self, victim: int) -> None:
-        self._stack.nodes[victim].restart()
+        nodes = self._stack.nodes
+        nodes.servers[victim].restart()
         self._restarted += 1
-        self._say(f"lock-{victim + 1} restarted, empty (pid {self._stack.nodes[victim].pid})")
-
-    def _import_that_will_last(self) -> dict[str, Any] | None:
-        newest: dict[str, Any] = self._stack.admin.get().json()["imports"][0]
-        return newest if newest["finished"] is None and newest["rows"] < 40 else None
+        lost = ", empty" if nodes.empty else ""
+        self._say(f"{nodes.call}-{victim + 1} restarted{lost} (pid {nodes.servers[victim].pid})")
 
 
 def outcome(answer: Answer) -> str:

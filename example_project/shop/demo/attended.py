@@ -2,6 +2,7 @@
 
 import time
 
+from .nodes import Member
 from .report import Say
 from .stack import Stack
 
@@ -15,28 +16,35 @@ Log in as       admin, password {password} (customers anna, ben and chen have th
 {servers}
 Files and logs  {folder}
 
-Three things to try
-  1. Kill a lock node: kill -9 {victim}
-     The import goes on; Held locks shows 4 of 5 votes. The node comes back after {back:.0f} seconds.
-  2. Open Held locks, tick the import, choose "Release the selected locks" and confirm.
-     The import that lost its lock stops, and the next one may start.
-  3. Press Buy twice, quickly.
-     The second click is answered "409 Conflict" and buys nothing.
+Things to try
+{kill}  * Open Held locks, tick the import, choose "Release the selected locks" and confirm.
+    The import that lost its lock stops, and the next one may start.
+  * Press Buy twice, quickly.
+    The second click is answered "409 Conflict" and buys nothing.
 
 Ctrl-C stops everything.
+"""
+KILL = """\
+  * Kill {name}: kill -9 {pid}
+    The import goes on; Held locks shows {votes}. The server comes back after {back:.0f} s.
 """
 
 
 def welcome(stack: Stack) -> str:
     """Return the text about what to see and to try."""
-    servers = [(f"lock-{place}", node) for place, node in enumerate(stack.nodes, 1)] + [("broker", stack.broker)]
+    nodes = stack.nodes
+    servers: list[tuple[str, Member]] = [
+        *((f"{nodes.call}-{place}", server) for place, server in enumerate(nodes.servers, 1)),
+        ("broker", stack.broker),
+    ]
+    votes = f"{nodes.seen[-1]} of {nodes.votes[0]} votes"
+    victim = servers[1] if nodes.losable else None
     return WELCOME.format(
         url=stack.url,
         password=stack.password,
         servers="\n".join(f"{name:15} port {server.port}, pid {server.pid}" for name, server in servers),
         folder=stack.folder,
-        victim=stack.nodes[1].pid,
-        back=BACK_AFTER,
+        kill=KILL.format(name=victim[0], pid=victim[1].pid, votes=votes, back=BACK_AFTER) if victim else "",
     )
 
 
@@ -50,21 +58,23 @@ def run(stack: Stack, say: Say) -> None:
     gone: dict[int, float] = {}
     while True:
         stack.check()
-        for place, node in enumerate(stack.nodes):
+        for place, node in enumerate(stack.nodes.servers):
             if node.running:
                 continue
             if place not in gone:
                 gone[place] = time.monotonic()
-                say(f"lock-{place + 1} is gone: {standing(stack)}")
+                say(f"{stack.nodes.call}-{place + 1} is gone: {standing(stack)}")
             elif time.monotonic() > gone[place] + BACK_AFTER:
                 node.restart()
                 del gone[place]
-                say(f"lock-{place + 1} is back, empty, with pid {node.pid}: {standing(stack)}")
+                lost = "empty, " if stack.nodes.empty else ""
+                say(f"{stack.nodes.call}-{place + 1} is back, {lost}with pid {node.pid}: {standing(stack)}")
         time.sleep(0.3)
 
 
 def standing(stack: Stack) -> str:
     """Return in words how many nodes are left, and what that means."""
-    alive = sum(node.running for node in stack.nodes)
-    enough = alive > len(stack.nodes) // 2
-    return f"{alive} of {len(stack.nodes)} are there, {'enough' if enough else 'too few'} for a majority"
+    servers = stack.nodes.servers
+    alive = sum(server.running for server in servers)
+    enough = alive > len(servers) // 2
+    return f"{alive} of {len(servers)} are there, {'enough' if enough else 'too few'} for a majority"

@@ -1,4 +1,4 @@
-"""Everything that the demo runs: five lock nodes, a broker, a worker, beat and the web server."""
+"""Everything that the demo runs: lock nodes, a broker, a worker, beat and the web server."""
 
 import os
 import re
@@ -9,24 +9,21 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.error import URLError
 
 from django.core.management.base import CommandError
 
-from django_redlock.testing import Server, ServerNotFoundError, Servers, ServerStartError
+from django_redlock.testing import Server, ServerNotFoundError, ServerStartError
 from django_redlock.testing.processes import spawn
 
+from .nodes import Nodes
 from .processes import GOODBYES, WORKER_GOODBYES, Goodbyes, Process, reserve_port
 from .visitor import Visitor
 
 PROJECT = Path(__file__).resolve().parents[2]
 MANAGE = str(PROJECT / "manage.py")
-NODES = 5
 START_TIMEOUT = 60.0  # seconds; 9 are usual
-# A node may have forgotten leases when it started, and votes when all of them have ended: after max_ttl in the
-# settings, 6 seconds, and a little more, because it counts its age in whole seconds.
-VOTES_AFTER = 8.5  # seconds
 PAYMENT_SECONDS = 1.5
 WORKER = ("-m", "celery", "-A", "shop_site", "worker", "--loglevel", "INFO", "--concurrency", "2")
 BEAT = ("-m", "celery", "-A", "shop_site", "beat", "--loglevel", "INFO", "--schedule", "beat-schedule", "--pidfile=")
@@ -48,15 +45,18 @@ class Stack:
 
     Args:
         folder: The folder for all files.
+        nodes: The kind of lock nodes.
         port: The web server's port; 0 lets the system choose.
         import_seconds: How long an import of the catalogue takes.
         import_every: How often beat submits one, in seconds.
 
     Raises:
-        CommandError: The port is taken.
+        CommandError: The port is taken, or the program of the nodes is not installed.
     """
 
-    def __init__(self, folder: Path, *, port: int, import_seconds: float, import_every: float) -> None:
+    def __init__(
+        self, folder: Path, nodes: type[Nodes], *, port: int, import_seconds: float, import_every: float
+    ) -> None:
         self.folder = folder
         self.import_seconds = import_seconds
         self.password = secrets.token_urlsafe(9)
@@ -66,7 +66,7 @@ class Stack:
             self.port, self._reservation = reserve_port(port)
         except (OSError, OverflowError) as error:
             raise CommandError(f"Port {port} cannot be used ({error}): name another, or none.") from None
-        self.broker, self.nodes = Server(), Servers(NODES)
+        self.broker, self.nodes = Server(), nodes(folder)
         self.admin = Visitor(self.url)
         self._environment = {
             **os.environ,
@@ -74,7 +74,8 @@ class Stack:
             "DJANGO_SETTINGS_MODULE": "shop_site.settings",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])),
             "PYTHONUNBUFFERED": "1",
-            "REDLOCK_NODES": ",".join(self.nodes.urls),
+            "REDLOCK_NODES": self.nodes.setting,
+            **self.nodes.options,
             "SHOP_DATABASE": str(folder / "shop.sqlite3"),
             "SHOP_IMPORT_EVERY": str(import_every),
             "SHOP_IMPORT_SECONDS": str(import_seconds),
@@ -101,7 +102,7 @@ class Stack:
             self.nodes.start()
         except (ServerNotFoundError, ServerStartError) as error:
             raise CommandError(str(error)) from None
-        votes_at = time.monotonic() + VOTES_AFTER
+        votes_at = time.monotonic() + self.nodes.votes_after
         # The worker takes a while to start, and needs no tables before its first task.
         self._start("worker", *WORKER, goodbyes=WORKER_GOODBYES)
         self.manage("open_shop")
@@ -153,6 +154,11 @@ class Stack:
         """Return the locks on the admin's page, as its script gets them."""
         rows = self.admin.get("admin/redlock/heldlock/live/").json()["rows"].split("<tr>")
         return [HeldLock(*found.groups()) for row in rows if (found := LOCK.search(row))]
+
+    def import_that_will_last(self) -> dict[str, Any] | None:
+        """Return the newest import if it will run for a while."""
+        newest: dict[str, Any] = self.admin.get().json()["imports"][0]
+        return newest if newest["finished"] is None and newest["rows"] < 40 else None
 
     def manage(self, *command: str, check: bool = True) -> str:
         """

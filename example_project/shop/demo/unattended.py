@@ -1,4 +1,4 @@
-"""The demo that checks itself: keep the shop busy, kill nodes, and check the result."""
+"""The demo that checks itself: keep the shop busy, kill servers, and check the result."""
 
 import json
 import time
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from django.core.management.base import CommandError
 
-from .actors import Customers, Importer, Operator, Saboteur
+from .actors import Customers, Importer, Operator, Saboteur, Terminal
 from .report import Check, Say
 from .stack import Stack
 
@@ -27,7 +27,8 @@ class Actor(Protocol):
 def run(stack: Stack, seconds: float, say: Say) -> list[Check]:
     """Keep the shop busy for the given time, shut it down properly, and return the checks."""
     until = time.monotonic() + seconds
-    actors: list[Actor] = [Importer(stack), Customers(stack), Operator(stack), Saboteur(stack, say, until)]
+    actors: list[Actor] = [Importer(stack), Customers(stack), Operator(stack), Terminal(stack)]
+    actors += [Saboteur(stack, say, until)] if stack.nodes.losable else []
     failures = live(stack, actors, until)
     say("time is up: beat stops, the last import ends")
     stack.processes["beat"].stop()

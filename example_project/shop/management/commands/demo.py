@@ -11,15 +11,16 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from shop.demo import attended, unattended
+from shop.demo.nodes import KINDS
 from shop.demo.report import Check, diary
 from shop.demo.stack import Stack
 
-SHORTEST = 20.0  # seconds, for three imports, and for two nodes to be killed and to come back
+SHORTEST = 20.0  # seconds, for three imports, and for two servers to be killed and to come back
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Command(BaseCommand):
-    help = "Run the shop over five embedded servers, with a worker, beat and a broker; Ctrl-C stops everything."
+    help = "Run the shop with its lock nodes, a worker, beat and a broker; Ctrl-C stops everything."
     requires_system_checks = []  # the settings of this process are not the shop's
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -28,7 +29,15 @@ class Command(BaseCommand):
             "--port", type=int, default=0, help="port of the web server; the system chooses one by default"
         )
 
-    def handle(self, *, seconds: float | None, port: int, **options: Any) -> None:
+        parser.add_argument(
+            "--nodes",
+            choices=KINDS,
+            default="redis",
+            help="what the locks are on: five embedded servers (redis, the default) or an "
+            "etcd cluster of three members, which must be installed (etcd)",
+        )
+
+    def handle(self, *, seconds: float | None, port: int, nodes: str, **options: Any) -> None:
         if seconds is not None and not SHORTEST <= seconds < 86400:
             raise CommandError(f"--seconds must be from {SHORTEST:.0f} to 86400, not {seconds:g}.")
         stop_like_ctrl_c()
@@ -37,7 +46,8 @@ class Command(BaseCommand):
         pace = slow if seconds is None else min(30.0, max(6.0, seconds / 5))
         try:
             with folder_for_files() as folder:
-                self.run(Stack(folder, port=port, import_seconds=pace, import_every=min(pace, 30.0) / 4), seconds)
+                every = min(pace, 30.0) / 4
+                self.run(Stack(folder, KINDS[nodes], port=port, import_seconds=pace, import_every=every), seconds)
         except KeyboardInterrupt:
             if seconds is not None:
                 raise CommandError("Interrupted before the checks were done.", returncode=130) from None
@@ -51,7 +61,7 @@ class Command(BaseCommand):
             stack.stop()
 
     def open(self, stack: Stack, seconds: float | None) -> None:
-        self.say("Starting five nodes, a broker, a worker, beat and the web server …")
+        self.say(f"Starting {stack.nodes.title}, a broker, a worker, beat and the web server …")
         stack.start()
         self.say(attended.welcome(stack))
         if seconds is None:

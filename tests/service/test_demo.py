@@ -1,0 +1,57 @@
+"""The demo over an etcd cluster, which checks itself, and what it says without etcd."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import needs
+from tests.etcd import Member
+from tests.services import ServiceMissingError
+
+pytestmark = pytest.mark.xdist_group("etcd")
+MANAGE = Path(__file__).parents[2] / "example_project" / "manage.py"
+
+
+def demo(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run the demo to its end."""
+    command = [sys.executable, str(MANAGE), "demo", *arguments]
+    return subprocess.run(
+        command,
+        env=os.environ | {"DJANGO_SETTINGS_MODULE": "shop_site.settings"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.endurance  # the demo keeps a processor busy for as long as it runs
+def test_shop_runs_over_an_etcd_cluster():
+    """
+    P16, P24, L62: migrations, admin pages, commands, views and a singleton task work while members of the cluster are
+    killed and come back.
+    """
+    try:
+        Member.find()
+    except ServiceMissingError as error:
+        needs("etcd", None, str(error))
+
+    ran = demo("--nodes", "etcd", "--seconds", "24")
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Held locks shows 1 of 1 votes" in ran.stdout
+    assert "checks hold." in ran.stdout
+
+
+def test_missing_etcd_is_reported(tmp_path: Path):
+    """L62: without etcd, the demo says what to install, starts nothing and leaves nothing."""
+    ran = demo("--nodes", "etcd", PATH=str(tmp_path), TMPDIR=str(tmp_path))
+
+    assert ran.returncode == 1
+    assert "etcd is not installed" in ran.stderr
+    assert "apt-get install etcd-server" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not list(tmp_path.iterdir())
