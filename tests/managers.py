@@ -2,10 +2,12 @@
 
 import asyncio
 import dataclasses
+import os
 import sys
 import time
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -13,6 +15,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connections
 
+from django_redlock import LockTakenError
 from django_redlock.core.replies import Kind
 from django_redlock.core.rules import Rules
 from django_redlock.engine.lease import AsyncLease, Lease
@@ -468,3 +471,30 @@ def renew_now(lease: Lease) -> None:
     """Make the watchdog find a lease due for extension."""
     lease.hold._renew_at = 0.0
     (loop_watchdog() if isinstance(lease, AsyncLease) else watchdog).watch(lease)
+
+
+def fork_and_lock(one: LockManager) -> None:
+    """Hold a lock over a fork; check that both processes go on, and that the child ends nothing of its parent."""
+    lease = one.lock("a").acquire()
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: there are threads
+        child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            taken = ""
+            try:
+                one.lock("a", wait=0).acquire()
+            except LockTakenError:
+                taken = "taken"
+            mine = one.lock("b", wait=0).acquire()
+            os.write(writer, f"{taken} {mine.release()}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    said = os.read(reader, 100).decode()
+    os.close(reader)
+
+    assert said == "taken released"
+    assert lease.extend()
+    assert lease.release() == "released"

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.util import find_spec
@@ -38,6 +37,7 @@ from tests.managers import (
     Tables,
     connect,
     eventually,
+    fork_and_lock,
     held_by,
     patient_manager,
     real_manager,
@@ -394,30 +394,8 @@ async def test_end_of_an_event_loop_ends_its_link(one: LockManager, tables: Tabl
 def test_child_has_a_connection_of_its_own(tables: Tables):
     """P30, L41: after a fork both processes continue; the child neither uses nor ends anything of its parent."""
     with closing(real_manager(tables.urls[:1])) as manager:
-        lease = manager.lock("a").acquire()
-        reader, writer = os.pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: there are threads
-            child = os.fork()
-        if not child:
-            with suppress(BaseException):
-                taken = ""
-                try:
-                    manager.lock("a", wait=0).acquire()
-                except LockTakenError:
-                    taken = "taken"
-                mine = manager.lock("b", wait=0).acquire()
-                os.write(writer, f"{taken} {mine.release()}".encode())
-            os._exit(0)
-        os.waitpid(child, 0)
-        os.close(writer)
-        said = os.read(reader, 100).decode()
-        os.close(reader)
-
-        assert said == "taken released"
-        assert lease.extend()
+        fork_and_lock(manager)
         assert manager.lock("b", wait=0).acquire().release() == "released"
-        assert lease.release() == "released"
 
 
 # Who may vote

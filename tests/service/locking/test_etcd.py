@@ -1,18 +1,9 @@
 """An etcd cluster as a node: its decisions, its clock, its notifications, its users and its certificates."""
 
-import asyncio
-import os
-import select
-import signal
-import subprocess
-import sys
-import threading
 import time
-import warnings
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, suppress
-from importlib.util import find_spec
 from typing import Any
 from uuid import uuid4
 
@@ -21,10 +12,10 @@ from django.test import override_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_redlock import LockTakenError, QuorumUnavailableError, inventory, lock, locks
+from django_redlock import LockTakenError, QuorumUnavailableError, lock, locks
 from django_redlock.core.failure import Failure
 from django_redlock.core.node_state import NodeState
-from django_redlock.core.replies import ABSENT, Kind, Reply
+from django_redlock.core.replies import Kind
 from django_redlock.core.requests import ENDLESS, SHARED, Release, Request, Survey
 from django_redlock.engine.manager import LockManager
 from django_redlock.inventory.doctor import diagnose
@@ -35,15 +26,13 @@ from django_redlock.nodes.cas.records import Names, load
 from django_redlock.nodes.etcd import table as tables
 from django_redlock.nodes.etcd.node import EtcdNode
 from django_redlock.nodes.etcd.table import EtcdTable
-from django_redlock.testing import Servers
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import Certificates
-from tests.conftest import needs
 from tests.etcd import Member
-from tests.managers import Flavour, eventually, held_by, patient_manager
+from tests.managers import held_by, patient_manager
 from tests.server.locking.test_database import NONCE, acquire, requests
 
-from .test_mixed_majority import contending
+from .test_replicated import comparable, readable
 
 
 def node(url: str, **options: Any) -> EtcdNode:
@@ -55,7 +44,7 @@ def node(url: str, **options: Any) -> EtcdNode:
 @pytest.fixture
 def table(etcd: Member) -> Iterator[EtcdTable]:
     """The records of one etcd, empty."""
-    with closing(node(etcd.url).table(5.0)) as found:
+    with closing(node(etcd.url).table(30.0)) as found:
         found.open()
         yield found
 
@@ -63,7 +52,7 @@ def table(etcd: Member) -> Iterator[EtcdTable]:
 @pytest.fixture
 def other(etcd: Member) -> Iterator[EtcdTable]:
     """The same records over another connection, as in another process."""
-    with closing(node(etcd.url).table(5.0)) as found:
+    with closing(node(etcd.url).table(30.0)) as found:
         found.open()
         yield found
 
@@ -87,7 +76,7 @@ def test_etcd_answers_as_the_node_in_memory(etcd: Member, sequence: list[Request
     store = NodeState(time.time)
     if together:
         sequence = [request for request in sequence if not isinstance(request, Survey)]
-    with closing(EtcdTable(node(etcd.url).place, f"{uuid4()}:", 5.0)) as table:
+    with closing(EtcdTable(node(etcd.url).place, f"{uuid4()}:", 30.0)) as table:
         table.open()
         expected = [comparable(store.execute(request)) for request in sequence]
         batches = [sequence] if together and sequence else [[request] for request in sequence]
@@ -97,27 +86,6 @@ def test_etcd_answers_as_the_node_in_memory(etcd: Member, sequence: list[Request
         for slug in ("{x}", "{y}", "{z}", "{queue}"):
             known = load(Names({slug}, set()), table.key, table.read)
             assert known.store.waiters(slug) == store.waiters(slug)
-
-
-def comparable(reply: Reply) -> Any:
-    """Return what must be equal: everything except times, and the total, which a survey of given names has not."""
-    rows = [row._replace(left=None if row.left is None else row.left == ABSENT) for row in reply.rows]
-    return reply.kind, reply.fence, bool(reply.left), reply.detail, reply.position, reply.terms, rows
-
-
-def test_slower_of_two_decides_again(table: EtcdTable, other: EtcdTable, monkeypatch: pytest.MonkeyPatch):
-    """P1, P16: another client's write between our read and our write is not overwritten."""
-    decide, between = table._decide, [acquire(nonce="b" * 32)]
-
-    def decide_slowly(asked: Sequence[Request]) -> Any:
-        decided = decide(asked)
-        while between:
-            other.execute([between.pop()])
-        return decided
-
-    monkeypatch.setattr(table, "_decide", decide_slowly)
-
-    assert table.execute([acquire()])[0].kind is Kind.BUSY
 
 
 def test_many_names_and_holders_fit_into_transactions(table: EtcdTable):
@@ -158,19 +126,6 @@ def test_survey_lists_page_by_page_what_is_held(table: EtcdTable, monkeypatch: p
     assert [row.slug for row in first.rows] == ["{n0}", "{n1}", "{n2}"]
     assert [row.slug for row in second.rows] == ["{n3}", "{n4}"]
     assert (bool(first.cursor), second.cursor, last.rows) == (True, "", ())
-
-
-def test_operators_see_and_end_what_etcd_holds(etcd: Member):
-    """L70, L74: the inventory treats it like any node."""
-    entry = {"NODES": etcd.url, "KEY_PREFIX": "t", "OPTIONS": {"node_timeout": 2.0}}
-    with override_settings(REDLOCK={"default": entry}):
-        lease = lock("order:7", label="invoice run", ttl=60).acquire()
-        (held,) = inventory.held_locks().locks
-        assert inventory.force_release(held.name, held.fingerprint) == "released"
-        assert not lease.extend()
-        locks.reset()
-
-    assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
 
 
 def test_records_that_nobody_needs_are_deleted(table: EtcdTable, monkeypatch: pytest.MonkeyPatch):
@@ -289,30 +244,6 @@ def test_first_waiter_is_notified_of_a_release(table: EtcdTable, etcd: Member):
     etcd.start()
 
 
-def readable(link: Any) -> bool:
-    poll = select.poll()
-    poll.register(link.fileno(), select.POLLIN)
-    return bool(poll.poll(60_000))
-
-
-async def test_event_loop_is_notified_of_a_release(table: EtcdTable, etcd: Member):
-    """P27, P39: the same for asyncio."""
-    link = await node(etcd.url).alisten("p", 30.0, print)
-    table.execute([acquire(), acquire(nonce="b" * 32, waiter="p|7", stamp=1)])
-    table.execute([Release(("{x}",), NONCE)])
-
-    assert await asyncio.wait_for(link.read(), 60) == ["p|7"]
-    etcd.kill()
-    with pytest.raises(LinkError):
-        await asyncio.wait_for(link.read(), 60)
-    link.close()
-    with pytest.raises(LinkError):
-        await node(etcd.url).alisten("p", 30.0, print)
-    with pytest.raises(LinkError):
-        node(etcd.url).listen("p", 30.0, print)
-    await asyncio.to_thread(etcd.start)
-
-
 # Users and certificates
 
 
@@ -382,158 +313,3 @@ def test_client_certificate(certificates: Certificates):
             with pytest.raises(LinkError) as refused:
                 node(url, **wrong).connect(30.0)
             assert refused.value.failure in (Failure.NO_CLIENT_CERTIFICATE, Failure.CERTIFICATE_REFUSED, Failure.RESET)
-
-
-# Processes
-
-
-HOLD = """
-import sys
-from tests.managers import real_manager
-lease = real_manager([sys.argv[1]], ttl=3.0, node_timeout=0.6).lock("a", wait=20).acquire()
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_lock_of_a_killed_process_ends_with_its_lease(one: LockManager, etcd: Member):
-    """L58, P24: no record stays behind as a lock for ever."""
-    command = [sys.executable, "-c", HOLD, etcd.url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        with pytest.raises(LockTakenError):
-            one.lock("a", wait=0).acquire()
-        process.send_signal(signal.SIGKILL)
-
-    assert one.lock("a", wait=30).acquire().release() == "released"
-
-
-@pytest.fixture(params=[0, 2], ids=["alone", "with two Redis servers"])
-def urls(request: pytest.FixtureRequest, etcd: Member, nodes: Servers) -> list[str]:
-    """The nodes of an alias: an etcd alone, or in a majority."""
-    return [*nodes.urls[: request.param], etcd.url]
-
-
-def test_child_has_connections_of_its_own(urls: list[str]):
-    """P30, L41: after a fork both processes continue; the child neither uses nor ends anything of its parent."""
-    with closing(patient_manager(urls)) as one:
-        fork_and_lock(one)
-
-
-def fork_and_lock(one: LockManager) -> None:
-    """Hold a lock over a fork, and take locks on both sides."""
-    lease = one.lock("a").acquire()
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: there are threads
-        child = os.fork()
-    if not child:
-        with suppress(BaseException):
-            taken = ""
-            try:
-                one.lock("a", wait=0).acquire()
-            except LockTakenError:
-                taken = "taken"
-            mine = one.lock("b", wait=0).acquire()
-            os.write(writer, f"{taken} {mine.release()}".encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    os.close(writer)
-    said = os.read(reader, 100).decode()
-    os.close(reader)
-
-    assert said == "taken released"
-    assert lease.extend()
-    assert lease.release() == "released"
-
-
-GREENLETS = """
-from gevent import monkey
-monkey.patch_all()
-import sys
-import gevent
-from tests.managers import patient_manager
-from django_redlock.engine import renewal
-
-manager = patient_manager(sys.argv[1:])
-order = []
-
-def work(number):
-    with manager.lock("a", wait=60):
-        order.append(number)
-
-lease = manager.lock("a").acquire()
-lease.hold._renew_at = 0.0  # due at once
-renewal.watchdog.watch(lease)
-jobs = [gevent.spawn(work, number) for number in range(3)]
-with gevent.Timeout(60):
-    while not lease.extensions:
-        gevent.sleep(0.01)
-lease.release()
-gevent.joinall(jobs, timeout=60, raise_error=True)
-print(sorted(order))
-manager.close()
-"""
-
-
-def test_greenlets_wait_and_are_renewed(urls: list[str]):
-    """P33, L45: under gevent, the thread of a node is a greenlet, and the watchdog renews from a thread of its own."""
-    needs("gevent", find_spec("gevent"), "pip install gevent")
-
-    ended = subprocess.run(
-        [sys.executable, "-c", GREENLETS, *urls], capture_output=True, text=True, timeout=180, check=False
-    )
-
-    assert ended.stdout == "[0, 1, 2]\n", ended.stderr
-
-
-async def test_no_thread_is_left_behind(etcd: Member, flavour: Flavour):
-    """L40: the threads of a cluster end with the last manager that uses it."""
-    manager = patient_manager([etcd.url])
-    lease = await flavour.acquire(manager.lock("a"))
-    with pytest.raises(LockTakenError):
-        await flavour.acquire(manager.lock("a", wait=0.3))
-    await flavour.release(lease)
-
-    await flavour.close(manager)
-    manager.close()
-
-    await eventually(lambda: not [one for one in threads() if one.startswith("django_redlock etcd")])
-
-
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate()]
-
-
-# A majority
-
-
-def test_any_one_of_two_redis_and_etcd_may_die(nodes: Servers, etcd: Member):
-    """P16, P20, P25, L62: two Redis servers and an etcd are a majority of three."""
-    with closing(patient_manager([*nodes.urls[:2], etcd.url], node_timeout=2.0)) as manager:
-        held = [manager.lock("a", wait=0).acquire()]
-        nodes[0].kill()
-        held.append(manager.lock("b", wait=30).acquire())
-        nodes[0].start()
-        etcd.kill()
-        held.append(manager.lock("c", wait=30).acquire())
-        nodes[1].kill()
-        with pytest.raises(QuorumUnavailableError):
-            manager.lock("d", wait=0).acquire()
-        etcd.start()
-        held.append(manager.lock("d", wait=60).acquire())
-
-        assert all(lease.valid() for lease in held)
-
-
-def test_contended_counter_loses_nothing(etcd: Member, tmp_path: Any):
-    """P1, P2, P16: four processes increment a counter, guarded only by the lock of one etcd; tokens increase."""
-    options = {"ttl": 10.0, "node_timeout": 2.0, "retry_delay": 0.01, "restart_guard": False}
-
-    with contending(tmp_path, [etcd.url], {"default": {}}, **options) as contenders:
-        contenders.go_on(30)
-
-    tokens = contenders.tokens
-    assert tokens == sorted(set(tokens))
-    assert (tmp_path / "counter").read_text() == str(len(tokens))

@@ -1,16 +1,11 @@
 """A ZooKeeper ensemble as a node: its decisions, its clock, its notifications, its users and its certificates."""
 
-import asyncio
-import os
-import signal
 import socket
-import subprocess
-import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +14,7 @@ from django.test import override_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_redlock import LockTakenError, QuorumUnavailableError, inventory, lock, locks
+from django_redlock import locks
 from django_redlock.core.failure import Failure
 from django_redlock.core.node_state import NodeState
 from django_redlock.core.replies import POSITIVE, Kind
@@ -29,16 +24,14 @@ from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.cas.records import Names, load
-from django_redlock.testing import Servers
 from django_redlock.testing.servers import reserve_port
 from tests.certificates import Certificates
 from tests.conftest import needs
-from tests.managers import Flavour, eventually, patient_manager
+from tests.managers import patient_manager
 from tests.server.locking.test_database import NONCE, acquire, requests
 from tests.zookeeper import Zoo
 
-from .test_etcd import GREENLETS, HOLD, comparable, readable, threads
-from .test_mixed_majority import contending
+from .test_replicated import between, comparable, readable
 
 if find_spec("kazoo"):
     from django_redlock.nodes.zookeeper import table as tables
@@ -58,7 +51,7 @@ def node(url: str, prefix: str = "t:", **options: Any) -> "ZookeeperNode":
 @pytest.fixture
 def table(zookeeper: Zoo) -> Iterator["ZookeeperTable"]:
     """The records of one ZooKeeper, empty."""
-    with closing(node(zookeeper.url).table(5.0)) as found:
+    with closing(node(zookeeper.url).table(30.0)) as found:
         found.open()
         yield found
 
@@ -66,7 +59,7 @@ def table(zookeeper: Zoo) -> Iterator["ZookeeperTable"]:
 @pytest.fixture
 def other(zookeeper: Zoo) -> Iterator["ZookeeperTable"]:
     """The same records over another connection, as in another process."""
-    with closing(node(zookeeper.url).table(5.0)) as found:
+    with closing(node(zookeeper.url).table(30.0)) as found:
         found.open()
         yield found
 
@@ -76,19 +69,6 @@ def one(zookeeper: Zoo) -> Iterator[LockManager]:
     """A manager whose only node is a ZooKeeper."""
     with closing(patient_manager([zookeeper.url])) as manager:
         yield manager
-
-
-def between(table: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Have something happen once between a table's next read and its write."""
-    decide, todo = table._decide, [act]
-
-    def decide_slowly(asked: Sequence[Request]) -> Any:
-        decided = decide(asked)
-        while todo:
-            todo.pop()()
-        return decided
-
-    monkeypatch.setattr(table, "_decide", decide_slowly)
 
 
 # The same replies
@@ -114,13 +94,6 @@ def test_zookeeper_answers_as_the_node_in_memory(
     for slug in ("{x}", "{y}", "{z}", "{queue}"):
         known = load(Names({slug}, set()), table.key, table.read)
         assert known.store.waiters(slug) == store.waiters(slug)
-
-
-def test_slower_of_two_decides_again(table: "ZookeeperTable", other: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch):
-    """P1, P16: another client's write between our read and our write is not overwritten."""
-    between(table, monkeypatch, lambda: other.execute([acquire(nonce="b" * 32)]))
-
-    assert table.execute([acquire()])[0].kind is Kind.BUSY
 
 
 def test_refusal_is_confirmed_by_a_write(
@@ -201,19 +174,6 @@ def test_survey_lists_page_by_page_what_is_held(table: "ZookeeperTable", monkeyp
     assert (reply.total, last.rows) == (31, ())
 
 
-def test_operators_see_and_end_what_zookeeper_holds(zookeeper: Zoo):
-    """L70, L74: the inventory treats it like any node."""
-    entry = {"NODES": zookeeper.url, "KEY_PREFIX": "t", "OPTIONS": {"node_timeout": 2.0}}
-    with override_settings(REDLOCK={"default": entry}):
-        lease = lock("order:7", label="invoice run", ttl=60).acquire()
-        (held,) = inventory.held_locks().locks
-        assert inventory.force_release(held.name, held.fingerprint) == "released"
-        assert not lease.extend()
-        locks.reset()
-
-    assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
-
-
 def test_records_that_nobody_needs_are_deleted(
     zookeeper: Zoo, table: "ZookeeperTable", monkeypatch: pytest.MonkeyPatch
 ):
@@ -263,7 +223,7 @@ def test_time_that_cannot_be_one_is_not_believed(table: "ZookeeperTable", monkey
     monkeypatch.setattr(
         "django_redlock.nodes.zookeeper.client.numbers", lambda stat: (stat.version, stat.mzxid, said, 0)
     )
-    table.patience = 0.2
+    monkeypatch.setattr(table, "now", count(step=10.0).__next__)  # no time for another attempt
     (reply,) = table.execute([acquire()])
 
     assert (reply.kind, reply.failure) == (Kind.FAILED, Failure.MALFORMED)
@@ -312,24 +272,6 @@ def test_first_waiter_is_notified_of_a_release(table: "ZookeeperTable", zookeepe
         with pytest.raises(LinkError):
             no.read()
     zookeeper.start()
-
-
-async def test_event_loop_is_notified_of_a_release(table: "ZookeeperTable", zookeeper: Zoo):
-    """P27, P39: the same for asyncio."""
-    link = await node(zookeeper.url).alisten("p", 30.0, print)
-    table.execute([acquire(), acquire(nonce="b" * 32, waiter="p|7", stamp=1)])
-    table.execute([Release(("{x}",), NONCE)])
-
-    assert await asyncio.wait_for(link.read(), 60) == ["p|7"]
-    zookeeper.kill()
-    with pytest.raises(LinkError):
-        await asyncio.wait_for(link.read(), 60)
-    link.close()
-    with pytest.raises(LinkError):
-        await node(zookeeper.url).alisten("p", 30.0, print)
-    with pytest.raises(LinkError):
-        node(zookeeper.url).listen("p", 30.0, print)
-    await asyncio.to_thread(zookeeper.start)
 
 
 # Users and certificates
@@ -424,57 +366,6 @@ def test_client_certificate(guarded: Zoo, certificates: Certificates):
 # Processes
 
 
-def test_lock_of_a_killed_process_ends_with_its_lease(one: LockManager, zookeeper: Zoo):
-    """L58, P24: no record stays behind as a lock for ever."""
-    command = [sys.executable, "-c", HOLD, zookeeper.url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        with pytest.raises(LockTakenError):
-            one.lock("a", wait=0).acquire()
-        process.send_signal(signal.SIGKILL)
-
-    assert one.lock("a", wait=30).acquire().release() == "released"
-
-
-def test_child_has_a_connection_of_its_own(one: LockManager):
-    """P30, L41: after a fork both processes continue; the child neither uses nor ends anything of its parent."""
-    lease = one.lock("a").acquire()
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: there are threads
-        child = os.fork()
-    if not child:
-        with suppress(BaseException):
-            taken = ""
-            try:
-                one.lock("a", wait=0).acquire()
-            except LockTakenError:
-                taken = "taken"
-            mine = one.lock("b", wait=0).acquire()
-            os.write(writer, f"{taken} {mine.release()}".encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    os.close(writer)
-    said = os.read(reader, 100).decode()
-    os.close(reader)
-
-    assert said == "taken released"
-    assert lease.extend()
-    assert lease.release() == "released"
-
-
-def test_greenlets_wait_and_are_renewed(zookeeper: Zoo):
-    """P33, L45: under gevent, the threads of a node are greenlets, and the watchdog renews from a thread of its own."""
-    needs("gevent", find_spec("gevent"), "pip install gevent")
-
-    ended = subprocess.run(
-        [sys.executable, "-c", GREENLETS, zookeeper.url], capture_output=True, text=True, timeout=180, check=False
-    )
-
-    assert ended.stdout == "[0, 1, 2]\n", ended.stderr
-
-
 def test_member_that_accepts_and_is_silent_is_left_at_once(monkeypatch: pytest.MonkeyPatch):
     """P25: a frozen member still accepts connections; kazoo would wait for the length of a session."""
     monkeypatch.setattr("django_redlock.nodes.zookeeper.client.SESSION", 60.0)
@@ -486,50 +377,3 @@ def test_member_that_accepts_and_is_silent_is_left_at_once(monkeypatch: pytest.M
         client.close()
 
     assert time.monotonic() - began < 30
-
-
-async def test_no_thread_is_left_behind(zookeeper: Zoo, flavour: Flavour):
-    """L40: the threads of an ensemble end with the last manager that uses it."""
-    manager = patient_manager([zookeeper.url])
-    lease = await flavour.acquire(manager.lock("a"))
-    with pytest.raises(LockTakenError):
-        await flavour.acquire(manager.lock("a", wait=0.3))
-    await flavour.release(lease)
-
-    await flavour.close(manager)
-    manager.close()
-
-    await eventually(lambda: not [each for each in threads() if each.startswith("django_redlock zookeeper")])
-
-
-# A majority
-
-
-def test_any_one_of_two_redis_and_zookeeper_may_die(nodes: Servers, zookeeper: Zoo):
-    """P16, P20, P25, L62: two Redis servers and a ZooKeeper are a majority of three."""
-    with closing(patient_manager([*nodes.urls[:2], zookeeper.url], node_timeout=2.0)) as manager:
-        held = [manager.lock("a", wait=0).acquire()]
-        nodes[0].kill()
-        held.append(manager.lock("b", wait=30).acquire())
-        nodes[0].start()
-        zookeeper.kill()
-        held.append(manager.lock("c", wait=30).acquire())
-        nodes[1].kill()
-        with pytest.raises(QuorumUnavailableError):
-            manager.lock("d", wait=0).acquire()
-        zookeeper.start()
-        held.append(manager.lock("d", wait=60).acquire())
-
-        assert all(lease.valid() for lease in held)
-
-
-def test_contended_counter_loses_nothing(zookeeper: Zoo, tmp_path: Path):
-    """P1, P2, P16: four processes increment a counter, guarded only by the lock of one ZooKeeper; tokens increase."""
-    options = {"ttl": 10.0, "node_timeout": 2.0, "retry_delay": 0.01, "restart_guard": False}
-
-    with contending(tmp_path, [zookeeper.url], {"default": {}}, **options) as contenders:
-        contenders.go_on(30)
-
-    tokens = contenders.tokens
-    assert tokens == sorted(set(tokens))
-    assert (tmp_path / "counter").read_text() == str(len(tokens))

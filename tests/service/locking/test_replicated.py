@@ -1,0 +1,252 @@
+"""What etcd and ZooKeeper have in common as nodes: notifications, processes, operators and majorities."""
+
+import asyncio
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_redlock import LockTakenError, QuorumUnavailableError, inventory, lock, locks
+from django_redlock.core.replies import ABSENT, Kind, Reply
+from django_redlock.core.requests import Release, Request
+from django_redlock.nodes import NodeSpec, open_node
+from django_redlock.nodes.base import LinkError
+from django_redlock.testing import Servers
+from tests.conftest import needs
+from tests.etcd import Member
+from tests.managers import Flavour, eventually, fork_and_lock, patient_manager
+from tests.server.locking.test_database import NONCE, acquire
+from tests.zookeeper import Zoo
+
+from .test_mixed_majority import contending
+
+Store = Member | Zoo
+
+
+def node(url: str) -> Any:
+    return open_node(NodeSpec(url), "t:")
+
+
+@pytest.fixture(params=["etcd", "zookeeper"])
+def store(request: pytest.FixtureRequest) -> Store:
+    """A server of each kind, empty."""
+    found: Store = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def table(store: Store) -> Iterator[Any]:
+    """Its records."""
+    with closing(node(store.url).table(30.0)) as found:
+        found.open()
+        yield found
+
+
+@pytest.fixture
+def other(store: Store) -> Iterator[Any]:
+    """The same records over another connection, as in another process."""
+    with closing(node(store.url).table(30.0)) as found:
+        found.open()
+        yield found
+
+
+def comparable(reply: Reply) -> Any:
+    """Return what must be equal: everything except times, and the total, which a survey of given names has not."""
+    rows = [row._replace(left=None if row.left is None else row.left == ABSENT) for row in reply.rows]
+    return reply.kind, reply.fence, bool(reply.left), reply.detail, reply.position, reply.terms, rows
+
+
+def readable(link: Any) -> bool:
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLIN)
+    return bool(poll.poll(60_000))
+
+
+def between(table: Any, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Have something happen once between a table's next read and its write."""
+    decide, todo = table._decide, [act]
+
+    def decide_slowly(asked: Sequence[Request]) -> Any:
+        decided = decide(asked)
+        while todo:
+            todo.pop()()
+        return decided
+
+    monkeypatch.setattr(table, "_decide", decide_slowly)
+
+
+def test_slower_of_two_decides_again(table: Any, other: Any, monkeypatch: pytest.MonkeyPatch):
+    """P1, P16: another client's write between our read and our write is not overwritten."""
+    between(table, monkeypatch, lambda: other.execute([acquire(nonce="b" * 32)]))
+
+    assert table.execute([acquire()])[0].kind is Kind.BUSY
+
+
+def test_operators_see_and_end_what_it_holds(store: Store):
+    """L70, L74: the inventory treats it like any node."""
+    entry = {"NODES": store.url, "KEY_PREFIX": "t", "OPTIONS": {"node_timeout": 2.0}}
+    with override_settings(REDLOCK={"default": entry}):
+        lease = lock("order:7", label="invoice run", ttl=60).acquire()
+        (held,) = inventory.held_locks().locks
+        assert inventory.force_release(held.name, held.fingerprint) == "released"
+        assert not lease.extend()
+        locks.reset()
+
+    assert (held.name, held.state, held.votes) == ("order:7", inventory.State.HELD, 1)
+
+
+async def test_event_loop_is_notified_of_a_release(table: Any, store: Store):
+    """P27, P39: the same for asyncio."""
+    link = await node(store.url).alisten("p", 30.0, print)
+    table.execute([acquire(), acquire(nonce="b" * 32, waiter="p|7", stamp=1)])
+    table.execute([Release(("{x}",), NONCE)])
+
+    assert await asyncio.wait_for(link.read(), 60) == ["p|7"]
+    store.kill()
+    with pytest.raises(LinkError):
+        await asyncio.wait_for(link.read(), 60)
+    link.close()
+    with pytest.raises(LinkError):
+        await node(store.url).alisten("p", 30.0, print)
+    with pytest.raises(LinkError):
+        node(store.url).listen("p", 30.0, print)
+    await asyncio.to_thread(store.start)
+
+
+# Processes
+
+
+HOLD = """
+import sys
+from tests.managers import real_manager
+lease = real_manager([sys.argv[1]], ttl=3.0, node_timeout=0.6).lock("a", wait=20).acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_lock_of_a_killed_process_ends_with_its_lease(store: Store):
+    """L58, P24: no record stays behind as a lock for ever."""
+    command = [sys.executable, "-c", HOLD, store.url]
+    with closing(patient_manager([store.url])) as manager:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            with pytest.raises(LockTakenError):
+                manager.lock("a", wait=0).acquire()
+            process.send_signal(signal.SIGKILL)
+
+        assert manager.lock("a", wait=30).acquire().release() == "released"
+
+
+@pytest.fixture(params=[0, 2], ids=["alone", "with two Redis servers"])
+def urls(request: pytest.FixtureRequest, store: Store, nodes: Servers) -> list[str]:
+    """The nodes of an alias: a store alone, or in a majority."""
+    return [*nodes.urls[: request.param], store.url]
+
+
+def test_child_has_connections_of_its_own(urls: list[str]):
+    """P30, L41: after a fork both processes continue; the child neither uses nor ends anything of its parent."""
+    with closing(patient_manager(urls)) as one:
+        fork_and_lock(one)
+
+
+GREENLETS = """
+from gevent import monkey
+monkey.patch_all()
+import sys
+import gevent
+from tests.managers import patient_manager
+from django_redlock.engine import renewal
+
+manager = patient_manager(sys.argv[1:])
+order = []
+
+def work(number):
+    with manager.lock("a", wait=60):
+        order.append(number)
+
+lease = manager.lock("a").acquire()
+lease.hold._renew_at = 0.0  # due at once
+renewal.watchdog.watch(lease)
+jobs = [gevent.spawn(work, number) for number in range(3)]
+with gevent.Timeout(60):
+    while not lease.extensions:
+        gevent.sleep(0.01)
+lease.release()
+gevent.joinall(jobs, timeout=60, raise_error=True)
+print(sorted(order))
+manager.close()
+"""
+
+
+def test_greenlets_wait_and_are_renewed(urls: list[str]):
+    """P33, L45: under gevent, the thread of a node is a greenlet, and the watchdog renews from a thread of its own."""
+    needs("gevent", find_spec("gevent"), "pip install gevent")
+
+    ended = subprocess.run(
+        [sys.executable, "-c", GREENLETS, *urls], capture_output=True, text=True, timeout=180, check=False
+    )
+
+    assert ended.stdout == "[0, 1, 2]\n", ended.stderr
+
+
+async def test_no_thread_is_left_behind(store: Store, flavour: Flavour):
+    """L40: the threads of a store end with the last manager that uses it."""
+    manager = patient_manager([store.url])
+    lease = await flavour.acquire(manager.lock("a"))
+    with pytest.raises(LockTakenError):
+        await flavour.acquire(manager.lock("a", wait=0.3))
+    await flavour.release(lease)
+
+    kind = store.url.partition(":")[0]
+    await flavour.close(manager)
+    manager.close()
+
+    await eventually(lambda: not [one for one in threads() if one.startswith(f"django_redlock {kind}")])
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
+
+
+# A majority
+
+
+def test_any_one_of_two_redis_and_a_store_may_die(nodes: Servers, store: Store):
+    """P16, P20, P25, L62: two Redis servers and a store are a majority of three."""
+    with closing(patient_manager([*nodes.urls[:2], store.url], node_timeout=2.0)) as manager:
+        held = [manager.lock("a", wait=0).acquire()]
+        nodes[0].kill()
+        held.append(manager.lock("b", wait=30).acquire())
+        nodes[0].start()
+        store.kill()
+        held.append(manager.lock("c", wait=30).acquire())
+        nodes[1].kill()
+        with pytest.raises(QuorumUnavailableError):
+            manager.lock("d", wait=0).acquire()
+        store.start()
+        held.append(manager.lock("d", wait=60).acquire())
+
+        assert all(lease.valid() for lease in held)
+
+
+def test_contended_counter_loses_nothing(store: Store, tmp_path: Path):
+    """P1, P2, P16: four processes increment a counter, guarded only by the lock of one store; tokens increase."""
+    options = {"ttl": 10.0, "node_timeout": 2.0, "retry_delay": 0.01, "restart_guard": False}
+
+    with contending(tmp_path, [store.url], {"default": {}}, **options) as contenders:
+        contenders.go_on(30)
+
+    tokens = contenders.tokens
+    assert tokens == sorted(set(tokens))
+    assert (tmp_path / "counter").read_text() == str(len(tokens))
