@@ -20,7 +20,7 @@ from redis.credentials import CredentialProvider
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Survey
 from django_redlock.core.round import Round
-from django_redlock.engine import connections, renewal, rounds_async
+from django_redlock.engine import connections, renewal
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
@@ -146,14 +146,15 @@ def test_connections_of_a_burst_are_closed(nodes: Servers, monkeypatch: Any):
     manager.close()
 
 
-async def test_connections_that_were_long_idle_are_not_used(nodes: Servers, monkeypatch: Any):
+async def test_connections_that_were_long_idle_are_not_used(nodes: Servers):
     """L5: a firewall may have dropped them, and the first call after a quiet night must not fail."""
     manager = real_manager(nodes.urls)
     await (await manager.lock("a").aacquire()).arelease()
     lines = manager.driver.loop_side().gather._lines
     await eventually(lambda: len(lines) == 5 and not any(line.in_flight for line in lines.values()))
     before = {node: line.link for node, line in lines.items()}
-    monkeypatch.setattr(rounds_async, "MAX_IDLE", 0.0)
+    for line in lines.values():
+        line.silent_since -= 2 * MAX_IDLE
 
     await (await manager.lock("a").aacquire()).arelease()
 
