@@ -21,6 +21,7 @@ from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Survey
 from django_redlock.core.round import Round
 from django_redlock.engine import connections, renewal
+from django_redlock.engine.idle import MAX_IDLE
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.nodes import NodeSpec, open_node
