@@ -234,6 +234,7 @@ class Cluster:
         self._leases = {lease: self._begins(old.counted(lease)) for lease in self._leases}
         new.term = self.term
         new.leader = new.number
+        new.counts = False  # it was no leader for a moment, even if it led before and has heard of nothing since
         world.at(world.now + LATE * random.random(), self._promote, new, self.term)
         # The members that elected it know of it at once. The others learn of it later.
         voter = next((member for member in able if member is not new), None)
