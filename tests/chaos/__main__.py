@@ -4,7 +4,7 @@ Let real servers, processes and clocks fail, and count the effect on a counter i
     python -m tests.chaos --minutes 10 --profile network
     python -m tests.chaos --minutes 1 --profile all --nodes 5 --database postgresql
 
-There are three or five servers, or the three members of an etcd cluster, behind proxies, and worker processes that take
+There are three or five servers, or three members of etcd or ZooKeeper, behind proxies, and worker processes that take
 one lock and increment two counters under it, one behind a fence and one without. A nemesis injects faults. Every
 acquisition is recorded and checked at the end.
 """
@@ -40,7 +40,7 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engine = SQLite(folder) if options.database == "sqlite" else stack.enter_context(PostgreSQL())
         for name in PROFILES if options.profile == "all" else [options.profile]:
-            if PROFILES[name].etcd and (missing := without_etcd()):
+            if missing := missing_for(PROFILES[name].store):
                 freed.append(f"{name} was left out: {missing}")
                 continue
             random.seed(options.seed)  # so that one profile can be repeated without those before it
@@ -52,13 +52,16 @@ def main() -> int:
     return int(bool(failed))
 
 
-def without_etcd() -> str:
-    """Return why there is no etcd to run, and what to install; nothing if there is one."""
+def missing_for(store: str) -> str:
+    """Return why a kind of cluster cannot run, and what to install; nothing if it can."""
     from tests.etcd import Member
     from tests.services import ServiceMissingError
+    from tests.zookeeper import Zoo
 
+    kinds: dict[str, type[Member] | type[Zoo]] = {"etcd": Member, "zookeeper": Zoo}
     try:
-        Member.find()
+        if store:
+            kinds[store].find()
     except ServiceMissingError as error:
         return str(error)
     return ""

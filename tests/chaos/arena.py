@@ -16,13 +16,15 @@ from typing import Any, Self
 from django_redlock.nodes.clock import steady
 from django_redlock.testing import FaultProxy, Server
 from django_redlock.testing.processes import spawn
-from tests.etcd import Cluster, cluster
+from tests.etcd import Cluster, Member, cluster
+from tests.zookeeper import Ensemble, Zoo, ensemble
 
 from .clock import Clock, build
 from .history import History
 from .nemesis import Nemesis, Profile
 
 KEEPING = ("--appendonly", "yes", "--appendfsync", "always")
+APART = 60  # seconds between the wall clocks of two members of ZooKeeper
 WARM_UP = 3.0  # seconds beyond a ttl until nodes that have just started may vote; their uptime has whole seconds
 GRACE = 60.0  # seconds that a worker may take to end: it may be waiting for a lock and for a row
 
@@ -121,9 +123,9 @@ class Arena:
         # Nodes that keep their data are called durable: every write is on disk before the reply.
         args = KEEPING if profile.durable else ()
         self.servers = (
-            [] if profile.etcd else [Server(args=args, environment=environment) for environment in environments]
+            [] if profile.store else [Server(args=args, environment=environment) for environment in environments]
         )
-        self.cluster: Cluster | None = None
+        self.cluster: Cluster | Ensemble | None = None
         self.proxies: list[FaultProxy] = []
         self.workers: list[WorkerProcess] = []
         self.gone: list[WorkerProcess] = []
@@ -135,9 +137,11 @@ class Arena:
 
     def __enter__(self) -> Self:
         with self._stack as stack:
-            if self.profile.etcd:
+            if self.profile.store == "etcd":
                 self.cluster = stack.enter_context(cluster(proxied=True))
-            for server in self.servers or (self.cluster.members if self.cluster else []):
+            if self.profile.store == "zookeeper":
+                self.cluster = stack.enter_context(ensemble(apart=APART))
+            for server in self.servers or self.members:
                 if isinstance(server, Server):
                     stack.enter_context(server)
                 self.proxies.append(stack.enter_context(FaultProxy(server.url)))
@@ -174,9 +178,22 @@ class Arena:
     def urls(self) -> list[str]:
         """The nodes, as the workers reach them."""
         urls = [proxy.url for proxy in self.proxies]
-        return ["etcd://" + ",".join(url.removeprefix("etcd://") for url in urls)] if self.cluster else urls
+        scheme = f"{self.profile.store}://"
+        return [scheme + ",".join(url.removeprefix(scheme) for url in urls)] if self.cluster else urls
 
     # What the nemesis acts on
+
+    @property
+    def members(self) -> list[Member | Zoo]:
+        """The members of the cluster."""
+        return [*self.cluster.members] if self.cluster else []
+
+    def rejoin(self, member: Member | Zoo) -> None:
+        """Have a wiped member join the cluster again."""
+        if isinstance(self.cluster, Cluster) and isinstance(member, Member):
+            self.cluster.replace(member)
+        else:
+            member.start()  # the others give it what they have before it answers
 
     def any_proxy(self) -> FaultProxy:
         return random.choice(self.proxies)

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from tests.etcd import Member
 
 if TYPE_CHECKING:
-    from tests.etcd import Member
+    from tests.zookeeper import Zoo
 
     from .arena import Arena
 
@@ -78,7 +80,7 @@ def crash_without_data(arena: "Arena") -> Iterator[None]:
     server.restart()
 
 
-# Members of an etcd cluster
+# Members of a cluster of etcd or ZooKeeper
 
 
 def frozen_member(arena: "Arena") -> Iterator[None]:
@@ -98,19 +100,20 @@ def killed_member(arena: "Arena") -> Iterator[None]:
 
 
 def wiped_member(arena: "Arena") -> Iterator[None]:
-    """A member is killed and loses its data, and joins again as a new member."""
-    assert arena.cluster is not None
+    """A member is killed and loses its data, and joins again, in etcd as a new member."""
     member = any_member(arena)
     member.wipe()
     yield
-    arena.cluster.replace(member)
+    arena.rejoin(member)
 
 
 def partitioned_member(arena: "Arena") -> Iterator[None]:
-    """Nothing that clients or the other members send over connections to a member passes, and no replies to it."""
+    """Nothing that clients send to a member passes, and no replies to it; of etcd, also from and to other members."""
     assert arena.cluster is not None
     member = any_member(arena)
-    proxies = [arena.proxies[arena.cluster.members.index(member)]] + ([member.proxy] if member.proxy else [])
+    proxies = [arena.proxies[arena.members.index(member)]]
+    if isinstance(member, Member) and member.proxy:
+        proxies.append(member.proxy)
     for proxy in proxies:
         proxy.black_hole("both")
     yield
@@ -120,10 +123,10 @@ def partitioned_member(arena: "Arena") -> Iterator[None]:
         proxy.heal()
 
 
-def any_member(arena: "Arena") -> "Member":
+def any_member(arena: "Arena") -> "Member | Zoo":
     """Return the leader or any other member."""
     assert arena.cluster is not None
-    return arena.cluster.leader() if random.random() < 0.5 else random.choice(arena.cluster.members)
+    return arena.cluster.leader() if random.random() < 0.5 else random.choice(arena.members)
 
 
 # Clients
@@ -169,7 +172,7 @@ class Profile:
         slow: Chance that a worker pauses for up to two leases between reading and writing.
         clocks: Whether the nodes' clocks can be set; needs a C compiler.
         tolerated: Whether overlaps are only counted, because an assumption does not hold.
-        etcd: Whether the node is an etcd cluster of three members, not one of several servers.
+        store: The kind of cluster, if the node is one of three members, and not one of several servers.
         ttl: Seconds of a lease.
         node_timeout: Seconds to wait for a node.
     """
@@ -182,7 +185,7 @@ class Profile:
     slow: float = 0.0
     clocks: bool = False
     tolerated: bool = False
-    etcd: bool = False
+    store: Literal["", "etcd", "zookeeper"] = ""
     ttl: float = TTL
     node_timeout: float = 0.2
 
@@ -190,6 +193,7 @@ class Profile:
 NETWORK = (delay, black_hole, reset, lost_reply, frozen_node)
 CLIENTS = (frozen_worker, killed_worker)
 MEMBERS = (frozen_member, killed_member, wiped_member, partitioned_member)
+STORES: tuple[Literal["etcd", "zookeeper"], ...] = ("etcd", "zookeeper")
 
 PROFILES = {
     profile.name: profile
@@ -201,15 +205,18 @@ PROFILES = {
         Profile("crash with data", (crash_with_data,), durable=True, pause=2.0),
         Profile("crash without data", (crash_without_data,), pause=6 * TTL),
         Profile("clock jump", (stepped_clock,), clocks=True),
-        Profile(
-            "etcd",
-            (*MEMBERS, *MEMBERS, delay, black_hole, reset, lost_reply, *CLIENTS, killed_worker),
-            lasting=(0.05, 8.0),
-            pause=3.0,
-            slow=0.01,
-            etcd=True,
-            ttl=5.0,
-            node_timeout=1.0,
+        *(
+            Profile(
+                store,
+                (*MEMBERS, *MEMBERS, delay, black_hole, reset, lost_reply, *CLIENTS, killed_worker),
+                lasting=(0.05, 8.0),
+                pause=3.0,
+                slow=0.01,
+                store=store,
+                ttl=5.0,
+                node_timeout=1.0,
+            )
+            for store in STORES
         ),
         Profile(
             "everything",

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.__main__ import one
+from tests.chaos.__main__ import missing_for, one
 from tests.chaos.arena import HEADS, Arena, Result
 from tests.chaos.clock import compiler
 from tests.chaos.history import History, Hold
 from tests.chaos.nemesis import PROFILES, Profile
 from tests.conftest import needs
-from tests.etcd import Member
-from tests.services import PostgreSQL, ServiceMissingError, SQLite
+from tests.services import PostgreSQL, SQLite
 
 pytestmark = pytest.mark.django_db(databases=[])
 
@@ -75,11 +74,8 @@ def judge(result: Result, request: pytest.FixtureRequest) -> None:
 
 
 def ready(profile: Profile) -> Profile:
-    if profile.etcd:
-        try:
-            Member.find()
-        except ServiceMissingError as error:
-            needs("etcd", None, str(error))
+    if missing := missing_for(profile.store):
+        needs(profile.store, None, missing)
     if profile.clocks:
         needs("a C compiler", compiler(), "apt-get install gcc libc6-dev")
     return profile
