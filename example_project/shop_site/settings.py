@@ -15,7 +15,7 @@ from pathlib import Path
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 # Locks. A list of URLs, or one string with commas between them, is enough; the names are for the admin and the logs.
-# The members of an etcd cluster have commas between them, too, but only the first has a scheme.
+# The members of a cluster have commas between them, too, but only the first has a scheme.
 LOCK_URLS = re.split(r",(?=[a-z+]+://)", environ.get("REDLOCK_NODES", "redis://localhost:6379/0"))
 REDLOCK = {
     "default": {
@@ -23,7 +23,7 @@ REDLOCK = {
         "KEY_PREFIX": "shop",
         # A lease is renewed while it is held: ttl is how long others wait when a holder dies, not how long work may
         # take. A node that restarted votes again after max_ttl. Both are short here because the demo kills nodes and
-        # people watch it; leave OPTIONS out for 30 and 60 seconds. etcd waits for disks, and needs a longer
+        # people watch it; leave OPTIONS out for 30 and 60 seconds. etcd and ZooKeeper wait for disks, and need a longer
         # node_timeout than Redis.
         "OPTIONS": {"ttl": 6, "max_ttl": 6, "node_timeout": float(environ.get("REDLOCK_NODE_TIMEOUT", "0.25"))},
     },

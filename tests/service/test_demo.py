@@ -1,4 +1,4 @@
-"""The demo over an etcd cluster, which checks itself, and what it says without etcd."""
+"""The demo over three members of etcd or ZooKeeper, which checks itself, and what it says without them."""
 
 import os
 import subprocess
@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import needs
 from tests.etcd import Member
 from tests.services import ServiceMissingError
+from tests.zookeeper import Zoo
 
 pytestmark = pytest.mark.xdist_group("etcd")
 MANAGE = Path(__file__).parents[2] / "example_project" / "manage.py"
@@ -29,29 +30,31 @@ def demo(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[st
 
 
 @pytest.mark.endurance  # the demo keeps a processor busy for as long as it runs
-def test_shop_runs_over_an_etcd_cluster():
+@pytest.mark.parametrize("kind", [Member, Zoo], ids=["etcd", "zookeeper"])
+def test_shop_runs_over_a_cluster(kind: type[Member] | type[Zoo]):
     """
     P16, P24, L62: migrations, admin pages, commands, views and a singleton task work while members of the cluster are
     killed and come back.
     """
     try:
-        Member.find()
+        kind.find()
     except ServiceMissingError as error:
-        needs("etcd", None, str(error))
+        needs(kind.scheme, None, str(error))
 
-    ran = demo("--nodes", "etcd", "--seconds", "24")
+    ran = demo("--nodes", kind.scheme, "--seconds", "24")
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Held locks shows 1 of 1 votes" in ran.stdout
     assert "checks hold." in ran.stdout
 
 
-def test_missing_etcd_is_reported(tmp_path: Path):
-    """L62: without etcd, the demo says what to install, starts nothing and leaves nothing."""
-    ran = demo("--nodes", "etcd", PATH=str(tmp_path), TMPDIR=str(tmp_path))
+@pytest.mark.parametrize(("kind", "package"), [("etcd", "etcd-server"), ("zookeeper", "zookeeper")])
+def test_missing_cluster_is_reported(tmp_path: Path, kind: str, package: str):
+    """L62: without its program, the demo says what to install, starts nothing and leaves nothing."""
+    ran = demo("--nodes", kind, PATH=str(tmp_path), TMPDIR=str(tmp_path))
 
     assert ran.returncode == 1
-    assert "etcd is not installed" in ran.stderr
-    assert "apt-get install etcd-server" in ran.stderr
+    assert "is not installed" in ran.stderr
+    assert f"apt-get install {package}" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert not list(tmp_path.iterdir())

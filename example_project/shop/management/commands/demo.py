@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from shop.demo import attended, unattended
-from shop.demo.nodes import KINDS
+from shop.demo.clusters import KINDS
 from shop.demo.report import Check, diary
 from shop.demo.stack import Stack
 
@@ -33,8 +33,8 @@ class Command(BaseCommand):
             "--nodes",
             choices=KINDS,
             default="redis",
-            help="what the locks are on: five embedded servers (redis, the default) or an "
-            "etcd cluster of three members, which must be installed (etcd)",
+            help="what the locks are on: five embedded servers (redis, the default) or three members of a cluster, "
+            "which must be installed (etcd, zookeeper)",
         )
 
     def handle(self, *, seconds: float | None, port: int, nodes: str, **options: Any) -> None:
