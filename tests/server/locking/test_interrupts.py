@@ -19,92 +19,105 @@ from django_redlock.engine.renewal import Watchdog, abandoned, release_abandoned
 from django_redlock.engine.wakeup import WakeUp
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.threads import Bell, Errands, Event
-from tests.interrupts import ASYNC, BLOCKING, AsyncSweep, Interrupted, Scenario, Sweep, Trap, enter, make_manager
+from tests.interrupts.async_scenarios import ASYNC
+from tests.interrupts.scenarios import Scenario, enter
+from tests.interrupts.sweep import BLOCKING, KINDS, Sweep, make_sweep
+from tests.interrupts.trap import Interrupted, Trap
 from tests.managers import Manager, eventually
 
 SAMPLE = 6  # points of each scenario
-MOST = 2000  # points of each scenario in the endurance tests
+SOME = 4  # points of each scenario that are interrupted twice, or while a node fails
+SHORT = ("enter", "by hand", "renew", "missed", "abandoned")  # scenarios that also run over other kinds of node
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:coroutine .* was never awaited")
+EVERY = [*BLOCKING, *ASYNC]
+SHORTLIST = [scenario for scenario in EVERY if scenario.name.removeprefix("async ") in SHORT]
+
+of_each = pytest.mark.parametrize("scenario", EVERY, ids=lambda scenario: scenario.name)
+of_some = pytest.mark.parametrize("scenario", SHORTLIST, ids=lambda scenario: scenario.name)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:coroutine .* was never awaited"),
+    # Python swallows what is raised in a __del__, and prints it.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+]
 
 
-def swept(scenario: Scenario, elsewhere: bool, urls: list[str] | None = None, kind: str = "", **how: Any) -> Sweep:
-    """Return a sweep of interruptions of a scenario, over nodes in memory, over servers, or over nodes of a *kind*."""
-    make = AsyncSweep if scenario in ASYNC else Sweep
-    manager = make_manager(kind or ("servers" if urls else "memory"), urls or [])
-    return make(manager, scenario, elsewhere=elsewhere, **how)
-
-
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["main thread", "other thread"])
-@pytest.mark.parametrize("scenario", [*BLOCKING, *ASYNC], ids=lambda scenario: scenario.name)
-def test_lock_works_after_an_interruption(scenario: Scenario, elsewhere: bool):
-    """L10: wherever an exception arrives, the lock can be taken, is renewed and is released afterwards."""
-    whole = Trap(1_000_000)
-    sweep = swept(scenario, elsewhere)
+def sampled(scenario: Scenario, points: int, first: int = 3, **options: Any) -> Sweep:
+    """Interrupt a scenario at about so many points; return the sweep, which is over."""
+    sweep = make_sweep(scenario, **options)
     try:
-        sweep.count(whole)
-        sweep.run(first=3, step=max(1, whole.passed // SAMPLE))
+        sweep.sample(points, first)
     finally:
         sweep.close()
+    assert sweep.points >= points // 3
+    return sweep
 
-    assert sweep.points >= SAMPLE // 2
+
+@of_each
+def test_lock_works_after_an_interruption(scenario: Scenario):
+    """L10: wherever an exception arrives, the lock can be taken, is renewed and is released afterwards."""
+    sampled(scenario, SAMPLE)
 
 
-@pytest.mark.parametrize("scenario", [BLOCKING[0], ASYNC[0]], ids=lambda scenario: scenario.name)
+@of_some
+def test_lock_works_after_an_interruption_in_another_thread(scenario: Scenario):
+    """L10: the same where no signal handler runs, but other threads may raise exceptions."""
+    sampled(scenario, SAMPLE, elsewhere=True)
+
+
+@of_some
+def test_lock_works_after_two_interruptions(scenario: Scenario):
+    """L10: the same when a second exception arrives while the first one is handled."""
+    sampled(scenario, SOME, first=5, twice=True)
+
+
+@of_some
 def test_lock_over_servers_works_after_an_interruption(nodes: Any, scenario: Scenario):
     """L10: the same when connections have replies in flight at the interruption."""
-    whole = Trap(1_000_000)
-    sweep = swept(scenario, False, nodes.urls[:3])
-    try:
-        sweep.count(whole)
-        sweep.run(first=5, step=max(1, whole.passed // SAMPLE))
-    finally:
-        sweep.close()
-
-    assert sweep.points >= SAMPLE // 2
+    sampled(scenario, SOME, first=5, kind="servers", urls=nodes.urls[:3])
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [scenario for scenario in (*BLOCKING, *ASYNC) if scenario.name.removeprefix("async ") in ("enter", "renew")],
-    ids=lambda scenario: scenario.name,
-)
+@of_some
 @pytest.mark.parametrize("kind", ["one down", "one breaking"])
 def test_lock_with_a_failing_node_works_after_an_interruption(scenario: Scenario, kind: str):
     """L10, L62: the same while a node of three cannot be reached, or breaks each connection before it replies."""
-    whole = Trap(1_000_000)
-    sweep = swept(scenario, False, kind=kind)
-    try:
-        sweep.count(whole)
-        sweep.run(first=7, step=max(1, whole.passed // SAMPLE))
-    finally:
-        sweep.close()
+    sampled(scenario, SOME, first=7, kind=kind)
 
-    assert sweep.points >= SAMPLE // 2
+
+def test_every_line_of_the_engine_is_interrupted_or_excused():
+    """L10: each function of the engine is reached by a scenario at all of its lines, or listed with a reason."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.interrupts", "--uncovered"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    assert "are points of the sweep" in ended.stdout
 
 
 @pytest.mark.endurance
-@pytest.mark.parametrize("lines", [False, True], ids=["points", "lines"])
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["main thread", "other thread"])
-@pytest.mark.parametrize("scenario", [*BLOCKING, *ASYNC], ids=lambda scenario: scenario.name)
-def test_lock_works_after_an_interruption_anywhere(scenario: Scenario, elsewhere: bool, lines: bool):
-    """L10: the whole sweep, as ``python -m tests.interrupts`` runs it; of very long scenarios, every few points."""
-    whole = Trap(1_000_000, lines)
-    sweep = swept(scenario, elsewhere, lines=lines)
-    try:
-        sweep.count(whole)
-        assert sweep.run(step=1 + whole.passed // MOST) > 50
-    finally:
-        sweep.close()
+@pytest.mark.parametrize("twice", [[], ["--twice"]], ids=["once", "twice"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_lock_works_after_an_interruption_at_each_line(kind: str, twice: list[str]):
+    """L10: the whole sweep, as ``python -m tests.interrupts --each-line`` runs it."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.interrupts", "--each-line", "--nodes", kind, *twice],
+        capture_output=True,
+        text=True,
+        timeout=3600,
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stderr[-4000:]
 
 
 def test_entered_block_is_released_at_once_at_nearly_every_interruption():
     """L10: ``with`` leaves no key behind; the sweep counts a few points more than the interpreter has."""
-    sweep = swept(Scenario("enter", enter), False)
-    try:
-        sweep.run(first=0, step=17)
-    finally:
-        sweep.close()
+    sweep = sampled(Scenario("enter", enter), 100, first=0)
 
     assert len(sweep.slow) <= sweep.points // 4, sweep.slow
 

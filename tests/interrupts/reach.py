@@ -1,0 +1,239 @@
+"""
+Which lines of the engine the sweep interrupts, and why it leaves out the others.
+
+Every function of the engine is either interrupted at each of its lines by some scenario, or is in ``EXCUSED``.
+"""
+
+import ast
+import dis
+import inspect
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import django_redlock.engine
+
+from .sweep import Sweep
+from .trap import NEVER, Line, Trap
+
+ENGINE = Path(django_redlock.engine.__file__).parent
+
+ALONE = "it changes nothing: people and tests read it"
+BEFORE = "it raises before anything is taken"
+CHILD = "it runs in a forked child, before that uses a lock"
+IMPORT = "it runs when the package is imported"
+RACE = "its last branch is for a thread that is quicker than another one"
+TIMING = "its last branch depends on when replies, connections or timers come"
+CLEAN_UP = "it is called in the clean-up after an interruption: --twice interrupts it"
+
+EXCUSED = {
+    "mistakes.py": BEFORE,
+    "options.py:check_if_taken": BEFORE,
+    "options.py:check_block": BEFORE,
+    "options.py:check_not_skipped": BEFORE,
+    "decorator.py:decorated": BEFORE,
+    "decorator.py:_is": BEFORE,
+    "decorator.py:_name": BEFORE,
+    "decorator.py:_done": "it raises for a function that is not a coroutine function and returns something to await",
+    "contexts.py:Block._refuse_nesting": BEFORE,
+    "contexts.py:Block.is_entered": ALONE,
+    "lease.py:Lease.__reduce__": BEFORE,
+    "lease.py:AsyncLease.__enter__": BEFORE,
+    "lock.py:Lock.__repr__": ALONE,
+    "lock.py:Lock.__reduce__": BEFORE,
+    "lock.py:Lock.__getattr__": BEFORE,
+    "manager.py:LockManager.__repr__": ALONE,
+    "manager.py:LockManager.survey": "operators list locks with it; it takes none",
+    "manager.py:LockManager.asurvey": "operators list locks with it; it takes none",
+    "manager.py:_close_all": "it runs when the interpreter ends",
+    "holdings.py:forget_holdings": "tests forget with it what a context has taken",
+    "per_loop.py:PerLoop.__len__": ALONE,
+    "renewal.py:Watchdog.running": ALONE,
+    "process.py": CHILD,
+    "reentrancy.py:_Thread.__init__": "it runs when a thread first takes a lock",
+    "reentrancy.py:Exit.__init__": IMPORT,
+    "reentrancy.py:Entries.undo": CLEAN_UP,
+    "loss.py:Loss._report_later": CLEAN_UP,
+    "loss.py:AsyncLoss._report_later": CLEAN_UP,
+    "loss.py:Loss._call_back": RACE,
+    "heartbeat.py:ProcessHeartbeat.valid": RACE,
+    "waiters.py:Waiters.join": RACE,
+    "acquirer.py:Acquirer._carry_out": "its last pause is for a caller without wait, which never pauses",
+    "acquirer.py:Acquirer._acarry_out": "as Acquirer._carry_out",
+    "connections.py:Connection.read": TIMING,
+    "connections.py:ConnectionSet.__del__": CLEAN_UP,
+    "driver.py:Driver.ask": CHILD,
+    "driver.py:Driver.leave": CHILD,
+    "driver.py:Driver._report_nodes": RACE,
+    "idle.py:IdleConnections.trim": RACE,
+    "lease_hold.py:LeaseHold.slack": TIMING,
+    "lease_hold.py:LeaseHold.abandon": CLEAN_UP,
+    "loss.py:Loss.report": CLEAN_UP,
+    "notifications.py:Notifications._listen": TIMING,
+    "notifications.py:Notifications.forked": CHILD,
+    "notifications.py:Listener.forked": CHILD,
+    "notifications.py:Listener._step_down": TIMING,
+    "notifications.py:Listener._connect_missing": "its last branch is for a system without threads",
+    "notifications.py:Listener._connect": "it runs in a thread of its own, unless the node is in memory",
+    "notifications.py:Listener._read_link": TIMING,
+    "notifications.py:Listener._drop_link": TIMING,
+    "notifications.py:Listener._drop_arrivals": TIMING,
+    "notifications.py:AsyncNotifications._end_if_unused": TIMING,
+    "notifications.py:AsyncNotifications._read": TIMING,
+    "renewal.py:Agenda.take": TIMING,
+    "renewal.py:Watchdog.apart": TIMING,
+    "renewal.py:AsyncWatchdog._tended": TIMING,
+    "rounds.py:Gather.attend": TIMING,
+    "rounds.py:Gather._heard": TIMING,
+    "rounds.py:Gather._catch_up": TIMING,
+    "rounds.py:Gather._linger": TIMING,
+    "rounds.py:Gather._look_once_more": TIMING,
+    "rounds.py:Gather._welcome": TIMING,
+    "rounds_async.py:AsyncGather.aclose": TIMING,
+    "unattended.py:UnattendedReleases.due": TIMING,
+    "unattended.py:UnattendedReleases._read": TIMING,
+    "idle.py:IdleConnections._stack": "it keeps connections apart by thread under gevent",
+}
+"""What no scenario interrupts at all of its lines, and why: a file of the engine, or a function in it."""
+
+PASSED_OVER = {
+    "exiting()": "the interpreter is about to end",
+    "self.hold.forked": "a forked child has the lease of its parent",
+    "hold.forked": "a forked child has the lease of its parent",
+}
+"""Conditions whose branches are left out, and why. The clean-up ``except BaseException`` is left out as well."""
+
+TRIVIAL = {"RESUME", "NOP", "CACHE", "LOAD_CONST", "LOAD_SMALL_INT", "RETURN_CONST", "RETURN_VALUE", "COPY_FREE_VARS"}
+TRIVIAL |= {"RETURN_GENERATOR", "POP_TOP", "MAKE_CELL", "CALL_INTRINSIC_1", "RERAISE"}
+
+
+class Function(NamedTuple):
+    """
+    A function of the engine.
+
+    Attributes:
+        file: The name of its file.
+        name: Its qualified name.
+        lines: The numbers of its lines, and of those of the functions inside it.
+    """
+
+    file: str
+    name: str
+    lines: frozenset[int]
+
+    @property
+    def excuse(self) -> str:
+        """Why not all of its lines are interrupted; empty if they should be."""
+        return EXCUSED.get(f"{self.file}:{self.name}", EXCUSED.get(self.file, ""))
+
+
+def functions() -> Iterator[Function]:
+    """Yield the functions of the engine that do more than return a constant."""
+    for path in sorted(ENGINE.glob("*.py")):
+        found: dict[str, set[int]] = {}
+        for code in inner(compile(path.read_text(), str(path), "exec")):
+            operations = {instruction.opname for instruction in dis.get_instructions(code)}
+            if code.co_flags & inspect.CO_OPTIMIZED and not operations <= TRIVIAL:  # not the body of a class
+                found.setdefault(code.co_qualname.partition(".<locals>")[0], set()).update(lines_of(code))
+        left_out = passed_over(ast.parse(path.read_text()))
+        yield from (Function(path.name, name, frozenset(lines - left_out)) for name, lines in found.items())
+
+
+def passed_over(tree: ast.Module) -> set[int]:
+    """Return the lines that run only after an interruption, or under a condition that does not hold in the sweep."""
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        clean_up = isinstance(node, ast.ExceptHandler) and node.type and ast.unparse(node.type) == "BaseException"
+        if clean_up or (isinstance(node, ast.If) and ast.unparse(node.test) in PASSED_OVER):
+            assert isinstance(node, ast.ExceptHandler | ast.If)
+            first = node.lineno if clean_up else node.body[0].lineno
+            found.update(range(first, (node.body[-1].end_lineno or 0) + 1))
+    return found
+
+
+def inner(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of all functions and classes in *code*."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from inner(constant)
+
+
+def lines_of(code: CodeType) -> set[int]:
+    """Return the lines of a function's body."""
+    lines = {line for _, _, line in code.co_lines() if line}
+    return lines - {code.co_firstlineno} if len(lines) > 1 else lines
+
+
+class Reach:
+    """The lines of the engine that were run, in any thread, and those at which a trap could have raised."""
+
+    def __init__(self) -> None:
+        self.run: set[Line] = set()
+        self.points: set[Line] = set()
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Note the lines that are run in the block, in this thread and in those that are started there."""
+        threading.settrace(self._on_call)
+        sys.settrace(self._on_call)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)  # type: ignore[arg-type]
+
+    def add(self, sweep: Sweep) -> None:
+        """Run a scenario without an interruption, and note what it reaches."""
+        sweep.rehearse(whole := Trap(NEVER, lines=True))
+        self.points |= whole.passages.keys() | whole.spared
+
+    def missing(self, function: Function, lines: Iterable[Line]) -> list[int]:
+        """Return the lines of a function that are not among *lines*."""
+        file = str(ENGINE / function.file)
+        return sorted(line for line in function.lines if (file, line) not in lines)
+
+    def report(self) -> list[str]:
+        """Print what was not interrupted, by file; return the functions of these that have no excuse."""
+        every, unexcused, shown = list(functions()), [], ""
+        for function in every:
+            missing, unseen = self.missing(function, self.points), self.missing(function, self.run | self.points)
+            if not missing:
+                continue
+            if function.file != shown:
+                shown = function.file
+                print(shown)
+            what = f"not run: {listed(unseen)}" if unseen else ""
+            behind = f"run, but never in an interrupted thread: {listed(set(missing) - set(unseen))}"
+            print(f"    {function.name}: {'; '.join(filter(None, (what, behind if missing != unseen else '')))}")
+            print(f"        {function.excuse or 'NO EXCUSE'}")
+            if not function.excuse:
+                unexcused.append(f"{function.file}:{function.name}")
+        known = {f"{function.file}:{function.name}" for function in every} | {function.file for function in every}
+        unexcused += [f"{excused} (is no longer there)" for excused in EXCUSED if excused not in known]
+        self._sum_up(every)
+        return unexcused
+
+    def _sum_up(self, every: list[Function]) -> None:
+        lines = {(str(ENGINE / function.file), line) for function in every for line in function.lines}
+        excused = {(str(ENGINE / each.file), line) for each in every if each.excuse for line in each.lines}
+        points = lines & self.points
+        print(
+            f"{len(lines)} lines in {len(every)} functions; {len(lines & (self.run | self.points))} were run, "
+            f"{len(points)} are points of the sweep, {len((lines - points) & excused)} others are excused"
+        )
+
+    def _on_call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        return self._on_line if frame.f_code.co_filename.startswith(str(ENGINE)) else None
+
+    def _on_line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        self.run.add((frame.f_code.co_filename, frame.f_lineno))
+        return self._on_line
+
+
+def listed(lines: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(lines)))
