@@ -32,6 +32,7 @@ CLEAN_UP = "it is called in the clean-up after an interruption: --twice interrup
 
 EXCUSED = {
     "mistakes.py": BEFORE,
+    "options.py:<lambda>": BEFORE,
     "options.py:check_if_taken": BEFORE,
     "options.py:check_block": BEFORE,
     "options.py:check_not_skipped": BEFORE,
@@ -54,6 +55,7 @@ EXCUSED = {
     "per_loop.py:PerLoop.__len__": ALONE,
     "renewal.py:Watchdog.running": ALONE,
     "process.py": CHILD,
+    "redelivery.py:Redelivery._await": TIMING,
     "reentrancy.py:_Thread.__init__": "it runs when a thread first takes a lock",
     "reentrancy.py:Exit.__init__": IMPORT,
     "reentrancy.py:Entries.undo": CLEAN_UP,
@@ -69,7 +71,7 @@ EXCUSED = {
     "driver.py:Driver.ask": CHILD,
     "driver.py:Driver.leave": CHILD,
     "driver.py:Driver._report_nodes": RACE,
-    "idle.py:IdleConnections.trim": RACE,
+    "idle.py:IdleConnections._trim": RACE,
     "lease_hold.py:LeaseHold.slack": TIMING,
     "lease_hold.py:LeaseHold.abandon": CLEAN_UP,
     "loss.py:Loss.report": CLEAN_UP,

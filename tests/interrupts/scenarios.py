@@ -526,11 +526,11 @@ def nested(manager: Any, lock: Any, prepared: Any) -> None:
     with suppress(RuntimeError), lock:
         variant(lock).acquire()
     with Pair(lock) as lease:
-        waiting = Waiting(lock.name, (manager, (lock.name,), 1, False), this_thread(), 0.0)
+        waiting = Waiting((manager, (lock.name,), 1, False), this_thread(), 0.0)
         with suppress(RuntimeError):
             waiting()
     lease = lock.acquire()
-    waiting = Waiting(lock.name, (manager, (lock.name,), 1, False), object(), 0.0)
+    waiting = Waiting((manager, (lock.name,), 1, False), object(), 0.0)
     waiting()
     waiting()
     lease.release()
@@ -658,8 +658,8 @@ def make(manager: Any, lock: Any, prepared: Any) -> None:
 
 def connections(manager: Any, lock: Any, prepared: Any) -> None:
     """Keep, take and drop connections that are idle, closed, overdue, or wait for replies that nobody reads."""
-    idle, first, second, third = IdleConnections(), ConnectionSet(), ConnectionSet(), ConnectionSet()
-    first.used = second.used = 1e9
+    idle, (first, second, third, fourth) = IdleConnections(), (ConnectionSet() for _ in range(4))
+    first.used = second.used = fourth.used = 1e9
     first.close()
     idle.give_back(second)
     idle.give_back(first)
@@ -671,7 +671,8 @@ def connections(manager: Any, lock: Any, prepared: Any) -> None:
     idle._kept[1] = second
     idle.borrow(second)
     idle.give_back(third)
-    idle.trim(1e9)
+    idle.give_back(fourth)
+    idle.take(1e9)
     idle._kept[1] = second
     idle.close()
     third.expect(0)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -85,6 +86,7 @@ def test_lock_with_a_failing_node_works_after_an_interruption(scenario: Scenario
     sampled(scenario, SOME, first=7, kind=kind)
 
 
+@pytest.mark.endurance
 def test_every_line_of_the_engine_is_interrupted_or_excused():
     """L10: each function of the engine is reached by a scenario at all of its lines, or listed with a reason."""
     ended = subprocess.run(
@@ -353,9 +355,10 @@ def test_blocks_of_several_threads_end_their_own(memory: Manager):
 # Callbacks
 
 
-def lost(manager: LockManager, name: str) -> Lease:
-    """Return a lease that the watchdog tends, and that has ended."""
+def lost(manager: LockManager, name: str, callback: Callable[[Lease], object] = lambda lease: None) -> Lease:
+    """Return a lease that the watchdog tends, and that has ended; the watchdog may notice before this returns."""
     lease = manager.lock(name, renew=False).acquire()
+    lease.on_lost(callback)
     lease.hold.deadline = 0.0
     return lease
 
@@ -365,10 +368,9 @@ async def test_callback_that_blocks_delays_no_renewal(memory: Manager):
     manager = memory(3, ttl=5.0, node_timeout=0.2)
     blocked, go_on = threading.Event(), threading.Event()
     kept = manager.lock("kept").acquire()
-    lease = lost(manager, "lost")
-    lease.on_lost(lambda lease: (blocked.set(), go_on.wait(60)))
-    other, told = lost(manager, "other"), threading.Event()
-    other.on_lost(lambda lease: told.set())
+    lease = lost(manager, "lost", lambda lease: (blocked.set(), go_on.wait(60)))
+    told = threading.Event()
+    other = lost(manager, "other", lambda lease: told.set())
     try:
         watchdog.watch(lease)
         await eventually(blocked.is_set)
