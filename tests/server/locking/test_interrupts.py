@@ -1,5 +1,6 @@
 """Exceptions from signal handlers and other threads, wherever the interpreter can raise them."""
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from django_redlock import QuorumUnavailableError
 from django_redlock.celery.interrupt import raise_in
 from django_redlock.engine import wakeup
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.lease_hold import LeaseHold
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.renewal import Watchdog, abandoned, release_abandoned, watchdog
+from django_redlock.engine.rounds_async import AsyncGather
 from django_redlock.engine.wakeup import WakeUp
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.threads import Bell, Errands, Event
@@ -433,6 +436,38 @@ async def test_loss_whose_report_was_interrupted_is_reported_by_the_watchdog(mem
         assert told == [0, 1, 2] or trap.where.endswith("(<lambda>)"), trap.where
         if not trap.sprung:
             break
+
+
+# The end of a round in an event loop
+
+
+@pytest.mark.parametrize("release", [False, True], ids=["acquire", "release"])
+async def test_round_whose_timeout_is_interrupted_ends(memory: Manager, monkeypatch: Any, release: bool):
+    """L10: asyncio logs an exception in a timer's callback and goes on; no task may wait for that callback for ever."""
+    manager = memory(3, node_timeout=0.05)
+    lock, original, calls = manager.lock("a", wait=0), AsyncGather._time_out, []
+
+    def interrupted(gather: Any, poll: Any) -> None:
+        calls.append(poll)
+        if len(calls) == 1:
+            raise Interrupted
+        original(gather, poll)
+
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    monkeypatch.setattr(AsyncGather, "_time_out", interrupted)
+    lease = await lock.aacquire() if release else None
+    for node in manager.nodes:
+        node.silent = True  # type: ignore[attr-defined]
+    async with asyncio.timeout(20):
+        if lease:
+            await lease.arelease(wait=False)
+            await manager.aclose()
+        else:
+            with pytest.raises(QuorumUnavailableError):
+                await lock.aacquire()
+
+    assert len(calls) > 1
+    manager.close()
 
 
 # Waking threads
