@@ -112,8 +112,9 @@ class Sweep:
         self.manager.close()
 
     def rehearse(self, trap: Trap) -> None:
-        """Run the scenario once as it is and once with *trap*, which never triggers; then check as ever."""
-        self.count(trap)
+        """Run the scenario twice with *trap*, which never triggers: connections are made the first time. Then check."""
+        self._here(self._run_until, trap)
+        self._here(self._run_until, trap)
         self._check(trap)
         self._finish()
 

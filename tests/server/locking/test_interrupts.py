@@ -28,8 +28,8 @@ from tests.interrupts.sweep import BLOCKING, KINDS, Sweep, make_sweep
 from tests.interrupts.trap import Interrupted, Trap
 from tests.managers import Manager, eventually
 
-SAMPLE = 6  # points of each scenario
-SOME = 4  # points of each scenario that are interrupted twice, or while a node fails
+SAMPLE = 4  # points of each scenario
+SOME = 3  # points of each scenario that are interrupted twice, or while a node fails
 SHORT = ("enter", "by hand", "renew", "missed", "abandoned")  # scenarios that also run over other kinds of node
 
 EVERY = [*BLOCKING, *ASYNC]
