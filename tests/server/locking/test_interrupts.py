@@ -1,6 +1,7 @@
 """Exceptions from signal handlers and other threads, wherever the interpreter can raise them."""
 
 import asyncio
+import gc
 import logging
 import subprocess
 import sys
@@ -225,6 +226,32 @@ def test_block_interrupted_before_the_first_line_of_its_exit_was_left(memory: Ma
 
     with suppress(Stop):
         at_the_edge(lock, name)
+
+    with lock as lease:
+        assert lease.valid()
+    manager.close()
+
+
+def test_block_of_an_exit_stack_interrupted_before_the_first_line_of_its_exit_was_left(memory: Manager):
+    """L10, L28, L43: an ExitStack looks up the exit on the class; its blocks are left like those of ``with``."""
+    manager = memory()
+    lock = manager.lock("a", wait=0)
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if "django_redlock" in frame.f_code.co_filename:
+            sys.settrace(None)
+            raise Stop
+        return None
+
+    before = sys.gettrace()
+    try:
+        with suppress(Stop), ExitStack() as stack:
+            stack.enter_context(lock)
+            sys.settrace(trace)
+    finally:
+        sys.settrace(before)
+        del stack
+    gc.collect()  # a frame of the stack refers to the exception, and the exception to the frame
 
     with lock as lease:
         assert lease.valid()
