@@ -77,12 +77,22 @@ class WayOut:
         return self._leave(self.lock, self, kind)  # which a coroutine keeps alive until it has left
 
 
+class WayOutOfStack(WayOut):
+    """The same for one block of an ``ExitStack``, which looks it up before it enters a lock, and passes the lock."""
+
+    __slots__ = ()
+
+    def __call__(self, lock: Any, kind: Any, error: Any, trace: Any) -> Any:  # type: ignore[override]
+        """Leave the block."""
+        return self._leave(lock, self if self.lock is lock else None, kind)
+
+
 class Exit:
     """
-    Gives each ``with`` statement a way out of its own.
+    Gives each ``with`` statement, and each block of an ``ExitStack``, a way out of its own.
 
-    Python looks up the methods of a ``with`` statement before it calls the first of them. An ``ExitStack`` looks them
-    up on the class, and gets a function: it keeps the lock alone, so nothing tells when it has been dropped.
+    Python looks up the methods of a ``with`` statement before it calls the first of them. An ``ExitStack`` does the
+    same, but on the class. It keeps what it got for as long as the block lasts.
 
     Args:
         leave: Leaves a lock; takes the lock, the way out if known, and the kind of exception that ended the body.
@@ -92,9 +102,7 @@ class Exit:
         self._leave = leave
 
     def __get__(self, lock: Any, owner: type | None = None) -> Any:
-        if lock is None:
-            return lambda lock, kind, error, trace: self._leave(lock, None, kind)
-        way_out = WayOut(lock, self._leave)
+        way_out = WayOutOfStack(None, self._leave) if lock is None else WayOut(lock, self._leave)
         _thread.way_out = ref(way_out)
         return way_out
 
@@ -102,7 +110,11 @@ class Exit:
 def way_out_of(lock: object) -> WayOut | None:
     """Return the way out of the ``with`` statement that is about to enter *lock* in this thread, if it is one."""
     found = _thread.way_out()
-    return found if found is not None and found.lock is lock and found.entry is None else None
+    if found is None or found.entry is not None:
+        return None
+    if found.lock is None:
+        found.lock = lock
+    return found if found.lock is lock else None
 
 
 class Tie(ref[WayOut]):

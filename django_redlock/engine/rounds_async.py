@@ -22,6 +22,8 @@ from .connections import CONNECT_TIMEOUT
 from .idle import MAX_IDLE
 from .rounds import GRACE
 
+AGAIN = 0.1  # seconds after which a round is timed out once more, in case an exception ended the callback before
+
 log = logging.getLogger("django_redlock")
 
 
@@ -99,10 +101,11 @@ class AsyncGather:
             return False
         loop = asyncio.get_running_loop()
         poll.settled = settled = loop.create_future()
-        timer = loop.call_later(timeout, self._time_out, poll)
+        timers = self._set_timers(poll, timeout)
 
         def over(settled: asyncio.Future[None]) -> None:
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
             self._unattended.discard(settled)
             ended(round)
 
@@ -125,13 +128,26 @@ class AsyncGather:
 
     async def _wait(self, poll: "Poll") -> None:
         """Wait until the round is settled; a timer does that at the latest."""
-        loop = asyncio.get_running_loop()
-        poll.settled = loop.create_future()
-        timer = loop.call_later(poll.round.timeout, self._time_out, poll)
+        poll.settled = asyncio.get_running_loop().create_future()
+        timers = self._set_timers(poll, poll.round.timeout)
         try:
             await poll.settled
         finally:
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
+
+    def _set_timers(self, poll: "Poll", timeout: float) -> tuple[asyncio.TimerHandle, ...]:
+        """
+        Have a round timed out after *timeout* seconds, and once more a moment later.
+
+        An exception from a signal handler may end the callback at any line. asyncio logs it and goes on, and the task
+        would wait for ever.
+        """
+        loop = asyncio.get_running_loop()
+        return (
+            loop.call_later(timeout, self._time_out, poll),
+            loop.call_later(timeout + AGAIN, self._time_out, poll),
+        )
 
     async def _hear_out(self, poll: "Poll") -> None:
         """Wait for the other replies to a round that was refused, for as long as its patience."""
@@ -142,12 +158,14 @@ class AsyncGather:
             await asyncio.wait([poll.settled], timeout=left)
 
     def _time_out(self, poll: "Poll") -> None:
-        """Note the nodes that did not answer in time; that settles the round."""
+        """Note the nodes that did not answer in time, and settle the round."""
         now = self._clock()
         for node in poll.missing():
             self._breakers[node].failed(now, "timeout")
             sent = node in poll.sent
             poll.tell(node, failed(Failure.TIMEOUT, Kind.UNKNOWN if sent else Kind.FAILED))
+        poll.round.close()
+        poll.settle()
 
     def _send_all(self, poll: "Poll") -> None:
         round, now = poll.round, self._clock()
@@ -257,7 +275,10 @@ class Poll:
 
     def tell(self, node: int, reply: Reply) -> None:
         """Give a reply to the round, and wake its driver when that settles it."""
-        round, settled = self.round, self.settled
-        round.receive(node, reply)
-        if settled is not None and round.closed and not settled.done():
-            settled.set_result(None)
+        self.round.receive(node, reply)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wake the driver if the round is over."""
+        if self.settled is not None and self.round.closed and not self.settled.done():
+            self.settled.set_result(None)

@@ -191,7 +191,7 @@ class Reach:
 
     def add(self, sweep: Sweep) -> None:
         """Run a scenario without an interruption, and note what it reaches."""
-        sweep.rehearse(whole := Trap(NEVER, lines=True))
+        sweep.rehearse(whole := Trap(NEVER, lines=True, opcodes=False))
         self.points |= whole.passages.keys() | whole.spared
 
     def missing(self, function: Function, lines: Iterable[Line]) -> list[int]:

@@ -51,9 +51,12 @@ class Trap:
         lines: Whether lines are points, too.
         again: Raise once more, at the start of the function or the end of the call of a C function that has this number
             among those that follow; None for no second time.
+        opcodes: Whether there are points inside lines. To find out which lines are reached, they are not needed.
     """
 
-    def __init__(self, at: int | Passage, lines: bool = False, again: int | None = None) -> None:
+    def __init__(
+        self, at: int | Passage, lines: bool = False, again: int | None = None, *, opcodes: bool = True
+    ) -> None:
         self.at = at
         self.passed = 0
         self.passages: Counter[Line] = Counter()
@@ -63,6 +66,7 @@ class Trap:
         self.where = ""
         self._lines = lines
         self._again = again
+        self._opcodes = opcodes
         self._last: dict[int, int] = {}
 
     @contextmanager
@@ -83,7 +87,7 @@ class Trap:
             is_inside(frame) if isinstance(self.at, int) else self.at.line in lines_of(frame.f_code)
         ):
             return None
-        frame.f_trace_opcodes = True
+        frame.f_trace_opcodes = self._opcodes
         self._last.pop(id(frame), None)
         return self._on_event
 

@@ -1,5 +1,7 @@
 """Exceptions from signal handlers and other threads, wherever the interpreter can raise them."""
 
+import asyncio
+import gc
 import logging
 import subprocess
 import sys
@@ -11,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from django_redlock import QuorumUnavailableError
 from django_redlock.celery.interrupt import raise_in
 from django_redlock.engine import wakeup
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.lease_hold import LeaseHold
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.renewal import Watchdog, abandoned, release_abandoned, watchdog
+from django_redlock.engine.rounds_async import AsyncGather
 from django_redlock.engine.wakeup import WakeUp
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.threads import Bell, Errands, Event
@@ -26,8 +30,8 @@ from tests.interrupts.sweep import BLOCKING, KINDS, Sweep, make_sweep
 from tests.interrupts.trap import Interrupted, Trap
 from tests.managers import Manager, eventually
 
-SAMPLE = 6  # points of each scenario
-SOME = 4  # points of each scenario that are interrupted twice, or while a node fails
+SAMPLE = 4  # points of each scenario
+SOME = 3  # points of each scenario that are interrupted twice, or while a node fails
 SHORT = ("enter", "by hand", "renew", "missed", "abandoned")  # scenarios that also run over other kinds of node
 
 EVERY = [*BLOCKING, *ASYNC]
@@ -224,6 +228,32 @@ def test_block_interrupted_before_the_first_line_of_its_exit_was_left(memory: Ma
 
     with suppress(Stop):
         at_the_edge(lock, name)
+
+    with lock as lease:
+        assert lease.valid()
+    manager.close()
+
+
+def test_block_of_an_exit_stack_interrupted_before_the_first_line_of_its_exit_was_left(memory: Manager):
+    """L10, L28, L43: an ExitStack looks up the exit on the class; its blocks are left like those of ``with``."""
+    manager = memory()
+    lock = manager.lock("a", wait=0)
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if "django_redlock" in frame.f_code.co_filename:
+            sys.settrace(None)
+            raise Stop
+        return None
+
+    before = sys.gettrace()
+    try:
+        with suppress(Stop), ExitStack() as stack:
+            stack.enter_context(lock)
+            sys.settrace(trace)
+    finally:
+        sys.settrace(before)
+        del stack
+    gc.collect()  # a frame of the stack refers to the exception, and the exception to the frame
 
     with lock as lease:
         assert lease.valid()
@@ -435,6 +465,38 @@ async def test_loss_whose_report_was_interrupted_is_reported_by_the_watchdog(mem
         assert told == [0, 1, 2] or trap.where.endswith("(<lambda>)"), trap.where
         if not trap.sprung:
             break
+
+
+# The end of a round in an event loop
+
+
+@pytest.mark.parametrize("release", [False, True], ids=["acquire", "release"])
+async def test_round_whose_timeout_is_interrupted_ends(memory: Manager, monkeypatch: Any, release: bool):
+    """L10: asyncio logs an exception in a timer's callback and goes on; no task may wait for that callback for ever."""
+    manager = memory(3, node_timeout=0.05)
+    lock, original, calls = manager.lock("a", wait=0), AsyncGather._time_out, []
+
+    def interrupted(gather: Any, poll: Any) -> None:
+        calls.append(poll)
+        if len(calls) == 1:
+            raise Interrupted
+        original(gather, poll)
+
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    monkeypatch.setattr(AsyncGather, "_time_out", interrupted)
+    lease = await lock.aacquire() if release else None
+    for node in manager.nodes:
+        node.silent = True  # type: ignore[attr-defined]
+    async with asyncio.timeout(20):
+        if lease:
+            await lease.arelease(wait=False)
+            await manager.aclose()
+        else:
+            with pytest.raises(QuorumUnavailableError):
+                await lock.aacquire()
+
+    assert len(calls) > 1
+    manager.close()
 
 
 # Waking threads
