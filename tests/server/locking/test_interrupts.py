@@ -128,7 +128,8 @@ def test_entered_block_is_released_at_once_at_nearly_every_interruption():
     assert len(sweep.slow) <= sweep.points // 4, sweep.slow
 
 
-@pytest.mark.parametrize("hits", [400, pytest.param(5000, marks=pytest.mark.endurance)])
+@pytest.mark.endurance
+@pytest.mark.parametrize("hits", [400, 5000])
 def test_signals_at_random_moments_end_no_renewal(hits: int):
     """L10, L28: a process that gets thousands of signals takes, renews and releases locks, in all its threads."""
     ended = subprocess.run(
