@@ -59,9 +59,16 @@ def sampled(scenario: Scenario, points: int, first: int = 3, **options: Any) -> 
     return sweep
 
 
+@pytest.mark.endurance
 @of_each
-def test_lock_works_after_an_interruption(scenario: Scenario):
+def test_lock_works_after_an_interruption_of_each_kind_of_use(scenario: Scenario):
     """L10: wherever an exception arrives, the lock can be taken, is renewed and is released afterwards."""
+    sampled(scenario, SAMPLE)
+
+
+@of_some
+def test_lock_works_after_an_interruption(scenario: Scenario):
+    """L10: a sample of the same for each run."""
     sampled(scenario, SAMPLE)
 
 
