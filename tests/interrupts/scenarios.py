@@ -680,7 +680,7 @@ def connections(manager: Any, lock: Any, prepared: Any) -> None:
     third.deliver(0, LinkError(Failure.CLOSED))
     third.deliver(1, MemoryNode("unused").connect(0.0))
     unattended = manager.driver.unattended
-    for timeout in (60.0, 0.0):
+    for timeout in (5.0, 0.0):
         sent = Round({0: Release((), "0" * 32)}, lambda replies: False, 0.0, unattended=True)
         unattended.add(sent, ConnectionSet(), timeout, lambda round: None)
         unattended.due(), unattended.keeper, len(unattended)

@@ -268,6 +268,24 @@ def test_block_of_an_exit_stack_interrupted_before_the_first_line_of_its_exit_wa
     manager.close()
 
 
+def test_lock_that_an_exit_stack_took_and_does_not_know_of_is_released(memory: Manager, monkeypatch: Any):
+    """L10, L43: an exception comes after the lock was taken, and before the stack has noted how to leave it."""
+    manager = memory()
+    lock = manager.lock("a", wait=0)
+
+    def interrupted(*arguments: Any) -> None:
+        raise Stop
+
+    with monkeypatch.context() as patched, suppress(Stop), ExitStack() as stack:
+        patched.setattr(ExitStack, "_push_cm_exit", interrupted)
+        stack.enter_context(lock)
+    gc.collect()
+
+    with lock as lease:
+        assert lease.valid()
+    manager.close()
+
+
 async def test_block_interrupted_before_its_exit_is_released_in_the_background(memory: Manager):
     """L10, L28: nobody enters the same object again, and still the key is not renewed any longer."""
     manager = memory(ttl=30.0)
