@@ -182,14 +182,13 @@ class Acquirer:
         notifications = self._driver.notifications
         acquisition = self.acquisition(wanted, notifications.waiters.new_name() if wanted.wait != 0 else "")
         try:
-            try:
-                outcome = self._carry_out(acquisition, notifications, waiting)
-            finally:
-                notifications.waiters.leave(acquisition.waiter)
+            outcome = self._carry_out(acquisition, notifications, waiting)
+            notifications.waiters.leave(acquisition.waiter)
             return self._outcome(wanted, outcome)
         except BaseException:
             # The connections of the interrupted round were closed, so this makes new ones.
             self._manager.ask(acquisition.undo(self._rules.timeout(wanted.ttl, len(wanted.names))))
+            notifications.waiters.leave(acquisition.waiter)
             raise
 
     def _carry_out(
@@ -219,13 +218,12 @@ class Acquirer:
         side = self._driver.loop_side()
         acquisition = self.acquisition(wanted, side.notifications.waiters.new_name() if wanted.wait != 0 else "")
         try:
-            try:
-                outcome = await self._acarry_out(acquisition, side.notifications, waiting)
-            finally:
-                side.notifications.waiters.leave(acquisition.waiter)
+            outcome = await self._acarry_out(acquisition, side.notifications, waiting)
+            side.notifications.waiters.leave(acquisition.waiter)
             return self._outcome(wanted, outcome)
         except BaseException:
             self._driver.send(acquisition.undo())
+            side.notifications.waiters.leave(acquisition.waiter)
             raise
 
     async def _acarry_out(

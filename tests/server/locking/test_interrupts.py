@@ -21,6 +21,7 @@ from django_redlock.engine.lease_hold import LeaseHold
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.renewal import Watchdog, abandoned, release_abandoned, watchdog
 from django_redlock.engine.rounds_async import AsyncGather
+from django_redlock.engine.waiters import Waiters
 from django_redlock.engine.wakeup import WakeUp
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.threads import Bell, Errands, Event
@@ -28,7 +29,7 @@ from tests.interrupts.async_scenarios import ASYNC
 from tests.interrupts.scenarios import Scenario, enter
 from tests.interrupts.sweep import BLOCKING, KINDS, Sweep, make_sweep
 from tests.interrupts.trap import Interrupted, Trap
-from tests.managers import Manager, eventually
+from tests.managers import Blocking, Flavour, Manager, eventually
 
 SAMPLE = 4  # points of each scenario
 SOME = 3  # points of each scenario that are interrupted twice, or while a node fails
@@ -265,6 +266,32 @@ def test_block_of_an_exit_stack_interrupted_before_the_first_line_of_its_exit_wa
 
     with lock as lease:
         assert lease.valid()
+    manager.close()
+
+
+async def test_waiter_that_is_interrupted_as_it_leaves_is_not_left_over(
+    memory: Manager, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+):
+    """L10: a process forgets a waiter even if an exception arrives when it is about to."""
+    manager = memory()
+    original, met = Waiters.leave, []
+
+    def leave(waiters: Waiters[Any], waiter: Any) -> None:
+        if not met:
+            met.append(len(waiters))
+            raise Stop
+        original(waiters, waiter)
+
+    await flavour.acquire(manager.lock("a"))
+    monkeypatch.setattr(Waiters, "leave", leave)
+    with pytest.raises(Stop):
+        await flavour.acquire(manager.lock("a", wait=0.05))
+
+    assert met == [1]
+    driver = manager.driver
+    assert not len(driver.notifications.waiters)
+    assert isinstance(flavour, Blocking) or not len(driver.loop_side().notifications.waiters)
+    await flavour.close(manager)
     manager.close()
 
 
