@@ -21,6 +21,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from glob import glob
 from pathlib import Path
 from subprocess import DEVNULL, Popen
@@ -143,11 +144,12 @@ class Service:
             self._process.wait()
 
     def freeze(self) -> None:
-        """Stop it and its children (SIGSTOP): it accepts connections and bytes, and sends no reply."""
+        """Stop it and its children (SIGSTOP): it accepts connections and bytes, and sends no reply, from now on."""
         assert self.ours, f"{self.variable} names a server that is not ours to freeze"
         for pid in self.family():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
+                until(partial(stopped, pid))
 
     def thaw(self) -> None:
         """Let it continue (SIGCONT)."""
@@ -227,6 +229,13 @@ class Service:
     def ping(self) -> None:
         """Raise unless the server accepts connections."""
         raise NotImplementedError
+
+
+def stopped(pid: int) -> bool:
+    """Return whether all threads of a process have stopped; after the signal, they may run on for a moment."""
+    return all(
+        stat.read_text().rpartition(")")[2].split()[0] in "TtZX" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+    )
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -28,8 +28,8 @@ OTHERWISE = "See that the address in NODES is that of the server, and what its l
 REMEDIES = {
     Failure.REFUSED: "Start the server; see that its port and `bind` are those of NODES, and that no "
     "firewall is between.",
-    Failure.TIMEOUT: "See whether the host is up, whether a firewall drops packets, and what `redis-cli --latency` and "
-    "`SLOWLOG GET` say: something may block the server.",
+    Failure.TIMEOUT: "See whether the host is up, whether a firewall drops packets, and whether something blocks the "
+    "server; on Redis, `redis-cli --latency` and `SLOWLOG GET` show that.",
     Failure.UNKNOWN_HOST: "Correct the host's name in NODES, or in your DNS.",
     Failure.NOAUTH: "Put the password into the URL or the node's OPTIONS.",
     Failure.WRONGPASS: "Correct the user and the password in the URL or the node's OPTIONS.",
