@@ -186,9 +186,11 @@ class Acquirer:
             notifications.waiters.leave(acquisition.waiter)
             return self._outcome(wanted, outcome)
         except BaseException:
-            # The connections of the interrupted round were closed, so this makes new ones.
-            self._manager.ask(acquisition.undo(self._rules.timeout(wanted.ttl, len(wanted.names))))
-            notifications.waiters.leave(acquisition.waiter)
+            try:
+                # The connections of the interrupted round were closed, so this makes new ones.
+                self._manager.ask(acquisition.undo(self._rules.timeout(wanted.ttl, len(wanted.names))))
+            finally:
+                notifications.waiters.leave(acquisition.waiter)
             raise
 
     def _carry_out(
@@ -222,8 +224,10 @@ class Acquirer:
             side.notifications.waiters.leave(acquisition.waiter)
             return self._outcome(wanted, outcome)
         except BaseException:
-            self._driver.send(acquisition.undo())
-            side.notifications.waiters.leave(acquisition.waiter)
+            try:
+                self._driver.send(acquisition.undo())
+            finally:
+                side.notifications.waiters.leave(acquisition.waiter)
             raise
 
     async def _acarry_out(
