@@ -11,6 +11,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any, ClassVar
 
+from django_redlock.testing import FaultProxy
 from tests.services import Service, ServiceMissingError, _Port, until
 
 CLOCK = r"""
@@ -62,13 +63,19 @@ class Zoo(Service):
         if self.ours:
             self._peer, self._election = _Port(), _Port()
             self.ensemble: tuple[str, ...] = ()
+            self.proxy: FaultProxy | None = None  # between its followers and this one while it leads
             self.environment: dict[str, str] = {}
             self.secure_port = 0
 
     @property
-    def line(self) -> str:
-        """The line that names it in the settings of all members."""
-        return f"server.{self.number}=127.0.0.1:{self._peer.number}:{self._election.number}"
+    def peer(self) -> str:
+        """Where its followers connect to while it leads."""
+        return f"tcp://127.0.0.1:{self._peer.number}"
+
+    def line(self, *, proxied: bool) -> str:
+        """Return the line that names it in the settings of a member, directly or with its proxy."""
+        port = self.proxy.port if proxied and self.proxy else self._peer.number
+        return f"server.{self.number}=127.0.0.1:{port}:{self._election.number}"
 
     def private_url(self) -> str:
         return f"zookeeper://127.0.0.1:{self.port}"
@@ -217,7 +224,12 @@ class Ensemble:
 
 @contextmanager
 def ensemble(*, apart: int = 0) -> Iterator[Ensemble]:
-    """Start three members, whose wall clocks are so many seconds apart if there is a compiler."""
+    """
+    Start three members; followers reach their leader through a proxy, so that tests can cut it off.
+
+    Args:
+        apart: Seconds between the wall clocks of two members, if there is a compiler.
+    """
     members = [Zoo(number) for number in (1, 2, 3)]
     if apart and shutil.which("cc"):
         library = members[0].folder / "clock.so"
@@ -227,10 +239,11 @@ def ensemble(*, apart: int = 0) -> Iterator[Ensemble]:
         for member in members:
             ahead = (2 - member.number) * apart  # the member with the highest number leads first
             member.environment = {"LD_PRELOAD": str(library), "CLOCK_AHEAD": str(ahead)}
-    lines = tuple(member.line for member in members)
     with ExitStack() as stack:
         for member in members:
-            member.ensemble = lines
+            member.proxy = stack.enter_context(FaultProxy(member.peer))
+        for member in members:
+            member.ensemble = tuple(other.line(proxied=other is not member) for other in members)
             member.prepare()
             member._process = member.launch()
         for member in members:

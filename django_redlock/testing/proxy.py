@@ -38,7 +38,7 @@ class FaultProxy:
     the proxy runs. In a ``with`` block the proxy starts on entry and stops on exit.
 
     Args:
-        target: URL of the node, ``redis://`` or ``valkey://``.
+        target: URL of the node; only its host and port count, so any server will do.
     """
 
     def __init__(self, target: str) -> None:

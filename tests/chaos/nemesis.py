@@ -108,11 +108,11 @@ def wiped_member(arena: "Arena") -> Iterator[None]:
 
 
 def partitioned_member(arena: "Arena") -> Iterator[None]:
-    """Nothing that clients send to a member passes, and no replies to it; of etcd, also from and to other members."""
+    """Nothing passes between a member and clients, nor between it and the others, in ZooKeeper if it leads them."""
     assert arena.cluster is not None
     member = any_member(arena)
     proxies = [arena.proxies[arena.members.index(member)]]
-    if isinstance(member, Member) and member.proxy:
+    if member.proxy:
         proxies.append(member.proxy)
     for proxy in proxies:
         proxy.black_hole("both")
