@@ -101,7 +101,7 @@ class Trap:
         elif event == "line" and self._lines:
             if leaves_block(frame.f_code, frame.f_lasti) or begins_try(frame):
                 self.spared.add((frame.f_code.co_filename, frame.f_lineno))
-            else:
+            elif not begins_anew(frame):
                 self._pass(frame)
         elif event == "return":
             self._last.pop(id(frame), None)
@@ -157,6 +157,16 @@ def place_of(frame: FrameType) -> str:
 def begins_try(frame: FrameType) -> bool:
     """Return whether the line is a bare ``try:``, which checks for no signal, and which no block around it guards."""
     return frame.f_code.co_code[frame.f_lasti] == dis.opmap["NOP"]
+
+
+def begins_anew(frame: FrameType) -> bool:
+    """
+    Return whether a loop goes back to its first line.
+
+    In a comprehension inside ``with``, an exception that a trace function raises there skips the end of the block;
+    one that a signal handler raises does not (Python 3.12 and 3.13).
+    """
+    return frame.f_code.co_code[frame.f_lasti] in (dis.opmap["FOR_ITER"], dis.opmap["JUMP_BACKWARD"])
 
 
 def leaves_block(code: CodeType, at: int) -> bool:
