@@ -15,8 +15,8 @@ from greenlet import getcurrent, greenlet
 
 from django_redlock.core.admission import Greeting
 from django_redlock.core.owner import nonce_of
-from django_redlock.core.replies import Reply
-from django_redlock.core.requests import SHARED, Extend, Release, Request
+from django_redlock.core.replies import Kind, Reply
+from django_redlock.core.requests import SHARED, Acquire, Extend, Release, Request
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.cas.place import Place as Addresses
 from django_redlock.nodes.cas.records import Decision
@@ -110,9 +110,13 @@ class Store(Place):
     def wrote(self, found: Sequence[tuple[Request, Reply, Any]]) -> None:
         """Notify the oracles of requests that one transaction carried out."""
         self._released = {request.nonce for request, _, _ in found if isinstance(request, Release)}
+        granted: set[str] = set()  # by an earlier request of the same transaction
         for request, reply, missing in found:
             self.world.log(self.name, describe(request), "->", reply.kind.name)
-            self._oracles.executed(self, request, reply, missing, False)
+            lost = {(slug, nonce) for slug, nonce in missing if nonce not in granted}
+            self._oracles.executed(self, request, reply, lost, False)
+            if isinstance(request, Acquire) and reply.kind in (Kind.ACCEPTED, Kind.GRANTED):
+                granted.add(request.nonce)
         self._released = set()
 
     def missing(self, request: Request) -> Any:
