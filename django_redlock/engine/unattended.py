@@ -159,6 +159,7 @@ class UnattendedReleases:
             return
         if connections is not None:
             self._gather.attend(connections, round, sent.until, wait=wait)
-        elif self._clock() >= sent.until:
+        # Without connections, or while a thread uses them, nobody else finds out that a node is silent.
+        if not round.closed and self._clock() >= sent.until:
             for node in set(round.requests) - set(round.replies):
                 round.receive(node, failed(Failure.TIMEOUT, Kind.UNKNOWN))

@@ -174,9 +174,14 @@ class Sweep:
         self._left.clear()
         driver = self.manager.driver
         driver.redelivery.take({}, 0.0)  # as the next release does that a node misses, if no thread could be started
+        eventually(self._is_over)
+
+    def _is_over(self) -> bool:
+        """Return whether nothing is left for the background."""
+        driver = self.manager.driver
         if self._twice:
-            driver.unattended.look(wait=True)  # as the next release does if the watchdog could not be told of the last
-        eventually(lambda: not len(driver.unattended) and not (self._delivers and len(driver.redelivery)))
+            driver.unattended.look()  # as the watchdog does at the next release, if it could not be told of the last
+        return not len(driver.unattended) and not (self._delivers and len(driver.redelivery))
 
     def _failed(self, where: str, error: BaseException) -> AssertionError:
         faulthandler.dump_traceback()  # shows the thread that hangs

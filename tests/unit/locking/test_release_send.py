@@ -321,6 +321,19 @@ def test_thread_that_ends_leaves_its_connections_to_others():
         assert (len(idle.sets), len(idle._kept)) == (1, 0)
 
 
+def test_outcome_is_known_even_if_a_thread_never_gives_the_connections_back(outcomes: list[str]):
+    """L10, L40: an exception ended the thread's round while it used them, and another one their clean-up."""
+    with simulation() as sim:
+        with lock("a", release="send"):
+            silence(sim, 0, 1)
+        connections = locks["default"].driver.gather.idle.take(sim.clock())
+
+        sim.advance(TIMEOUT + LOOK)
+
+        assert (outcomes, len(locks["default"].driver.unattended)) == (["unknown"], 0)
+        connections.close()
+
+
 # asyncio
 
 
