@@ -163,3 +163,4 @@ class UnattendedReleases:
         if not round.closed and self._clock() >= sent.until:
             for node in set(round.requests) - set(round.replies):
                 round.receive(node, failed(Failure.TIMEOUT, Kind.UNKNOWN))
+            round.close()  # an exception may have come between its last reply and its end

@@ -13,6 +13,7 @@ from django.test import RequestFactory
 
 from django_redlock import LockLostError, lock, locks
 from django_redlock.core.names import slug
+from django_redlock.core.replies import Kind, Reply
 from django_redlock.core.requests import Survey
 from django_redlock.core.rules import Rules
 from django_redlock.engine import process as processes
@@ -332,6 +333,19 @@ def test_outcome_is_known_even_if_a_thread_never_gives_the_connections_back(outc
 
         assert (outcomes, len(locks["default"].driver.unattended)) == (["unknown"], 0)
         connections.close()
+
+
+def test_outcome_is_known_even_if_nobody_ended_the_round(outcomes: list[str]):
+    """L10, L40: an exception came after the last reply was noted, and before the round was closed."""
+    with simulation() as sim:
+        with lock("a", release="send"):
+            silence(sim, 0, 1)
+        round = locks["default"].driver.unattended._open[0].round
+        round.replies |= dict.fromkeys(round.requests, Reply(Kind.RELEASED))
+
+        sim.advance(TIMEOUT + LOOK)
+
+        assert (outcomes, len(locks["default"].driver.unattended)) == (["released"], 0)
 
 
 # asyncio
