@@ -23,7 +23,6 @@ from .engine.lease import Lease
 from .engine.manager import LockManager
 from .exceptions import EXPLANATIONS, QuorumUnavailableError, printable
 from .handler import locks
-from .nodes.clock import steady
 from .redis_py.arguments import Name, as_text, check_timeout
 from .redis_py.errors import LockError, LockNotOwnedError
 from .redis_py.flavours import Awaiting, Blocking, Flavour, run
@@ -179,7 +178,7 @@ class BaseLock:
             return await self._take_over(slot, hold.token, additional, from_now)
         if not lease.valid():
             self._not_owned("extend", lease.reason)
-        now = steady()
+        now = self._manager.runtime.clock()
         left = self._check_length(additional + (0.0 if from_now else term.until - now), now - term.since)
         if not await term.end_at(now + left):
             self._not_extended(lease, now)
@@ -239,7 +238,7 @@ class BaseLock:
             self._not_owned("extend", lease.reason)
         if rules.max_extensions is not None and lease.extensions >= rules.max_extensions:
             raise LockError(f"cannot be extended more than {rules.max_extensions} times", self._key)
-        raise QuorumUnavailableError(self._key, steady() - started)
+        raise QuorumUnavailableError(self._key, self._manager.runtime.clock() - started)
 
 
 class Lock(BaseLock):

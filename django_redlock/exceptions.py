@@ -56,7 +56,8 @@ class LockTakenError(_AttemptError):
         nodes: What each node replied, or why it gave no vote, by the node's display name.
         retry_after: Seconds until the present hold ends unless its owner extends it; None when unknown.
         holder: Who holds it: ``kind``, ``label``, ``ref``, ``host``, ``pid``, ``since`` (seconds since the epoch)
-            and ``ttl`` (seconds); empty when unknown.
+            and ``ttl`` (seconds); empty when unknown. If others share it, ``kind`` is ``shared``, and ``host``, ``pid``
+            and ``since`` are None.
         queued: Whether nobody holds the lock, but earlier waiters are in its queue and are served first.
     """
 
@@ -79,10 +80,15 @@ class LockTakenError(_AttemptError):
     def _text(self) -> str:
         if self.queued:
             return f"Lock {self.name!r} is free, but others wait for it and are served first ({self._effort()})."
+        return f"Lock {self.name!r} is held by {self._who()} ({self._effort()})."
+
+    def _who(self) -> str:
+        host = self.holder.get("host", "")
+        if host is None:
+            return "others, who share it"
         parts = (str(self.holder.get(part, "")) for part in ("kind", "label", "ref"))
         who = " ".join(filter(None, parts)) or "another owner"
-        where = f" on {self.holder['host']}:{self.holder['pid']}" if self.holder.get("host") else ""
-        return f"Lock {self.name!r} is held by {who}{where} ({self._effort()})."
+        return f"{who} on {host}:{self.holder['pid']}" if host else who
 
 
 class QuorumUnavailableError(_AttemptError):

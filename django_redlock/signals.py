@@ -28,7 +28,7 @@ lock_forced = Signal()
 """Sent when an operator released a lock, with ``name`` and ``outcome``."""
 node_down = Signal()
 """
-Sent when a node does not answer that answered before.
+Sent when a node does not answer, or cannot be used, such as a replica; once until it can be used again.
 
 It is sent with ``node``, its display name, and ``reason``, such as ``refused``, ``timeout`` or ``WRONGPASS``.
 """

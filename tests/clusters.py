@@ -8,6 +8,7 @@ import redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from django_redlock.testing import Server, ServerStartError
+from tests.managers import served
 
 HIGHEST_CLUSTER_PORT = 55_535
 PASSWORD = "sesame"
@@ -82,6 +83,10 @@ class Cluster:
                     if first <= slot <= last:
                         return next(at for at, server in enumerate(self.servers) if server.port == port)
         raise LookupError(key)
+
+    def serve(self, key: str) -> None:
+        """Have the master of the slot of a key vote at once; the key is that of the service."""
+        served(self._clients[self.owner(key)], key)
 
     def fail_over(self, place: int) -> int:
         """Kill a master; return which server has taken its place."""

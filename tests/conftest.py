@@ -18,6 +18,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from django_redlock.engine import rounds, rounds_async
+from django_redlock.engine.lease import Lease
+from django_redlock.engine.renewal import watchdog
 from django_redlock.engine.surroundings import Surroundings
 from django_redlock.handler import DjangoSurroundings
 from django_redlock.testing import ServerNotFoundError, Servers, find_server, start_servers
@@ -50,10 +52,19 @@ def servers() -> Iterator[Servers]:
 
 
 @pytest.fixture
-def nodes(servers: Servers) -> Servers:
-    """Five real servers, all running and empty, whatever the last test did to them."""
+def nodes(servers: Servers) -> Iterator[Servers]:
+    """
+    Five real servers, all running and empty, whatever the last test did to them.
+
+    A lease that is still renewed after its test would write to them in the middle of a later one.
+    """
     servers.reset()
-    return servers
+    yield servers
+    theirs = {f"127.0.0.1:{server.port}" for server in servers}
+    holds = [tended.hold for tended in watchdog._agenda if isinstance(tended, Lease)]
+    renewed = [hold for hold in holds if hold.renewed and not hold.ended]
+    left = [hold.names for hold in renewed if theirs & {node.name for node in hold.keeper.nodes}]
+    assert not left, f"still renewed: {left}"
 
 
 @pytest.fixture(autouse=True)

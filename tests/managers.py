@@ -1,17 +1,17 @@
 """Managers over real servers, over memory, and in virtual time, in both flavours."""
 
 import asyncio
-import dataclasses
 import os
-import sys
 import time
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock
 
 import pytest
+import redis
 from django.core.management import call_command
 from django.db import connections
 
@@ -23,6 +23,7 @@ from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.per_loop import PerLoop
 from django_redlock.engine.renewal import AsyncWatchdog, loop_watchdog, watchdog
+from django_redlock.engine.runtime import Dog
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.database import table
 from django_redlock.nodes.etcd.table import EtcdTable
@@ -45,6 +46,13 @@ def real_manager(urls: list[str], prefix: str = "t:", **options: Any) -> LockMan
     manager = LockManager([open_node(NodeSpec(url), prefix) for url in urls], rules(len(urls), **options))
     if notify:
         manager.notify = notify
+    return manager
+
+
+def unwatched(manager: LockManager) -> LockManager:
+    """Leave its leases to the threads that hold them: otherwise the watchdog may notice a loss before they do."""
+    nobody = Mock(Dog, apart=Mock(return_value=False))
+    manager.runtime = replace(manager.runtime, watchdog=nobody)
     return manager
 
 
@@ -153,6 +161,18 @@ DATABASES = ["sqlite", "postgresql", "mariadb"]
 SLOW_DATABASES = [pytest.param(kind, marks=pytest.mark.endurance) for kind in DATABASES[1:]]
 
 
+WEEK = 7 * 86_400.0
+
+
+def served(client: redis.Redis, key: str = "t:served", **change: object) -> str:
+    """Write the key of this server as of a week ago, so that it votes at once; return the ids."""
+    ids = f"{client.info('server')['run_id']}/{client.info('replication')['master_replid']}"
+    seconds, micros = client.time()
+    about = {"ids": ids, "since": seconds * 10**6 + micros - int(WEEK * 1e6), **change}
+    client.set(key, f"{about['ids']} {about['since']}")
+    return ids
+
+
 def connect(manager: LockManager) -> None:
     """Connect to all nodes: for a database that takes longer than short leases last."""
     until = time.monotonic() + 60
@@ -187,7 +207,7 @@ def empty_tables(request: pytest.FixtureRequest, kind: str) -> Tables:
 
     def greet_as_itself(query: Any, connection: Any) -> Any:
         greeting = greet(query, connection)
-        return dataclasses.replace(greeting, run_id=f"{greeting.run_id} {connection.alias}")
+        return replace(greeting, run_id=f"{greeting.run_id} {connection.alias}")
 
     request.getfixturevalue("unblocked")
     patch.setitem(table.GREET, vendor, greet_as_itself)
@@ -418,11 +438,10 @@ async def virtual(flavour: Flavour) -> AsyncIterator[Virtual]:
     threads of the watchdog and of waiters are replaced; other tests run these threads in real time.
     """
     with ExitStack() as stack:
-        sim = stack.enter_context(Simulation(nodes=5, ttl=10.0, restart_guard=False, node_timeout=2.0, check=False))
+        sim = Simulation(nodes=5, ttl=10.0, restart_guard=False, node_timeout=2.0, check=False)
+        sim.runtime = replace(sim.runtime, loop_watchdog=PerLoop(lambda: AsyncWatchdog(sim.clock)).get)
+        stack.enter_context(sim)
         sim.adopt(asyncio.get_running_loop())
-        dogs = PerLoop(lambda: AsyncWatchdog(sim.clock))
-        for user in ("acquirer", "lease", "loss"):
-            stack.enter_context(patch.object(sys.modules[f"django_redlock.engine.{user}"], "loop_watchdog", dogs.get))
         yield (made := Virtual(sim, flavour))
         for manager in made.made:
             await flavour.close(manager)

@@ -116,14 +116,18 @@ class Service:
         if not self.ours:
             self.ping()
             return self
+        self.begin()
+        self._wait_until_ready()
+        return self
+
+    def begin(self) -> None:
+        """Start it unless it is running, without waiting: a member of a cluster may need the others to answer."""
         if self.running:
             self.thaw()
         else:
             if not any(self.folder.iterdir()):
                 self.prepare()
             self._process = self.launch()
-        self._wait_until_ready()
-        return self
 
     def stop(self) -> None:
         """Shut it down properly, frozen or not; its data stay."""

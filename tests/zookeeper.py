@@ -113,6 +113,7 @@ class Zoo(Service):
             *self.small,
             "-Dzookeeper.admin.enableServer=false",
             "-Dzookeeper.forceSync=no",
+            "-Dzookeeper.fastleader.maxNotificationInterval=1000",  # a minute, otherwise
             *self.java,
             *("-cp", f"{self.find()}:{NETTY}"),
             "org.apache.zookeeper.server.quorum.QuorumPeerMain",
@@ -207,6 +208,13 @@ class Ensemble:
         """The URL of the node, with all members."""
         return "zookeeper://" + ",".join(f"127.0.0.1:{member.port}" for member in self.members)
 
+    def start(self) -> None:
+        """Have all members run: start those that were killed, and let those go on that were frozen."""
+        for member in self.members:
+            member.begin()
+        for member in self.members:
+            member.start()
+
     def leader(self) -> Zoo:
         """Wait until there is a leader, and return it; members that are frozen or dead are left out."""
         found: list[Zoo] = []
@@ -245,7 +253,7 @@ def ensemble(*, apart: int = 0) -> Iterator[Ensemble]:
         for member in members:
             member.ensemble = tuple(other.line(proxied=other is not member) for other in members)
             member.prepare()
-            member._process = member.launch()
+            member.begin()
         for member in members:
             stack.enter_context(member)
         yield Ensemble(members)

@@ -17,9 +17,9 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..core.names import is_cut
+from ..core.owner import SHARED_KIND
 from ..inventory import HeldLock as Held
 from ..inventory import State, duration, middle, printable
-from ..inventory.model import SHARED_KIND
 from ..models import HeldLock
 from .rows import KINDS
 

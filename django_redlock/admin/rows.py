@@ -13,11 +13,11 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import InvalidRedlockError
+from ..core.owner import SHARED_KIND
 from ..engine.manager import LockManager
 from ..handler import locks
 from ..inventory import HeldLock as Held
 from ..inventory import Snapshot, State, find_locks, held_locks, holder_of
-from ..inventory.model import SHARED_KIND
 from ..models import key_of
 
 FOREIGN = "other"  # the kind of a holder that did not use this library
@@ -165,7 +165,7 @@ class SoonFilter(_Filter):
         return [("soon", str(_("less than 10 seconds")))]
 
     def value_of(self, lock: Held) -> str:
-        """Return whether it ends soon."""
+        """Return a value for a lock that ends soon, and none for the others."""
         return "soon" if lock.remaining is not None and lock.remaining < SOON else ""
 
 
@@ -199,7 +199,7 @@ class WaitingFilter(_Filter):
         return [(WAITED_FOR, str(_("somebody waits")))]
 
     def value_of(self, lock: Held) -> str:
-        """Return whether somebody waits for it."""
+        """Return a value for a lock that somebody waits for, and none for the others."""
         return WAITED_FOR if lock.waiting else ""
 
 

@@ -7,10 +7,9 @@ from typing import Any
 from ..core.outcome import EndReason
 from ..core.owner import Owner
 from ..engine.acquirer import fresh_nonce
-from ..engine.lease import Lease, passed_on, release_at_end
-from ..engine.renewal import watchdog
+from ..engine.lease import Lease, passed_on, release_at_end, resume_renewal, stop_renewal
 from ..exceptions import LockTakenError, QuorumUnavailableError, printable
-from ..nodes.clock import steady
+from ..handler import locks
 from .interrupt import Interrupt
 from .options import SingletonOptions
 from .signals import LOST, STOLEN, tell
@@ -57,14 +56,15 @@ class Execution:
         self._in_queue = in_queue
         self._kept = kept
         self.interrupt = Interrupt() if lease and options.on_lost == "raise" else None
-        self._since = steady() if since is None else since
+        self._clock = locks[ticket.using].runtime.clock
+        self._since = self._clock() if since is None else since
         if lease:
             lease.on_lost(self._tell_loss)
 
     @property
     def hold(self) -> float:
         """For how many seconds more the slot is to stay taken, run or no run."""
-        return self.options.hold_for - (steady() - self._since)
+        return self.options.hold_for - (self._clock() - self._since)
 
     def hand_over(self, ticket: Ticket, ttl: float) -> None:
         """
@@ -75,11 +75,11 @@ class Execution:
             QuorumUnavailableError: Too few nodes answered.
         """
         assert self.lease
-        watchdog.forget(self.lease)  # or an extension under way would report the slot as lost
+        stop_renewal(self.lease)  # or an extension under way would report the slot as lost
         try:
             take_waiting(ticket, ttl, self.task.name, adopt=self.lease.token)
         except BaseException:
-            watchdog.watch(self.lease)
+            resume_renewal(self.lease)
             raise
         passed_on(self.lease)
         self._disarm()
@@ -152,7 +152,7 @@ class Execution:
     def _keep_held(self) -> bool:
         """Turn the slot into one that nobody renews; returns whether that worked."""
         assert self.lease
-        watchdog.forget(self.lease)
+        stop_renewal(self.lease)
         request = self.task.request
         inline = request.is_eager or request.called_directly  # nobody gets a result by its id
         ref = "" if inline else self.ticket.task_id

@@ -132,7 +132,7 @@ def _next_call(options: SingletonOptions, holder: Holder) -> list[str]:
         return ["A call now would be sent: with scope='while_executing' any number may wait."]
     if holder.state is SlotState.UNKNOWN:
         what = "be sent without a slot" if options.without_nodes("enqueue") == "publish" else "raise an error"
-        return [f"Too few nodes answer and agree. While that is so, a call now would {what}."]
+        return [f"Too few nodes answer and agree. A call made now would {what}."]
     if holder.state is SlotState.FREE:
         return ["A call now would take the slot and be sent."]
     what = ANSWERS[options.on_duplicate]

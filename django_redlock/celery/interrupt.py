@@ -50,7 +50,7 @@ class Interrupt:
                 raise_in(self._thread, SlotLostError)
 
     def disarm(self) -> None:
-        """Say that the body has ended, in its thread; what was raised and has not arrived is taken back."""
+        """Note, in its thread, that the body has ended; withdraw an exception that has not reached it yet."""
         with self._mutex:
             pending = self._armed and self.struck and self._greenlet is None
             self._armed = False

@@ -95,7 +95,7 @@ class Ticket:
 
     @property
     def following(self) -> str:
-        """Name of the lock of a pending call; where one call may wait beside a run, that is its place in the queue."""
+        """Name of the lock that a pending call holds; if one call may wait during a run, its place in the queue."""
         return f"next:{self.name}" if self.scope in (LIFETIME, RUNNING) else self.queue
 
     @property

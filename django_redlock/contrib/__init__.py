@@ -1,1 +1,1 @@
-"""Connections to other projects; each needs an extra of the same name."""
+"""Integrations with other projects; each needs an extra of the same name."""

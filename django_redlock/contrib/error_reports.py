@@ -14,7 +14,7 @@ from typing import Any
 from django.http import HttpRequest
 from django.views.debug import SafeExceptionReporterFilter
 
-# Up to the last @ before a blank: rather hide the host of the next URL than show a part of an unescaped password.
+# Up to the last @ before a blank: hiding the host of the next URL is better than showing part of a password.
 USER_INFO = re.compile(r"(?<=://)([^\s:/?#@]*):\S*@")
 PARAMETER = re.compile(r"(?<=[?&])([^\s=&?]+)=([^\s&#,]+)")
 

@@ -177,7 +177,7 @@ class Attempt:
     def _value(self) -> str:
         """Return the value to store; that of a shared lock describes no single holder."""
         if self._wanted.shared:
-            return owners.encode(self.nonce, owners.Owner(kind="shared", ttl=self._wanted.ttl))
+            return owners.encode(self.nonce, owners.Owner(kind=owners.SHARED_KIND, ttl=self._wanted.ttl))
         return owners.encode_since(self.nonce, self._wanted.owner, self.at.wall / 1e6)
 
     def _ask_all(self, value: str, number: int, stamp: int) -> Generator[Round, Instant, Round]:

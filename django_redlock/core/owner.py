@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 HolderKind = Literal["manual", "task", "view", "model", "command"]
 """What holds a lock, for people."""
 
+SHARED_KIND = "shared"  # under the key of those who share a lock: it describes none of them
 NONCE_SIZE = 32  # hexadecimal digits: 128 random bits
 MAX_LABEL = 120  # characters
 MAX_REF = 1000  # characters: programs compare it with what they know, so it must not be cut where it might be longer

@@ -5,11 +5,8 @@ The caller may be interrupted between any two bytecodes. Whatever it was granted
 that are made anew if need be.
 """
 
-import asyncio
 import os
-import random
-import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,28 +16,21 @@ from ..core.backoff import Pause
 from ..core.hold import Hold
 from ..core.names import check_names, named
 from ..core.owner import HolderKind, Owner
-from ..core.requests import Instant, Release
+from ..core.requests import Release
 from ..core.rules import MIN_TTL, Rules, seconds
 from ..core.tokens import HighestToken
 from ..core.wanted import Wanted
-from ..nodes.clock import steady
 from ..nodes.threads import exiting
 from .lease import AsyncLease, Lease
 from .lease_hold import LASTING, LeaseHold, Manager
 from .notifications import AsyncNotifications, Notifications
 from .process import HOST, process
 from .refused import error_of, explain_waiting
-from .renewal import loop_watchdog, watchdog
 
 
 def fresh_nonce() -> str:
     """Return 128 random bits as 32 hexadecimal digits."""
     return os.urandom(16).hex()
-
-
-def instant() -> Instant:
-    """Read the clocks."""
-    return Instant(steady(), time.time_ns() // 1000)
 
 
 def nothing() -> None:
@@ -53,22 +43,13 @@ class Acquirer:
 
     Args:
         manager: The manager that extends and releases the leases.
-        sleep: Blocks the calling thread for a number of seconds.
-        asleep: Does the same for an asyncio task.
     """
 
-    def __init__(
-        self,
-        manager: Manager,
-        sleep: Callable[[float], None] = time.sleep,
-        asleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, manager: Manager) -> None:
         self._manager = manager
         self._driver = manager.driver
         self._nodes = manager.nodes
         self._rules = manager.rules
-        self._sleep = sleep
-        self._asleep = asleep
         self._highest = HighestToken()
         self.entered: WeakValueDictionary[tuple[Any, ...], Lease] = WeakValueDictionary()
         """The leases of reentrant locks, by name and thread or task."""
@@ -125,7 +106,7 @@ class Acquirer:
         if wanted.owner.pid != process.pid:  # a lock that was made before the process forked
             owner = wanted.owner._replace(pid=process.pid, process=wanted.owner.process and process.name)
             wanted = wanted._replace(owner=owner)
-        return Acquisition(wanted, self._rules, self._highest, fresh_nonce, random.random, waiter)
+        return Acquisition(wanted, self._rules, self._highest, fresh_nonce, self._manager.runtime.random, waiter)
 
     def take(
         self, wanted: Wanted, renew: bool, note: Callable[[Lease], object], waiting: Callable[[], object] = nothing
@@ -197,6 +178,7 @@ class Acquirer:
         self, acquisition: Acquisition, notifications: Notifications, waiting: Callable[[], object]
     ) -> Granted | GaveUp:
         notifications.waiters.expect(acquisition.waiter)
+        instant = self._manager.runtime.instant
         steps = acquisition.steps(instant())
         try:
             step = next(steps)
@@ -208,7 +190,7 @@ class Acquirer:
                     waiting()
                     notifications.wait(acquisition.waiter, step.seconds, step.told)
                 else:
-                    self._sleep(step.seconds)
+                    self._manager.runtime.sleep(step.seconds)
                 step = steps.send(instant())
         except StopIteration as stop:
             outcome: Granted | GaveUp = stop.value
@@ -234,6 +216,7 @@ class Acquirer:
         self, acquisition: Acquisition, notifications: AsyncNotifications, waiting: Callable[[], object]
     ) -> Granted | GaveUp:
         notifications.waiters.expect(acquisition.waiter)
+        instant = self._manager.runtime.instant
         steps = acquisition.steps(instant())
         try:
             step: Step = next(steps)
@@ -245,7 +228,7 @@ class Acquirer:
                     waiting()
                     await notifications.wait(acquisition.waiter, step.seconds, step.told)
                 else:
-                    await self._asleep(step.seconds)
+                    await self._manager.runtime.asleep(step.seconds)
                 step = steps.send(instant())
         except StopIteration as stop:
             outcome: Granted | GaveUp = stop.value
@@ -256,7 +239,7 @@ class Acquirer:
         lease = Lease(self.hold(wanted, outcome, renew))
         try:
             if not wanted.detached:
-                watchdog.watch(lease)
+                self._manager.runtime.watchdog.watch(lease)
                 self._driver.heartbeat.join()
             self._manager.notify("lock_acquired", lease=lease)
             return lease
@@ -269,7 +252,7 @@ class Acquirer:
         lease = AsyncLease(self.hold(wanted, outcome, renew))
         try:
             if not wanted.detached:
-                loop_watchdog().watch(lease)
+                self._manager.runtime.loop_watchdog().watch(lease)
                 self._driver.loop_side().heartbeat.join()
             self._manager.notify("lock_acquired", lease=lease)
             return lease

@@ -7,23 +7,23 @@ begins anew.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..core.admission import Admission
 from ..core.round import Round
 from ..core.rules import Rules
 from ..nodes import Node
-from ..nodes.clock import steady
 from ..nodes.threads import exiting
 from .heartbeat import ProcessHeartbeat
 from .notifications import AsyncNotifications, Notifications
 from .per_loop import PerLoop
 from .process import process
 from .redelivery import Redelivery
-from .renewal import loop_watchdog, watchdog
 from .rounds import Gather
 from .rounds_async import AsyncGather
+from .runtime import Dog, Runtime
 from .unattended import Ended, UnattendedReleases
 
 Report = Callable[..., None]
@@ -48,8 +48,10 @@ class Driver:
         nodes: The nodes, in the order of the settings.
         rules: How many of them make a quorum.
         admission: Which of them may vote.
+        runtime: The clock and the watchdogs.
         report: Called with ``node_down`` or ``node_up`` and what the signal of that name carries.
-        new_heartbeat: Makes the heartbeat of this process, given what returns the watchdog that renews it.
+        new_heartbeat: Makes the heartbeat of this process, given the watchdog that renews it, and when each lease ends
+            that was dropped without a release.
     """
 
     def __init__(
@@ -58,20 +60,23 @@ class Driver:
         nodes: Sequence[Node],
         rules: Rules,
         admission: Admission,
+        runtime: Runtime,
         report: Report,
-        new_heartbeat: Callable[[Callable[[], Any]], ProcessHeartbeat],
+        new_heartbeat: Callable[[Dog, Iterable[float]], ProcessHeartbeat],
     ) -> None:
         self._alias = alias
         self._nodes = nodes
         self._needed = rules.needed
         self.admission = admission
+        self._runtime = runtime
         self._report = report
+        self.dropped: deque[float] = deque(maxlen=1000)  # when leases end that were dropped without a release
         self._new_heartbeat = new_heartbeat
-        self.gather = Gather(nodes, admission, steady)
-        self.notifications = Notifications(nodes, self._needed)
-        self.redelivery = Redelivery(nodes)
+        self.gather = Gather(nodes, admission, runtime.clock)
+        self.notifications = Notifications(nodes, self._needed, runtime.clock)
+        self.redelivery = Redelivery(nodes, runtime.clock)
         self.unattended = self._new_unattended()
-        self.heartbeat = new_heartbeat(lambda: watchdog)
+        self.heartbeat = new_heartbeat(runtime.watchdog, self.dropped)
         self.loops = PerLoop(self.new_loop_side)
         self._pid = process.pid
         self._hanging_up = False
@@ -166,8 +171,10 @@ class Driver:
 
     def new_loop_side(self) -> LoopSide:
         """Make those of an event loop that has none yet."""
-        gather = AsyncGather(self._nodes, self.admission, self.gather.breakers, steady)
-        return LoopSide(gather, AsyncNotifications(self._nodes, self._needed), self._new_heartbeat(loop_watchdog))
+        clock = self._runtime.clock
+        gather = AsyncGather(self._nodes, self.admission, self.gather.breakers, clock)
+        notifications = AsyncNotifications(self._nodes, self._needed)
+        return LoopSide(gather, notifications, self._new_heartbeat(self._runtime.loop_watchdog(), self.dropped))
 
     def notice_fork(self) -> None:
         """Drop what belongs to the process this one was forked from; its sockets are closed, not shut down."""
@@ -185,7 +192,7 @@ class Driver:
         self.heartbeat.leave()
         self.notifications.close()
         self._hang_up()
-        watchdog.rest()
+        self._runtime.watchdog.rest()
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""
@@ -194,12 +201,12 @@ class Driver:
             side.heartbeat.leave()
             await side.notifications.aclose()
             await side.gather.aclose()
-        loop_watchdog().rest()
+        self._runtime.loop_watchdog().rest()
 
     def _redeliver(self, round: Round, nodes: set[int]) -> None:
         if not self._hanging_up:
             undelivered = {node: round.remedy.get(node, round.requests[node]) for node in nodes}
-            self.redelivery.take(undelivered, steady() + round.lasting)
+            self.redelivery.take(undelivered, self._runtime.clock() + round.lasting)
 
     def _report_nodes(self) -> None:
         """Report which nodes went down or came back, once for each change, whoever noticed it."""
@@ -226,14 +233,14 @@ class Driver:
         self._hanging_up = False
 
     def _new_unattended(self) -> UnattendedReleases:
-        return UnattendedReleases(self.gather, self.follow_up, lambda: watchdog, steady)
+        return UnattendedReleases(self.gather, self.follow_up, self._runtime.watchdog, self._runtime.clock)
 
     def _begin_anew(self) -> None:
         self.unattended = self._new_unattended()
-        self.redelivery = Redelivery(self._nodes)
-        self.heartbeat = self._new_heartbeat(lambda: watchdog)
+        self.redelivery = Redelivery(self._nodes, self._runtime.clock)
+        self.heartbeat = self._new_heartbeat(self._runtime.watchdog, self.dropped)
         self.notifications.forked()
-        self.notifications = Notifications(self._nodes, self._needed)
+        self.notifications = Notifications(self._nodes, self._needed, self._runtime.clock)
         self._hang_up()
         self.loops = PerLoop(self.new_loop_side)
         self._pid = process.pid  # last: other threads would take links of the parent, and read each other's replies

@@ -9,7 +9,7 @@ from weakref import ref
 
 from ..core.hold import Hold
 from ..core.names import named
-from ..nodes.clock import steady
+from ..nodes.clock import Clock
 from ..nodes.threads import exiting
 from .process import process
 
@@ -23,8 +23,9 @@ class Drop(ref[Any]):
     The callback is in C, not in a ``__del__``, where an exception from a signal handler would be swallowed.
     """
 
-    __slots__ = ("ends", "hold")
+    __slots__ = ("clock", "ends", "hold")
     hold: Hold
+    clock: Clock
     ends: deque[float]
 
 
@@ -32,10 +33,10 @@ unreleased: set[Drop] = set()  # keeps those of leases that have not been releas
 drops: deque[Drop] = deque()  # whose leases are gone; see note_drops()
 
 
-def watch_drop(lease: object, hold: Hold, ends: deque[float]) -> Drop:
-    """Have the drop of a lease noted; :func:`note_drops` then adds to *ends* the time when its lock ends."""
+def watch_drop(lease: object, hold: Hold, clock: Clock, ends: deque[float]) -> Drop:
+    """Have the drop of a lease noted; :func:`note_drops` then adds to *ends* when its lock ends, by *clock*."""
     drop = Drop(lease, drops.append)
-    drop.hold, drop.ends = hold, ends
+    drop.hold, drop.clock, drop.ends = hold, clock, ends
     unreleased.add(drop)
     return drop
 
@@ -45,7 +46,7 @@ def note_drops() -> None:
     with suppress(IndexError):
         for drop in iter(drops.popleft, None):
             unreleased.discard(drop)
-            left = drop.hold.remaining(steady())
+            left = drop.hold.remaining(drop.clock())
             if left and not drop.hold.ended and not exiting():
                 drop.ends.append(drop.hold.deadline)
                 warn_of_drop(named(drop.hold.names), left)

@@ -15,7 +15,6 @@ keep it.
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -25,7 +24,6 @@ from ..core.owner import NONCE_SIZE, Owner, encode
 from ..core.replies import POSITIVE
 from ..core.requests import Acquire
 from ..core.round import Round, count
-from ..nodes.clock import steady
 from .drops import note_drops
 
 FIRST = 2.0  # seconds that a process holds a lock before the first heartbeat, so that short holds cost nothing
@@ -83,8 +81,8 @@ class ProcessHeartbeat:
         self,
         manager: Manager,
         owner: Owner,
-        dog: Callable[[], Dog],
-        clock: Callable[[], float] = steady,
+        dog: Dog,
+        clock: Callable[[], float],
         dropped: Iterable[float] = (),
     ):
         self._manager = manager
@@ -116,7 +114,7 @@ class ProcessHeartbeat:
                 if self._due is NEVER:
                     try:
                         self._due = self._clock() + FIRST
-                        self._dog().watch(self)
+                        self._dog.watch(self)
                     except BaseException:  # the next lock tries again
                         self._due = NEVER
                         raise
@@ -124,7 +122,7 @@ class ProcessHeartbeat:
     def leave(self) -> None:
         """Stop, because the connections are closed, unless locks are held; the next lock begins anew."""
         if not self.valid():
-            self._dog().forget(self)
+            self._dog.forget(self)
 
     def due(self) -> float:
         """Return when the next heartbeat is due."""
@@ -134,9 +132,9 @@ class ProcessHeartbeat:
         """Return whether locks are held; if not, it ends."""
         note_drops()
         with self._mutex:
-            if not self._dog().tends(self._manager) and max(self._dropped, default=0.0) <= self._clock():
+            if not self._dog.tends(self._manager) and max(self._dropped, default=0.0) <= self._clock():
                 due, self._due = self._due, NEVER
-                if self._dog().tends(self._manager):
+                if self._dog.tends(self._manager):
                     self._due = due  # meanwhile a lock was taken by a thread that saw this going on
         return self._due is not NEVER
 
@@ -166,7 +164,7 @@ class ProcessHeartbeat:
         return Round(everywhere, lambda replies: count(replies, *POSITIVE) >= rules.needed, timeout, rules.needed)
 
 
-def this_process(host: str, process: str) -> Owner:
+def this_process(host: str, process: str, since: float) -> Owner:
     """Return the description of this process: the program's name, without its arguments, which may be secret."""
     program = os.path.basename(sys.argv[0]) if sys.argv else ""
-    return Owner(host, os.getpid(), "process", program, since=time.time(), ttl=LIFE, process=process)
+    return Owner(host, os.getpid(), "process", program, since=since, ttl=LIFE, process=process)

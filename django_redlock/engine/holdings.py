@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 from ..core.names import named
+from ..core.outcome import EndReason
 from ..exceptions import printable
-from ..nodes.clock import steady
+from ..nodes.clock import Clock
 
 log = logging.getLogger("django_redlock")
 
@@ -24,15 +25,24 @@ Keys = tuple[Any, tuple[str, ...], int, bool]
 """The lock of a lease: the manager, the names, the limit, and whether it is shared."""
 
 
+class Hold(Protocol):
+    """The part of a :class:`~django_redlock.engine.lease_hold.LeaseHold` that is used here."""
+
+    clock: Clock
+    deadline: float
+    ended: EndReason | None
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the holder."""
+
+
 class Held(Protocol):
     """The part of a :class:`~django_redlock.engine.lease.Lease` that is used here."""
 
     @property
-    def reason(self) -> str | None:
-        """Why it ended; None while it goes on."""
-
-    def valid(self) -> bool:
-        """Return whether it is still held."""
+    def hold(self) -> Hold:
+        """The hold."""
 
 
 class Place(NamedTuple):
@@ -87,9 +97,14 @@ class Holding(NamedTuple):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the lease is still held."""
+        """
+        Whether the lease is still held.
+
+        A loss is not reported here: its callbacks may block, and belong to another thread or event loop.
+        """
         lease = self.lease()
-        return lease is not None and lease.reason is None and lease.valid()
+        hold = lease.hold if lease else None
+        return hold is not None and not (hold.forked or hold.ended) and hold.clock() < hold.deadline
 
     def excludes(self, keys: Keys) -> bool:
         """Return whether nobody can have *keys* while this lease is held."""
@@ -144,12 +159,14 @@ class Waiting:
         keys: The lock.
         who: The thread or task.
         ttl: How long to wait for another thread or task to release the lock before it is logged, in seconds.
+        clock: Returns seconds on a steady clock.
     """
 
-    def __init__(self, keys: Keys, who: object, ttl: float) -> None:
+    def __init__(self, keys: Keys, who: object, ttl: float, clock: Clock) -> None:
         self._keys = keys
         self._who = who
         self._ttl = ttl
+        self._clock = clock
         self._own: Holding | None = None
         self._where = ""
         self._due = math.inf  # when to log it; unknown before the first pause
@@ -165,7 +182,7 @@ class Waiting:
         if not self._looked:
             self._looked = True
             self._look()
-        if self._own and steady() >= self._due:
+        if self._own and self._clock() >= self._due:
             self._due = math.inf
             name = named(self._keys[1])
             log.warning(
@@ -187,7 +204,7 @@ class Waiting:
                     "wait=0."
                 )
         if own:
-            self._own, self._where, self._due = own[0], str(caller()), steady() + self._ttl
+            self._own, self._where, self._due = own[0], str(caller()), self._clock() + self._ttl
 
 
 def unsuspected() -> None:

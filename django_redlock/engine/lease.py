@@ -11,13 +11,11 @@ from ..core.names import named
 from ..core.outcome import LOST, EndReason, Outcome
 from ..core.round import Round
 from ..exceptions import LockLostError
-from ..nodes.clock import steady
 from ..nodes.gevent import uses_gevent
 from ..nodes.threads import exiting
-from .lease_hold import LeaseHold
+from .lease_hold import LeaseHold, end_of_earlier_hold
 from .loss import AsyncLoss, Loss, log_loss
 from .process import process
-from .renewal import loop_watchdog, watchdog
 
 
 class Lease:
@@ -102,17 +100,17 @@ class Lease:
 
     def held(self) -> float:
         """Return the seconds for which the lock has been held, or was held until it ended."""
-        return self.hold.held(steady())
+        return self.hold.held(self.hold.clock())
 
     def remaining(self) -> float:
         """Return the seconds of validity left; 0.0 when it ended."""
-        return self.hold.remaining(steady()) if self.valid() else 0.0
+        return self.hold.remaining(self.hold.clock()) if self.valid() else 0.0
 
     def valid(self) -> bool:
         """Return whether the lock is still held, by the local clock; makes no network call."""
         if self.hold.forked:
             return False
-        if self.hold.check(steady()):
+        if self.hold.check(self.hold.clock()):
             return True
         self._loss.report(self)
         return False
@@ -130,7 +128,7 @@ class Lease:
         if not self.valid():
             raise loss_of(self)
         if margin and self.remaining() < margin:
-            raise LockLostError(self.name, "margin", self.hold.held(steady()))
+            raise LockLostError(self.name, "margin", self.hold.held(self.hold.clock()))
 
     def on_lost(self, callback: Callable[["Lease"], object]) -> None:
         """
@@ -145,7 +143,7 @@ class Lease:
 
     def heartbeat(self) -> None:
         """Report progress: a lease taken with ``heartbeat=`` is extended only while this is called."""
-        self.hold.beat(steady())
+        self.hold.beat(self.hold.clock())
 
     def extend(self, ttl: float | None = None) -> bool:
         """
@@ -188,9 +186,9 @@ class Lease:
             round = self._end(wait or process.ends or uses_gevent())
             if round is None:
                 return Outcome.UNKNOWN if hold.forked else Outcome.EXPIRED
-            watchdog.forget(self)
+            hold.keeper.runtime.watchdog.forget(self)
             known = hold.carry_out(round, self._ended_later)
-            if hold.takeover and (late := hold.end_of_earlier_hold(hold.takeover)):
+            if hold.takeover and (late := end_of_earlier_hold(hold.takeover)):
                 hold.keeper.ask(late)
         except BaseException:
             hold.release_later()
@@ -208,9 +206,9 @@ class Lease:
             round = self._end(wait)
             if round is None:
                 return Outcome.UNKNOWN if hold.forked else Outcome.EXPIRED
-            loop_watchdog().forget(self)
+            hold.keeper.runtime.loop_watchdog().forget(self)
             known = await hold.acarry_out(round, self._ended_later)
-            if hold.takeover and (late := hold.end_of_earlier_hold(hold.takeover)):
+            if hold.takeover and (late := end_of_earlier_hold(hold.takeover)):
                 await hold.keeper.aask(late)
         except BaseException:
             hold.release_later()
@@ -246,8 +244,8 @@ class Lease:
         hold = self.hold
         if hold.forked or hold.ended is EndReason.RELEASED:
             return None
-        if hold.check(steady()):
-            hold.end(EndReason.RELEASED, steady())
+        if hold.check(hold.clock()):
+            hold.end(EndReason.RELEASED, hold.clock())
             hold.forget_drop()
         else:
             self._loss.report(self)
@@ -315,14 +313,24 @@ def leave(lease: Lease, outcome: Outcome, body_failed: bool) -> None:
 def passed_on(lease: Lease) -> None:
     """End it without a release, because its caller has had the lock taken over under another secret (``adopt``)."""
     hold = lease.hold
-    if hold.end(EndReason.RELEASED, steady()):
+    if hold.end(EndReason.RELEASED, hold.clock()):
         hold.forget_drop()
         hold.keeper.notify("lock_released", lease=lease, outcome=Outcome.RELEASED)
 
 
+def stop_renewal(lease: Lease) -> None:
+    """Have it extended no longer; it stays held until it ends."""
+    lease.hold.keeper.runtime.watchdog.forget(lease)
+
+
+def resume_renewal(lease: Lease) -> None:
+    """Have it extended again."""
+    lease.hold.keeper.runtime.watchdog.watch(lease)
+
+
 def fence_out(lease: Lease, token: int) -> None:
     """End it, because a database has seen *token* of a later holder; the next acquisition proposes a higher one."""
-    lease.hold.fenced_out(token, steady())
+    lease.hold.fenced_out(token, lease.hold.clock())
     lease.valid()  # which reports the loss
 
 
@@ -332,7 +340,7 @@ def note_extension(round: Round, leases: Sequence[Lease], start: float) -> int:
 
 
 def _is_longer(lease: Lease, round: Round, number: int, start: float) -> bool:
-    longer = lease.hold.extended(round, number, start, steady())
+    longer = lease.hold.extended(round, number, start, lease.hold.clock())
     if lease.hold.ended:
         lease.valid()  # which reports the loss
     if longer:

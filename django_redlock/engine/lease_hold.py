@@ -5,7 +5,6 @@ Fences, reentrant locks and the watchdog use it. The members for users are in :c
 """
 
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -19,11 +18,11 @@ from ..core.rules import Rules
 from ..core.tokens import HighestToken
 from ..core.wanted import Wanted
 from ..nodes.base import Node
-from ..nodes.clock import steady
 from ..nodes.threads import exiting
 from .driver import Driver
 from .drops import Drop, unreleased, watch_drop
 from .process import process
+from .runtime import Runtime
 from .surroundings import Surroundings
 from .unattended import Ended
 
@@ -36,9 +35,9 @@ class Manager(Protocol):
 
     nodes: tuple[Node, ...]
     rules: Rules
+    runtime: Runtime
     notify: Callable[..., None]
     surroundings: Surroundings
-    dropped: deque[float]
     driver: Driver
 
     def ask(self, round: Round) -> None:
@@ -77,6 +76,7 @@ class LeaseHold(Hold):
     def __init__(self, keeper: Manager, wanted: Wanted, granted: Granted, highest: HighestToken, renewed: bool) -> None:
         super().__init__(wanted, granted, keeper.rules, highest)
         self.keeper = keeper
+        self.clock = keeper.runtime.clock
         self.renewed = renewed
         self._sends = wanted.sends
         self.takeover = granted.rounds[0] if wanted.adopt else None  # took the lock over from another holder
@@ -90,7 +90,7 @@ class LeaseHold(Hold):
         """Note the lease, whose *loss* is to be reported, and which is not to be dropped without a release."""
         self._loss = ref(loss)
         if self.renewed:
-            self._drop = watch_drop(lease, self, self.keeper.dropped)
+            self._drop = watch_drop(lease, self, self.clock, self.keeper.driver.dropped)
 
     @property
     def forked(self) -> bool:
@@ -156,7 +156,7 @@ class LeaseHold(Hold):
         It does if the lease may have ended by the local clock before the release arrives, because the replies tell
         whether the block has to raise.
         """
-        return not self._sends or self.remaining(steady()) <= self.timeout
+        return not self._sends or self.remaining(self.clock()) <= self.timeout
 
     def begin_release(self, wait: bool) -> Round:
         """Return the round that releases it, once it has been ended; *wait* is whether to wait for the replies."""
@@ -178,14 +178,6 @@ class LeaseHold(Hold):
         await self.keeper.aask(round)
         return True
 
-    @staticmethod
-    def end_of_earlier_hold(takeover: Round) -> Round | None:
-        """Return the round that ends the hold that was taken over, on nodes that may yet get the request to do that."""
-        if not takeover.remedy or not (nodes := takeover.unanswered()):
-            return None
-        requests = {node: takeover.remedy[node] for node in nodes}
-        return Round(requests, lambda replies: False, 0.0, cleanup=True, lasting=LASTING)
-
     def forget_drop(self) -> None:
         """Note that it was released, so that its lease may be dropped."""
         if self._drop is not None:
@@ -206,9 +198,17 @@ class LeaseHold(Hold):
         """
         if self.forked or self.ended or exiting() or self.leave():
             return
-        self.end(EndReason.RELEASED, steady())
+        self.end(EndReason.RELEASED, self.clock())
         self.forget_drop()
         self.release_later()
+
+
+def end_of_earlier_hold(takeover: Round) -> Round | None:
+    """Return the round that ends the hold that was taken over, on nodes that may yet get the request to do that."""
+    if not takeover.remedy or not (nodes := takeover.unanswered()):
+        return None
+    requests = {node: takeover.remedy[node] for node in nodes}
+    return Round(requests, lambda replies: False, 0.0, cleanup=True, lasting=LASTING)
 
 
 def _no_report() -> None:

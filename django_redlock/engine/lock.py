@@ -25,6 +25,7 @@ from .lease import Lease, arelease_at_end, leave, release_at_end
 from .mistakes import no_attribute
 from .options import LockOptions, check_block, check_not_skipped
 from .reentrancy import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
+from .runtime import Runtime
 from .surroundings import Surroundings
 
 
@@ -54,6 +55,7 @@ class Manager(Protocol):
 
     retired: bool
     rules: Rules
+    runtime: Runtime
     surroundings: Surroundings
 
     @property
@@ -302,8 +304,8 @@ class Lock:
             )
 
     def _waiting(self, described: Description, who: object) -> Callable[[], object]:
-        wanted = described.wanted
-        return Waiting(self._keys(described), who, wanted.ttl) if wanted.wait != 0 else unsuspected
+        wanted, clock = described.wanted, described.manager.runtime.clock
+        return Waiting(self._keys(described), who, wanted.ttl, clock) if wanted.wait != 0 else unsuspected
 
     def _keys(self, described: Description) -> Keys:
         return described.manager, self.names, described.wanted.limit, described.wanted.shared

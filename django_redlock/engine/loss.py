@@ -17,7 +17,6 @@ from ..core.outcome import EndReason
 from ..exceptions import printable
 from ..nodes.threads import new_event
 from .lease_hold import LeaseHold
-from .renewal import loop_watchdog, watchdog
 
 log = logging.getLogger("django_redlock")
 
@@ -86,7 +85,7 @@ class Loss:
             with self._mutex:
                 if self._teller is None:
                     self._begin(me)
-            if self._teller is me and not self._apart(partial(self._call_back, lease)):
+            if self._teller is me and not self._apart(lease, partial(self._call_back, lease)):
                 fatal = self._call_back(lease)
         except BaseException:
             if self._teller is me:
@@ -118,11 +117,11 @@ class Loss:
             self.report(lease)
         return fatal
 
-    def _apart(self, function: Callable[[], object]) -> bool:
-        return watchdog.apart(function)
+    def _apart(self, lease: Lost, function: Callable[[], object]) -> bool:
+        return lease.hold.keeper.runtime.watchdog.apart(function)
 
     def _report_later(self, lease: Lost) -> None:
-        watchdog.watch(lease)
+        lease.hold.keeper.runtime.watchdog.watch(lease)
 
     def _new_event(self) -> Any:
         return new_event()
@@ -141,7 +140,7 @@ class AsyncLoss(Loss):
         super().__init__()
         self._loop = asyncio.get_running_loop()
 
-    def _apart(self, function: Callable[[], object]) -> bool:
+    def _apart(self, lease: Lost, function: Callable[[], object]) -> bool:
         return False
 
     def _call_back(self, lease: Lost) -> None:
@@ -149,7 +148,7 @@ class AsyncLoss(Loss):
 
     def _report_later(self, lease: Lost) -> None:
         with suppress(RuntimeError):  # the loop has been closed
-            self._loop.call_soon_threadsafe(lambda: loop_watchdog().watch(lease))
+            self._loop.call_soon_threadsafe(lambda: lease.hold.keeper.runtime.loop_watchdog().watch(lease))
 
     def _new_event(self) -> Any:
         return asyncio.Event()

@@ -4,12 +4,9 @@ The locks of one alias, blocking and asyncio: the decisions of :mod:`django_redl
 Public in a :class:`LockManager` are ``lock``, ``release``, ``extend``, ``aextend``, ``close`` and ``aclose``.
 """
 
-import asyncio
 import atexit
 import logging
-import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 from weakref import WeakSet
 
@@ -26,7 +23,6 @@ from ..core.rules import UNSET, ReleaseMode, Rules
 from ..core.surveying import SurveyOptions, survey_round
 from ..core.wanted import Wanted
 from ..nodes import Node
-from ..nodes.clock import steady
 from .acquirer import Acquirer, lease_length
 from .driver import Driver
 from .heartbeat import ProcessHeartbeat, this_process
@@ -36,12 +32,15 @@ from .lock import Description, Lock
 from .mistakes import explained
 from .options import LockOptions, complete
 from .process import HOST, process
+from .runtime import Dog, Runtime
 from .surroundings import Surroundings
 
 Notify = Callable[..., None]
 
 AT_END: Mapping[HolderKind, ReleaseMode] = {"task": "send", "view": "send"}
 """How the release goes at the end of a hold of each kind, unless the lock or the settings say; otherwise it waits."""
+
+REAL = Runtime()
 
 log = logging.getLogger("django_redlock")
 
@@ -59,8 +58,7 @@ class LockManager:
         rules: The options of the alias.
         alias: The alias in ``REDLOCK``.
         notify: Called with the name of a signal and its arguments.
-        sleep: Blocks the calling thread for a number of seconds.
-        asleep: Does the same for an asyncio task.
+        runtime: The clocks, pauses and watchdogs; a simulation passes others.
     """
 
     def __init__(
@@ -70,19 +68,18 @@ class LockManager:
         *,
         alias: str = "default",
         notify: Notify = silent,
-        sleep: Callable[[float], None] = time.sleep,
-        asleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
+        runtime: Runtime = REAL,
     ) -> None:
         self.alias = alias
         self.retired = False  # whether the settings have changed since
         self.nodes = tuple(nodes)
         self.rules = rules
         self.notify = notify
+        self.runtime = runtime
         self.surroundings = Surroundings()
-        admission = Admission(rules, tuple(node.name for node in self.nodes), steady, time.time)
-        self.dropped: deque[float] = deque(maxlen=1000)  # when leases end that were dropped without a release
-        self.driver = Driver(alias, self.nodes, rules, admission, self._report, self._new_heartbeat)
-        self.acquirer = Acquirer(self, sleep, asleep)
+        admission = Admission(rules, tuple(node.name for node in self.nodes), runtime.clock, runtime.wall)
+        self.driver = Driver(alias, self.nodes, rules, admission, runtime, self._report, self._new_heartbeat)
+        self.acquirer = Acquirer(self)
         _managers.add(self)
 
     def __repr__(self) -> str:
@@ -219,7 +216,7 @@ class LockManager:
         """
         longer = 0
         for round, chosen in self._renewals(leases, ttl):
-            start = steady()
+            start = self.runtime.clock()
             self.ask(round)
             longer += note_extension(round, chosen, start)
         return longer
@@ -228,7 +225,7 @@ class LockManager:
         """Do what :meth:`extend` does without blocking."""
         longer = 0
         for round, chosen in self._renewals(leases, ttl):
-            start = steady()
+            start = self.runtime.clock()
             await self.aask(round)
             longer += note_extension(round, chosen, start)
         return longer
@@ -236,7 +233,7 @@ class LockManager:
     def _renewals(self, leases: Sequence[Lease], ttl: float | None) -> Iterator[tuple[Round, list[Lease]]]:
         """Yield each round and the leases that it extends; a lease that ended meanwhile is in none."""
         for first in range(0, len(leases), BATCH):
-            now = steady()
+            now = self.runtime.clock()
             some = [lease for lease in leases[first : first + BATCH] if lease.valid()]
             asked = [(lease, term) for lease in some if (term := lease.hold.term(now, ttl))]
             for numbers in batches([term for _, term in asked]):
@@ -253,8 +250,9 @@ class LockManager:
     def _report(self, event: str, **about: Any) -> None:
         self.notify(event, **about)  # which may be another function by now
 
-    def _new_heartbeat(self, dog: Callable[[], Any]) -> ProcessHeartbeat:
-        return ProcessHeartbeat(self, this_process(HOST, process.name), dog, steady, self.dropped)
+    def _new_heartbeat(self, dog: Dog, dropped: Iterable[float]) -> ProcessHeartbeat:
+        owner = this_process(HOST, process.name, since=self.runtime.wall())
+        return ProcessHeartbeat(self, owner, dog, self.runtime.clock, dropped)
 
 
 _managers: WeakSet[LockManager] = WeakSet()

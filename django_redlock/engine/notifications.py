@@ -19,14 +19,14 @@ from math import ceil
 from ..core.failure import Failure
 from ..core.waiter import Waiter
 from ..nodes.base import LinkError, Node, NotificationLink
-from ..nodes.clock import Clock, steady
+from ..nodes.clock import Clock
 from ..nodes.threads import new_event, start
 from .connections import CONNECT_TIMEOUT
 from .waiters import Waiters
 from .wakeup import WakeUp
 
 LINGER = 10.0  # seconds without waiters after which the connections are no longer trusted
-RETRY = 1.0  # seconds between two tries to reach a node
+RETRY = 1.0  # seconds between two attempts to reach a node
 
 log = logging.getLogger("django_redlock")
 
@@ -41,7 +41,7 @@ class Notifications:
         clock: Returns seconds on a steady clock.
     """
 
-    def __init__(self, nodes: Sequence[Node], needed: int, clock: Clock = steady) -> None:
+    def __init__(self, nodes: Sequence[Node], needed: int, clock: Clock) -> None:
         self.waiters: Waiters[threading.Event] = Waiters(needed, new_event)
         self._nodes = nodes
         self._clock = clock

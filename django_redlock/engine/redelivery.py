@@ -18,7 +18,7 @@ from ..core.failure import Failure
 from ..core.replies import Kind, Reply, failed
 from ..core.requests import Request
 from ..nodes.base import INCOMPLETE, Link, LinkError, Node
-from ..nodes.clock import Clock, steady
+from ..nodes.clock import Clock
 from ..nodes.threads import Background, Bell
 from .connections import CONNECT_TIMEOUT
 
@@ -37,7 +37,7 @@ class Redelivery:
         clock: Returns seconds on a steady clock.
     """
 
-    def __init__(self, nodes: Sequence[Node], clock: Clock = steady) -> None:
+    def __init__(self, nodes: Sequence[Node], clock: Clock) -> None:
         self._nodes = nodes
         self._clock = clock
         # Only its thread changes what is undelivered. The others send it messages, each with one call into C.

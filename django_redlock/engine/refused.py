@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from ..core.acquisition import Acquisition, GaveUp
 from ..core.backoff import Pause
 from ..core.names import named
-from ..core.owner import decode
+from ..core.owner import SHARED_KIND, Owner, decode
 from ..core.replies import votes_in
 from ..core.rules import Rules
 from ..core.wanted import Wanted
@@ -26,9 +27,13 @@ def error_of(
         after = votes_in(outcome.replies.values(), rules.needed) or None
         why = (rules.needed, outcome.misconfigured, after)
         return QuorumUnavailableError(name, outcome.waited, outcome.attempts, said, *why)
-    holder = decode(outcome.holder)
-    about, queued = holder._asdict() if holder else None, outcome.queued
-    return LockTakenError(name, outcome.waited, outcome.attempts, said, outcome.retry_after, about, queued)
+    about = _about(decode(outcome.holder))
+    return LockTakenError(name, outcome.waited, outcome.attempts, said, outcome.retry_after, about, outcome.queued)
+
+
+def _about(holder: Owner | None) -> dict[str, Any]:
+    several = dict.fromkeys(("host", "pid", "since")) if holder and holder.kind == SHARED_KIND else {}
+    return holder._asdict() | several if holder else {}
 
 
 def explain_waiting(nodes: Sequence[Node], acquisition: Acquisition, pause: Pause) -> None:

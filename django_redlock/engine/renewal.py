@@ -184,7 +184,7 @@ class Watchdog:
         self._agenda = Agenda()
         self._inbox: deque[tuple[ref[Tended], bool]] = deque()  # leases to look after, and leases to forget
         self._bell = Bell(real_lock())
-        # A greenlet would not get its turn while a task computes.
+        # A real thread: a greenlet would not get its turn while a task computes.
         self._thread = Background(self._run, self._busy, "django_redlock watchdog", real=True)
         self._wake_at = NEVER  # until when the thread sleeps; while it is awake, every message rings
         self._resting = False

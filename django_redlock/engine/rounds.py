@@ -15,7 +15,7 @@ from ..core.failure import Failure
 from ..core.replies import Kind, failed
 from ..core.round import Round
 from ..nodes.base import LinkError, Node
-from ..nodes.clock import Clock, steady
+from ..nodes.clock import Clock
 from .breaker import Breakers
 from .connecting import Connector
 from .connections import MAX_IN_FLIGHT, Connection, ConnectionSet
@@ -39,7 +39,7 @@ class Gather:
         clock: Returns seconds on a steady clock.
     """
 
-    def __init__(self, nodes: Sequence[Node], admission: Admission, clock: Clock = steady) -> None:
+    def __init__(self, nodes: Sequence[Node], admission: Admission, clock: Clock) -> None:
         self.admission = admission
         self._clock = clock
         self.idle = IdleConnections()

@@ -16,13 +16,12 @@ from ..core.failure import Failure
 from ..core.replies import Kind, Reply, failed
 from ..core.round import Round
 from ..nodes.base import AsyncLink, LinkError, Node
-from ..nodes.clock import Clock, steady
+from ..nodes.clock import Clock
 from .breaker import Breakers
 from .connections import CONNECT_TIMEOUT
 from .idle import MAX_IDLE
 from .rounds import GRACE
-
-AGAIN = 0.1  # seconds after which a round is timed out once more, in case an exception ended the callback before
+from .time_limits import TimeLimits
 
 log = logging.getLogger("django_redlock")
 
@@ -48,7 +47,7 @@ class AsyncGather:
         clock: Returns seconds on a steady clock.
     """
 
-    def __init__(self, nodes: Sequence[Node], admission: Admission, breakers: Breakers, clock: Clock = steady) -> None:
+    def __init__(self, nodes: Sequence[Node], admission: Admission, breakers: Breakers, clock: Clock) -> None:
         self._nodes = nodes
         self._admission = admission
         self._breakers = breakers
@@ -56,6 +55,7 @@ class AsyncGather:
         self._lines: dict[int, Line] = {}
         self._connecting: dict[int, asyncio.Task[LinkError | None]] = {}
         self._unattended: set[asyncio.Future[None]] = set()
+        self._limits = TimeLimits(self._time_out)
 
     async def ask(self, round: Round) -> None:
         """Carry out one round: send, and wait until it is decided, everyone replied, or its timeout has passed."""
@@ -99,13 +99,11 @@ class AsyncGather:
         self._send_all(poll)
         if round.closed:
             return False
-        loop = asyncio.get_running_loop()
-        poll.settled = settled = loop.create_future()
-        timers = self._set_timers(poll, timeout)
+        poll.settled = settled = asyncio.get_running_loop().create_future()
+        self._limits.add(poll, timeout)
 
         def over(settled: asyncio.Future[None]) -> None:
-            for timer in timers:
-                timer.cancel()
+            self._limits.discard(poll)
             self._unattended.discard(settled)
             ended(round)
 
@@ -124,30 +122,17 @@ class AsyncGather:
         for line in self._lines.values():
             line.link.close()
         self._lines.clear()
+        self._limits.rest()
         await asyncio.sleep(0)  # let the aborted transports close their sockets
 
     async def _wait(self, poll: "Poll") -> None:
-        """Wait until the round is settled; a timer does that at the latest."""
+        """Wait until the round is settled; its time limit does that at the latest."""
         poll.settled = asyncio.get_running_loop().create_future()
-        timers = self._set_timers(poll, poll.round.timeout)
         try:
+            self._limits.add(poll, poll.round.timeout)
             await poll.settled
         finally:
-            for timer in timers:
-                timer.cancel()
-
-    def _set_timers(self, poll: "Poll", timeout: float) -> tuple[asyncio.TimerHandle, ...]:
-        """
-        Have a round timed out after *timeout* seconds, and once more a moment later.
-
-        An exception from a signal handler may end the callback at any line. asyncio logs it and goes on, and the task
-        would wait for ever.
-        """
-        loop = asyncio.get_running_loop()
-        return (
-            loop.call_later(timeout, self._time_out, poll),
-            loop.call_later(timeout + AGAIN, self._time_out, poll),
-        )
+            self._limits.discard(poll)
 
     async def _hear_out(self, poll: "Poll") -> None:
         """Wait for the other replies to a round that was refused, for as long as its patience."""

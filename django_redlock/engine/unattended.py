@@ -76,7 +76,7 @@ class UnattendedReleases:
         self,
         gather: Attendant,
         follow_up: Callable[[Round], object],
-        dog: Callable[[], Dog],
+        dog: Dog,
         clock: Clock,
     ) -> None:
         self._gather = gather
@@ -125,7 +125,7 @@ class UnattendedReleases:
         """
         now = self._clock()
         self._open.append(Sent(round, ref(connections), now + timeout, now + LOOK, ended))
-        self._dog().watch(self)
+        self._dog.watch(self)
 
     def extend(self, leases: Any) -> int:
         """Read the replies that have come; the watchdog calls this."""

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..core.names import shown
-from ..core.owner import Owner, decode, fingerprint
+from ..core.owner import SHARED_KIND, Owner, decode, fingerprint
 from ..core.requests import SHARED
 from ..core.rules import Rules
 from ..exceptions import printable
@@ -22,7 +22,6 @@ SHARED_MARK = fingerprint(SHARED)  # of what is under the key of those who share
 LAST_SECOND = 253_402_128_000  # two days before the year 10000: datetime knows no later moment in any time zone
 MAX_TEXT = 120  # characters of what a value says of its holder
 MAX_SHOWN = 250  # characters of a name; ours are shorter
-SHARED_KIND = "shared"  # the kind of holder under the key of those who share a lock
 NO_STRING = fingerprint("")  # of a key that has no value as a string
 
 
@@ -64,7 +63,7 @@ class Life(Enum):
     """
     What the nodes know of a process.
 
-    ``LIVING``: it was heard a moment ago. ``SILENT``: it was heard, and not lately: it is dead or stands still.
+    ``LIVING``: it was heard a moment ago. ``SILENT``: it was heard, but not lately: it is dead or paused.
     ``GONE``: a quorum has not heard it for longer than any lease lasts, so that all its leases have ended.
     ``UNKNOWN``: too few nodes answer, or they were not asked.
     """

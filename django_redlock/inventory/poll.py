@@ -3,7 +3,6 @@ How the nodes are asked: one page of their indexes after the other, all nodes at
 """
 
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -14,7 +13,6 @@ from ..core.replies import Kind, Reply, Row, is_absurd
 from ..core.requests import ENDLESS, Survey
 from ..engine.heartbeat import LIFE
 from ..engine.manager import LockManager
-from ..nodes.clock import steady
 from .judge import is_suspicious, judge, process_behind, soonest_first, with_process
 from .model import HeldLock, Life, NodeStatus, Snapshot, View
 
@@ -78,9 +76,9 @@ class Poll:
 
     def in_time(self, questions: Iterator[Survey], seconds: float, patience: float) -> Iterator[dict[str, Any]]:
         """Yield the questions, as arguments of a manager's survey, for about *seconds* at most."""
-        started = self._sent = steady()
+        started = self._sent = self.manager.runtime.clock()
         for slugs, _, size, waiters in questions:
-            self._sent = steady()
+            self._sent = self.manager.runtime.clock()
             if self._sent - started > seconds:
                 self.complete = False
                 for slug in self._doubtful():
@@ -159,7 +157,7 @@ class Poll:
 
     def left(self, row: Row) -> float:
         """Return for how many more seconds a node keeps what it has; 0 if for ever."""
-        return max(0.0, row.left - steady()) if row.left is not None else 0.0
+        return max(0.0, row.left - self.manager.runtime.clock()) if row.left is not None else 0.0
 
     def snapshot(self) -> Snapshot:
         """Return what was learned."""
@@ -170,7 +168,7 @@ class Poll:
             nodes=tuple(self._status(place) for place in range(len(self.manager.nodes))),
             locks=tuple(sorted(listed, key=soonest_first)),
             complete=self.complete,
-            taken=time.time(),
+            taken=self.manager.runtime.wall(),
             rules=self.manager.rules,
             total=self.total,
             absurd={
@@ -211,12 +209,13 @@ class Poll:
         listed = self._judge_all() if self._locks is None else self._locks
         if not self._suspects:
             return listed
-        lives, now = {slug: self._life(process) for slug, process in self._suspects.items()}, time.time()
+        now = self.manager.runtime.wall()
+        lives = {slug: self._life(process) for slug, process in self._suspects.items()}
         return [with_process(lock, lives[lock.slug], now) if lock.slug in lives else lock for lock in listed]
 
     def _judge_all(self) -> list[HeldLock]:
         names = [None if place in self.silent else node.name for place, node in enumerate(self.manager.nodes)]
-        now = steady()
+        now = self.manager.runtime.clock()
         judged = [self._judge(slug, rows, names, now) for slug, rows in self.rows.items()]
         return [lock for lock in judged if lock]
 

@@ -173,11 +173,11 @@ def last(poll: Poll, slug: str) -> int:
 
 def refused_for(poll: Poll, slug: str, wanted: str) -> float:
     """
-    Return for how long the nodes refuse the holder after a release by force, in seconds.
+    Return for how long the nodes refuse the holder after a forced release, in seconds.
 
-    A living holder's next renewal would put back the keys that it finds missing. It comes within one lease, which may
-    have been made as long as ``max_ttl`` since the key was written. A lease beyond that is a place that nobody renews;
-    whoever takes it over later must not be refused.
+    The next renewal of a living holder would restore the keys that it finds missing. It comes within one lease, which
+    may be as long as ``max_ttl``, even if the key was written with a shorter one. A longer lease belongs to a pending
+    call. Nobody renews it, and whoever takes it over later must not be refused.
     """
     rules = poll.manager.rules
     values = [poll.seen(slug)[node].value for node, mark in marks(poll, slug).items() if mark == wanted]

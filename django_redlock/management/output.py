@@ -32,7 +32,7 @@ VERSION = 1  # of the JSON document; grows when a key is removed or changes its 
 COLUMNS = ("LOCK", "STATE", "HELD FOR", "WAITING", "REMAINING", "VOTES", "HOLDER", "SINCE", "TOKEN")
 DROPPED = ("TOKEN", "SINCE", "VOTES", "WAITING", "REMAINING")  # the first to be left out where there is no room
 CUT = (("HOLDER", 12), ("LOCK", 12))  # what is cut in the middle after that, and to what
-# What makes a spreadsheet take text for a formula: one of these signs where a cell begins, behind blanks or a quotation
+# A spreadsheet takes text for a formula if one of these signs is where a cell begins, behind blanks or a quotation
 # mark. Where the decimal separator is a comma, a semicolon ends a cell.
 SIGNS = "=+@-\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH COMMERCIAL AT}\N{FULLWIDTH HYPHEN-MINUS}"
 FORMULA = re.compile(rf'(^|;)([\s"]*)(?=[{re.escape(SIGNS)}])')

@@ -138,7 +138,7 @@ def _kill_group(group: int, number: int) -> bool:
         os.killpg(group, number)
     except ProcessLookupError:
         return False
-    except PermissionError:  # macOS says so of a group of which only the ended leader is left
+    except PermissionError:  # macOS reports this for a group in which only its leader is left, which has ended
         return False
     return True
 

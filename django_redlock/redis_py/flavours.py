@@ -8,7 +8,7 @@ one step.
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from ..engine.renewal import AsyncWatchdog, Watchdog, loop_watchdog, watchdog
+from ..engine.runtime import Dog, Runtime
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,9 +23,9 @@ class Blocking:
         return method(*args, **kwargs)
 
     @staticmethod
-    def watchdog() -> Watchdog:
+    def watchdog(runtime: Runtime) -> Dog:
         """Return the watchdog of this flavour."""
-        return watchdog
+        return runtime.watchdog
 
 
 class Awaiting:
@@ -37,9 +37,9 @@ class Awaiting:
         return await amethod(*args, **kwargs)
 
     @staticmethod
-    def watchdog() -> AsyncWatchdog:
+    def watchdog(runtime: Runtime) -> Dog:
         """Return the watchdog of this flavour."""
-        return loop_watchdog()
+        return runtime.loop_watchdog()
 
 
 Flavour = type[Blocking] | type[Awaiting]

@@ -6,8 +6,8 @@ from typing import Self
 
 from ..core.rules import Rules
 from ..engine.lease import Lease
-from ..nodes.clock import steady
-from .flavours import Flavour, run
+from ..engine.runtime import Dog
+from .flavours import Awaiting, Blocking, Flavour, run
 
 SLACK = 0.001  # seconds; less is a rounding error, and nodes count in milliseconds
 
@@ -29,31 +29,42 @@ class Term:
     def __init__(self, lease: Lease, length: float, rules: Rules, flavour: Flavour) -> None:
         ttl = piece(length, rules)
         self._lease, self._rules, self._flavour = lease, rules, flavour
-        self._covered = steady() + lease.remaining() + rules.drift(ttl)
+        self._covered = lease.hold.clock() + lease.remaining() + rules.drift(ttl)
         self._next = self._covered - ttl * 2 / 3
         self.since = self._covered - ttl
         self.until = self.since + length
-        flavour.watchdog().watch(self)
+        self._watchdog.watch(self)
 
     async def end_at(self, until: float) -> bool:
         """Change when the term ends; returns whether a quorum agreed."""
         # A shorter term counts before the nodes know of it, because their answer may not come.
         self.until = min(self.until, until)
-        agreed = await self._extend(until)
+        agreed = await self._extend(until, self._flavour)
         if agreed:
             self.until = until
         for changed in (self._lease, self):  # the next look at them may have come nearer
-            self._flavour.watchdog().watch(changed)
+            self._watchdog.watch(changed)
         return agreed
 
-    async def _extend(self, until: float) -> bool:
-        now = steady()
+    async def _extend(self, until: float, flavour: Flavour) -> bool:
+        now = self._lease.hold.clock()
         ttl = piece(until - now, self._rules)
-        agreed = await self._flavour.call(self._lease.extend, self._lease.aextend, ttl)
+        agreed = await flavour.call(self._lease.extend, self._lease.aextend, ttl)
         self._next = now + ttl / (3 if agreed else 12)
         if agreed:
             self._covered = now + ttl
         return agreed
+
+    async def _go_on(self, flavour: Flavour) -> int:
+        """Extend the lease towards the end of the term."""
+        self._next = math.inf
+        with suppress(ValueError):  # too little is left for another lease: the present one is the last
+            await self._extend(self.until, flavour)
+        return 1
+
+    @property
+    def _watchdog(self) -> Dog:
+        return self._flavour.watchdog(self._lease.hold.keeper.runtime)
 
     @property
     def lease(self) -> Lease:
@@ -86,14 +97,11 @@ class Term:
 
     def extend(self, terms: object) -> int:
         """Extend the lease towards the end of the term."""
-        return run(self.aextend(terms))
+        return run(self._go_on(Blocking))
 
     async def aextend(self, terms: object) -> int:
         """Do what :meth:`extend` does without blocking."""
-        self._next = math.inf
-        with suppress(ValueError):  # too little is left for another lease: the present one is the last
-            await self._extend(self.until)
-        return 1
+        return await self._go_on(Awaiting)
 
 
 def piece(length: float, rules: Rules) -> float:

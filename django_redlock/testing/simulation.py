@@ -18,14 +18,13 @@ let time pass at once.
 import asyncio
 import heapq
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from random import Random
 from typing import Any, Self
-from unittest.mock import patch
 
 from django.conf import settings
 
@@ -43,11 +42,11 @@ from ..engine.lease import Lease
 from ..engine.lock import Lock
 from ..engine.manager import LockManager
 from ..engine.per_loop import PerLoop
-from ..engine.renewal import Agenda, AsyncWatchdog, Tended, by_keeper
+from ..engine.renewal import Agenda, Tended, by_keeper
+from ..engine.runtime import Runtime
 from ..engine.waiters import Waiters
 from ..handler import DjangoSurroundings, locks
 from ..nodes import LinkError
-from ..nodes.clock import steady
 from .lines import before_line
 from .simulated_node import EPOCH, SimulatedNode
 from .virtual_loop import virtual_time
@@ -74,6 +73,7 @@ class Simulation:
     Attributes:
         nodes: The nodes, which can crash, restart, be silenced, and have their clocks stepped.
         overlaps: The overlaps found until now, in words.
+        runtime: The clocks and watchdogs of its processes.
     """
 
     def __init__(self, *, nodes: int = 3, using: str = DEFAULT_ALIAS, check: bool = True, **options: Any) -> None:
@@ -84,6 +84,15 @@ class Simulation:
         self._using = using
         self._check = check
         self._now = 1000.0
+        watchdog = VirtualWatchdog(self._process_of)
+        self.runtime = Runtime(
+            clock=self.clock,
+            wall=lambda: EPOCH + self._now,
+            random=Random(0).random,  # so that a test runs the same each time
+            sleep=self.advance,
+            watchdog=watchdog,
+            loop_watchdog=lambda: watchdog,
+        )
         self._count = itertools.count()
         self._events: list[tuple[float, int, Action]] = []
         self._processes: list[Process] = []
@@ -93,24 +102,6 @@ class Simulation:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            real = steady  # this module's own is replaced meanwhile
-            for name, module in list(sys.modules.items()):
-                if name.startswith("django_redlock.") and getattr(module, "steady", None) is real:
-                    stack.enter_context(patch.object(module, "steady", self.clock))
-            for user in ("django_redlock.engine.acquirer", "django_redlock.engine.manager"):
-                stack.enter_context(patch(f"{user}.time", WallClock(self.clock)))
-            watchdog = VirtualWatchdog(self._process_of)
-            for user in (
-                "django_redlock.engine.acquirer",
-                "django_redlock.engine.driver",
-                "django_redlock.engine.lease",
-                "django_redlock.engine.loss",
-            ):
-                stack.enter_context(patch(f"{user}.watchdog", watchdog))
-                stack.enter_context(patch(f"{user}.loop_watchdog", lambda: watchdog))
-            if flavours := sys.modules.get("django_redlock.redis_py.flavours"):
-                dogs = PerLoop(lambda: AsyncWatchdog(self.clock))
-                stack.enter_context(patch.multiple(flavours, watchdog=watchdog, loop_watchdog=dogs.get))
             self._main = Process(self, "this process")
             self._main.manager.surroundings = DjangoSurroundings()
             stack.enter_context(locks.substituted(self._using, self._main.manager))
@@ -263,7 +254,7 @@ class Process:
         self.agenda = Agenda()
         rules = rules or simulation.rules
         self.manager = LockManager(
-            simulation.nodes, rules, alias=simulation._using, sleep=simulation.advance, notify=self._notify
+            simulation.nodes, rules, alias=simulation._using, notify=self._notify, runtime=simulation.runtime
         )
         self.manager.driver.notifications = VirtualNotifications(simulation, self.manager)  # type: ignore[assignment]
         self.manager.driver.redelivery = VirtualRedelivery(simulation)  # type: ignore[assignment]
@@ -376,18 +367,3 @@ class VirtualRedelivery:
 
     def close(self) -> None:
         """Do nothing: there is no thread to end."""
-
-
-class WallClock:
-    """Replaces the module ``time`` where the locks read the time of day."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-
-    def time(self) -> float:
-        """Return the time of day, in seconds since the epoch."""
-        return EPOCH + self._clock()
-
-    def time_ns(self) -> int:
-        """Return the time of day, in nanoseconds since the epoch."""
-        return int(self.time() * 1e9)

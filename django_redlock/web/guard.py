@@ -25,7 +25,7 @@ from ..handler import in_transaction, locks
 from .keys import Call, Key, ViewKey
 from .responses import OnBusy, refuse
 
-MARGIN = 1 / 20  # of the ttl that must be left for a commit, as in fenced()
+MARGIN = 1 / 20  # share of the ttl that must be left for a commit, as in fenced()
 Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 

@@ -96,16 +96,7 @@ def uncovered(chosen: Namespace) -> str | None:
             with urls_of(kind) as urls:
                 for sweep in chosen_sweeps(kind, urls, chosen):
                     if not sweep.elsewhere:
-                        began = time.monotonic()
                         reach.add(sweep)
-                        print(
-                            "T",
-                            kind,
-                            sweep.scenario.name,
-                            round(time.monotonic() - began, 2),
-                            round(time.process_time(), 1),
-                            flush=True,
-                        )
     unexcused = reach.report()
     return "neither interrupted nor excused: " + ", ".join(unexcused) if unexcused else None
 

@@ -75,6 +75,7 @@ class WatchdogTurn:
         self._dog._agenda._leases = {weakref.ref(gone): 0.0, weakref.ref(later): 0.0}
         gone.release()
         later.release()
+        self._later = later  # or it would be gone, too
         self._dog._inbox.extend((weakref.ref(each), True) for each in (lease, left, *self._unfit))
 
     def _tell(self, lease: Any) -> None:

@@ -26,8 +26,6 @@ ALONE = "it changes nothing: people and tests read it"
 BEFORE = "it raises before anything is taken"
 CHILD = "it runs in a forked child, before that uses a lock"
 IMPORT = "it runs when the package is imported"
-RACE = "its last branch is for a thread that is quicker than another one"
-TIMING = "its last branch depends on when replies, connections or timers come"
 CLEAN_UP = "it is called in the clean-up after an interruption: --twice interrupts it"
 
 EXCUSED = {
@@ -55,50 +53,18 @@ EXCUSED = {
     "per_loop.py:PerLoop.__len__": ALONE,
     "renewal.py:Watchdog.running": ALONE,
     "process.py": CHILD,
-    "redelivery.py:Redelivery._await": TIMING,
     "reentrancy.py:_Thread.__init__": "it runs when a thread first takes a lock",
     "reentrancy.py:Exit.__init__": IMPORT,
     "reentrancy.py:Entries.undo": CLEAN_UP,
     "loss.py:Loss._report_later": CLEAN_UP,
     "loss.py:AsyncLoss._report_later": CLEAN_UP,
-    "loss.py:Loss._call_back": RACE,
-    "heartbeat.py:ProcessHeartbeat.valid": RACE,
-    "waiters.py:Waiters.join": RACE,
-    "acquirer.py:Acquirer._carry_out": "its last pause is for a caller without wait, which never pauses",
-    "acquirer.py:Acquirer._acarry_out": "as Acquirer._carry_out",
-    "connections.py:Connection.read": TIMING,
     "connections.py:ConnectionSet.__del__": CLEAN_UP,
     "driver.py:Driver.ask": CHILD,
     "driver.py:Driver.leave": CHILD,
-    "driver.py:Driver._report_nodes": RACE,
-    "idle.py:IdleConnections._trim": RACE,
-    "lease_hold.py:LeaseHold.slack": TIMING,
     "lease_hold.py:LeaseHold.abandon": CLEAN_UP,
     "loss.py:Loss.report": CLEAN_UP,
-    "notifications.py:Notifications._listen": TIMING,
     "notifications.py:Notifications.forked": CHILD,
     "notifications.py:Listener.forked": CHILD,
-    "notifications.py:Listener._step_down": TIMING,
-    "notifications.py:Listener._connect_missing": "its last branch is for a system without threads",
-    "notifications.py:Listener._connect": "it runs in a thread of its own, unless the node is in memory",
-    "notifications.py:Listener._read_link": TIMING,
-    "notifications.py:Listener._drop_link": TIMING,
-    "notifications.py:Listener._drop_arrivals": TIMING,
-    "notifications.py:AsyncNotifications._end_if_unused": TIMING,
-    "notifications.py:AsyncNotifications._read": TIMING,
-    "renewal.py:Agenda.take": TIMING,
-    "renewal.py:Watchdog.apart": TIMING,
-    "renewal.py:AsyncWatchdog._tended": TIMING,
-    "rounds.py:Gather.attend": TIMING,
-    "rounds.py:Gather._heard": TIMING,
-    "rounds.py:Gather._catch_up": TIMING,
-    "rounds.py:Gather._linger": TIMING,
-    "rounds.py:Gather._look_once_more": TIMING,
-    "rounds.py:Gather._welcome": TIMING,
-    "rounds_async.py:AsyncGather.aclose": TIMING,
-    "unattended.py:UnattendedReleases.due": TIMING,
-    "unattended.py:UnattendedReleases._read": TIMING,
-    "idle.py:IdleConnections._stack": "it keeps connections apart by thread under gevent",
 }
 """What no scenario interrupts at all of its lines, and why: a file of the engine, or a function in it."""
 
@@ -166,8 +132,10 @@ def inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def lines_of(code: CodeType) -> set[int]:
-    """Return the lines of a function's body."""
-    lines = {line for _, _, line in code.co_lines() if line}
+    """Return the lines of a function's body. A ``continue`` is none: a signal is noticed where the loop goes on."""
+    instructions = [each for each in dis.get_instructions(code) if each.opname not in ("NOP", "CACHE")]
+    lines = {each.positions.lineno for each in instructions if each.positions and "JUMP_BACKWARD" not in each.opname}
+    lines = {line for line in lines if line}
     return lines - {code.co_firstlineno} if len(lines) > 1 else lines
 
 

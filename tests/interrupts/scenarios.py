@@ -22,7 +22,7 @@ from django_redlock.engine.contexts import Block
 from django_redlock.engine.drops import note_drops
 from django_redlock.engine.holdings import Waiting
 from django_redlock.engine.idle import IdleConnections
-from django_redlock.engine.lease import fence_out, passed_on
+from django_redlock.engine.lease import fence_out, passed_on, resume_renewal, stop_renewal
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.reentrancy import this_thread
 from django_redlock.engine.renewal import Watchdog, release_abandoned
@@ -526,11 +526,11 @@ def nested(manager: Any, lock: Any, prepared: Any) -> None:
     with suppress(RuntimeError), lock:
         variant(lock).acquire()
     with Pair(lock) as lease:
-        waiting = Waiting((manager, (lock.name,), 1, False), this_thread(), 0.0)
+        waiting = Waiting((manager, (lock.name,), 1, False), this_thread(), 0.0, steady)
         with suppress(RuntimeError):
             waiting()
     lease = lock.acquire()
-    waiting = Waiting((manager, (lock.name,), 1, False), object(), 0.0)
+    waiting = Waiting((manager, (lock.name,), 1, False), object(), 0.0, steady)
     waiting()
     waiting()
     lease.release()
@@ -612,6 +612,12 @@ def detach(manager: Any, lock: Any, lease: Any) -> None:
     passed_on(lease)
     manager.release(lock.name, wanted.nonce)
     manager.claim(lock.name, wait=10 * TTL, ttl=TTL, secret="b" * 32, detached=True).acquire().release()
+
+
+def pause_renewal(manager: Any, lock: Any, lease: Any) -> None:
+    """Have the lease extended no longer, and then again."""
+    stop_renewal(lease)
+    resume_renewal(lease)
 
 
 def fence(manager: Any, lock: Any, lease: Any) -> None:
@@ -735,6 +741,7 @@ FOREGROUND = [
     Scenario("drop", drop),
     Scenario("pass on", pass_on, acquired),
     Scenario("detach", detach, acquired),
+    Scenario("pause renewal", pause_renewal, acquired),
     Scenario("fence", fence, acquired),
     Scenario("give up", give_up, held),
     Scenario("overdue", enter, overdue),

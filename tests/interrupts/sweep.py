@@ -20,10 +20,12 @@ from django_redlock.nodes.memory import MemoryNode
 
 from .async_scenarios import ASYNC
 from .background import BACKGROUND
+from .late import ASYNC_LATE, LATE
 from .scenarios import FOREGROUND, LATEST, TTL, Scenario, eventually, mend
 from .trap import NEVER, PACKAGE, Line, Passage, Trap
 
-BLOCKING = [*FOREGROUND, *BACKGROUND]
+BLOCKING = [*FOREGROUND, *LATE, *BACKGROUND]
+IN_LOOPS = [*ASYNC, *ASYNC_LATE]
 
 
 class Sweep:
@@ -284,12 +286,12 @@ def make_manager(kind: str, urls: list[str]) -> LockManager:
 
 def make_sweep(scenario: Scenario, kind: str = "memory", urls: Sequence[str] = (), **options: Any) -> Sweep:
     """Return a sweep of a scenario over one kind of node; the options are those of :class:`Sweep`."""
-    make = AsyncSweep if scenario in ASYNC else Sweep
+    make = AsyncSweep if scenario in IN_LOOPS else Sweep
     return make(make_manager(kind, list(urls)), scenario, delivers=kind in ("memory", "servers"), **options)
 
 
 def sweeps(kind: str, urls: Sequence[str], **options: Any) -> Iterator[Sweep]:
     """Yield all sweeps over one kind of node."""
     for elsewhere in (False, True):
-        for scenario in (*BLOCKING, *ASYNC):
+        for scenario in (*BLOCKING, *IN_LOOPS):
             yield make_sweep(scenario, kind, urls, elsewhere=elsewhere, **options)

@@ -7,7 +7,6 @@ named after what the user does.
 
 import tempfile
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from . import files
@@ -97,12 +96,11 @@ def mistakes_in_tasks(project: Project) -> Iterator[str]:
 
 
 def types(project: Project) -> Iterator[str]:
-    """Check a command and a task with mypy, if the stubs for Django and Celery are installed."""
-    if all(find_spec(name) for name in ("mypy", "mypy_django_plugin", "celery-stubs")):
-        project.write("mypy.ini", files.MYPY)
-        project.write("shop/management/commands/import_all.py", files.COMMAND)
-        assert "no issues found" in project.run("-m", "mypy", "shop/tasks.py", "shop/management/commands/import_all.py")
-        yield "check the types of a locked command and of a task"
+    """Check a command and a task with mypy and the stubs for Django and Celery."""
+    project.write("mypy.ini", files.MYPY)
+    project.write("shop/management/commands/import_all.py", files.COMMAND)
+    assert "no issues found" in project.run("-m", "mypy", "shop/tasks.py", "shop/management/commands/import_all.py")
+    yield "check the types of a locked command and of a task"
 
 
 def tests(project: Project) -> Iterator[str]:

@@ -68,9 +68,11 @@ def operator() -> Client:
     return client_of("view_heldlock", "release_heldlock")
 
 
-def put(name: str, nonce: str = A, left: float | None = 200, *, kind: str = "task", count: int = 5) -> str:
-    """Put a lock on *count* nodes; returns what a tickbox for it says."""
-    owner = Owner("web-1", 77, kind, "shop.import", "id-1", time.time() - 1, 30.0)
+def put(
+    name: str, nonce: str = A, left: float | None = 200, *, kind: str = "task", count: int = 5, age: float = 1.0
+) -> str:
+    """Put a lock that is *age* seconds old on *count* nodes; returns what a tickbox for it says."""
+    owner = Owner("web-1", 77, kind, "shop.import", "id-1", time.time() - age, 30.0)
     for node in locks["default"].nodes[:count]:
         node.store.put(slug(name), encode(nonce, owner), left)
     return key_of(fingerprint(nonce), "default", slug(name))
@@ -150,6 +152,41 @@ def test_without_a_quorum_the_list_is_empty_and_says_why(nodes, viewer):
     assert response.status_code == 200
     assert names(response) == []
     assert "Too few to say which locks are held" in response.content.decode()
+
+
+def test_tiles_say_how_much_is_wrong_and_lead_to_it(nodes, viewer):
+    """
+    L72: each state in trouble has a tile, with the number of its locks; without a quorum the number is unknown.
+    """
+    put("healthy", age=3720)
+    put("endless", left=None)
+    put("degraded", count=4)
+
+    tiles = {tile.label: tile for tile in viewer.get(LIST).context["cl"].tiles}
+
+    values = {label: tile.value for label, tile in tiles.items()}
+    assert (values["Held"], values["No expiry"], values["Degraded"]) == ("3", "1", "1")
+    assert values["Longest hold"].startswith("1 h")
+    assert values["Nodes, 2 spare"] == "5/5"
+    assert names(viewer.get(LIST + tiles["Degraded"].url)) == ["degraded"]
+
+    for node in nodes[:3]:
+        node.down = True
+
+    values = {tile.label: tile.value for tile in viewer.get(LIST).context["cl"].tiles}
+    assert (values["Held"], values["No expiry"], values["Nodes, 0 spare"]) == ("?", "?", "2/5")
+
+
+def test_worst_comes_first_and_then_what_is_held_longest(nodes, viewer):
+    """
+    L72: trouble is above what is well, and within a state the oldest hold is above the others.
+    """
+    put("a", age=10)
+    put("b", age=1000)
+    put("c", age=100)
+    put("z", left=None, age=1)
+
+    assert names(viewer.get(LIST)) == ["z", "b", "c", "a"]
 
 
 @pytest.mark.parametrize("setting", [None, {}, {"default": {"NODES": []}}, {"default": 7}])

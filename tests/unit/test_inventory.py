@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import time
+from dataclasses import replace
 
 import pytest
 from django.test import override_settings
@@ -26,7 +27,6 @@ from django_redlock.inventory import (
     force_release,
     held_locks,
     holder_of,
-    poll,
     printable,
     remove_stale,
     stale_keys,
@@ -687,7 +687,8 @@ def test_times_are_those_of_the_end_of_a_listing(five, monkeypatch):
     for number in range(PAGE + 1):
         put(five, value(), 20, 20, 20, 20, 20, name=f"n{number}")
     clock = [1000.0]
-    monkeypatch.setattr(poll, "steady", lambda: clock[0])
+    manager = locks["default"]
+    monkeypatch.setattr(manager, "runtime", replace(manager.runtime, clock=lambda: clock[0]))
     ask = LockManager.ask
     monkeypatch.setattr(LockManager, "ask", lambda self, round: ask(self, round) or clock.__setitem__(0, clock[0] + 7))
 

@@ -40,6 +40,15 @@ NOT_IN_CORE = {
     *("socket", "ssl", "subprocess", "threading", "time"),
 }
 
+# The engine takes these from its ``Runtime``, so that a simulation can pass its own.
+OF_RUNTIME = {
+    *("time", "random", "django_redlock.nodes.clock.steady"),
+    *(f"django_redlock.engine.renewal.{name}" for name in ("watchdog", "loop_watchdog")),
+}
+
+# Who may import it: the runtime of real processes, and the watchdogs that belong to such a process.
+REAL_TIME = {"engine/runtime.py", "engine/renewal.py"}
+
 # The modules that Django and users expect at the top. Every other module has a room.
 PUBLIC = {
     *("__init__", "apps", "checks", "compat", "conf", "exceptions", "fenced_models", "fencing", "handler"),
@@ -347,6 +356,17 @@ def test_nothing_imports_the_test_tools(imports):
     A production process never loads ``django_redlock.testing``.
     """
     assert [each for each in imports if each.target == "testing" and each.room != "testing"] == []
+
+
+def test_engine_takes_time_and_watchdogs_from_its_runtime(imports):
+    """
+    No module of the engine has a clock of its own, and a simulation replaces nothing but an event loop's methods.
+    """
+    clocks = [each for each in imports if each.room == "engine" and each.name in OF_RUNTIME]
+    patches = {each.where for each in imports if each.name.startswith("unittest.mock")}
+
+    assert [each for each in clocks if each.where not in REAL_TIME] == []
+    assert patches == {"testing/virtual_loop.py"}
 
 
 def test_top_level_is_public():

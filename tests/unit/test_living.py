@@ -2,7 +2,8 @@
 
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 from typing import Any
@@ -30,7 +31,7 @@ from django_redlock.inventory import (
     stale_keys,
 )
 from django_redlock.testing import Simulation
-from django_redlock.testing.simulation import Process, VirtualWatchdog, WallClock
+from django_redlock.testing.simulation import Process, VirtualWatchdog
 
 RULES = {"ttl": 30.0, "max_ttl": 60.0, "restart_guard": False, "clock_guard": False, "node_timeout": 0.2}
 
@@ -111,13 +112,9 @@ class World:
 
 @contextmanager
 def simulated(nodes: int = 3, **options: Any) -> Iterator[World]:
-    with (
-        patch("django_redlock.testing.simulation.VirtualWatchdog", Watchdog),
-        Simulation(nodes=nodes, check=False, **{**RULES, **options}) as sim,
-        ExitStack() as stack,
-    ):
-        for module in ("poll", "stale"):
-            stack.enter_context(patch(f"django_redlock.inventory.{module}.time", WallClock(sim.clock), create=True))
+    sim = Simulation(nodes=nodes, check=False, **{**RULES, **options})
+    sim.runtime = replace(sim.runtime, watchdog=Watchdog(sim._process_of))
+    with sim:
         yield World(sim)
 
 
@@ -278,7 +275,7 @@ class History(World):
         for who, lease in self.random.sample(self.leases, min(1, len(self.leases))):
             if who in self.living and not who.stopped and not lease.hold.ended:
                 who.agenda.drop(lease)
-                who.manager.dropped.append(lease.hold.deadline)
+                who.manager.driver.dropped.append(lease.hold.deadline)
 
     def do_pause(self) -> None:
         for who in self.random.sample(self.living, min(1, len(self.living))):

@@ -288,6 +288,17 @@ def test_event_loop_that_is_not_written_in_python_keeps_its_time():
         assert not hasattr(loop, "time")
 
 
+def test_other_aliases_keep_their_nodes_and_the_real_time(settings: Any):
+    """Only the alias is simulated; a lock of another one is taken, renewed and released as always."""
+    settings.REDLOCK = {**settings.REDLOCK, "other": {"NODES": ["memory://elsewhere"], "OPTIONS": {"ttl": 30}}}
+    with Simulation(ttl=10) as sim, lock("a", using="other") as real:
+        simulated = lock("a").acquire()
+        sim.pause(60)
+
+        assert (simulated.valid(), real.valid()) == (False, True)
+        assert 29 < real.remaining() < 30
+
+
 def test_simulation_restores_nodes_and_time(settings: Any):
     """After the block the alias has its own nodes, and time is real."""
     before = lock("a").acquire()

@@ -7,7 +7,7 @@ of a request and the arrival of its reply, and no clock gains or loses more than
 the upper bound plus its ttl, and counts as ended only when the lower bound has passed that end. The holder counts its
 own deadline from before its request was sent, so its deadline falls no later than the end of the record.
 
-Another leader has another clock: a new *era* begins. What is left of a hold cannot be converted from one clock to the
+Another leader has another clock: a new *era* begins. The rest of a hold cannot be converted from one clock to the
 other. So the whole time that was left when its record was written counts from the beginning of the new era. Three rules
 make this safe:
 
@@ -61,7 +61,7 @@ class Era(NamedTuple):
         name: Identifies the leader; another leader, or the same one elected again, has another name.
         turn: How often the clock of this leader was set to another time, as far as any process has noticed.
         first: The beginning of the era, a reading of its clock; None until a process has read it.
-        source: What the clock is read from, such as the id of a lease of etcd; empty if nothing is needed.
+        source: Where the clock is read, such as the id of a lease of etcd; empty if nothing is needed.
     """
 
     name: str
@@ -137,7 +137,7 @@ class EraClock:
         Args:
             known: The record as it was read; None if there is none.
             name: The name of the era of the present leader.
-            source: What its clock is read from.
+            source: Where its clock is read.
         """
         if known is None or known.name != name:
             return Era(name, source=source)

@@ -40,7 +40,7 @@ class MemberTable(RecordTable, Generic[Client]):
         patience: Seconds that a request may take.
 
     Attributes:
-        identity: What tells the store from another one, as soon as it is known.
+        identity: The name that no other store has, as soon as it is known.
         client: The connection; None if there is none.
     """
 

@@ -1,5 +1,5 @@
 """
-Decide what becomes of the records of a store (internal).
+Decide how requests change the records of a store (internal).
 
 A request is decided by the node in memory (:mod:`~django_redlock.core.node_state`), which is given the records as they
 were read. Nothing here reads or writes: see :mod:`.table`.

@@ -49,7 +49,7 @@ class SentinelNode(DiscoveredNode):
         return link
 
     def parse_place(self, raw: Any, guide: Connector) -> Place:
-        """Return what a sentinel says of the master: names and values in turn."""
+        """Return what a sentinel says about the master, which it lists as names and values in turn."""
         if isinstance(raw, RedisError):
             if "No such master" in str(raw):
                 raise LinkError(Failure.UNKNOWN_TO_SENTINEL)

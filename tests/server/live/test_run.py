@@ -302,7 +302,7 @@ def test_lost_lock_ends_the_program_and_its_children(runs, nodes):
     """
     When the nodes are gone for longer than the lease, the group gets SIGTERM, then SIGKILL, with exit code 76.
     """
-    runs.env["LIVE_TTL"] = "8"
+    runs.env["LIVE_TTL"] = "5"
     process = runs.run("nightly", FAMILY, STUBBORN, options=("--grace", "1"))
     pids = {int(said(process)), int(said(process))}
 

@@ -448,9 +448,14 @@ def test_search_that_did_not_see_every_token_says_so(tables: Tables, monkeypatch
 
 
 def poison_row(tables: Tables, token: int, value: int) -> None:
-    """Write another fencing token into the row of the lock in the first database, which may be the last to learn it."""
+    """
+    Write another fencing token into the row of the lock in the first database, which may be the last to learn it.
+
+    The version of the row changes as well: a release that has read the row, and is yet to write it, must read it again.
+    """
     wait_until(lambda: fence_of_row(tables) == token)
-    tables.query(f"""UPDATE {TABLE} SET state = replace(state, '"fence":[{token},', '"fence":[{value},')""")
+    replaced = f"""replace(state, '"fence":[{token},', '"fence":[{value},')"""
+    tables.query(f"UPDATE {TABLE} SET version = version + 1, state = {replaced}")
 
 
 def fence_of_row(tables: Tables) -> int:

@@ -123,7 +123,8 @@ async def test_failover_after_replication_was_cut_makes_newcomers_wait():
     """
     with cluster(3, replicas=True) as running:
         knew = guarded(running)
-        with knew.lock("a", wait=30):  # the servers have just started: the guard passes first
+        running.serve(KEY)
+        with knew.lock("a", wait=30):
             place = running.owner(KEY)
         running.cut_replication(place)
         lease = knew.lock("a", wait=0, renew=False).acquire()

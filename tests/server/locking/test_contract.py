@@ -3,16 +3,14 @@
 import asyncio
 import math
 import pickle
-import sys
 import threading
-import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from django_redlock import LockLostError, LockTakenError, QuorumUnavailableError
 from django_redlock.core.names import process_of
-from django_redlock.engine import lease as leases
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.renewal import loop_watchdog, watchdog
@@ -89,8 +87,8 @@ async def test_clock_that_was_set_back_still_gives_a_greater_token(make: Manager
     ahead, behind = make(), make()
     lease = await flavour.acquire(ahead.lock("a"))
     await flavour.release(lease)
-    real = time.time_ns
-    monkeypatch.setattr("time.time_ns", lambda: real() - 3_600_000_000_000)
+    wall = behind.runtime.wall
+    behind.runtime = replace(behind.runtime, wall=lambda: wall() - 3600)
 
     late = await flavour.acquire(behind.lock("a"))
 
@@ -261,9 +259,8 @@ async def test_loss_is_reported_whatever_notices_it(make: Manager, flavour: Flav
     lease = await flavour.acquire(manager.lock("a", renew=False))
     lease.on_lost(told.append)
     times = [lease.hold.deadline - 1e-6]  # valid when it is checked, and ended from then on
-    # The package's attribute `locks` is the handler, not this module.
-    for module in (sys.modules["django_redlock.engine.manager"], leases):
-        monkeypatch.setattr(module, "steady", lambda: times.pop() if times else lease.hold.deadline)
+    clock = lease.hold.clock = lambda: times.pop() if times else lease.hold.deadline
+    manager.runtime = replace(manager.runtime, clock=clock)
 
     assert not await flavour.extend(lease)
     assert not lease.valid()

@@ -16,7 +16,6 @@ from django_redlock.core.failure import Failure
 from django_redlock.core.replies import Kind
 from django_redlock.core.surveying import survey_round
 from django_redlock.engine import redelivery, rounds, rounds_async
-from django_redlock.engine.acquirer import instant
 from django_redlock.engine.connections import CONNECT_TIMEOUT
 from django_redlock.engine.lease import Lease
 from django_redlock.engine.lock import Lock
@@ -136,7 +135,7 @@ async def test_request_behind_its_own_release_is_refused(nodes: Servers):
     manager = real_manager(nodes.urls[:1])
     manager.lock("warm up").acquire().release()
     acquisition = manager.acquirer.acquisition(manager.lock("a").description().wanted)
-    round = next(acquisition.steps(instant()))
+    round = next(acquisition.steps(manager.runtime.instant()))
     manager.ask(acquisition.undo())  # while the request is delayed somewhere
 
     manager.ask(round)  # and arrives now

@@ -9,11 +9,13 @@ from django.core import checks
 from django.db import connections, transaction
 from django.test import override_settings
 
-from django_redlock import QuorumUnavailableError
+from django_redlock import QuorumUnavailableError, lock_for_update, locks
 from django_redlock.engine.manager import LockManager
 from django_redlock.fencing import fenced
+from django_redlock.inventory import held_locks
 from django_redlock.nodes.database.table import TABLE
 from tests.managers import Tables, connect, held_by, patient_manager, real_manager
+from tests.shop.models import Order
 
 pytestmark = [pytest.mark.usefixtures("unblocked"), pytest.mark.parametrize("tables", ["sqlite"], indirect=True)]
 
@@ -69,6 +71,20 @@ def test_fence_in_the_only_nodes_file_is_refused(one: LockManager, tables: Table
             pytest.fail("entered")
     with one.lock("a", renew=False) as lease, fenced(lease, using=tables.aliases[0]):
         assert lease.valid()
+
+
+def test_row_in_the_only_nodes_file_is_refused(tables: Tables):
+    """L53: the transaction of lock_for_update() would keep its lock from being renewed, too."""
+    alias = tables.aliases[0]
+    row = Order(pk=7)
+    row._state.db, row._state.adding = alias, False
+    options = {"ttl": 60.0, "node_timeout": 10.0}
+    with override_settings(REDLOCK={"default": {"NODES": tables.urls[:1], "OPTIONS": options}}):
+        connect(locks["default"])
+        with pytest.raises(RuntimeError, match=r"database file of their own"), lock_for_update(row, wait=30):
+            pytest.fail("entered")
+        assert not held_locks().locks
+        locks.reset()
 
 
 def test_file_of_requests_in_transactions_is_reported_as_a_node(tables: Tables):

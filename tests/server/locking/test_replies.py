@@ -16,7 +16,6 @@ from django_redlock import QuorumUnavailableError
 from django_redlock.core.attempt import Granted
 from django_redlock.core.replies import Kind
 from django_redlock.core.requests import Raise, Release
-from django_redlock.engine.acquirer import instant
 from django_redlock.engine.manager import LockManager
 from django_redlock.testing import Server, Servers
 from tests.clusters import cluster_nodes
@@ -315,7 +314,7 @@ async def test_scripts_forgotten_between_the_two_rounds_are_sent_again(nodes: Se
             client.set("t:{a}:f", 2**52)
     ask = manager.aask if isinstance(flavour, Asyncio) else None
     for flushes in range(2):
-        steps = manager.acquirer.acquisition(manager.lock("a").description().wanted).steps(instant())
+        steps = manager.acquirer.acquisition(manager.lock("a").description().wanted).steps(manager.runtime.instant())
         round, outcome = next(steps), None
         while outcome is None:
             if isinstance(next(iter(round.requests.values())), Raise) and flushes:
@@ -324,7 +323,7 @@ async def test_scripts_forgotten_between_the_two_rounds_are_sent_again(nodes: Se
                         client.script_flush()
             await ask(round) if ask else manager.ask(round)
             try:
-                round = steps.send(instant())
+                round = steps.send(manager.runtime.instant())
             except StopIteration as stop:
                 outcome = stop.value
         assert isinstance(outcome, Granted)
@@ -482,7 +481,7 @@ def test_reply_that_is_known_gets_no_tombstone(patient: Patient):
     with full(patient):
         manager = real_manager([patient.url])
         acquisition = manager.acquirer.acquisition(manager.lock("a").description().wanted)
-        round = next(acquisition.steps(instant()))
+        round = next(acquisition.steps(manager.runtime.instant()))
         manager.ask(round)
         manager.close()
 

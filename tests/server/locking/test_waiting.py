@@ -14,7 +14,6 @@ from django_redlock import LockTakenError
 from django_redlock.core import attempt, backoff
 from django_redlock.core.replies import Kind
 from django_redlock.core.round import Round
-from django_redlock.engine.acquirer import instant
 from django_redlock.engine.lock import Lock
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.waiters import Waiters
@@ -151,7 +150,8 @@ async def test_free_lock_is_reserved_for_the_first_waiter(make: Manager, flavour
     """P27, L3: a caller that does not wait is refused with "others wait", and may barge in with ``barge=True``."""
     manager = make()
     holder = await flavour.acquire(manager.lock("a"))
-    steps = manager.acquirer.acquisition(manager.lock("a").description().wanted, "elsewhere|1").steps(instant())
+    wanted = manager.lock("a").description().wanted
+    steps = manager.acquirer.acquisition(wanted, "elsewhere|1").steps(manager.runtime.instant())
     round = next(steps)
     await manager.aask(round) if isinstance(flavour, Asyncio) else manager.ask(round)
     assert {reply.kind for reply in round.replies.values()} == {Kind.BUSY}
@@ -196,7 +196,8 @@ async def test_dead_waiter_is_skipped_when_its_queue_entry_has_lapsed(nodes: Ser
     """P27, L47: a dead first waiter delays the next by no more than its enrolment."""
     manager = real_manager(nodes.urls)
     holder = manager.lock("a").acquire()
-    steps = manager.acquirer.acquisition(manager.lock("a").description().wanted, "elsewhere|1").steps(instant())
+    wanted = manager.lock("a").description().wanted
+    steps = manager.acquirer.acquisition(wanted, "elsewhere|1").steps(manager.runtime.instant())
     manager.ask(next(steps))
     await eventually(lambda: waiting(manager) == 1)
     line = Line(Blocking(), manager)

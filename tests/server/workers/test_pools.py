@@ -13,7 +13,7 @@ from tests.conftest import needs
 from tests.managers import wait_until
 
 from . import project
-from .real import ON_REDIS, answer, free, task
+from .real import LEASE, ON_REDIS, answer, free, task
 
 pytestmark = ON_REDIS
 
@@ -54,7 +54,7 @@ def prefork(start):
 @pytest.fixture(scope="module", autouse=True)
 def stalled(prefork):
     """A body that keeps the interpreter to itself, begun before the other tests."""
-    return send("stall", prefork, "interpreter", 14)
+    return send("stall", prefork, "interpreter", int(LEASE) + 2)
 
 
 def send(name, queue, *args, **options):

@@ -1,5 +1,6 @@
 """What RabbitMQ does that a Redis broker does not."""
 
+import json
 import time
 
 from tests.managers import wait_until
@@ -11,18 +12,18 @@ from .real import ON_RABBITMQ, answer, free, task, watching
 pytestmark = ON_RABBITMQ
 
 
-def test_headers(worker, what):
+def test_headers(worker, stage, what):
     """
     Headers of the caller, also nested ones, arrive beside ours, at the first attempt and at a retry. C24 C51
     """
     headers = {"flat": "red", "nested": {"list": [1, "2"], "more": {"deep": True}}}
 
-    result = task("show_headers").apply_async((what,), headers=headers)
+    task("show_headers").apply_async((what,), headers=headers)
 
-    first, second = answer(result)
-    assert {name: first[name] for name in headers} == headers
-    assert {name: second[name] for name in headers} == headers
-    assert free("show_headers", what)()
+    wait_until(lambda: len(stage.heard()) == 2)
+    seen = [json.loads(each) for each in stage.heard()]
+    assert [{name: attempt[name] for name in headers} for attempt in seen] == [headers] * 2
+    wait_until(free("show_headers", what))
 
 
 def test_expired_in_the_broker(broker, what):

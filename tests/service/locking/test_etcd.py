@@ -23,6 +23,7 @@ from django_redlock.inventory.findings import Level
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.cas.records import Names, load
+from django_redlock.nodes.clock import steady
 from django_redlock.nodes.etcd import table as tables
 from django_redlock.nodes.etcd.node import EtcdNode
 from django_redlock.nodes.etcd.table import EtcdTable
@@ -194,6 +195,13 @@ def test_restarted_etcd_keeps_locks(table: EtcdTable, etcd: Member):
     assert load(Names({"{x}"}, set()), table.key, table.read).moment.era != era
 
 
+def hurry(table: EtcdTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each pause of a table take a second on its clock, and none in truth."""
+    pauses: list[None] = []
+    monkeypatch.setattr(table, "pause", lambda: pauses.append(None))
+    monkeypatch.setattr(table, "now", lambda: steady() + len(pauses))
+
+
 @pytest.mark.parametrize("left", ["9223372036", "5000000001"])
 def test_reading_outside_its_range_is_not_believed(table: EtcdTable, monkeypatch: pytest.MonkeyPatch, left: str):
     """P21: a deposed leader says that no lease ends; such a reading would free every lock, or none."""
@@ -204,6 +212,7 @@ def test_reading_outside_its_range_is_not_believed(table: EtcdTable, monkeypatch
         return reply | {"TTL": left} if path.endswith("timetolive") else reply
 
     monkeypatch.setattr(table, "call", deposed)
+    hurry(table, monkeypatch)
     (reply,) = table.execute([acquire()])
 
     assert (reply.kind, reply.failure) == (Kind.FAILED, Failure.NO_LEADER)
@@ -219,6 +228,7 @@ def test_reading_of_another_term_is_not_believed(table: EtcdTable, monkeypatch: 
         return reply | other if path.endswith("timetolive") else reply
 
     monkeypatch.setattr(table, "call", elected)
+    hurry(table, monkeypatch)
 
     assert table.execute([acquire()])[0].failure is Failure.NO_LEADER
 

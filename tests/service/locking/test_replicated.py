@@ -238,6 +238,8 @@ def test_any_one_of_two_redis_and_a_store_may_die(nodes: Servers, store: Store):
         held.append(manager.lock("d", wait=60).acquire())
 
         assert all(lease.valid() for lease in held)
+        for lease in held:
+            lease.release()
 
 
 def test_contended_counter_loses_nothing(store: Store, tmp_path: Path):

@@ -18,7 +18,7 @@ from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Servers, find_server, start_servers
 from django_redlock.testing.processes import spawn
 from django_redlock.testing.servers import reserve_port
-from tests.managers import Asyncio, Blocking, Flavour
+from tests.managers import Asyncio, Blocking, Flavour, served
 
 CONFIGURATION = """\
 port {port}
@@ -91,8 +91,10 @@ async def test_promoted_replica_gives_no_vote_until_the_guard_has_passed(tmp_pat
         url = f"redis://127.0.0.1:{sentinel.port}"
         knew = [(flavour, manager_of(url, guard=True)) for flavour in (Blocking(), Asyncio())]
         careless = manager_of(url)
+        with sentinel.servers[0].client() as client:
+            served(client)
         for flavour, manager in knew:
-            await flavour.release(await flavour.acquire(manager.lock("a", wait=30)))  # the servers have just started
+            await flavour.release(await flavour.acquire(manager.lock("a", wait=30)))
 
         sentinel.servers[0].kill()
         killed = time.monotonic()

@@ -38,8 +38,7 @@ def members() -> Iterator[Ensemble]:
 @pytest.fixture
 def ensemble(members: Ensemble) -> Ensemble:
     """Three running members, whatever the last test did to them."""
-    for member in members.members:
-        member.start()
+    members.start()
     return members
 
 
@@ -50,8 +49,7 @@ def frozen_followers(ensemble: Ensemble, leader: Zoo) -> Iterator[None]:
         if member is not leader:
             member.freeze()
     yield
-    for member in ensemble.members:
-        member.start()
+    ensemble.start()
 
 
 @contextmanager

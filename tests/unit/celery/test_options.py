@@ -263,9 +263,13 @@ def test_options_without_effect(options, wrong):
     ("old", "new"),
     [
         ({"scope": "lifetime"}, 'scope="until_executed"'),
+        ({"scope": "queued"}, 'scope="until_executing"'),
+        ({"scope": "running"}, 'scope="while_executing"'),
         ({"scope": "queued+running"}, 'scope="until_and_while_executing"'),
         ({"on_duplicate": "enqueue"}, 'scope="while_executing"'),
         ({"on_overlap": "skip"}, 'on_overlap="drop"'),
+        ({"on_overlap": "join"}, 'on_overlap="follow"'),
+        ({"on_overlap": "raise"}, 'on_overlap="fail"'),
         ({"on_overlap": "succeed"}, r"on_overlap=Return\(value\)"),
         ({"on_redis_error": {}}, r"on_unavailable=\{...\}"),
         ({"overlap_value": 3}, r"on_overlap=Return\(value\)"),

@@ -4,6 +4,7 @@ import math
 
 from django_redlock.engine.heartbeat import ProcessHeartbeat, this_process
 from django_redlock.engine.renewal import Agenda
+from django_redlock.nodes.clock import steady
 
 
 class Lease:
@@ -134,7 +135,7 @@ def test_heartbeat_continues_when_a_lock_is_taken_while_it_stops():
             return False
 
     held = ["a lock"]
-    heartbeat = ProcessHeartbeat(None, this_process("web-1", "abc.123"), Dog)
+    heartbeat = ProcessHeartbeat(None, this_process("web-1", "abc.123", since=0.0), Dog(), steady)
     heartbeat.join()
     due = heartbeat.due()
     held.clear()

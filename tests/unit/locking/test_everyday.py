@@ -27,9 +27,9 @@ from django_redlock import (
 )
 from django_redlock.checks import check_deployment, check_settings
 from django_redlock.core.rules import Rules
-from django_redlock.engine.lease import Lease
+from django_redlock.engine.holdings import Holding, forget_holdings
 from django_redlock.testing import Simulation
-from tests.managers import Manager
+from tests.managers import Manager, unwatched
 
 NODES = ["memory://a", "memory://b", "memory://c"]
 
@@ -488,16 +488,45 @@ def test_lock_costs_the_same_however_many_are_held(
     To find out whether a thread would wait for itself, its leases are looked at when it waits, not at each lock.
     """
     manager, looked = memory(), 0
-    valid = Lease.valid
+    goes_on = Holding.goes_on.fget
 
-    def counted(lease: Lease) -> bool:
+    def counted(holding: Holding) -> bool:
         nonlocal looked
         looked += 1
-        return valid(lease)
+        return goes_on(holding)
 
-    monkeypatch.setattr(Lease, "valid", counted)
+    monkeypatch.setattr(Holding, "goes_on", property(counted))
 
     kept = [manager.lock(f"a{number}", wait=wait, renew=False).acquire() for number in range(400)]
 
-    assert looked < 3 * len(kept)
-    assert all(valid(lease) for lease in kept)
+    assert 0 < looked < 3 * len(kept)
+    assert all(lease.valid() for lease in kept)
+
+
+def test_acquisition_calls_no_callback_of_another_lease(memory: Manager):
+    """L22: it looks at the leases of its thread, and leaves their losses to those who tend or use them."""
+    forget_holdings()
+    manager, told = unwatched(memory(ttl=60.0)), []
+    lost = manager.lock("lost", renew=False).acquire()
+    lost.on_lost(told.append)
+    lost.hold.deadline = 0.0
+
+    kept = [manager.lock(f"kept {number}", renew=False).acquire() for number in range(20)]
+
+    assert not told
+    assert not lost.valid()
+    assert told == [lost]
+    assert all(lease.valid() for lease in kept)
+
+
+def test_error_of_a_shared_lock_names_nobody(memory: Manager):
+    """L43: those who share a lock are not told apart, so the error has no host, process or time."""
+    manager = memory()
+    sharing = manager.lock("a", shared=True).acquire()
+
+    with pytest.raises(LockTakenError, match="Lock 'a' is held by others, who share it") as taken:
+        manager.lock("a", wait=0).acquire()
+
+    assert taken.value.holder["kind"] == "shared"
+    assert [taken.value.holder[about] for about in ("host", "pid", "since")] == [None] * 3
+    sharing.release()

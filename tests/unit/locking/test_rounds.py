@@ -19,7 +19,8 @@ from django_redlock.engine.connections import ConnectionSet
 from django_redlock.engine.manager import LockManager
 from django_redlock.engine.renewal import AsyncWatchdog, Watchdog
 from django_redlock.engine.rounds import Gather
-from django_redlock.engine.rounds_async import AGAIN, AsyncGather
+from django_redlock.engine.rounds_async import AsyncGather
+from django_redlock.engine.time_limits import AGAIN, TimeLimits
 from django_redlock.nodes.clock import steady
 from django_redlock.nodes.memory import AsyncMemoryLink, MemoryLink, MemoryNode
 from tests.managers import Blocking, Flavour, Manager, eventually, renew_now, rules
@@ -118,25 +119,65 @@ def test_blocking_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
 
 async def test_asyncio_round_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
     """L3, P25: the same, with a timer of the event loop."""
-    loop, timers = asyncio.get_running_loop(), []
+    loop, timers, now = asyncio.get_running_loop(), [], [1000.0]
     nodes = [MemoryNode(name) for name in NAMES]
+    call_at = loop.call_at
 
-    def at_once(delay, callback, *args):
-        timers.append(delay)
-        return loop.call_at(0.0, callback, *args)
+    def at_once(when, callback, *args):
+        timers.append(when)
+        now[0] = when
+        return call_at(0.0, callback, *args)
 
-    gather = AsyncGather(nodes, admission(), Breakers(3))
-    await gather.ask(round_of(30.0, needed=3))  # connects
+    gather = AsyncGather(nodes, admission(), Breakers(3), steady)
+    await gather.ask(round_of(1e9, needed=3))  # connects
     for node in nodes:
         node.deaf = True
-    monkeypatch.setattr(loop, "call_later", at_once)
+    monkeypatch.setattr(loop, "time", lambda: now[0])
+    monkeypatch.setattr(loop, "call_at", at_once)
     round = round_of(500.0, needed=2)
 
     await gather.ask(round)
 
-    assert timers == [500.0, 500.0 + AGAIN]  # the second one for an exception that ends the first callback
+    assert timers[:2] == [1500.0, 1500.0 + AGAIN]  # the second one for an exception that ends the first callback
     assert {(reply.kind, reply.detail) for reply in round.replies.values()} == {(Kind.UNKNOWN, "timeout")}
     await gather.aclose()
+
+
+async def test_rounds_that_end_in_time_set_no_timers(monkeypatch: pytest.MonkeyPatch):
+    """Two timers serve all rounds of an event loop; when no round is left, none stays."""
+    loop, timers = asyncio.get_running_loop(), []
+    limits = TimeLimits(pytest.fail)
+    call_at = loop.call_at
+
+    def counted(when, callback, *args, **options):
+        timer = call_at(when, callback, *args, **options)
+        if callback == limits._look:
+            timers.append(timer)
+        return timer
+
+    monkeypatch.setattr(loop, "call_at", counted)
+    for _ in range(100):
+        limits.add("a round", 0.01)
+        limits.discard("a round")
+    assert len(timers) == 2
+
+    await eventually(lambda: len(timers) == 4)  # the last two stand in for the first while these are looked after
+
+    assert all(timer.cancelled() for timer in timers[1:])
+
+
+async def test_shorter_limit_is_noticed_before_a_longer_one():
+    """A round with a shorter time limit does not wait for the timers of the rounds before it."""
+    over: list[str] = []
+    limits = TimeLimits(over.append)
+    limits.add("long", 600.0)
+    limits.add("short", 0.001)
+    limits.add("as short", 0.001)
+
+    await eventually(lambda: over == ["short", "as short"])
+
+    limits.discard("long")
+    limits.rest()
 
 
 def test_extension_does_not_wait_for_a_connection_that_has_failed_already(monkeypatch: pytest.MonkeyPatch):
@@ -187,7 +228,7 @@ async def test_link_that_comes_with_the_deciding_vote():
     L32: a healing round is also sent to a node whose link arrives in the very turn that decides the round.
     """
     nodes = [Halting(name) for name in NAMES]
-    gather = AsyncGather(nodes, admission(), Breakers(3))
+    gather = AsyncGather(nodes, admission(), Breakers(3), steady)
     round = round_of(30.0, needed=2, mending=True)
 
     for node in nodes[:2]:
