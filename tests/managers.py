@@ -56,6 +56,15 @@ def unwatched(manager: LockManager) -> LockManager:
     return manager
 
 
+def stop_time(manager: LockManager) -> None:
+    """Let no time pass for a manager and its nodes in memory, however slow the machine is."""
+    now = time.time()
+    manager.runtime = replace(manager.runtime, clock=lambda: now, wall=lambda: now)
+    for node in manager.nodes:
+        assert isinstance(node, MemoryNode)
+        node.store._clock = lambda: now
+
+
 def patient_manager(urls: list[str], **options: Any) -> LockManager:
     """Return a manager whose leases and rounds outlast pauses of the machine; tests of faults ask for short ones."""
     return real_manager(urls, **{"ttl": 60.0, "node_timeout": 10.0, **options})
