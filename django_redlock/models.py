@@ -81,7 +81,6 @@ class HeldLock(models.Model):
     extensions = models.IntegerField(_("extensions"))
 
     lock: inventory.HeldLock
-    waiting = 0  # how many wait for it, on a page that has asked
     asked = ""  # how long ago its holder was asked to stop, on a page that has looked that up
 
     objects = HeldLockManager()

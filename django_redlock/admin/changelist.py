@@ -16,6 +16,7 @@ from django.http import HttpRequest
 from ..core.names import slug
 from ..inventory import HeldLock as Held
 from ..inventory import find_locks, holder_of, printable
+from ..inventory.judge import with_counts
 from ..models import HeldLock
 from .requests import note_requests
 from .rows import FILTERS, HeldLocks, banners
@@ -90,17 +91,17 @@ class HeldLockChangeList(ChangeList):
         self.paginator = paginator
 
     def _count_waiters(self, rows: list[HeldLock]) -> None:
-        """Ask how many wait for the locks on the page; of all locks it would take the nodes too long."""
+        """Count who wait for the locks on the page and who share them; for all locks it would take too long."""
         for banner in self.banners:
             alias = banner.alias
             slugs = [row.lock.slug for row in rows if row.alias == alias]
             if not slugs:
                 continue
             asked = find_locks(slugs, alias, waiters=0, after=banner.snapshot)
-            waiting = {lock.slug: lock.waiting for lock in asked.locks}
+            counted = {lock.slug: lock for lock in asked.locks}
             for row in rows:
                 if row.alias == alias:
-                    row.waiting = waiting.get(row.lock.slug, 0)
+                    row.lock = with_counts(row.lock, counted.get(row.lock.slug))
 
     @property
     def is_known(self) -> bool:

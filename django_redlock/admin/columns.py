@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from ..core.names import is_cut
 from ..core.owner import SHARED_KIND
 from ..inventory import HeldLock as Held
-from ..inventory import State, duration, middle, printable
+from ..inventory import State, duration, holder_of, middle, printable
 from ..models import HeldLock
 from .rows import KINDS
 
@@ -114,7 +114,7 @@ class Columns:
         if owner is None:
             return gettext("another program")
         if owner.kind == SHARED_KIND:
-            return str(dict(KINDS)[SHARED_KIND])
+            return holder_of(row.lock)
         kind = dict(KINDS).get(owner.kind, owner.kind)
         what = " ".join(filter(None, (owner.label, owner.ref))) or str(kind)
         where = f"{owner.host}:{owner.pid}" if owner.host else ""
@@ -133,7 +133,8 @@ class Columns:
     @admin.display(description=_("Waiting"))
     def waiting_count(self, row: HeldLock) -> str:
         """Return how many wait for it."""
-        count = format_html('<strong class="redlock-waited">{}</strong>', row.waiting) if row.waiting else DASH
+        waiting = row.lock.waiting
+        count = format_html('<strong class="redlock-waited">{}</strong>', waiting) if waiting else DASH
         return labelled(_("Waiting"), count)
 
 

@@ -15,7 +15,7 @@ from ..conf import InvalidRedlockError
 from ..core.names import is_cut
 from ..handler import locks
 from ..inventory import HeldLock as Held
-from ..inventory import Snapshot, View, described, find_locks, held_locks, name_of, printable, stale_keys
+from ..inventory import Snapshot, View, described, find_locks, held_locks, holder_of, name_of, printable, stale_keys
 from ..inventory.node_checks import remedy_of
 from ..models import HeldLock, key_of, parse_key
 from .actions import LOGGED_ALIAS
@@ -110,7 +110,7 @@ def _facts(held: Held) -> list[tuple[Any, str]]:
     return [
         (_("Remaining"), remaining(held)),
         (_("Votes"), f"{held.votes}/{held.nodes}"),
-        (_("Holder"), described(held.owner) or gettext("another program")),
+        (_("Holder"), holder_of(held) or gettext("another program")),
         (_("Held for"), held_for(row)),
         (_("Lease"), DASH if held.ttl is None else clock(held.ttl)),
         (_("Extended"), str(held.extensions)),

@@ -18,6 +18,7 @@ from ..engine.manager import LockManager
 from ..handler import locks
 from ..inventory import HeldLock as Held
 from ..inventory import Snapshot, State, find_locks, held_locks, holder_of
+from ..inventory.model import leaders
 from ..models import key_of
 
 FOREIGN = "other"  # the kind of a holder that did not use this library
@@ -185,7 +186,7 @@ class NodeFilter(_Filter):
         name = self.value()
         if name not in dict(self.lookup_choices):
             return queryset
-        return queryset.matching(lambda lock: any(view.node == name for view in lock.leaders))
+        return queryset.matching(lambda lock: any(view.node == name for view in leaders(lock)))
 
 
 class WaitingFilter(_Filter):

@@ -65,6 +65,7 @@ class Row(NamedTuple):
         fence: Highest token that the node accepted.
         waiters: Who waits for it, in the order in which their turns come, as far as the survey asked for them.
         waiting: How many wait for it, if the survey asked.
+        sharers: How many share it, if the survey asked about waiters.
     """
 
     slug: str
@@ -73,6 +74,7 @@ class Row(NamedTuple):
     fence: int
     waiters: tuple[str, ...] = ()
     waiting: int = 0
+    sharers: int = 0
 
 
 class Reply(NamedTuple):

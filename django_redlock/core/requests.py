@@ -131,7 +131,7 @@ class Survey(NamedTuple):
         after: The ``cursor`` of the page before; empty for the first page.
         size: How many names to report; 0 for those named.
         waiters: How many waiters of the locks named to name at most, in all; 0 counts those of each lock, None asks
-            nothing about them.
+            nothing about them. Unless it is None, those who share a lock are counted, too.
     """
 
     slugs: tuple[str, ...] = ()

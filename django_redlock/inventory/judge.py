@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ..core.owner import fingerprint_of_sharers, lease_of
 from ..core.rules import Rules
 from ..engine.heartbeat import SILENCE
-from .model import LAST_SECOND, SHARED_MARK, HeldLock, Life, State, View, Waiting, by_holder
+from .model import LAST_SECOND, SHARED_MARK, HeldLock, Life, State, View, Waiting, by_holder, leaders
 
 LIVE = (State.HELD, State.DEGRADED)
 
@@ -70,7 +70,7 @@ def process_behind(lock: HeldLock) -> str:
 
 def is_shared(lock: HeldLock) -> bool:
     """Return whether several may hold a lock at once."""
-    return lock.fingerprint == fingerprint_of_sharers(max([view.fence for view in lock.leaders], default=0))
+    return lock.fingerprint == fingerprint_of_sharers(max([view.fence for view in leaders(lock)], default=0))
 
 
 def silent_for(lock: HeldLock) -> float:
@@ -101,8 +101,22 @@ def with_process(lock: HeldLock, life: Life, now: float) -> HeldLock:
     return lock._replace(state=state, life=life)
 
 
+def with_counts(lock: HeldLock, later: HeldLock | None) -> HeldLock:
+    """
+    Return a lock with the numbers of those who wait for it and of those who share it.
+
+    Args:
+        lock: The lock.
+        later: The same lock, as a later request by name found it; None if it was gone.
+    """
+    if later is None:
+        return lock._replace(waiting=0)
+    sharers = later.sharers if later.fingerprint == lock.fingerprint else 0  # otherwise others hold it by now
+    return lock._replace(waiting=later.waiting, sharers=sharers)
+
+
 def _was_changed(lock: HeldLock) -> bool:
-    return any(view.left is None or view.left > (lock.ttl or 0) for view in lock.leaders)
+    return any(view.left is None or view.left > (lock.ttl or 0) for view in leaders(lock))
 
 
 def _leader(groups: list[list[View]]) -> list[View]:

@@ -173,6 +173,8 @@ class HeldLock(NamedTuple):
             for by name, alone.
         waiting: How many wait for it, by the node that knows of most; only known of a lock that was asked for by name.
         life: The state of its process; only asked when nobody extends the lock, or it lasts too long.
+        sharers: How many share it, by a quorum of nodes; 0 if one process holds it alone, or if that is unknown. Only
+            known of a lock that was asked for by name.
     """
 
     slug: str
@@ -188,6 +190,7 @@ class HeldLock(NamedTuple):
     waiters: tuple[Waiting, ...] = ()
     waiting: int = 0
     life: Life = Life.UNKNOWN
+    sharers: int = 0
 
     @property
     def name(self) -> str:
@@ -218,12 +221,7 @@ class HeldLock(NamedTuple):
     @property
     def extensions(self) -> int:
         """How often its holder has extended it."""
-        return max((view.owner.extensions for view in self.leaders if view.owner), default=0)
-
-    @property
-    def leaders(self) -> tuple[View, ...]:
-        """The views of the nodes that have this holder."""
-        return tuple(view for view in self.views if view.fingerprint == self.fingerprint)
+        return max((view.owner.extensions for view in leaders(self) if view.owner), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +333,11 @@ def owner_of(about: str) -> Owner | None:
     )
 
 
+def leaders(lock: HeldLock) -> tuple[View, ...]:
+    """Return the views of the nodes that have the holder of a lock."""
+    return tuple(view for view in lock.views if view.fingerprint == lock.fingerprint)
+
+
 def by_holder(views: Iterable[View]) -> dict[str, list[View]]:
     """Return the views that have a key, by whose it is."""
     groups: dict[str, list[View]] = {}
@@ -358,6 +361,9 @@ def name_of(slug: str) -> str:
 
 def holder_of(lock: HeldLock) -> str:
     """Return who holds a lock, in one line for people; empty if another program does."""
+    if lock.sharers:
+        text = ngettext("%(count)d holder, who shares it", "%(count)d holders, who share it", lock.sharers)
+        return text % {"count": lock.sharers}
     return described(lock.owner)
 
 

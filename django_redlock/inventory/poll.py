@@ -120,7 +120,7 @@ class Poll:
         An absurd fencing token is noted, and is no token of the lock.
         """
         filed, sent, lasting = self.rows, self._sent, self._lasting
-        for slug, value, left, fence, waiters, waiting in rows:  # thousands for a page: calls and copies count here
+        for slug, value, left, fence, waiters, waiting, sharers in rows:  # thousands: calls and copies count here
             if process := process_of(slug):
                 ago = (
                     math.inf
@@ -140,7 +140,7 @@ class Poll:
             known = filed.get(slug)
             if known is None:
                 known = filed[slug] = {}
-            known[node] = Row(slug, value, left, fence, waiters, waiting)
+            known[node] = Row(slug, value, left, fence, waiters, waiting, sharers)
 
     def seen(self, slug: str) -> dict[int, Row]:
         """Return what each answering node has under a name; without those that have nothing."""
@@ -221,7 +221,7 @@ class Poll:
 
     def _judge(self, slug: str, rows: Mapping[int, Row], names: Sequence[str | None], now: float) -> HeldLock | None:
         """Return the lock that the nodes' rows make together; None if no node that answers has it."""
-        views, lines, held, waiting = [], [], False, 0
+        views, lines, held, waiting, sharers = [], [], False, 0, []
         seen, mark, about = None, "", ""  # as a rule all nodes have the same value
         for place, name in enumerate(names):
             row = rows.get(place) if name is not None else None
@@ -240,10 +240,21 @@ class Poll:
             if row and row.waiting:
                 lines.append(row.waiters)
                 waiting = max(waiting, row.waiting)
+            if row and row.sharers:
+                sharers.append(row.sharers)
         if not held:
             return None
         lock = judge(slug, self.manager.alias, tuple(views), self.manager.rules, lines)
-        return lock._replace(waiting=max(waiting, len(lock.waiters))) if waiting else lock
+        if not (waiting or sharers):
+            return lock
+        return lock._replace(
+            waiting=max(waiting, len(lock.waiters)), sharers=agreed(sharers, self.manager.rules.needed)
+        )
+
+
+def agreed(counts: list[int], needed: int) -> int:
+    """Return the highest number that so many nodes reach; 0 if too few nodes count any."""
+    return sorted(counts, reverse=True)[needed - 1] if len(counts) >= needed else 0
 
 
 def after_ended(cursor: str, time: int) -> str:

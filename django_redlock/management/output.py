@@ -23,6 +23,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ..conf import InvalidRedlockError
 from ..inventory import HeldLock, Snapshot, duration, find_locks, held_locks, holder_of, middle, printable, slugs_of
+from ..inventory.judge import with_counts
 
 MISUSED = 2  # exit code: an option, a name or the settings cannot be used; that of Python's own options
 NO_QUORUM = 3  # exit code
@@ -139,12 +140,12 @@ def warn(command: BaseCommand, snapshot: Snapshot) -> None:
 
 
 def with_waiters(snapshot: Snapshot, locks: list[HeldLock]) -> list[HeldLock]:
-    """Return the locks that are shown, now with how many wait for them."""
+    """Return the locks that are shown, now with how many wait for them and how many share them."""
     if not locks:
         return locks
     asked = find_locks([lock.slug for lock in locks], snapshot.alias, waiters=0, after=snapshot)
-    waiting = {lock.slug: lock.waiting for lock in asked.locks}
-    return [lock._replace(waiting=waiting.get(lock.slug, 0)) for lock in locks]
+    counted = {lock.slug: lock for lock in asked.locks}
+    return [with_counts(lock, counted.get(lock.slug)) for lock in locks]
 
 
 def table(locks: Iterable[HeldLock], *, known: bool = True, width: int | None = None) -> str:
@@ -315,7 +316,7 @@ def _holder(lock: HeldLock) -> dict[str, Any] | None:
     if owner is None:
         return None
     where = {"host": owner.host or None, "pid": owner.pid or None}  # of those who share a lock it is unknown
-    return {"kind": owner.kind, "label": owner.label, "ref": owner.ref, **where}
+    return {"kind": owner.kind, "label": owner.label, "ref": owner.ref, **where, "sharers": lock.sharers or None}
 
 
 def iso(moment: float | None) -> str | None:

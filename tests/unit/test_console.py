@@ -207,17 +207,38 @@ def test_no_more_time_for_a_holder_that_was_asked_to_stop(five, operator):
 
 def test_a_lock_that_several_share_has_no_host(five, operator):
     """
-    L71: the nodes do not record who shares a lock; nothing is made up.
+    L71: the nodes do not record who shares a lock, only how many do; nothing is made up.
     """
-    with lock("orders:7", shared=True):
+    with lock("orders:7", shared=True), lock("orders:7", shared=True):
         text = run("redlock_inspect", "orders:7")[0]
+        listed = run("redlock_list")[0]
         data = json.loads(run("redlock_inspect", "orders:7", "--format=json")[0])
         page = operator.get(LIST).content.decode()
+        key = key_of(find_lock("orders:7").fingerprint, "default", slug("orders:7"))
+        detail = operator.get(f"{LIST}lock/", {"key": key}).content.decode()
 
-    assert "several, who share it" in text
-    assert data["lock"]["holder"] == {"kind": "shared", "label": "", "ref": "", "host": None, "pid": None}
+    nobody = {"label": "", "ref": "", "host": None, "pid": None}
+    assert data["lock"]["holder"] == {"kind": "shared", **nobody, "sharers": 2}
     assert "held by shared" not in text + page
-    assert "several, who share it" in page
+    assert [("2 holders, who share it" in each) for each in (text, listed, page, detail)] == [True] * 4
+
+
+def test_those_who_left_a_shared_lock_are_not_counted(five):
+    """
+    L71: a node that missed a release, or has not heard of a holder, does not change how many a quorum knows.
+    """
+    staying = lock("orders:7", shared=True, renew=False).acquire()
+    for node in five[:1]:
+        node.down = True
+    leaving = lock("orders:7", shared=True, renew=False).acquire()
+    five[0].down, five[1].down = False, True
+    leaving.release(wait=False)
+    five[1].down = False
+
+    counted = find_lock("orders:7").sharers
+    staying.release()
+
+    assert counted == 1
 
 
 def test_places_are_named(five):

@@ -4,7 +4,7 @@ import math
 
 from ..names import queue_of
 from ..replies import Kind, Reply, Row
-from ..requests import HIGHEST, LONGEST_SLUG, LONGEST_VALUE, Survey
+from ..requests import HIGHEST, LONGEST_SLUG, LONGEST_VALUE, SHARED, Survey
 from .queues import NOBODY
 from .records import Records
 
@@ -45,11 +45,13 @@ def row(records: Records, slug: str, now: float, asked: int | None, named: int) 
         records: What the node stores.
         slug: The lock's name, as written in the keys.
         now: The node's time, in seconds since the epoch.
-        asked: How many waiters to name at most, in all rows; None does not even count them.
+        asked: How many waiters to name at most, in all rows; None does not even count them, nor sharers.
         named: How many waiters the rows before it name.
     """
     waiting = records.queues.get(queue_of(slug) or slug, NOBODY).waiting(now)
     held = (records.holder(slug, now) or "")[:LONGEST_VALUE]
     names = tuple(waiting[: max(0, (asked or 0) - named)]) if held else ()
     count = 0 if asked is None else len(waiting)
-    return Row(slug, held, records.left(slug, now), min(records.fence(slug, now), HIGHEST + 1), names, count)
+    shared = asked is not None and records.owner(slug, now) == SHARED
+    sharers = len(records.sharers(slug, now)) if shared else 0
+    return Row(slug, held, records.left(slug, now), min(records.fence(slug, now), HIGHEST + 1), names, count, sharers)

@@ -153,11 +153,11 @@ def parse_survey(parts: list[str]) -> Reply:
         ]
     )
     if queues:
-        line = zip(parsed, queues[::2], queues[1::2], strict=True)
+        line = zip(parsed, queues[::3], queues[1::3], queues[2::3], strict=True)
         parsed = tuple(
             [
-                row._replace(waiters=tuple(names.split(" ")) if names else (), waiting=whole(str(count)))
-                for row, count, names in line
+                Row(*row[:4], tuple(names.split(" ")) if names else (), whole(str(count)), whole(str(sharers)))
+                for row, count, names, sharers in line
             ]
         )
     detail = parse_error(exceptions.ResponseError(refused)).detail if refused else ""

@@ -1,8 +1,9 @@
--- Report locks: the names given, with their waiters, or one page of the index in the order of expiry. The first page also
--- reports why the node would refuse to write. Each step is bounded, whatever other programs have written, because a long
--- command makes all clients wait.
+-- Report locks: the names given, with their waiters and sharers, or one page of the index in the order of expiry. The first
+-- page also reports why the node would refuse to write. Each step is bounded, whatever other programs have written, because
+-- a long command makes all clients wait.
 -- KEYS: index. ARGV: prefix, cursor of the page before ('' is none), size of the page (0 is the names given), waiters to
--- name at most ('' does not even count them), then slugs
+-- name at most ('' does not even count them, nor sharers), then slugs
+local SHARED = 'shared--------------------------'
 local LONGEST_VALUE, LONGEST_SLUG, LONGEST_WAITER = 16384, 10000, 500
 local index, prefix, after, size, left = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local clock = redis.call('TIME')
@@ -31,13 +32,17 @@ if size > 0 then
   end
 end
 
--- Waiters whose enrolment has expired died, or gave up without a release. A key of another type has no waiters.
+-- How many members of a sorted set have not expired; the others died, or gave up without a release. A key of another
+-- type has no members.
+local function alive(key)
+  local first = redis.pcall('ZRANGEBYSCORE', key, '(' .. now_ms, '+inf', 'LIMIT', 0, 1)[1]
+  return first and redis.call('ZCARD', key) - redis.call('ZRANK', key, first) or 0
+end
+
 local function waiters(slug, held)
   local base = prefix .. (string.match(slug, '^(.+)#%d+$') or slug)
-  local first = redis.pcall('ZRANGEBYSCORE', base .. ':s', '(' .. now_ms, '+inf', 'LIMIT', 0, 1)[1]
-  if not first then return 0, '' end
-  local count, said = redis.call('ZCARD', base .. ':s') - redis.call('ZRANK', base .. ':s', first), {}
-  if held and left > 0 then
+  local count, said = alive(base .. ':s'), {}
+  if count > 0 and held and left > 0 then
     for _, waiter in ipairs(redis.pcall('ZRANGE', base .. ':q', 0, 2 * left - 1)) do
       local ends = left > 0 and #waiter <= LONGEST_WAITER and redis.call('ZSCORE', base .. ':s', waiter)
       if ends and tonumber(ends) > now_ms then
@@ -65,7 +70,10 @@ for i, slug in ipairs(slugs) do
   if #value > LONGEST_VALUE then value = string.sub(value, 1, LONGEST_VALUE) end
   if #fence > 16 then fence = '9007199254740992' end -- absurd: one more than these scripts can count
   cells[at - 3], cells[at - 2], cells[at - 1], cells[at] = slug, value, redis.call('PTTL', keys[2 * i - 1]), fence
-  if left then lines[2 * i - 1], lines[2 * i] = waiters(slug, value ~= '') end
+  if left then
+    lines[3 * i - 2], lines[3 * i - 1] = waiters(slug, value ~= '')
+    lines[3 * i] = string.sub(value, 1, 32) == SHARED and alive(prefix .. slug .. ':r') or 0
+  end
 end
 -- A node can answer and yet refuse to write: it is full, or has lost its disk, its replicas or a right.
 local refused = ''
