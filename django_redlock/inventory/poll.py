@@ -253,7 +253,7 @@ class Poll:
 
 
 def agreed(counts: list[int], needed: int) -> int:
-    """Return the highest number that so many nodes reach; 0 if too few nodes count any."""
+    """Return the highest number that *needed* nodes reach; 0 if fewer nodes counted anybody."""
     return sorted(counts, reverse=True)[needed - 1] if len(counts) >= needed else 0
 
 
