@@ -177,8 +177,8 @@ def has_begun(ticket: Ticket, began: Seen) -> bool:
 
 
 def keep(ticket: Ticket, ttl: float, seen: Seen) -> None:
-    """Have the record of a message that counts, and that is put back, last until it comes; in the worker's turn."""
-    # A record that is gone is not made anew: an older message would do so with a lower number.
+    """Keep the record of a message that counts and is put back, until it is delivered again; in the worker's turn."""
+    # A record that is gone is not created again: an older message would do so with a lower number.
     if seen.token != ticket.token or seen.owner is None or seen.left > ttl / 2:
         return
     with suppress(LockTakenError):

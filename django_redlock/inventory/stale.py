@@ -1,5 +1,5 @@
 """
-Which keys no live holder needs, and their end.
+Find the keys that no live holder needs, and delete them.
 """
 
 from collections.abc import Iterator

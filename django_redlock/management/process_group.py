@@ -196,7 +196,7 @@ class Signals:
             signal.signal(number, handler)
 
     def pass_to(self, child: Child) -> None:
-        """Pass all signals on to this child: those that have come, and those that come."""
+        """Pass all signals on to this child, those that came earlier included."""
         self._child = child  # first: a signal that comes now goes there at once
         while self._early:
             child.signal(self._early.pop(0))

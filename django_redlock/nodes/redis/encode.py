@@ -184,13 +184,13 @@ def usual(*arguments: str | bool) -> str:
 def rest_of_acquire(
     ttl: float, keep: float | None, ahead: float, barge: bool, shared: bool, passing: bool, strict: bool
 ) -> str:
-    """Return the words of an Acquire that are the same for most of them."""
+    """Return the words that most requests to acquire have in common."""
     return usual(ms(ttl), ms(keep), micros(ahead), ms(ENROLMENT), barge, shared, passing, strict)
 
 
 @lru_cache(maxsize=1024)
 def rest_of_release(tombstone: float, shared: bool, revoke: bool) -> str:
-    """Return the words of a Release that are the same for most of them."""
+    """Return the words that most releases have in common."""
     return usual(ms(tombstone) if tombstone else "0", shared, revoke)
 
 
