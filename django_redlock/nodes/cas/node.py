@@ -40,8 +40,8 @@ class RecordNode:
         self.name = name
         self.address = address
         self._mutex = threading.RLock()  # knows whose it is, after a fork that was interrupted
-        # One for all threads. Under gevent there is one for each thread of the operating system, because a greenlet waits
-        # in the event loop of its thread.
+        # One for all threads. Under gevent there is one for each thread of the operating system, because a greenlet
+        # waits in the event loop of its thread.
         self._workers: WeakKeyDictionary[object, Worker] = WeakKeyDictionary()
         _nodes.add(self)
 
