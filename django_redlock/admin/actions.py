@@ -92,7 +92,9 @@ class Choice:
         owner = self.row.lock.owner if self.row else None
         notes = []
         if owner and not owner.process and not self.shared:
-            notes.append(gettext("Its holder does not renew it, and hears of a request to stop only when it asks."))
+            notes.append(
+                gettext("Its holder does not renew it, and learns of a stop request only when it asks the nodes.")
+            )
         if self.task:
             notes.append(gettext("Its Celery task goes on until it looks at its lease, unless you revoke it below."))
         return notes
