@@ -8,11 +8,20 @@ import redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from django_redlock.testing import Server, ServerStartError
-from tests.managers import served
 
 HIGHEST_CLUSTER_PORT = 55_535
 PASSWORD = "sesame"
+WEEK = 7 * 86_400.0
 OPTIONS = ("--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0", "--masterauth", PASSWORD)
+
+
+def served(client: redis.Redis, key: str = "t:served", **change: object) -> str:
+    """Write the key of this server as of a week ago, so that it votes at once; return the ids."""
+    ids = f"{client.info('server')['run_id']}/{client.info('replication')['master_replid']}"
+    seconds, micros = client.time()
+    about = {"ids": ids, "since": seconds * 10**6 + micros - int(WEEK * 1e6), **change}
+    client.set(key, f"{about['ids']} {about['since']}")
+    return ids
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import redis
 from django.core.management import call_command
 from django.db import connections
 
@@ -168,18 +167,6 @@ def mariadb_tables(mariadb_server: Database, django_db_blocker: Any) -> Iterator
 DATABASES = ["sqlite", "postgresql", "mariadb"]
 # A manager does the same with all three databases. Tests that use `tables` cover the differences.
 SLOW_DATABASES = [pytest.param(kind, marks=pytest.mark.endurance) for kind in DATABASES[1:]]
-
-
-WEEK = 7 * 86_400.0
-
-
-def served(client: redis.Redis, key: str = "t:served", **change: object) -> str:
-    """Write the key of this server as of a week ago, so that it votes at once; return the ids."""
-    ids = f"{client.info('server')['run_id']}/{client.info('replication')['master_replid']}"
-    seconds, micros = client.time()
-    about = {"ids": ids, "since": seconds * 10**6 + micros - int(WEEK * 1e6), **change}
-    client.set(key, f"{about['ids']} {about['since']}")
-    return ids
 
 
 def connect(manager: LockManager) -> None:

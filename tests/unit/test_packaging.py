@@ -48,6 +48,17 @@ def test_child_processes_run_the_same_package(code):
     assert child.stdout.strip() == django_redlock.__file__, child.stderr
 
 
+@pytest.mark.server
+def test_benchmarks_start_every_kind_of_node_without_pytest():
+    """
+    The environment of the benchmarks has no pytest, and an import that fails leaves a kind of node out.
+    """
+    started = "import sys; sys.modules['pytest'] = None; import tests.clusters, tests.etcd, tests.zookeeper"
+    child = subprocess.run([sys.executable, "-c", started], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+
+    assert not child.returncode, child.stderr
+
+
 @wheel_only
 def test_wheel_holds_the_package_and_nothing_else():
     """

@@ -20,7 +20,8 @@ from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.redis.inspect import inspect
 from django_redlock.testing import FaultProxy, Server, Servers, start_servers
-from tests.managers import WEEK, Flavour, served, wait_until
+from tests.clusters import WEEK, served
+from tests.managers import Flavour, wait_until
 
 REPLICATES_AT_ONCE = ("--repl-diskless-sync-delay", "0")
 TTL = 3.0  # seconds; the guard time is a little longer

@@ -18,7 +18,8 @@ from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.testing import Servers, find_server, start_servers
 from django_redlock.testing.processes import spawn
 from django_redlock.testing.servers import reserve_port
-from tests.managers import Asyncio, Blocking, Flavour, served
+from tests.clusters import served
+from tests.managers import Asyncio, Blocking, Flavour
 
 CONFIGURATION = """\
 port {port}
