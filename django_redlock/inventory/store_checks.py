@@ -84,7 +84,7 @@ def _members(node: Inspection, rules: Rules) -> Iterator[Finding]:
             _id(node, "member"),
             Level.WARNING,
             node.name,
-            f"Not every member answers: {silent}. One more that fails may stop all locks.",
+            f"Not every member answers: {silent}. If one more fails, locks may stop.",
             f"See that it runs and that its address in NODES is right: {LIST_MEMBERS[_kind(node)]}.",
         )
 

@@ -96,7 +96,7 @@ def connections() -> Figures:
         figures[f"{THREADS} threads that take locks at the same time"] = open_now(client) - before
     with one_server() as (manager, client):
         before = open_now(client)
-        figures["a thread that waits for a lock, with the holder's"] = with_waiter(manager, client) - before
+        figures["a thread that holds a lock, and one that waits for it"] = with_waiter(manager, client) - before
     with one_server() as (manager, client):
         before = open_now(client)
         figures[f"{TASKS} tasks of one event loop that take locks at the same time"] = (
