@@ -11,7 +11,7 @@ import logging
 import math
 import sys
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import ref
 
 from ..core.names import named
@@ -114,25 +114,46 @@ class Holding(NamedTuple):
         return not set(names).isdisjoint(keys[1])
 
 
+Chain: TypeAlias = "tuple[Holding, Chain | None]"
+"""A lease, and those that were taken before it."""
+
+
 class Holdings(NamedTuple):
     """
     What was taken in a context, and is perhaps still held.
 
+    Taking a lock costs the same however many others are held: one link is added to the chain, and the leases are looked
+    at only when their number has doubled.
+
     Attributes:
-        kept: The leases.
-        limit: How many there may be before those that have ended are dropped. It grows with the number that is held,
-            so that taking a lock costs the same however many others are held.
+        chain: The leases, the last one first; it never changes, because contexts that were copied share it.
+        size: How many there are.
+        limit: How many there may be before those that have ended are dropped.
     """
 
-    kept: tuple[Holding, ...] = ()
+    chain: "Chain | None" = None
+    size: int = 0
     limit: int = 8
 
     def add(self, holding: Holding) -> "Holdings":
         """Return these and one more."""
-        if len(self.kept) < self.limit:
-            return Holdings((*self.kept, holding), self.limit)
-        kept = [each for each in self.kept if each.goes_on]
-        return Holdings((*kept, holding), max(8, 2 * len(kept)))
+        if self.size < self.limit:
+            return Holdings((holding, self.chain), self.size + 1, self.limit)
+        chain: Chain | None = None
+        size = 0
+        for each in self.kept():
+            if each.goes_on:
+                chain, size = (each, chain), size + 1
+        return Holdings((holding, chain), size + 1, max(8, 2 * size))
+
+    def kept(self) -> list[Holding]:
+        """Return the leases in the order in which they were taken."""
+        found: list[Holding] = []
+        chain = self.chain
+        while chain:
+            holding, chain = chain
+            found.append(holding)
+        return found[::-1]
 
 
 _holdings: ContextVar[Holdings] = ContextVar("django_redlock holdings", default=Holdings())  # noqa: B039  (immutable)
@@ -195,7 +216,7 @@ class Waiting:
             )
 
     def _look(self) -> None:
-        own = [each for each in _holdings.get().kept if each.excludes(self._keys) and each.goes_on]
+        own = [each for each in _holdings.get().kept() if each.excludes(self._keys) and each.goes_on]
         for each in own:
             if each.inside and each.who == self._who:
                 raise RuntimeError(
