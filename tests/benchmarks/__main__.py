@@ -67,7 +67,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--rendered", type=Path, metavar="JSON", help="measure nothing; make plots and docs from this run"
     )
     parser.add_argument("--plots", action="store_true", help="draw docs/images/bench-*.svg")
-    parser.add_argument("--write-docs", action="store_true", help="put the figures into docs/trust/benchmarks.md")
+    parser.add_argument("--write-docs", action="store_true", help="put the figures into the pages of the documentation")
     options = parser.parse_args(argv)
     unknown = set(options.only.split(",")) - GROUPS.keys()
     if unknown:
@@ -106,12 +106,13 @@ def summary(sections: Sequence[Section], seconds: float) -> str:
 
 
 def publish(options: argparse.Namespace) -> None:
-    """Write the plots and the page, if requested, from the figures in the JSON."""
+    """Write the plots and the pages, if requested, from the figures in the JSON."""
     sections, run = load(options.rendered or options.json)
     if options.plots:
         plots.draw_all(sections, pages.IMAGES)
     if options.write_docs:
-        pages.PAGE.write_text(pages.render(pages.PAGE.read_text("utf-8"), sections, run), "utf-8")
+        for page in pages.PAGES:
+            page.write_text(pages.render(page.read_text("utf-8"), sections, run), "utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

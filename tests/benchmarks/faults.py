@@ -53,20 +53,28 @@ def _fault(
     """Time locks with and without a fault; *again* repeats the fault before every turn, untimed."""
     section = Section(f"fault-{name}", f"acquire + release, N = 5, two nodes {name}")
     healthy, faulty = Times(), Times()
-    threads = threading.active_count()
+    before = set(threading.enumerate())
     for _ in range(PHASES):
         _time(manager, healthy, bench.rounds(25), None)
         begin()
         _time(manager, faulty, bench.rounds(25), again)
         end()
         time.sleep(0.3)  # nodes that failed are not contacted for a while
-    left = threading.active_count() - threads
+    left = _threads_since(before)
     section.figures = [_figure("healthy", healthy), _figure(f"two {name}", faulty)]
     ratio = faulty.median / healthy.median
     section.targets.append(Target("median against healthy", ratio, 1.2))
     section.targets.append(Target(f"worst of {len(faulty.walls):,}", faulty.worst * 1000, NODE_TIMEOUT * 1000, "ms"))
     section.targets.append(Target("threads left behind", left, 1, "(the watchdog)"))
     return section
+
+
+def _threads_since(before: set[threading.Thread]) -> int:
+    """Return how many threads have been started and still run; those that connect to a node have time to end."""
+    patience = time.monotonic() + 5
+    while len(left := set(threading.enumerate()) - before) > 1 and time.monotonic() < patience:
+        time.sleep(0.05)
+    return len(left)
 
 
 def _time(manager: LockManager, times: Times, turns: int, before: Switch | None) -> None:

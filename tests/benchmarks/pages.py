@@ -1,9 +1,9 @@
 """
-Put the figures of one run into ``docs/trust/benchmarks.md``.
+Put the figures of one run into ``docs/trust/benchmarks.md`` and ``docs/reference/benchmark-tables.md``.
 
-The text of the page is fixed, except between ``<!-- figures: KEY -->`` and ``<!-- end -->``: the tables of the section
+The text of the pages is fixed, except between ``<!-- figures: KEY -->`` and ``<!-- end -->``: the tables of the section
 with that key. ``summary`` and ``environment`` are keys as well. The figures come from ``docs/trust/benchmarks.json``,
-which is committed with the page. A test compares the two.
+which is committed with the pages. A test compares the two.
 """
 
 import re
@@ -14,7 +14,8 @@ from typing import Any
 from .report import Section, number
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE, STORED, IMAGES = DOCS / "trust" / "benchmarks.md", DOCS / "trust" / "benchmarks.json", DOCS / "images"
+PAGES = (DOCS / "trust" / "benchmarks.md", DOCS / "reference" / "benchmark-tables.md")
+STORED, IMAGES = DOCS / "trust" / "benchmarks.json", DOCS / "images"
 MARKED = re.compile(r"(<!-- figures: (?P<key>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
