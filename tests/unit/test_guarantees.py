@@ -5,7 +5,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 TRUST = TESTS.parent / "docs" / "trust"
-PAGES = "".join((TRUST / f"{name}.md").read_text() for name in ("guarantees", "criticism", "testing"))
+PAGES = "".join((TRUST / f"{name}.md").read_text() for name in ("guarantees", "statements", "criticism", "testing", "testing-celery"))
 
 
 def test_tests_that_the_pages_name_exist():
