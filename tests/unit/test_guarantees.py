@@ -5,7 +5,8 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 TRUST = TESTS.parent / "docs" / "trust"
-PAGES = "".join((TRUST / f"{name}.md").read_text() for name in ("guarantees", "criticism", "testing"))
+NAMES = ("guarantees", "statements", "criticism", "testing", "testing-celery")
+PAGES = "".join((TRUST / f"{name}.md").read_text() for name in NAMES)
 
 
 def test_tests_that_the_pages_name_exist():
