@@ -1,6 +1,7 @@
 """Locks on nodes in memory that one test leaves behind do not affect the next test."""
 
 import unittest
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,23 @@ def test_lock_of_one_test_is_free_in_the_next(turn: int):
     kept.append(lock("reentrant", reentrant=True).acquire())
     assert kept[-1].release() == "released"
     kept.append(lock("taken", wait=0).acquire())
+
+
+class TestEnd:
+    """The nodes are also empty after a test."""
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def lock_of_the_test_is_free_behind_it(cls) -> Iterator[None]:
+        """End after the fixtures of the test, and find what they have left."""
+        yield
+        lease = lock("end").try_acquire()
+        assert lease is not None
+        lease.release()
+
+    def test_lock_is_left(self):
+        """Nobody releases it."""
+        kept.append(lock("end", wait=0).acquire())
 
 
 @pytest.mark.xdist_group("opt out")  # the second follows the first, in the same process
@@ -48,7 +66,9 @@ def test_case_of_unittest_is_reset_by_its_mixin():
         def test_two(self) -> None:
             kept.append(lock("case", wait=0).acquire())
 
+    kept.append(lock("case", wait=0).acquire())
     result = unittest.TestResult()
     unittest.TestSuite([Case("test_one"), Case("test_two")]).run(result)
 
     assert (result.testsRun, result.errors, result.failures) == (2, [], [])
+    assert lock("case", wait=0).acquire().release() == "released"
