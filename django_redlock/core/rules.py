@@ -223,6 +223,11 @@ def seconds(what: str, value: object) -> float:
     return number(what, value)
 
 
+def optional_seconds(what: str, value: float | None) -> float | None:
+    """Return *value* if it is None or a positive number of seconds, else raise ValueError naming *what*."""
+    return None if value is None else seconds(what, value)
+
+
 def check_label(label: object) -> None:
     """
     Make sure that *label* is text.

@@ -5,11 +5,11 @@ The lock of redis-py has other names for the same things: ``timeout`` is the ttl
 wait.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from .options import DEFAULTS
 
@@ -34,6 +34,12 @@ ATTRIBUTES = {
         "a lease has it: write 'lease = lock({name!r}).acquire()' or 'with lock({name!r}) as lease:' first",
     ),
     "reset": "to end the hold of another process, use manage.py redlock_release",
+}
+
+LEASE_ATTRIBUTES = {
+    **dict.fromkeys(("locked", "owned"), "write lease.valid() or lease.ensure()"),
+    "reacquire": "write lease.extend()",
+    "acquire": "a lease is held once; write lock({name!r}).acquire() to take the lock again",
 }
 
 
@@ -64,7 +70,39 @@ def explained(function: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
-def no_attribute(kind: str, name: str, attribute: str) -> AttributeError:
-    """Return the error for an *attribute* that a lock does not have, with what to write instead if that is known."""
-    advice = ATTRIBUTES.get(attribute, "").format(name=name)
-    return AttributeError(f"{kind!r} object has no {attribute!r}{f'; {advice}' if advice else ''}.")
+def without_arguments(method: Callable[..., T]) -> Callable[[Any], T]:
+    """Give a method of a lock, which refuses all arguments by itself, the signature of one that has none."""
+    before = signature(method)
+    method.__signature__ = before.replace(parameters=[before.parameters["self"]])  # type: ignore[attr-defined]
+    return method
+
+
+def refuse_arguments(method: str, args: Sequence[object], options: Mapping[str, object]) -> None:
+    """
+    Refuse the arguments of a method of a lock, which belong to the lock itself.
+
+    Raises:
+        TypeError: There are some.
+    """
+    if args or options:
+        given = next(iter(options), "")
+        option = ARGUMENTS[given](options[given]).removeprefix("write ") if given in ARGUMENTS else "wait=..."
+        advice = option if option.startswith("leave it out") else f"write lock(name, {option}).{method}()"
+        raise TypeError(f"{method}() takes no arguments; {advice}.")
+
+
+class Explained:
+    """An object with a name, whose missing attributes are errors that say what to write instead if that is known."""
+
+    _advice: Mapping[str, str] = {}
+
+    def __init_subclass__(cls, advice: Mapping[str, str] | None = None) -> None:
+        super().__init_subclass__()
+        cls._advice = cls._advice if advice is None else advice
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, attribute: str) -> Any:
+            advice = self._advice.get(attribute, "").format(name=self.name)
+            message = f"{type(self).__name__!r} object has no {attribute!r}{f'; {advice}' if advice else ''}."
+            raise AttributeError(message, name=attribute, obj=self)  # so that Python suggests one that is similar

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal, TypedDict
 
 from ..core.names import named
-from ..core.rules import UNSET, ReleaseMode, Wait, check_label, check_release, check_wait, seconds
+from ..core.rules import UNSET, ReleaseMode, Wait, check_label, check_release, check_wait, optional_seconds
 from ..core.wanted import check_limit
 
 IfTaken = Literal["raise", "skip"]
@@ -49,9 +49,21 @@ DEFAULTS: LockOptions = {
 }
 
 
-def _check_seconds(what: Literal["ttl", "heartbeat", "max_hold"], chosen: LockOptions) -> None:
-    if chosen[what] is not None:
-        seconds(what, chosen[what])
+SWITCHES = frozenset({"renew", "shared", "reentrant", "barge", "cancel_on_lost", "on_commit"})
+"""The options that are True or False; ``renew`` may be None, too."""
+
+
+def _check_switches(options: LockOptions) -> None:
+    """
+    Make sure that each switch that was passed is a bool: ``shared="no"`` would mean True.
+
+    Raises:
+        TypeError: One of them is something else.
+    """
+    for what in sorted(SWITCHES & options.keys()):
+        value = options[what]  # type: ignore[literal-required]
+        if not isinstance(value, bool) and not (what == "renew" and value is None):
+            raise TypeError(f"{what} must be True or False, not {repr(value)[:40]}.")
 
 
 CHECKS: dict[str, Callable[[LockOptions, tuple[str, ...]], object]] = {
@@ -59,9 +71,9 @@ CHECKS: dict[str, Callable[[LockOptions, tuple[str, ...]], object]] = {
     "wait": lambda chosen, names: check_wait(chosen["wait"]),
     "release": lambda chosen, names: check_release(chosen["release"]),
     "limit": lambda chosen, names: check_limit(chosen["limit"], names, chosen["shared"]),
-    "ttl": lambda chosen, names: _check_seconds("ttl", chosen),
-    "heartbeat": lambda chosen, names: _check_seconds("heartbeat", chosen),
-    "max_hold": lambda chosen, names: _check_seconds("max_hold", chosen),
+    "ttl": lambda chosen, names: optional_seconds("ttl", chosen["ttl"]),
+    "heartbeat": lambda chosen, names: optional_seconds("heartbeat", chosen["heartbeat"]),
+    "max_hold": lambda chosen, names: optional_seconds("max_hold", chosen["max_hold"]),
     "if_taken": lambda chosen, names: check_if_taken(chosen),
 }
 """How an option that was passed is checked, given all options and the names of the lock."""
@@ -72,13 +84,15 @@ def complete(names: tuple[str, ...], options: LockOptions) -> LockOptions:
     Return *options* with the defaults of those that were not passed.
 
     Raises:
-        TypeError: The label is not a string.
+        TypeError: The label is not a string, or a switch is not a bool.
         ValueError: A number cannot work, or two options cannot be combined; the message says what to write.
     """
     chosen: LockOptions = {**DEFAULTS, **options}
     for what, check in CHECKS.items():  # the defaults need none
         if what in options:
             check(chosen, names)
+    if not SWITCHES.isdisjoint(options):
+        _check_switches(options)
     return chosen
 
 

@@ -15,9 +15,10 @@ from django.http import HttpRequest
 from ..conf import DEFAULT_ALIAS
 from ..core.outcome import LOST as HAD_ENDED
 from ..core.outcome import EndReason
-from ..core.rules import check_wait
+from ..core.rules import check_wait, optional_seconds
 from ..engine.lease import Lease
 from ..engine.lock import Lock
+from ..engine.mistakes import explained
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from ..web.keys import Call, Key, ViewKey
@@ -48,6 +49,7 @@ def locked_command(
 ) -> Callable[[Decorated], Decorated]: ...
 
 
+@explained
 def locked_command(
     key: Any = None,
     *,
@@ -77,13 +79,15 @@ def locked_command(
     Raises:
         ImproperlyConfigured: The key can never be resolved.
         TypeError: The decorated class is no command.
-        ValueError: *wait* is not a number of seconds.
+        ValueError: *ttl*, *wait* or *max_hold* is not a number of seconds.
 
     A run that does not get the lock raises ``CommandError``, with the exit code 75 when it is taken and 69 when too
     few nodes answer; one that lost it, 76. An option that the key needs and that has no value is a ``CommandError``.
     """
     check_wait(wait)
-    if isinstance(key, type):
+    optional_seconds("ttl", ttl)
+    optional_seconds("max_hold", max_hold)
+    if isinstance(key, type) or getattr(key, "__name__", "") == "handle":  # written without parentheses
         return locked_command()(key)
 
     def decorate(target: Any) -> Any:

@@ -33,6 +33,21 @@ def command(decorate, action=lambda command: None):
     return decorate(type("Command", (Import,), {"handle": Import.handle, "action": staticmethod(action)}))()
 
 
+def test_handle_is_decorated_without_parentheses():
+    """``@locked_command`` above ``handle()`` locks the command's name, as above the class."""
+    holders = []
+
+    class Command(Import):
+        @locked_command
+        def handle(self, **options):
+            holders.append(holder_of("command:test_locked_command"))
+
+    call_command(Command())
+
+    assert holders[0]["kind"] == "command"
+    assert is_free("command:test_locked_command")
+
+
 def holder_of(name):
     with pytest.raises(LockTakenError) as taken:
         lock(name, wait=0).acquire()
