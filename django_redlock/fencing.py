@@ -115,7 +115,11 @@ class Fenced(Block[None]):
 
         It is called again, with the same arguments, when the transaction ran into another one and ``retries`` are
         left. So it must have no effects outside the database. Raises what the block raises, and what it raises.
+
+        Raises:
+            TypeError: *function* is a coroutine function, or cannot be called.
         """
+        refuse_coroutines(function, "run")
         pause = 0.02
         for left in range(self._retries, -1, -1):
             try:
@@ -137,10 +141,7 @@ class Fenced(Block[None]):
             args: Its arguments.
             kwargs: Its arguments.
         """
-        if iscoroutinefunction(function):
-            raise TypeError(
-                f"arun() needs a plain function, and {function.__qualname__} is a coroutine function; use 'async with'."
-            )
+        refuse_coroutines(function, "arun")
         return await sync_to_async(self.run)(function, *args, **kwargs)
 
     @contextmanager
@@ -232,6 +233,20 @@ class Fenced(Block[None]):
         if self._retries:
             raise ValueError("A block cannot be run again: write fenced(lease, retries=...).run(function).")
         super()._refuse_nesting()
+
+
+def refuse_coroutines(function: object, method: str) -> None:
+    """
+    Make sure that *function* does its work while it is called, inside the transaction.
+
+    Raises:
+        TypeError: It is a coroutine function, or cannot be called.
+    """
+    if not callable(function):
+        raise TypeError(f"{method}() needs a function and its arguments, not {repr(function)[:40]}; do not call it.")
+    if iscoroutinefunction(function):
+        name = getattr(function, "__qualname__", function)
+        raise TypeError(f"{method}() needs a plain function, and {name} is a coroutine function; use 'async with'.")
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:

@@ -28,6 +28,7 @@ from .db.targets import Instance, Instances, Related, Row, Rows, Target
 from .engine.contexts import Block
 from .engine.lease import Lease
 from .engine.lock import Lock
+from .engine.mistakes import explained
 from .exceptions import LockLostError, LockTakenError
 from .fencing import fenced, own_thread
 from .handler import in_transaction, locks
@@ -65,6 +66,7 @@ def lock_for_update(
 ) -> "RowLock[list[M]]": ...
 
 
+@explained
 def lock_for_update(
     target: Any,
     *,
@@ -108,7 +110,7 @@ def lock_for_update(
     lock is taken, and what ``fenced()`` raises. On leaving it: ``LockLostError`` and errors of the database; the
     block's own exception goes before them.
     """
-    if sum((nowait, skip_locked, wait is not UNSET)) > 1:
+    if sum(map(bool, (nowait, skip_locked, wait is not UNSET))) > 1:
         raise ValueError("nowait, skip_locked and wait are three answers to one question; pass only one of them.")
     chosen = _target(target, Related(of))
     if skip_locked and isinstance(chosen, Instance):

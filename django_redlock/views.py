@@ -13,7 +13,8 @@ from django.http import HttpRequest
 from django.utils.decorators import method_decorator
 
 from .conf import DEFAULT_ALIAS
-from .core.rules import check_wait
+from .core.rules import check_wait, optional_seconds
+from .engine.mistakes import explained
 from .web.guard import Guard, Method, Options, check_methods, guarded, guarded_async
 from .web.keys import Key
 from .web.responses import OnBusy, check_on_busy
@@ -23,6 +24,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 MISSING_KEY = "@locked_view needs a key in parentheses; write, for example, @locked_view('order:{pk}') or 'user_or_ip'."
 
 
+@explained
 def locked_view(
     key: Key,
     *,
@@ -58,7 +60,7 @@ def locked_view(
     Raises:
         ImproperlyConfigured: The key can never be resolved.
         TypeError: The decorated class is not a view, *methods* is a str, or *on_busy* is neither status nor function.
-        ValueError: *wait* is not a number of seconds, or *on_busy* another status.
+        ValueError: *ttl* or *wait* is not a number of seconds, or *on_busy* another status.
 
     A request without a value for the key raises ``BadRequest`` (400) when the client left out a header or field, and
     ``ImproperlyConfigured`` otherwise: strangers never share a lock by accident. A view whose lease is lost raises
@@ -66,6 +68,7 @@ def locked_view(
     """
     if isinstance(key, type):
         raise TypeError(MISSING_KEY)
+    optional_seconds("ttl", ttl)
     return Decorator(Options(key, ttl, check_wait(wait), check_methods(methods), check_on_busy(on_busy), using))
 
 

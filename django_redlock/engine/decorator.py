@@ -41,19 +41,39 @@ def decorated(lock: Locked, function: Function) -> Function:
     Return *function* so that every call of it runs under *lock*, or does nothing if the lock is taken and skips.
 
     Raises:
-        TypeError: It makes a generator, or is a class.
+        TypeError: It makes a generator, or is not a function.
     """
-    if isinstance(function, type):
-        raise TypeError(
-            f"The class {_name(function)} cannot be decorated with a lock, which would be held only while an object of "
-            "it is made. Decorate its methods; for a view class, write @locked_view(key)."
-        )
+    _refuse_other_objects(function)
     if _is(isgeneratorfunction, function) or _is(isasyncgenfunction, function):
         raise TypeError(
             f"The generator function {_name(function)} cannot be decorated with a lock: its body runs after the call. "
             "Write 'with lock(...):' (or 'async with') inside it."
         )
     return cast(Function, (_awaited if _is(iscoroutinefunction, function) else _called)(lock, function))
+
+
+def _refuse_other_objects(function: object) -> None:
+    """
+    Refuse what is decorated with a lock by mistake and would run without it, or not at all.
+
+    Raises:
+        TypeError: It is not a function.
+    """
+    if isinstance(function, type):
+        raise TypeError(
+            f"The class {_name(function)} cannot be decorated with a lock, which would be held only while an object of "
+            "it is made. Decorate its methods; for a view class, write @locked_view(key)."
+        )
+    if isinstance(function, (classmethod, staticmethod, property)):
+        kind = type(function).__name__
+        raise TypeError(f"A {kind} cannot be decorated with a lock. Write @{kind} above @lock(...).")
+    if any(base.__module__.partition(".")[0] == "celery" for base in type(function).__mro__):
+        raise TypeError(
+            f"The Celery task {_name(function)} cannot be decorated with a lock, because it would lose delay() and "
+            "apply_async(). Write @lock(...) below the decorator of the task, or use @singleton_task."
+        )
+    if not callable(function):
+        raise TypeError(f"@lock(...) decorates a function, not {repr(function)[:40]}.")
 
 
 def _awaited(lock: Locked, function: Callable[..., Any]) -> Callable[..., Any]:

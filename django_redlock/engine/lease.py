@@ -10,15 +10,17 @@ from ..core.hold import release_outcome
 from ..core.names import named
 from ..core.outcome import LOST, EndReason, Outcome
 from ..core.round import Round
+from ..core.rules import number
 from ..exceptions import LockLostError
 from ..nodes.gevent import uses_gevent
 from ..nodes.threads import exiting
 from .lease_hold import LeaseHold, end_of_earlier_hold
 from .loss import AsyncLoss, Loss, log_loss
+from .mistakes import LEASE_ATTRIBUTES, Explained
 from .process import process
 
 
-class Lease:
+class Lease(Explained, advice=LEASE_ATTRIBUTES):
     """
     Proof that a quorum of nodes granted a lock; it is valid until its deadline.
 
@@ -127,7 +129,7 @@ class Lease:
         """
         if not self.valid():
             raise loss_of(self)
-        if margin and self.remaining() < margin:
+        if margin and self.remaining() < number("margin", margin):
             raise LockLostError(self.name, "margin", self.hold.held(self.hold.clock()))
 
     def on_lost(self, callback: Callable[["Lease"], object]) -> None:
@@ -135,9 +137,10 @@ class Lease:
         Call *callback* with this lease once, when it is lost; at once if it already is.
 
         The thread that notices the loss calls it: the holder's thread in ``valid()`` or ``ensure()``, the event loop of
-        an asyncio lease, or a thread of its own. Callbacks are called in the order in which they were added. If one
-        raises, the exception is logged and the next one is called. A callback that blocks does not delay the renewal of
-        other leases, unless it runs in an event loop, where it delays everything.
+        an asyncio lease, or a thread of its own. Callbacks run in the order of their addition; exceptions are logged.
+
+        Raises:
+            TypeError: *callback* cannot be called, or is a coroutine function, which nobody would await.
         """
         self._loss.add(self, callback)
 
@@ -156,7 +159,9 @@ class Lease:
 
         Raises:
             ValueError: The ttl cannot work; the message says what to write.
+            SynchronousOnlyOperation: The calling thread runs an event loop, unless DJANGO_ALLOW_ASYNC_UNSAFE is set.
         """
+        self.hold.keeper.surroundings.blocking()
         return self.hold.keeper.extend([self], self._checked(ttl)) == 1
 
     async def aextend(self, ttl: float | None = None) -> bool:

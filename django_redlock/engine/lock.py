@@ -22,7 +22,7 @@ from ..nodes.threads import exiting
 from .decorator import Function, decorated
 from .holdings import Keys, Waiting, remember, unsuspected
 from .lease import Lease, arelease_at_end, leave, release_at_end
-from .mistakes import no_attribute
+from .mistakes import ATTRIBUTES, Explained, refuse_arguments, without_arguments
 from .options import LockOptions, check_block, check_not_skipped
 from .reentrancy import Entries, Exit, Interruption, WayOut, this_task, this_thread, way_out_of
 from .runtime import Runtime
@@ -81,7 +81,7 @@ class Description(NamedTuple):
     once: bool
 
 
-class Lock:
+class Lock(Explained, advice=ATTRIBUTES):
     """
     The description of a lock. It holds nothing itself: every acquisition gives a :class:`Lease` of its own.
 
@@ -125,7 +125,8 @@ class Lock:
             self._described = self._describe()
         return self._described
 
-    def acquire(self) -> Lease:
+    @without_arguments
+    def acquire(self, *args: object, **kwargs: object) -> Lease:
         """
         Take the lock, blocking for at most ``wait`` seconds and one node timeout.
 
@@ -137,11 +138,14 @@ class Lock:
             RuntimeError: The calling thread holds it in a ``with`` block, and would wait for itself.
             SynchronousOnlyOperation: The calling thread runs an event loop, unless DJANGO_ALLOW_ASYNC_UNSAFE is set.
         """
+        refuse_arguments("acquire", args, kwargs)
         check_block(self.names, self._options, "")
         return self._acquire()
 
-    async def aacquire(self) -> Lease:
+    @without_arguments
+    async def aacquire(self, *args: object, **kwargs: object) -> Lease:
         """Do what :meth:`acquire` does without blocking; a cancelled call leaves no key behind."""
+        refuse_arguments("aacquire", args, kwargs)
         check_block(self.names, self._options, "async with")
         return await self._aacquire()
 
@@ -267,11 +271,6 @@ class Lock:
             entry.over = True
             self._tasks.forget(entry)
         leave(lease, outcome, body_failed=kind is not None and not interrupted)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, attribute: str) -> Any:
-            raise no_attribute("Lock", self.name, attribute)
 
     if TYPE_CHECKING:
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from inspect import iscoroutinefunction
 from typing import Any, Protocol
 
 from ..core.outcome import EndReason
@@ -71,6 +72,7 @@ class Loss:
 
     def add(self, lease: Lost, callback: Callable[[Any], object]) -> None:
         """Call *callback* with *lease* when it is lost; at once if it already was."""
+        check_callback(callback)
         self._callbacks.append(callback)
         if self._known:
             self.report(lease)
@@ -159,6 +161,21 @@ class AsyncLoss(Loss):
                 super()._set_event()
             else:  # noticed in another thread, which may not wake those that wait
                 self._loop.call_soon_threadsafe(super()._set_event)
+
+
+def check_callback(callback: object) -> None:
+    """
+    Make sure that *callback* can be called when a lock is lost.
+
+    Raises:
+        TypeError: It cannot, or nothing would await what it returns.
+    """
+    if not callable(callback):
+        raise TypeError(f"on_lost() needs a function that takes the lease, not {repr(callback)[:40]}.")
+    if iscoroutinefunction(callback):
+        raise TypeError(
+            "on_lost() needs a plain function, because nothing awaits its result. In a task, await lease.lost.wait()."
+        )
 
 
 def log_loss(lease: Lost) -> None:

@@ -74,6 +74,7 @@ def guarded(guard: "Guard", view: Callable[..., Any]) -> Any:
 
     @wraps(view)
     def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        guard.check(request)
         if not guard.applies(request):
             with guard.transactions():
                 return view(request, *args, **kwargs)
@@ -103,6 +104,7 @@ def guarded_async(guard: "Guard", view: Callable[..., Any]) -> Any:
 
     @wraps(view)
     async def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        guard.check(request)
         guard.refuse_atomic_requests()
         if not guard.applies(request):
             return await view(request, *args, **kwargs)
@@ -194,6 +196,19 @@ class Guard:
             asynchronous=iscoroutinefunction(view) or getattr(owner, "view_is_async", False),
             below=getattr(view, "_non_atomic_requests", set()),
         )
+
+    def check(self, request: object) -> None:
+        """
+        Make sure that the view is called with a request, and not as a method.
+
+        Raises:
+            TypeError: Its first argument is something else.
+        """
+        if not hasattr(request, "META"):
+            raise TypeError(
+                f"@locked_view on {self.name} got a {type(request).__name__} instead of a request. Decorate the class, "
+                "with methods=[...] if needed, or write @method_decorator(locked_view(...)) above the method."
+            )
 
     def applies(self, request: HttpRequest) -> bool:
         """Return whether a request of this method is locked."""

@@ -22,6 +22,8 @@ from django_redlock import (
     QuorumUnavailableError,
     fenced,
     lock,
+    lock_for_update,
+    locked_command,
     locked_view,
     locks,
 )
@@ -122,6 +124,9 @@ async def test_blocking_lock_in_an_event_loop_is_refused(monkeypatch: pytest.Mon
         lambda: lock("loop").try_acquire(),
         lambda: lock("loop")(lambda: None)(),
     ]
+    async with lock("lease") as lease:
+        with pytest.raises(SynchronousOnlyOperation):
+            lease.extend()
     for way in refused:
         with pytest.raises(SynchronousOnlyOperation, match="async with lock"):
             way()
@@ -450,6 +455,20 @@ class View:
     pass
 
 
+def page(request: Any) -> Any: ...
+
+
+Task: Any = type("Task", (), {"__module__": "celery.app.task", "__call__": lambda self: None})
+
+
+async def coroutine() -> None: ...
+
+
+def lease() -> Any:
+    """Return a lease, which the test leaves behind."""
+    return lock("lease", wait=0).acquire()
+
+
 MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: lock(work), TypeError, r"@lock needs a name.*@lock\('work'\)"),
     (lambda: lock(View), TypeError, r"@lock needs a name.*@lock\('View'\)"),
@@ -469,6 +488,35 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (lambda: fenced(lock("a")), TypeError, r"fenced\(\) needs a lease.*as lease, fenced\(lease\)"),
     (lambda: fenced(7), TypeError, r"fenced\(\) needs a lease"),
     (lambda: locked_view(View), TypeError, r"@locked_view needs a key.*@locked_view\('order:\{pk\}'\)"),
+    (lambda: lock("a", shared="no"), TypeError, "shared must be True or False, not 'no'"),
+    (lambda: lock("a", renew=0), TypeError, "renew must be True or False, not 0"),
+    (lambda: lock("a").acquire(blocking=False), TypeError, r"takes no arguments; write lock\(name, wait=0\)\.acquire"),
+    (lambda: lock("a").acquire(sleep=1), TypeError, r"acquire\(\) takes no arguments; leave it out"),
+    (lambda: lock("a").acquire(5), TypeError, r"acquire\(\) takes no arguments; write lock\(name, wait=\.\.\.\)"),
+    (lambda: asyncio.run(lock("a").aacquire(wait=5)), TypeError, r"lock\(name, wait=\.\.\.\)\.aacquire\(\)"),
+    (lambda: lock("a")(classmethod(work)), TypeError, r"Write @classmethod above @lock"),
+    (lambda: lock("a")(staticmethod(work)), TypeError, r"Write @staticmethod above @lock"),
+    (lambda: lock("a")(property(work)), TypeError, r"Write @property above @lock"),
+    (lambda: lock("a")(Task()), TypeError, r"Celery task .*Write @lock\(\.\.\.\) below"),
+    (lambda: lock("a")("shop.jobs.work"), TypeError, "decorates a function, not 'shop.jobs.work'"),
+    (lambda: lease().locked(), AttributeError, r"no 'locked'; write lease\.valid\(\)"),
+    (lambda: lease().reacquire(), AttributeError, r"no 'reacquire'; write lease\.extend\(\)"),
+    (lambda: lease().acquire(), AttributeError, r"no 'acquire'; .*lock\('lease'\)\.acquire\(\)"),
+    (lambda: lease().ensure("5"), ValueError, "margin must be a finite number, not '5'"),
+    (lambda: lease().on_lost(None), TypeError, r"on_lost\(\) needs a function that takes the lease, not None"),
+    (lambda: lease().on_lost(coroutine), TypeError, "on_lost.*plain function.*await lease.lost.wait"),
+    (lambda: fenced(lease()).run(coroutine), TypeError, r"run\(\) needs a plain function, and coroutine is"),
+    (lambda: fenced(lease()).run(work()), TypeError, r"run\(\) needs a function and its arguments, not None"),
+    (lambda: locked_view("a", timeout=5), TypeError, r"locked_view\(\) has no argument 'timeout'; write ttl=5"),
+    (lambda: locked_view("a", ttl="5"), ValueError, "ttl must be a finite number, not '5'"),
+    (
+        lambda: locked_view("{request.path}")(page)(View()),
+        TypeError,
+        r"got a View instead of a request.*@method_d",
+    ),
+    (lambda: locked_command("a", timeout=5), TypeError, r"locked_command\(\) has no argument 'timeout'; write ttl=5"),
+    (lambda: locked_command("a", ttl="5"), ValueError, "ttl must be a finite number, not '5'"),
+    (lambda: lock_for_update([], timeout=5), TypeError, r"lock_for_update\(\) has no argument 'timeout'; write ttl=5"),
     (lambda: locked_view(work)(HttpRequest()), TypeError, r"@locked_view needs a key.*@locked_view\('order:\{pk\}'\)"),
 ]
 
