@@ -26,7 +26,7 @@ from django_redlock.inventory.doctor import diagnose
 from django_redlock.nodes import NodeSpec, open_node
 from django_redlock.nodes.base import LinkError
 from django_redlock.nodes.database.table import TABLE
-from django_redlock.nodes.redis.decode import checked, parse_reply
+from django_redlock.nodes.redis.decode import Assembly, checked, parse_reply
 from django_redlock.nodes.redis.resp import LONGEST_LIST, LONGEST_REPLY, PARTIAL, Replies
 from django_redlock.testing import Servers
 from tests.managers import Blocking, Flavour, Manager, Tables, connect, real_manager, wait_until
@@ -70,6 +70,22 @@ async def test_absurd_token_on_one_node_does_not_spread(nodes: Servers, flavour:
     again = await flavour.acquire(manager.lock(NAME, wait=0))
     assert again.fencing_token > lease.fencing_token
     await flavour.release(again)
+    await flavour.close(manager)
+    manager.close()
+
+
+async def test_absurd_token_does_not_raise_the_others(nodes: Servers, flavour: Flavour):
+    """P5: a second round raises the nodes to the highest token of those that vote, and to no absurd one."""
+    poison(nodes, str(2**63 - 1), 0)
+    ahead = int((time.time() + 5) * 1e6)  # another client has had the lock, and its clock is ahead
+    poison(nodes, str(ahead), 1, 2)
+    manager = real_manager(nodes.urls[:3])
+
+    lease = await flavour.acquire(manager.lock(NAME, wait=0))
+
+    assert ahead < lease.fencing_token < HIGHEST / 2
+    assert fences(nodes)[1:3] == [str(lease.fencing_token)] * 2
+    await flavour.release(lease)
     await flavour.close(manager)
     manager.close()
 
@@ -186,6 +202,7 @@ EXTEND = Extend((Term((SLUG,), SECRET, SECRET, 30.0, 5),), None)
 def test_reply_is_compared_with_what_was_asked(request_: Request, reply: Reply, sound: bool):
     """P4: a node accepts the number that was proposed, or none; a reply to another request does not count."""
     assert (checked(request_, reply) is reply) is sound
+    assert (Assembly().add(request_, reply) is reply) is sound
     assert checked(request_, reply).kind in (reply.kind, Kind.UNKNOWN)
 
 
