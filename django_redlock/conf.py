@@ -129,7 +129,7 @@ def databases_of(alias: str) -> list[str]:
 
 def _urls(alias: str) -> list[str]:
     nodes = _node_list(alias, _setting()[alias]["NODES"])
-    return [node if isinstance(node, str) else node.get("URL", "") for node in nodes]
+    return [_url({"URL": node} if isinstance(node, str) else node) for node in nodes]
 
 
 def _setting() -> Mapping[str, Any]:
@@ -209,12 +209,15 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
     if isinstance(entry, Mapping) and "URL" not in entry and {"SENTINELS", "SERVICE_NAME"} & entry.keys():
         return _sentinel_spec(where, entry)
     if not isinstance(entry, Mapping) or not isinstance(entry.get("URL"), str):
+        given = f"a dict with {', '.join(map(repr, entry))}" if isinstance(entry, Mapping) else type(node).__name__
         raise InvalidRedlockError(
-            f"{where} must be a URL such as 'redis://lock-1:6379', or a dict with a 'URL', not {type(node).__name__}.",
+            f"{where} must be a URL such as 'redis://lock-1:6379', or a dict with a 'URL', not {given}.",
             "redlock.E003",
         )
     _known_keys(where, entry, NODE_KEYS)
-    url = entry["URL"]
+    if not isinstance(entry.get("NAME", ""), str):
+        raise InvalidRedlockError(f"{where}['NAME'] must be a str, not {type(entry['NAME']).__name__}.", "redlock.E003")
+    url = _url(entry)
     if url.startswith("cache:"):
         if entry.get("OPTIONS"):
             raise InvalidRedlockError(
@@ -233,6 +236,13 @@ def _node_spec(where: str, node: Any) -> NodeSpec:
             "redlock.E003",
         )
     return NodeSpec(url, entry.get("NAME", ""), _node_options(where, entry))
+
+
+def _url(entry: Mapping[str, Any]) -> str:
+    """Return the URL of a node without the white space around it, and with its scheme in small letters."""
+    url: str = entry.get("URL", "").strip()
+    scheme, colon, rest = url.partition(":")
+    return f"{scheme.lower()}{colon}{rest}"
 
 
 def _sentinel_spec(where: str, entry: Mapping[str, Any]) -> NodeSpec:

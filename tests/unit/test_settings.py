@@ -94,6 +94,11 @@ MISTAKES: list[tuple[Any, str, str]] = [
             f"unix://:pa/{SECRET}@/run/valkey.sock",
         )
     ),
+    ({"default": {"NODES": ["redis://lock-1:abc"]}}, "redlock.E003", "cannot be read; write, for example, redis://"),
+    ({"default": {"NODES": ["redis:/lock-1"]}}, "redlock.E003", "lacks the two slashes"),
+    ({"default": {"NODES": [f"redis://:{SECRET}@a:6379redis://b:6379"]}}, "redlock.E003", "it names several nodes"),
+    ({"default": {"NODES": [{"HOST": "a", "PORT": 6379}]}}, "redlock.E003", "not a dict with 'HOST', 'PORT'"),
+    ({"default": {"NODES": [{"URL": "redis://a", "NAME": 5}]}}, "redlock.E003", r"\['NAME'\] must be a str, not int"),
     ({"default": {"NODES": ["redis://lock-1/abc"]}}, "redlock.E003", "database number"),
     ({"default": {"NODES": ["redis://lock-1/1/2"]}}, "redlock.E003", "database number"),
     ({"default": {"NODES": ["redis://lock-1/-1"]}}, "redlock.E003", "database number"),
@@ -245,6 +250,7 @@ def test_missing_setting_is_reported():
         (["etcds://u:p%2Cw@[::1],b?ssl_ca_certs=/etc/ca.pem"], ["[::1]:2379, b:2379"]),
         ("zookeeper://b,a:7001/locks, redis://c", ["a:7001, b:2181", "c:6379"]),
         ("zookeepers://b,[::1]/teams/locks", ["[::1]:2281, b:2281"]),
+        ([" redis://a ", "REDIS://b", {"URL": "redis://c\n"}], ["a:6379", "b:6379", "c:6379"]),
         (["rediss://u:p%2Cw@a", "valkeys://b", "unix:///run/s.sock?db=2"], ["a:6379", "b:6379", "/run/s.sock"]),
         (
             [{"URL": "redis://a", "NAME": "north", "OPTIONS": {"username": "u"}}, "redis://[::1]:7"],

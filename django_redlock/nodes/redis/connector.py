@@ -24,6 +24,7 @@ from ..base import NodeSpec
 
 ALIASES = {"valkey": "redis", "valkeys": "rediss"}
 
+EXAMPLE = "redis://lock-1:6379/2"
 ENCODED = (
     "because characters such as @, #, / and ? must be percent-encoded in a user name or password (%40, %23, %2F, %3F); "
     "urllib.parse.quote(password, safe='') does it"
@@ -63,8 +64,13 @@ def check_url(url: str) -> None:
     host, the port or the database. No message shows any of it.
 
     Raises:
-        ValueError: A character in the user name or password is not percent-encoded, or the database is no number.
+        ValueError: A character in the user name or password is not percent-encoded, the database is no number, or it is
+            not one URL.
     """
+    if "://" not in url:
+        raise ValueError(f"its URL lacks the two slashes; write, for example, {EXAMPLE}")
+    if re.search(r"[^+](redis|rediss|unix|valkey|valkeys)(\+cluster)?://", url):
+        raise ValueError("it names several nodes: make each an item of its own, or separate them by commas")
     try:
         scheme, address, path, query, _ = urlsplit(url)
     except ValueError:
@@ -74,7 +80,7 @@ def check_url(url: str) -> None:
     if "#" in url or address.count("@") > 1 or "@" in query or ("@" in path and not socket_path) or host:
         raise ValueError(f"its user name or password cannot be read, {ENCODED}")
     if scheme != "unix" and not re.fullmatch(r"(/[0-9]*)?", path):
-        raise ValueError("its database number is not a number; write, for example, redis://lock-1:6379/2")
+        raise ValueError(f"its database number is not a number; write, for example, {EXAMPLE}")
 
 
 class NoRetry(Retry):
@@ -107,7 +113,8 @@ class Connector:
             arguments: dict[str, Any] = dict(parse_url(f"{ALIASES.get(scheme, scheme)}:{rest}"))
         except ValueError:
             # The message of urllib or redis-py may quote the URL, and with it the password.
-            raise ValueError(f"its address, port or database number cannot be read, {ENCODED}") from None
+            why = f", {ENCODED}" if "@" in spec.url else f"; write, for example, {EXAMPLE}"
+            raise ValueError(f"its address, port or database number cannot be read{why}") from None
         self._class: type[AbstractConnection] = arguments.pop("connection_class", Connection)
         self._arguments = arguments | dict(spec.options)
         if issubclass(self._class, SSLConnection):
