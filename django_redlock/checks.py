@@ -238,7 +238,7 @@ def _file_of_requests(config: AliasConfig) -> Iterator[CheckMessage]:
             yield Warning(
                 f"REDLOCK[{config.alias!r}] uses the SQLite file of the database {database!r} as a node, and "
                 "ATOMIC_REQUESTS opens a transaction in it for every request: no lock can be taken inside.",
-                hint="Give the locks a database file of their own in DATABASES and NODES.",
+                hint="Give the locks a database file of their own in DATABASES and NODES, or use a database server.",
                 id="redlock.W011",
             )
 

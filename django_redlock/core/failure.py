@@ -82,7 +82,7 @@ class Failure(Enum):
     UNUSABLE = "cannot be used"
     OWN_TRANSACTION = (
         "is locked by this thread's own transaction (take the lock before atomic(), or give the locks a database file "
-        "of their own)"
+        "of their own or a database server)"
     )
 
     __hash__ = object.__hash__  # each is there once; that of Enum is made of the name, in Python

@@ -595,8 +595,10 @@ async def test_errands_do_not_wait_for_one_that_blocks():
     go_on.set()
 
 
-def test_pair_of_sockets_that_was_interrupted_while_it_was_made_ends_in_silence(monkeypatch: Any, capfd: Any):
-    """L40: a pair that was never completed is not closed."""
+def test_pair_of_sockets_that_was_interrupted_while_it_was_made_ends_in_silence(monkeypatch: Any):
+    """L40: a pair that was never completed is not closed, and Python has no exception to print."""
+    ignored: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
 
     def interrupted() -> Any:
         raise Interrupted
@@ -605,5 +607,5 @@ def test_pair_of_sockets_that_was_interrupted_while_it_was_made_ends_in_silence(
     with pytest.raises(Interrupted):
         WakeUp()
 
-    assert "Exception ignored" not in capfd.readouterr().err
-    time.sleep(0)
+    gc.collect()
+    assert ignored == []

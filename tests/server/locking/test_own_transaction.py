@@ -38,6 +38,7 @@ def test_lock_inside_a_transaction_of_its_own_file_fails_at_once(one: LockManage
     assert caught.value.waited < 10  # the node timeout
     assert "this thread's own transaction" in str(caught.value)
     assert "before atomic()" in str(caught.value)
+    assert "a database file of their own or a database server" in str(caught.value)
     assert one.lock("a", wait=30).acquire().release() == "released"
 
 
