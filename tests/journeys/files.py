@@ -66,7 +66,9 @@ addopts = -p no:cacheprovider
 TESTS = """\
 import asyncio
 import logging
+import os
 import pickle
+from unittest import mock
 
 from django.contrib.auth.models import User
 from django.core.exceptions import SynchronousOnlyOperation
@@ -129,9 +131,16 @@ class EverydayTests(ResetLocksMixin, TestCase):
         with self.assertRaises(SynchronousOnlyOperation):
             asyncio.run(rows())
 
+        with mock.patch.dict(os.environ, DJANGO_ALLOW_ASYNC_UNSAFE="true"):
+            asyncio.run(view())
+
     def test_words_of_redis_py_are_explained(self):
         with self.assertRaisesRegex(TypeError, "write ttl=5"):
             lock("a", timeout=5)
+        with self.assertRaisesRegex(TypeError, "write wait=5"):
+            lock("a", blocking_timeout=5)
+        with self.assertRaisesRegex(TypeError, r"write lock\\(name, wait=0\\).acquire"):
+            lock("a").acquire(blocking=False)
         with self.assertRaisesRegex(AttributeError, "find_lock"):
             lock("a").locked()
         with self.assertRaisesRegex(TypeError, "as lease"):
@@ -197,6 +206,17 @@ import pytest
 @pytest.mark.parametrize("turn", [1, 2])
 def test_plugin_resets_the_locks(turn):
     kept.append(lock("leak", wait=0).acquire())
+
+
+class TestShared:
+    @pytest.fixture(autouse=True)
+    def redlock_reset(self): ...
+
+    @pytest.mark.parametrize("turn", [1, 2])
+    def test_locks_are_kept(self, turn):
+        lease = lock("shared").try_acquire()
+        kept.append(lease)
+        assert (lease is None) is (turn == 2)
 """
 
 FIRST_LOCKS = """\
@@ -248,6 +268,16 @@ try:
 except RuntimeError as error:
     print("refused:", error)
 print("at once" if time.monotonic() - began < 30 else "late")
+"""
+
+IN_TRANSACTION = """\
+from django.test import Client
+
+try:
+    Client(SERVER_NAME="localhost").get("/inside/")
+    print("entered")
+except RuntimeError as error:
+    print("refused:", error)
 """
 
 APPS = """\
