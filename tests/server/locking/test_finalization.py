@@ -95,3 +95,6 @@ def test_interpreter_ends_in_silence_while_something_holds_a_lock(nodes: Servers
     )
 
     assert (ended.stdout, ended.stderr, ended.returncode) == ("held\n", "", 0)
+    if nodes_are == "servers" and "taken" not in holder:  # nothing was sent, not even a release
+        with nodes[0].client() as client:
+            assert client.exists("redlock:{e}:h")
