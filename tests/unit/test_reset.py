@@ -22,20 +22,22 @@ def test_lock_of_one_test_is_free_in_the_next(turn: int):
     kept.append(lock("taken", wait=0).acquire())
 
 
-class TestEnd:
-    """The nodes are also empty after a test."""
+class TestAround:
+    """The nodes are empty before and after each test, whatever fixtures of a wider scope take."""
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
-    def lock_of_the_test_is_free_behind_it(cls) -> Iterator[None]:
-        """End after the fixtures of the test, and find what they have left."""
+    def around(cls) -> Iterator[None]:
+        """Begin before the fixtures of the test, and end after them."""
+        kept.append(lock("begin", wait=0).acquire())
         yield
         lease = lock("end").try_acquire()
         assert lease is not None
         lease.release()
 
     def test_lock_is_left(self):
-        """Nobody releases it."""
+        """The lock of the fixture is free; nobody releases the other one."""
+        assert lock("begin", wait=0).acquire().release() == "released"
         kept.append(lock("end", wait=0).acquire())
 
 
