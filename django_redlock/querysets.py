@@ -20,6 +20,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.models import Model, QuerySet
 from django.db.models.manager import BaseManager
+from django.utils.asyncio import async_unsafe
 
 from .conf import DEFAULT_ALIAS
 from .core.names import slug
@@ -174,6 +175,7 @@ class RowLock(Block[Result]):
         return f"<RowLock {self._target.label}>"
 
     def __enter__(self) -> Result:
+        refuse_event_loop()
         for _ in range(TRIES):
             with suppress(_MovedError):
                 return super().__enter__()
@@ -298,6 +300,11 @@ class _Taken:
         self.rows.append(row)
         self.leases += leases
         self._names |= row.names
+
+
+@async_unsafe("This would block the event loop. Write 'async with lock_for_update(...):'.")
+def refuse_event_loop() -> None:
+    """Raise SynchronousOnlyOperation in an event loop, as Django's database does."""
 
 
 def refuse_transaction(target: Target[Any]) -> None:

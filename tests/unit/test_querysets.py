@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 from django.core.handlers.base import BaseHandler
 from django.db import connection, connections, models, transaction
 from django.db.backends.signals import connection_created
@@ -1144,4 +1145,16 @@ async def test_async_block_refuses_an_open_transaction(async_connections, leases
 
     with pytest.raises(RuntimeError, match="inside a transaction"):
         await sync_to_async(enter_inside_a_transaction)()
+    assert leases == []
+
+
+async def test_blocking_block_in_an_event_loop_is_refused(leases):
+    """
+    Before any lock is taken, as Django refuses its database there (L80).
+    """
+    row = Order(pk=7)
+    row._state.db, row._state.adding = "default", False
+    with pytest.raises(SynchronousOnlyOperation, match="async with lock_for_update"):
+        lock_for_update(row).__enter__()
+
     assert leases == []
