@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, Literal, cast, overload
 
-from celery import Celery, _state
+from celery import Celery, Task, _state
 from celery.local import Proxy
 
 from ._compat import P, R
@@ -99,12 +99,27 @@ def singleton_task(
     chosen = SingletonOptions(**{name: value for name, value in options.items() if name in OPTIONS})
 
     def decorate(function: Callable[..., Any]) -> Any:
-        if isinstance(function, Proxy):
-            raise TypeError("@singleton_task takes the function itself: remove the other task decorator below it.")
+        check_function(function)
         check_key(chosen.key, _parameters(function, celery_options))
         return _shared(function, chosen, celery_options)
 
     return decorate if function is None else decorate(function)
+
+
+def check_function(function: object) -> None:
+    """
+    Make sure that *function* can become a task.
+
+    Raises:
+        TypeError: It is a task already, a class, or cannot be called.
+    """
+    if isinstance(function, (Proxy, Task)):
+        raise TypeError("@singleton_task takes the function itself: remove the other task decorator below it.")
+    if isinstance(function, type):
+        name = function.__name__
+        raise TypeError(f"@singleton_task decorates a function, not the class {name}. Derive it from SingletonTask.")
+    if not callable(function):
+        raise TypeError(f"@singleton_task decorates a function, not {repr(function)[:40]}.")
 
 
 def _parameters(function: Callable[..., Any], celery_options: dict[str, Any]) -> inspect.Signature:

@@ -104,5 +104,5 @@ class Explained:
 
         def __getattr__(self, attribute: str) -> Any:
             advice = self._advice.get(attribute, "").format(name=self.name)
-            message = f"{type(self).__name__!r} object has no {attribute!r}{f'; {advice}' if advice else ''}."
+            message = f"{type(self).__name__!r} object has no {attribute!r}{f'; {advice}.' if advice else ''}"
             raise AttributeError(message, name=attribute, obj=self)  # so that Python suggests one that is similar

@@ -51,6 +51,22 @@ def test_second_decorator_is_refused(app):
         singleton_task(shared_task(nothing))
 
 
+@pytest.mark.parametrize(
+    ("decorated", "message"),
+    [
+        (Task(), "remove the other task decorator"),
+        (dict, "not the class dict. Derive it from SingletonTask"),
+        ("shop.tasks.pay", "decorates a function, not 'shop.tasks.pay'"),
+    ],
+)
+def test_only_a_function_becomes_a_task(decorated, message):
+    """
+    Celery alone would fail later, with an error of its own machinery.
+    """
+    with pytest.raises(TypeError, match=message):
+        singleton_task(decorated)
+
+
 def test_celery_options_pass(app):
     """
     Options of Celery's and attributes of the project's own reach the task.
