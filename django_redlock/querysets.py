@@ -29,7 +29,6 @@ from .db.targets import Instance, Instances, Related, Row, Rows, Target
 from .engine.contexts import Block
 from .engine.lease import Lease
 from .engine.lock import Lock
-from .engine.mistakes import explained
 from .exceptions import LockLostError, LockTakenError
 from .fencing import fenced, own_thread
 from .handler import in_transaction, locks
@@ -67,7 +66,6 @@ def lock_for_update(
 ) -> "RowLock[list[M]]": ...
 
 
-@explained
 def lock_for_update(
     target: Any,
     *,

@@ -18,7 +18,6 @@ from ..core.outcome import EndReason
 from ..core.rules import check_wait, optional_seconds
 from ..engine.lease import Lease
 from ..engine.lock import Lock
-from ..engine.mistakes import explained
 from ..exceptions import EXPLANATIONS, LockTakenError, QuorumUnavailableError
 from ..handler import locks
 from ..web.keys import Call, Key, ViewKey
@@ -49,7 +48,6 @@ def locked_command(
 ) -> Callable[[Decorated], Decorated]: ...
 
 
-@explained
 def locked_command(
     key: Any = None,
     *,

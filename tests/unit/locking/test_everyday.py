@@ -22,7 +22,6 @@ from django_redlock import (
     QuorumUnavailableError,
     fenced,
     lock,
-    lock_for_update,
     locked_command,
     locked_view,
     locks,
@@ -514,9 +513,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
         TypeError,
         r"got a View instead of a request.*@method_d",
     ),
-    (lambda: locked_command("a", timeout=5), TypeError, r"locked_command\(\) has no argument 'timeout'; write ttl=5"),
     (lambda: locked_command("a", ttl="5"), ValueError, "ttl must be a finite number, not '5'"),
-    (lambda: lock_for_update([], timeout=5), TypeError, r"lock_for_update\(\) has no argument 'timeout'; write ttl=5"),
     (lambda: locked_view(work)(HttpRequest()), TypeError, r"@locked_view needs a key.*@locked_view\('order:\{pk\}'\)"),
 ]
 
