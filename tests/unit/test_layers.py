@@ -465,3 +465,30 @@ def test_functions_are_short():
     The body of a function has at most 46 lines.
     """
     assert {name: body(node) for name, node in functions() if body(node) > MAX_BODY} == {}
+
+
+PYTHON_LOCKS = {
+    *("threading." + name for name in ("Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier", "Timer")),
+    *("queue." + name for name in ("Queue", "LifoQueue", "PriorityQueue")),
+}
+
+
+def test_engine_enters_no_lock_through_python_code():
+    """
+    L10: an exception from a signal handler inside such a lock would leave it held for ever; ``nodes/threads.py`` has
+    the rules. Under gevent its ``new_event()`` returns the event that gevent has replaced.
+    """
+    found = {
+        f"{path}: {ast.unparse(node.func)}"
+        for path, tree in trees().items()
+        if path.startswith(("engine/", "nodes/"))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and is_python_lock(ast.unparse(node.func))
+    }
+
+    assert found - {"nodes/threads.py: threading.Event", "nodes/threads.py: Event"} == set()
+
+
+def is_python_lock(called: str) -> bool:
+    """Return whether a call makes a lock that is entered through Python code, however the name was imported."""
+    return not {called, f"threading.{called}", f"queue.{called}"}.isdisjoint(PYTHON_LOCKS)
