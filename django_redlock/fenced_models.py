@@ -1,8 +1,8 @@
 """
-A fence in each row, for bulk writes that do not read: no row that all holders have to wait for.
+A fence in each row, for bulk writes that do not read; holders do not have to wait for one common row.
 
-It protects less than :func:`django_redlock.fenced`: only the rows that are updated through it, neither what was read
-before, nor rows that are inserted or deleted.
+It protects less than :func:`django_redlock.fenced`: only the rows that are updated through it, but neither values that
+were read before, nor rows that are inserted or deleted.
 """
 
 from typing import Any, TypeVar
@@ -23,16 +23,16 @@ class FencedQuerySet(models.QuerySet[M]):
 
     def fenced_update(self, lease: Lease, **values: Any) -> int:
         """
-        Update all rows, or none if a later holder of the lock has written one of them; returns how many.
+        Update all rows, or none if a later holder of the lock has written one of them; return how many.
 
         ``F()`` expressions are safe; a value that was read before is not.
 
         Args:
             lease: The exclusive lease of the lock that all writers of these rows take.
-            values: As for ``update()``.
+            values: The new values, as for ``update()``.
 
         Raises:
-            LockLostError: The lease ended.
+            LockLostError: The lease has ended.
             StaleTokenError: A later holder has written one of the rows; nothing was updated, and the lease is lost.
             ValueError: The lease is shared.
         """

@@ -1,11 +1,11 @@
 """
-Transactions in which the database has the last word: it refuses a holder who has been overtaken.
+Transactions in which the database has the last word: it refuses a holder that a later holder has overtaken.
 
-A lease cannot stop a holder that is paused past its end and then goes on; only what is written to can ("How to do
-distributed locking", Martin Kleppmann, 2016). So the first statement of the transaction *claims* the lease's row in
-the table of fences: it stores (token, owner) there if the stored pair is smaller or the same, and keeps the row
-locked until the end. Whatever is read afterwards is what earlier holders committed, and none of them can commit
-later. No clock, no lock and no property of the tokens is needed for that.
+A lease cannot stop a holder that is paused past the lease's end and then continues; only the system that it writes to
+can ("How to do distributed locking", Martin Kleppmann, 2016). The first statement of the transaction therefore *claims*
+the lease's row in the table of fences: it stores (token, owner) there if the stored pair is smaller or the same, and
+keeps the row locked until the end. All reads afterwards return what earlier holders committed, and none of them can
+commit later. This needs no clock, no lock and no property of the tokens.
 """
 
 import random
@@ -30,8 +30,8 @@ from .models import Fence
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ATTEMPTS = 3  # to find a row that was just created; only somebody who deletes rows all the time needs more
-LONGEST_PAUSE = 1.0  # seconds between two runs of a section that ran into another
+ATTEMPTS = 3  # to find a row that was just created; more help only if somebody deletes rows all the time
+LONGEST_PAUSE = 1.0  # seconds between two runs of a function whose transaction conflicted with another
 
 
 def fenced(
@@ -46,28 +46,31 @@ def fenced(
     Run a block, or a function, in a transaction that only the latest holder of a lock can commit.
 
     ``with lock("report:7") as lease, fenced(lease):`` opens the outermost transaction, claims the lease's fence as its
-    first statement, runs the body and commits. Read in the block what you write in it: a value that was read before
-    may be an earlier holder's. ``fenced(lease, retries=3).run(function, *args)`` does the same around a function,
-    and repeats it when the database reports a conflict with another transaction. ``async with`` and ``arun()`` are the
-    same in asynchronous code.
+    first statement, runs the body and commits. Read in the block the values that you write in it: a value that was read
+    before may come from an earlier holder. ``fenced(lease, retries=3).run(function, *args)`` does the same around a
+    function, and repeats it when the database reports a conflict with another transaction. ``async with`` and
+    ``arun()`` do the same in asynchronous code.
 
     Args:
         lease: An exclusive lease, or several of them; the fences of all their names are claimed.
-        using: Alias in ``DATABASES``, or several. Each has a fence of its own, because it must live with the data; they
-            are claimed in alphabetical order, all before the body, and committed one after the other.
-        margin: Seconds of the lease that must be left at the start and at the commit; None is a twentieth of its ttl.
+        using: Alias in ``DATABASES``, or several. Each database has a fence of its own, because the fence must live
+            with the data. All fences are claimed before the body, in alphabetical order of the aliases; the
+            transactions are committed one after the other.
+        margin: Seconds of the lease that must be left at the start and at the commit; None means a twentieth of the
+            lease's ttl.
         retries: How often ``run()`` and ``arun()`` run the function again after a serialization failure or a deadlock.
-        nested: Allow a transaction around this one, at READ COMMITTED only. What was read in it before the claim is
+        nested: Allow a transaction around this one, at READ COMMITTED only. Values that it read before the claim are
             not protected.
 
     Raises:
-        TypeError: The lease is something else.
+        TypeError: *lease* is not a lease.
         ValueError: The lease is shared, or the options exclude each other.
 
-    On entering the block: ``LockLostError``, ``StaleTokenError`` when the database has seen a later holder (the lease
-    is lost then), ``RuntimeError`` when a transaction is already open, and errors of the database. On leaving it:
-    ``LockLostError`` when the lease ended or less than the margin is left, and errors of the database. Whatever is
-    raised, nothing is committed; only with several databases a failing commit leaves the earlier ones committed.
+    Entering the block raises ``LockLostError``, ``StaleTokenError`` when the database has seen a later holder (the
+    lease is lost then), ``RuntimeError`` when a transaction is already open, and errors of the database. Leaving the
+    block raises ``LockLostError`` when the lease has ended or less than the margin is left, and errors of the database.
+    If anything is raised, nothing is committed, except that with several databases a failing commit leaves the earlier
+    transactions committed.
     """
     if isinstance(lease, Lease) or not isinstance(lease, Iterable):
         lease = [lease]
@@ -87,7 +90,7 @@ def fenced(
             "retries=... and nested=True exclude each other: only the outermost transaction can run again."
         )
     aliases = (using,) if isinstance(using, str) else tuple(sorted(set(using)))
-    leases.sort(key=lambda each: each.names)  # in the same order everywhere, so that two do not wait for each other
+    leases.sort(key=lambda each: each.names)  # the same order everywhere: no two blocks wait for each other
     return Fenced(tuple(leases), aliases, margin, retries, nested)
 
 
@@ -111,10 +114,11 @@ class Fenced(Block[None]):
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """
-        Call *function* in a transaction of its own; returns what it returns.
+        Call *function* in a transaction of its own, and return its result.
 
-        It is called again, with the same arguments, when the transaction ran into another one and ``retries`` are
-        left. So it must have no effects outside the database. Raises what the block raises, and what it raises.
+        If the transaction conflicts with another one and ``retries`` are left, *function* is called again with the same
+        arguments. It must therefore have no effects outside the database. This method raises what the block raises, and
+        what *function* raises.
 
         Raises:
             TypeError: *function* is a coroutine function, or cannot be called.
@@ -138,8 +142,8 @@ class Fenced(Block[None]):
 
         Args:
             function: A plain function, not a coroutine function; no other task's queries come between its own.
-            args: Its arguments.
-            kwargs: Its arguments.
+            args: The positional arguments of *function*.
+            kwargs: The keyword arguments of *function*.
         """
         refuse_coroutines(function, "arun")
         return await sync_to_async(self.run)(function, *args, **kwargs)
@@ -167,7 +171,8 @@ class Fenced(Block[None]):
         try:
             await sync_to_async(self.__enter__)()
         except CancelledError as error:
-            # The thread goes on without us. It does one thing after the other, so this comes after its entering.
+            # The thread continues although the task is cancelled. It makes one call at a time, so _abandon() runs after
+            # __enter__() has ended.
             await in_thread(self._abandon, error)
             raise
 
@@ -176,7 +181,7 @@ class Fenced(Block[None]):
             self.__exit__(type(error), error, error.__traceback__)
 
     def _open(self, stack: ExitStack) -> None:
-        """Begin the transactions, claim the fences in all of them; *stack* ends them."""
+        """Begin the transactions, and claim the fences in all of them; *stack* ends the transactions."""
         for alias in self._databases:
             self._refuse(connections[alias])
         for _ in range(ATTEMPTS):
@@ -184,12 +189,13 @@ class Fenced(Block[None]):
             with ExitStack() as opened:
                 missing = self._begin(opened)
                 if not missing:
-                    self._check()  # it may have waited for an earlier holder's transaction
+                    self._check()  # the claim may have waited for an earlier holder's transaction
                     stack.push(opened.pop_all())
                     return
                 for alias in self._databases:
                     transaction.set_rollback(True, using=alias)
-            # Outside the transaction: inserting after a failed update deadlocks on InnoDB, where both lock the gap.
+            # Create them outside the transaction: on InnoDB, an insert after a failed update deadlocks, because both
+            # lock the gap.
             for alias, rows in missing.items():
                 create(alias, rows)
         raise RuntimeError(
@@ -197,7 +203,7 @@ class Fenced(Block[None]):
         )
 
     def _begin(self, opened: ExitStack) -> dict[str, dict[str, str]]:
-        """Open the transactions and claim; returns, per database, the fences that are not there, with their names."""
+        """Open the transactions and claim; return, by database, the fences that do not exist, with their names."""
         missing: dict[str, dict[str, str]] = {}
         for alias in self._databases:
             opened.enter_context(transaction.atomic(using=alias, durable=not self._nested))
@@ -257,10 +263,10 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
 @asynccontextmanager
 async def own_thread() -> AsyncIterator[None]:
     """
-    Have a task's database calls run in a thread of its own, unless its request has one.
+    Run a task's database calls in a thread of its own, unless its request has one.
 
-    In the thread that all other tasks share, their queries would become part of the transaction. Below
-    ``async_to_sync()``, as in Django's ``TestCase``, it stays the thread of the blocking caller.
+    In the thread that all tasks share, the queries of other tasks would become part of the transaction. Below
+    ``async_to_sync()``, as in Django's ``TestCase``, the thread of the blocking caller is used.
     """
     outside = await sync_to_async(get_ident)()
     async with ThreadSensitiveContext():
@@ -268,5 +274,5 @@ async def own_thread() -> AsyncIterator[None]:
         try:
             yield
         finally:
-            if own:  # the thread ends with this block, and nobody else would close them
+            if own:  # the thread ends with this block, and nothing else would close its connections
                 await in_thread(connections.close_all)

@@ -1,5 +1,7 @@
 """
-The fences, and what Django's admin, its permissions and its log need to know of held locks: a model without a table.
+The models: fences, the records of database nodes, and held locks, which have no table.
+
+Django's admin, its permissions and its log need a model of held locks.
 """
 
 from datetime import UTC, datetime
@@ -20,8 +22,8 @@ class Fence(models.Model):
     """
     The pair (token, owner) of the latest holder of one lock that opened a transaction in this database.
 
-    Written by :func:`django_redlock.fenced` alone. Deleting a row that an old holder may still come back to lets it
-    in again; ``manage.py redlock_prune_fences`` deletes those that nobody claimed for a long time.
+    Only :func:`django_redlock.fenced` writes these rows. If a row is deleted, an old holder that comes back is let in
+    again. ``manage.py redlock_prune_fences`` deletes the rows that nobody has claimed for a long time.
     """
 
     key = models.CharField(max_length=32, primary_key=True)
@@ -42,11 +44,11 @@ class Fence(models.Model):
 
 def fence_key(name: str, place: str = "") -> str:
     """
-    Return the primary key of a lock's fence: a digest, because databases take some different names for the same.
+    Return the primary key of a lock's fence: a digest, because databases treat some different names as equal.
 
     Args:
         name: Name of the lock.
-        place: Number of the place, for a lock that several may hold; each place has a fence of its own.
+        place: Number of the permit, for a lock that several callers may hold; each permit has a fence of its own.
     """
     digest = sha256(name.encode())
     if place:
@@ -55,10 +57,10 @@ def fence_key(name: str, place: str = "") -> str:
 
 
 class HeldLockManager(models.Manager["HeldLock"]):
-    """Finds nothing: locks are on the nodes. ``dumpdata`` and the like read every model, table or not."""
+    """Find nothing: locks are on the nodes. Commands such as ``dumpdata`` read every model, with a table or not."""
 
     def get_queryset(self) -> models.QuerySet["HeldLock"]:
-        """Return no rows, without asking the database for them."""
+        """Return no rows, without querying the database."""
         return super().get_queryset().none()
 
 
@@ -81,7 +83,7 @@ class HeldLock(models.Model):
     extensions = models.IntegerField(_("extensions"))
 
     lock: inventory.HeldLock
-    asked = ""  # how long ago its holder was asked to stop, on a page that has looked that up
+    asked = ""  # how long ago the holder was asked to stop, if the page has looked that up
 
     objects = HeldLockManager()
 
@@ -130,7 +132,7 @@ def parse_key(key: str) -> tuple[str, str, str]:
     Return the fingerprint, alias and slug of a primary key.
 
     Raises:
-        ValueError: It is not one.
+        ValueError: *key* is not such a key.
     """
     fingerprint, alias, slug = key.split("/")
     return fingerprint, unquote(alias, errors="strict"), unquote(slug, errors="strict")
@@ -138,7 +140,7 @@ def parse_key(key: str) -> tuple[str, str, str]:
 
 class NodeRecord(models.Model):
     """
-    What a database that is a node knows of one name; only :mod:`django_redlock.nodes.database.table` uses it.
+    What a database node stores about one name; only :mod:`django_redlock.nodes.database.table` uses it.
 
     Times are microseconds since the epoch by the server's clock.
     """

@@ -14,7 +14,7 @@ from .models import Fence, fence_key
 
 TRIGGER = "redlock_require_fence"
 
-# The claim itself leaves its keys in a setting that ends with the transaction, or with the savepoint it was made in.
+# The claim itself leaves its keys in a setting that ends with the transaction, or with the savepoint of the claim.
 NOTE_CLAIM = """
 CREATE OR REPLACE FUNCTION redlock_note_claim() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -25,7 +25,7 @@ BEGIN
 END $$
 """
 
-# Its arguments: nothing for any fence; one key; or the parts of a name, text and column in turn, for a fence per row.
+# The arguments: none for any fence; one key; or the parts of a name, text and column in turn, for a fence per row.
 REQUIRE_FENCE = """
 CREATE OR REPLACE FUNCTION redlock_require_fence() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
@@ -64,14 +64,14 @@ END $$
 
 class RequireFence(Operation):
     """
-    Have PostgreSQL refuse writes to a table from a transaction that has not claimed its fence.
+    Make PostgreSQL refuse writes to a table from a transaction that has not claimed its fence.
 
     Other databases are left as they are. The migration must come after ``("redlock", "0001_initial")``. A refused
     write raises Django's ``IntegrityError``.
 
     Args:
         model_name: The model whose table is protected.
-        lock: Name of the lock whose fence is needed, with columns in braces for one per row:
+        lock: Name of the lock whose fence is needed. Columns in braces require one fence per row:
             ``"model:shop.order:{id}"`` is the lock of ``lock_for_update()``. Integers, text and UUIDs can be in a
             name. Empty means any fence.
     """
@@ -98,19 +98,19 @@ class RequireFence(Operation):
     def database_backwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        """Remove the triggers of this table; the functions stay, other tables may use them."""
+        """Remove the triggers of this table; the functions stay, because other tables may use them."""
         model = from_state.apps.get_model(app_label, self.model_name)
         if self._applies(schema_editor, model):
             for statement in self._removal(schema_editor, model):
                 schema_editor.execute(statement, params=None)
 
     def describe(self) -> str:
-        """Return what it does, for ``migrate`` and ``sqlmigrate``."""
+        """Describe the operation for ``migrate`` and ``sqlmigrate``."""
         return f"Require a fence for writes to {self.model_name}"
 
     @property
     def migration_name_fragment(self) -> str:
-        """A part of the name of a migration."""
+        """The operation's part of a migration's name."""
         return f"{self.model_name.lower()}_require_fence"
 
     def _applies(self, schema_editor: BaseDatabaseSchemaEditor, model: type[Model]) -> bool:
@@ -154,7 +154,7 @@ class RequireFence(Operation):
             return [fence_key(self.lock)] if self.lock else []
         parts = [""]
         for text, field, *_ in Formatter().parse(self.lock):
-            parts[-1] += text  # a brace that is no field splits a text
+            parts[-1] += text  # a literal brace splits a text
             if field is not None:
                 parts += [_column(model, field), ""]
         return parts

@@ -1,9 +1,9 @@
 """
 Lock rows for a piece of work: the lock goes around the transaction, never the other way round.
 
-A lock that is released inside a transaction lets the next holder read rows that are about to change. So the order
-is fixed: take the locks of all rows at once, open the outermost transaction and claim the fences of the locks in it,
-read the rows again, run the body, check the leases, commit or roll back, release.
+A lock that is released inside a transaction lets the next holder read rows that are about to change. The order is
+therefore fixed: take the locks of all rows at once, open the outermost transaction and claim the fences of the locks
+in it, read the rows again, run the body, check the leases, commit or roll back, release.
 """
 
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
@@ -37,7 +37,7 @@ from .inventory import State, find_locks
 M = TypeVar("M", bound=Model)
 Result = TypeVar("Result")
 
-TRIES = 3  # to find related rows that stay the same, or rows that nobody has
+TRIES = 3  # to find related rows that stay the same, or rows that nobody has locked
 COMMITTED = "The transaction had already been committed: its changes are kept, but they may not have been exclusive."
 
 
@@ -79,14 +79,13 @@ def lock_for_update(
     """
     Lock a row or the rows of a queryset, and work on them in a transaction.
 
-    ``with lock_for_update(order) as order:`` refreshes and gives the instance; a list of instances is refreshed and
-    given in its order; ``with lock_for_update(queryset) as orders:`` gives a list of the rows that match once they are
-    locked. The rows are locked all or none. The block is the outermost transaction of their database, fenced as by
-    :func:`django_redlock.fenced`, and the locks are released when it was committed or rolled back. When the lease is
+    ``with lock_for_update(order) as order:`` refreshes and returns the instance. A list of instances is refreshed and
+    returned in its order. ``with lock_for_update(queryset) as orders:`` returns a list of the rows that match once they
+    are locked. Either all rows are locked, or none. The block is the outermost transaction of their database, fenced as
+    by :func:`django_redlock.fenced`, and the locks are released after it is committed or rolled back. If the lease is
     lost before the commit, or the database has seen a later holder, the transaction is rolled back.
 
-    ``async with`` is the same in asynchronous code: what the block asks of the database with ``await`` is part of the
-    transaction.
+    ``async with`` does the same in asynchronous code: the queries that the block awaits are part of the transaction.
 
     Args:
         target: A saved instance, a list of them, a queryset or a manager; at most 200 rows. A slice is locked as
@@ -94,20 +93,20 @@ def lock_for_update(
         nowait: Raise at once if a row is locked; the same as ``wait=0``.
         skip_locked: Leave out the rows that others have locked, instead of waiting. Not for a single instance.
         of: Related rows to lock as well, as foreign keys such as ``("customer", "customer__region")``.
-        wait: How long to try, in seconds; 0 is one attempt, None is for ever. Not passed, it is ``OPTIONS["wait"]``,
-            None by default.
-        ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``. It is renewed as the settings say.
+        wait: How long to try, in seconds; 0 means one attempt, None means for ever. If it is not passed,
+            ``OPTIONS["wait"]`` applies, None by default.
+        ttl: Length of the lease in seconds; None means ``OPTIONS["ttl"]``. The lease is renewed as the settings say.
         using: Alias in ``REDLOCK``, not in ``DATABASES``: the database is the one that the target is written to.
 
     Raises:
         TypeError: The target is something else, or a queryset that does not yield instances.
-        ValueError: An instance is not saved, there are too many or from several databases, a path of *of* leads to no
-            single row, or the options exclude each other.
+        ValueError: An instance is not saved, there are too many instances, or they are from several databases; a path
+            of *of* does not lead to a single row; or the options exclude each other.
 
-    On entering the block: ``LockTakenError``, ``QuorumUnavailableError``, ``DoesNotExist`` when an instance is gone,
-    ``ValueError`` when there are too many rows, ``RuntimeError`` when a transaction is already open, before any
-    lock is taken, and what ``fenced()`` raises. On leaving it: ``LockLostError`` and errors of the database; the
-    block's own exception goes before them.
+    Entering the block raises ``LockTakenError``, ``QuorumUnavailableError``, ``DoesNotExist`` when an instance is gone,
+    ``ValueError`` when there are too many rows, ``RuntimeError`` when a transaction is already open (before any lock is
+    taken), and what ``fenced()`` raises. Leaving the block raises ``LockLostError`` and errors of the database; the
+    block's own exception takes precedence.
     """
     if sum(map(bool, (nowait, skip_locked, wait is not UNSET))) > 1:
         raise ValueError("nowait, skip_locked and wait are three answers to one question; pass only one of them.")
@@ -144,19 +143,19 @@ class LockableQuerySet(QuerySet[M]):
         ttl: float | None = None,
         using: str = DEFAULT_ALIAS,
     ) -> "RowLock[list[M]]":
-        """Return :func:`lock_for_update` of these rows, with the same options; takes no lock until it is entered."""
+        """Return :func:`lock_for_update` of these rows, with the same options; entering it takes the lock."""
         return lock_for_update(self, nowait=nowait, skip_locked=skip_locked, of=of, wait=wait, ttl=ttl, using=using)
 
 
 class _MovedError(Exception):
-    """A row has another related row than the one that was locked with it."""
+    """A row's related row is no longer the one that was locked with it."""
 
 
 class RowLock(Block[Result]):
     """
     The rows of :func:`lock_for_update`, for one ``with`` or ``async with`` at a time.
 
-    Nothing is locked or read before it is entered.
+    Nothing is locked or read before the block is entered.
     """
 
     remedy = "call lock_for_update() anew for every block."
@@ -224,7 +223,7 @@ class RowLock(Block[Result]):
         return self._target.read(rows)
 
     def _take(self, rows: list[Row], held: ExitStack) -> tuple[list[Row], list[Lease]]:
-        """Take the locks; returns the rows that are ours now, and the leases."""
+        """Take the locks; return the rows that are ours now, and the leases."""
         if not self._skip_locked:
             return rows, [held.enter_context(self._lock(rows))] if rows else []
         for _ in range(TRIES):
@@ -243,7 +242,7 @@ class RowLock(Block[Result]):
         return taken.rows, taken.leases
 
     async def _atake(self, rows: list[Row], held: AsyncExitStack) -> tuple[list[Row], list[Lease]]:
-        """Take the locks without blocking; returns the rows that are ours now, and the leases."""
+        """Take the locks without blocking; return the rows that are ours now, and the leases."""
         if not self._skip_locked:
             return rows, [await held.enter_async_context(self._lock(rows))] if rows else []
         for _ in range(TRIES):
@@ -262,14 +261,14 @@ class RowLock(Block[Result]):
         return taken.rows, taken.leases
 
     def _free(self, rows: list[Row]) -> list[Row]:
-        """Return the rows that nobody has, as far as the nodes know; asks each of them once."""
+        """Return the rows that nobody has locked, as far as the nodes know; query each node once."""
         slugs = {slug(name) for row in rows for name in row.names}
         found = find_locks(slugs, self._using).locks
         busy = {lock.slug for lock in found if lock.state in (State.HELD, State.DEGRADED)}
         return [row for row in rows if busy.isdisjoint(map(slug, row.names))]
 
     def _lock(self, rows: list[Row], names: Collection[str] = ()) -> Lock:
-        """Describe one lock over all *rows*; the manager sorts their names, so two of them cannot deadlock."""
+        """Describe one lock over all *rows*; the manager sorts their names, so two such locks cannot deadlock."""
         names = names or {name for row in rows for name in row.names}
         what = f"{self._target.label} {rows[0].pk}" if len(rows) == 1 else f"{self._target.label}, {len(rows)} rows"
         return locks[self._using].claim(names, ttl=self._ttl, wait=self._wait, kind="model", label=what)
@@ -290,11 +289,11 @@ class _Taken:
         self._names: set[str] = set()
 
     def lacks(self, row: Row) -> frozenset[str]:
-        """Return the names that the row needs and that are not locked yet; rows may share a related one."""
+        """Return the names that the row needs and that are not locked yet; rows may share related rows."""
         return row.names - self._names
 
     def add(self, row: Row, leases: list[Lease]) -> None:
-        """Note a row that is locked now."""
+        """Record a row that is locked now."""
         self.rows.append(row)
         self.leases += leases
         self._names |= row.names
@@ -307,10 +306,10 @@ def refuse_event_loop() -> None:
 
 def refuse_transaction(target: Target[Any]) -> None:
     """
-    Make sure that our transaction will be the outermost.
+    Make sure that the transaction of the block will be the outermost.
 
     Raises:
-        RuntimeError: One is open already, or autocommit is off.
+        RuntimeError: A transaction is already open, or autocommit is off.
     """
     connection = connections[target.db]
     if in_transaction(connection):

@@ -1,1 +1,1 @@
-"""What row locks and fences need behind their public modules (internal)."""
+"""Support code behind the public modules of row locks and fences (internal)."""

@@ -1,4 +1,4 @@
-"""System checks of what a fenced transaction needs of its database."""
+"""System checks for what a fenced transaction needs from its database (internal)."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,21 +9,21 @@ from django.db import connections
 from ..checks import TAG
 from ..models import Fence
 
-FOUND_ROWS = 2  # the number of CLIENT_FOUND_ROWS in the protocol of MySQL
+FOUND_ROWS = 2  # the value of CLIENT_FOUND_ROWS in MySQL's protocol
 MYSQL = "django.db.backends.mysql"
 POSTGRESQL = "django.db.backends.postgresql"
 
 
 @register(TAG)
 def check_databases(**kwargs: Any) -> list[CheckMessage]:
-    """Report what can be seen of the databases in the settings, without a connection."""
+    """Report the problems that the database settings show, without a connection."""
     entries = {alias: connections.settings[alias] for alias in connections}
     return [message for alias, entry in entries.items() for message in _check_entry(alias, entry)]
 
 
 @register(TAG, Tags.database)
 def check_fence_tables(databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Report tables of fences without transactions; queries only the databases that the check runs on."""
+    """Report fence tables that support no transactions; query only the databases that the check runs on."""
     return [message for alias in databases or () for message in _check_storage(alias)]
 
 
@@ -48,7 +48,7 @@ def _check_entry(alias: str, entry: dict[str, Any]) -> Iterator[CheckMessage]:
 
 
 def _level(options: dict[str, Any]) -> str:
-    """Return the isolation level in a database's options; the bare numbers of psycopg2 are ignored."""
+    """Return the isolation level in a database's options; ignore the bare numbers of psycopg2."""
     level = options.get("isolation_level", "read committed")
     if isinstance(level, int) and not hasattr(level, "name"):
         return "read committed"

@@ -1,5 +1,5 @@
 """
-The rows of fences in a database: claim and create them, and explain what the database refuses (internal).
+Claim and create the rows of fences, and explain errors of the database (internal).
 """
 
 import os
@@ -16,9 +16,9 @@ from ..engine.lease import Lease, fence_out
 from ..exceptions import StaleTokenError
 from ..models import MAX_SHOWN, Fence, fence_key
 
-BATCH = 500  # rows in one statement: SQLite takes 999 values, older versions no more
+BATCH = 500  # rows in one statement: older versions of SQLite accept at most 999 values
 
-# The errors of a transaction that ran into another one and may be run again: PostgreSQL's SQLSTATE, the numbers of
+# Errors of a transaction that conflicted with another one and may be run again: PostgreSQL's SQLSTATE, the numbers of
 # MySQL and MariaDB (deadlock; row changed since the snapshot), SQLite's BUSY and LOCKED.
 CONFLICT_STATES = {"40001", "40P01"}
 CONFLICT_NUMBERS = {1213, 1020}
@@ -27,13 +27,13 @@ CONFLICT_CODES = {5, 6}
 ISOLATION = {
     "postgresql": "SHOW transaction_isolation",
     "mysql": "SELECT @@transaction_isolation",
-    "mariadb": "SELECT @@tx_isolation",  # knows the other name from 11.1 on
+    "mariadb": "SELECT @@tx_isolation",  # MariaDB knows transaction_isolation only since 11.1
 }
 
 
 def claim(lease: Lease, using: str) -> dict[str, str]:
     """
-    Claim the fences of a lease in the transaction that is open; returns those that do not exist, with their names.
+    Claim the fences of a lease in the open transaction; return the fences that do not exist, with their names.
 
     Args:
         lease: The holder.
@@ -63,22 +63,22 @@ def _claim(lease: Lease, using: str, keys: list[str]) -> list[str]:
     if overtaken:
         fence_out(lease, max(overtaken))
         raise StaleTokenError(lease.name, token)
-    # One that is found now and was not by the update may have been claimed by nobody, or by this lease in another
-    # thread; either way this transaction does not hold it.
+    # A fence that this query finds but the update did not may be unclaimed, or claimed by this lease in another
+    # thread. Either way, this transaction does not hold it.
     found = set(rows.values_list("key", flat=True))
     return [key for key in keys if key not in found] or keys
 
 
 def create(using: str, rows: Mapping[str, str]) -> None:
-    """Create fences that anybody can claim; those that exist stay as they are."""
+    """Create fences that any lease can claim; leave existing fences as they are."""
     fences = [Fence(key=key, name=name, updated=Now()) for key, name in sorted(rows.items())]
     Fence.objects.using(using).bulk_create(fences, batch_size=BATCH // 5, ignore_conflicts=True)
 
 
 def shown(name: str, place: str) -> str:
-    """Return a lock's name as people can read it in the table."""
+    """Return a lock's name in a form that people can read in the table."""
     text = f"{name} #{place}" if place else name
-    text = text.replace("\0", "�")  # which PostgreSQL cannot store
+    text = text.replace("\0", "�")  # PostgreSQL cannot store NUL
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
@@ -87,7 +87,7 @@ def refuse_own_file(lease: Lease, connection: BaseDatabaseWrapper) -> None:
     Make sure that a transaction does not keep its own lease from being renewed.
 
     Raises:
-        RuntimeError: The transaction would write to the file of SQLite that the lease needs as a node.
+        RuntimeError: The transaction would write to the SQLite file that the lease needs as a node.
     """
     if connection.vendor != "sqlite" or not lease.hold.renewed:
         return
@@ -102,17 +102,17 @@ def refuse_own_file(lease: Lease, connection: BaseDatabaseWrapper) -> None:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Return whether a database error says that a transaction ran into another one, and may be run again."""
+    """Return whether a database error means that the transaction conflicted with another one and may be run again."""
     cause = error.__cause__ or error
     state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
     number = cause.args[0] if cause.args else None
-    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the rest says more precisely what
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the low byte is the error; the other bits only refine it
     return state in CONFLICT_STATES or number in CONFLICT_NUMBERS or code in CONFLICT_CODES
 
 
 @contextmanager
 def explained(alias: str) -> Iterator[None]:
-    """Say what to type if the database has no table of fences."""
+    """Raise an error that says what to type if the database has no table of fences."""
     try:
         yield
     except DatabaseError as error:
@@ -125,7 +125,7 @@ def explained(alias: str) -> Iterator[None]:
 
 
 def _table_is_missing(alias: str) -> bool:
-    # A connection of its own, because that of the failed transaction answers nothing until it is rolled back.
+    # Open a separate connection: the one with the failed transaction accepts no query until the rollback.
     connection = connections[alias].copy()
     try:
         with suppress(DatabaseError):
@@ -137,10 +137,10 @@ def _table_is_missing(alias: str) -> bool:
 
 def refuse_snapshots(connection: BaseDatabaseWrapper) -> None:
     """
-    Make sure that what is read after a claim is no older than the claim, although something was read before it.
+    Make sure that reads after a claim are no older than the claim, even if the transaction read something before it.
 
     Raises:
-        RuntimeError: The transaction's isolation level does not promise that.
+        RuntimeError: The transaction's isolation level does not guarantee this.
     """
     level = isolation_level(connection)
     if level != "read committed":
@@ -152,10 +152,10 @@ def refuse_snapshots(connection: BaseDatabaseWrapper) -> None:
 
 
 def isolation_level(connection: BaseDatabaseWrapper) -> str:
-    """Return the isolation level of a connection, such as "read committed"; of unknown databases, their kind."""
+    """Return a connection's isolation level, such as "read committed"; for an unknown database, return its vendor."""
     statement = ISOLATION.get("mariadb" if getattr(connection, "mysql_is_mariadb", False) else connection.vendor)
     if statement is None:
-        # SQLite refuses to write after a read that is no longer up to date, so a claim there proves what was read.
+        # SQLite refuses a write in a transaction whose reads are out of date, so a claim proves that they are current.
         return "read committed" if connection.vendor == "sqlite" else connection.vendor
     with connection.cursor() as cursor:
         cursor.execute(statement)

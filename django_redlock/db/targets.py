@@ -1,5 +1,5 @@
 """
-Which rows are locked, what their locks are called, and how the rows are read again once they are locked.
+Find the rows to lock, name their locks, and read the rows again once they are locked (internal).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ SELF = "self"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row to lock: its primary key, the names that stand for it, and what identifies it among instances."""
+    """A row to lock: its primary key, the lock names that stand for it, and its identity among instances."""
 
     pk: Any
     names: frozenset[str]
@@ -29,32 +29,32 @@ class Row:
 
 
 class Target(Protocol[Read]):
-    """What is locked: which rows, in which database, and how they are read again."""
+    """The rows to lock, the database that stores them, and the way to read them again."""
 
     db: str
     label: str
     related: "Related"
 
     def rows(self) -> list[Row]:
-        """Find the rows, before they are locked."""
+        """Find the rows before they are locked."""
 
     def again(self, rows: list[Row]) -> list[Row]:
-        """Find those of the rows that are still there, once they are locked."""
+        """Find which of the rows are still there once they are locked."""
 
     def read(self, rows: list[Row]) -> Read:
-        """Read them, once they are locked."""
+        """Read the rows once they are locked."""
 
 
 class Related:
     """
-    The related rows that are locked together with a row, as ``of=`` names them.
+    The related rows to lock together with a row, as named by ``of=``.
 
     Args:
         of: Paths of foreign keys such as ``"customer"`` or ``"customer__region"``, as for ``select_related()``;
-            ``"self"`` is the row itself, which is locked in any case.
+            ``"self"`` is the row itself, which is always locked.
 
     Raises:
-        TypeError: It is a str.
+        TypeError: *of* is a str.
     """
 
     def __init__(self, of: Sequence[str]) -> None:
@@ -67,10 +67,10 @@ class Related:
 
     def keys(self, model: type[Model]) -> list[tuple[type[Model], str]]:
         """
-        Return the models at the root of *model* and of what is locked with it, and where their primary keys are.
+        Return the root models of *model* and of its related rows, each with the path of its primary key.
 
         Raises:
-            ValueError: A path leads to no single row.
+            ValueError: A path does not lead to a single row.
         """
         found = _roots(model)
         for path in self._paths:
@@ -78,9 +78,9 @@ class Related:
         return found
 
     def rows(self, queryset: QuerySet[Any]) -> list[Row]:
-        """Return the distinct rows of a queryset, at most one more than are allowed, with one query."""
+        """Return the distinct rows of a queryset in one query, at most one more than a lock can have."""
         keys = self.keys(queryset.model)
-        fields = list(dict.fromkeys(["pk", *(field for _, field in keys)]))  # Django 5.2.0 gives a repeated one once
+        fields = list(dict.fromkeys(["pk", *(field for _, field in keys)]))  # Django 5.2.0 returns a repeated one once
         names: dict[Any, set[str]] = {}
         for values in queryset.values_list(*fields)[: MAX_ROWS + 1]:
             found = dict(zip(fields, values, strict=True))
@@ -90,13 +90,13 @@ class Related:
 
 
 class Rows(Generic[M]):
-    """The rows of a queryset."""
+    """The rows that a queryset selects."""
 
     def __init__(self, queryset: QuerySet[M], related: Related) -> None:
         _check_queryset(queryset)
         related.keys(queryset.model)
         queryset = queryset.all()
-        queryset._for_write = True  # type: ignore[attr-defined]  # as select_for_update(): a replica may lag behind
+        queryset._for_write = True  # type: ignore[attr-defined]  # like select_for_update(): a replica may lag
         self._queryset = queryset
         self.related = related
         self.db = queryset.db
@@ -107,16 +107,16 @@ class Rows(Generic[M]):
         Find the rows.
 
         Raises:
-            ValueError: There are more than one lock can have.
+            ValueError: There are more rows than one lock can have.
         """
         found = self._queryset.using(self.db)
-        found.query.select_for_update = False  # needs a transaction, which is opened when the rows are locked
+        found.query.select_for_update = False  # needs a transaction, which opens only once the rows are locked
         rows = self.related.rows(found)
         check_number(rows, self.label)
         return rows
 
     def again(self, rows: list[Row]) -> list[Row]:
-        """Find those that still match the queryset."""
+        """Find the rows that still match the queryset."""
         return self.related.rows(self._still(rows))
 
     def read(self, rows: list[Row]) -> list[M]:
@@ -125,12 +125,12 @@ class Rows(Generic[M]):
 
     def _still(self, rows: list[Row]) -> QuerySet[M]:
         again = self._queryset.using(self.db)
-        again.query.clear_limits()  # a slice cannot be filtered, and the primary keys are all it has
+        again.query.clear_limits()  # a slice cannot be filtered; the primary keys stand for it
         return again.filter(pk__in=[row.pk for row in rows])
 
 
 class Instances(Generic[M]):
-    """Rows of which the caller has instances; they may be of several models, in one database."""
+    """The rows of the caller's instances, which may be of several models but share one database."""
 
     def __init__(self, instances: Sequence[M], related: Related) -> None:
         for instance in instances:
@@ -149,21 +149,21 @@ class Instances(Generic[M]):
         check_number(instances, self.label)
 
     def rows(self) -> list[Row]:
-        """Name the rows; asks no database, unless related rows are locked, too."""
+        """Name the rows; query the database only if related rows are locked, too."""
         if self.related:
             return [row for model, some in self._by_model() for row in self._find(model, some)]
         return list({row.key: row for row in map(_row, self._instances)}.values())
 
     def again(self, rows: list[Row]) -> list[Row]:
-        """Name them again: their related rows may be others now."""
+        """Name the rows again, because their related rows may have changed."""
         return self.rows()
 
     def read(self, rows: list[Row]) -> list[M]:
         """
-        Refresh and return the instances of *rows*; asks once per model.
+        Refresh and return the instances of *rows*, with one query per model.
 
         Raises:
-            DoesNotExist: One of them is gone.
+            DoesNotExist: One of the rows is gone.
         """
         chosen = {row.key for row in rows}
         for model, some in self._by_model():
@@ -194,7 +194,7 @@ class Instances(Generic[M]):
 
 
 class Instance(Generic[M]):
-    """One row whose instance the caller has."""
+    """The row of a single instance."""
 
     def __init__(self, instance: M, related: Related) -> None:
         self._instances = Instances([instance], related)
@@ -208,10 +208,10 @@ class Instance(Generic[M]):
 
 def check_number(rows: Sequence[object], label: str) -> None:
     """
-    Make sure that one lock can have all these rows.
+    Make sure that the rows are few enough for one lock.
 
     Raises:
-        ValueError: There are too many.
+        ValueError: There are too many rows.
     """
     if len(rows) > MAX_ROWS:
         raise ValueError(
@@ -225,7 +225,7 @@ def _fetch(model: type[M], db: str, instances: Iterable[M]) -> QuerySet[M]:
 
 
 def _refresh(instance: Model, fresh: Model) -> None:
-    """Do what ``refresh_from_db()`` does, with a row that has been read already."""
+    """Do what ``refresh_from_db()`` does, with a row that has already been read."""
     for field in instance._meta.concrete_fields:
         setattr(instance, field.attname, getattr(fresh, field.attname))
     for relation in (*instance._meta.fields, *instance._meta.related_objects, *instance._meta.private_fields):
@@ -277,7 +277,7 @@ def _identity(instance: Model) -> str:
 
 
 def _identity_of(model: type[Model], pk: object) -> str:
-    """Return what is the same for a row however its key is written, and different for a parent and its child."""
+    """Return a name that does not depend on how a row's key is written, but differs for a parent and its child."""
     concrete = model._meta.concrete_model or model
     return _name(concrete, pk)
 
@@ -308,10 +308,10 @@ def _parts(pk: object) -> tuple[object, ...]:
 
 def _roots(model: type[Model]) -> list[tuple[type[Model], str]]:
     """
-    Return the models at the root of *model*, and the field in which it has their primary keys.
+    Return the root models of *model*, each with the field of *model* that holds its primary key.
 
-    A proxy is its concrete model, and a row of a child is also a row of its parents. There are several roots only
-    when a model inherits the tables of several.
+    A proxy counts as its concrete model, and a row of a child is also a row of its parents. There are several roots
+    only when a model inherits the tables of several models.
     """
     concrete = model._meta.concrete_model or model
     tops = dict(_links(concrete))
@@ -329,7 +329,7 @@ def _links(concrete: type[Model]) -> Iterator[tuple[type[Model], str]]:
 
 
 def _name(root: type[Model], key: object) -> str:
-    """Return the name that stands for a row, the same in every process and for every way to write its key."""
+    """Return the lock name of a row: the same in every process, however the row's key is written."""
     fields = root._meta.pk_fields
     texts = [_plain(field.to_python(part)) for field, part in zip(fields, _parts(key), strict=True)]
     if len(texts) > 1:
@@ -338,10 +338,10 @@ def _name(root: type[Model], key: object) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Return the text of a key, the same for equal values."""
+    """Return a key as text, the same text for equal values."""
     match value:
         case str():
-            return str.__str__(value)  # a member of TextChoices is its value
+            return str.__str__(value)  # a member of TextChoices counts as its value
         case datetime() if value.tzinfo:
             return value.astimezone(UTC).isoformat()
         case Decimal():
