@@ -1,5 +1,5 @@
 """
-Middleware: one request at a time on some paths, and answers to errors about locks.
+Middleware: one request at a time on some paths, and responses to errors about locks.
 """
 
 import inspect
@@ -34,18 +34,19 @@ def locked_paths(
     """
     Return a middleware that lets in one request at a time, for each value of *key*, on all of *paths* together.
 
-    Give it a name in a module of yours, and name that in ``MIDDLEWARE``, below those that the key needs, such as
-    ``AuthenticationMiddleware``. The lock goes around the view, its transaction and the middleware below.
+    Assign the middleware to a name in one of your modules, and add that name to ``MIDDLEWARE``, below the middleware
+    that the key needs, such as ``AuthenticationMiddleware``. The lock goes around the view, its transaction and the
+    middleware below.
 
     Args:
-        paths: Beginnings of paths, such as ``"/checkout/"``, or compiled regular expressions that are searched for;
-            without the script's prefix.
+        paths: Beginnings of paths, such as ``"/checkout/"``, or compiled regular expressions that are searched for.
+            They match the path without the script's prefix.
         key: What to lock, as the name ``request:<key>``; see :func:`~django_redlock.views.locked_view`. A template has
             no argument but ``{request}``.
-        ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``.
-        wait: How long a request tries, in seconds; 0 is one attempt. A waiting request occupies its worker.
-        methods: The methods that are locked; None is all but GET, HEAD, OPTIONS and TRACE.
-        on_busy: The answer when the lock is taken; see :func:`~django_redlock.views.locked_view`.
+        ttl: Length of the lease in seconds; None means ``OPTIONS["ttl"]``.
+        wait: How long a request tries, in seconds; 0 means one attempt. A waiting request occupies its worker.
+        methods: The methods that are locked; None means all but GET, HEAD, OPTIONS and TRACE.
+        on_busy: The response when the lock is taken; see :func:`~django_redlock.views.locked_view`.
         using: Alias in ``REDLOCK``.
 
     Raises:
@@ -66,21 +67,21 @@ def locked_paths(
 
 class LockErrorMiddleware(MiddlewareMixin):
     """
-    Answer errors about locks that a view did not catch, as ``@locked_view`` does its own.
+    Respond to errors about locks that a view did not catch, as ``@locked_view`` responds to its own.
 
-    409 when another owner has the lock or overtook this holder, 503 when too few nodes answer. A lock that was lost
-    stays an error: whether the work was committed is for the view to say.
+    The status is 409 when another owner has the lock or has overtaken this holder, and 503 when too few nodes answer.
+    A lost lock stays an error: only the view knows whether its work was committed.
     """
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
-        """Return the answer, or None for any other error."""
+        """Return the response, or None for any other error."""
         if isinstance(exception, LockTakenError | QuorumUnavailableError | StaleTokenError):
             return refusal(request, exception)
         return None
 
 
 class _RequestGuard(Guard):
-    """The requests on some paths: outside of all transactions, which have been committed when they come back."""
+    """Guard the requests on some paths, outside all transactions: these are committed before the guard continues."""
 
     prefix = "request"
 
@@ -93,7 +94,7 @@ class _RequestGuard(Guard):
         return super().applies(request) and self._matches(request.path_info)
 
     def ensure(self, lease: Lease) -> None:
-        """Do nothing: the response is there, and a lock that was lost is noted when it is released."""
+        """Do nothing: the response is there, and the release reports a lock that was lost."""
 
 
 def _matcher(paths: Iterable[str | re.Pattern[str]]) -> Callable[[str], bool]:

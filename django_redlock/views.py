@@ -1,9 +1,9 @@
 """
-Run a view under a lock: one request at a time for each order, user, or whatever the key says.
+Run a view under a lock: one request at a time for each order, user, or other value of the key.
 
-The lock goes around the view's transaction. Under ``ATOMIC_REQUESTS`` Django would put the transaction around the
-decorated view, and release the lock before the commit; so the decorator tells Django to leave the view alone, and
-opens the same transactions itself, inside the lock.
+The lock goes around the view's transaction. Under ``ATOMIC_REQUESTS``, Django would open the transaction around the
+decorated view, so that the lock would be released before the commit. The decorator therefore keeps Django from opening
+a transaction, and opens the same transactions itself, inside the lock.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,12 +37,13 @@ def locked_view(
     """
     Let only one request at a time into a view, for each value of *key*.
 
-    A request that finds the lock taken is answered with 409 Conflict, one for which too few nodes answer with 503
-    Service Unavailable, both with ``Retry-After``: an HTML page (``django_redlock/busy.html``), or problem details
-    (RFC 9457) for clients that prefer JSON. Decorates functions, coroutine functions and classes of views; a class of
-    Django REST framework is locked after authentication and permissions.
+    A request that finds the lock taken gets 409 Conflict; a request for which too few nodes answer gets 503 Service
+    Unavailable. Both responses have ``Retry-After``. They are an HTML page (``django_redlock/busy.html``), or problem
+    details (RFC 9457) for clients that prefer JSON. The decorator works on functions, coroutine functions and view
+    classes; a class of Django REST framework is locked after authentication and permissions.
 
-    Under ``ATOMIC_REQUESTS`` the lock is released after the commit. A streaming response keeps it until it is closed.
+    Under ``ATOMIC_REQUESTS``, the lock is released after the commit. A streaming response keeps the lock until the
+    response is closed.
 
     Args:
         key: What to lock, as the name ``view:<key>``. Either a template with the view's arguments and attributes of
@@ -50,20 +51,20 @@ def locked_view(
             ``"user_or_ip"``, ``"session"``, ``"ip"``, ``"path"``, ``"header:X"``, ``"get:x"``, ``"post:x"``,
             ``"kwarg:pk"``; or a callable that takes the view's arguments and returns a str; or a list of these, to
             be joined with ``:``.
-        ttl: Length of the lease in seconds; None is ``OPTIONS["ttl"]``. It is renewed as the settings say.
-        wait: How long a request tries, in seconds; 0 is one attempt. A waiting request occupies its worker.
-        methods: The methods that are locked; None is all but GET, HEAD, OPTIONS and TRACE.
-        on_busy: The answer when the lock is taken: the status 409, 423 (somebody edits it) or 429 (one at a time), or a
-            function that takes the request and the LockTakenError and returns a response.
+        ttl: Length of the lease in seconds; None means ``OPTIONS["ttl"]``. The lease is renewed as the settings say.
+        wait: How long a request tries, in seconds; 0 means one attempt. A waiting request occupies its worker.
+        methods: The methods that are locked; None means all but GET, HEAD, OPTIONS and TRACE.
+        on_busy: The response when the lock is taken: the status 409, 423 (somebody is editing it) or 429 (one at a
+            time), or a function that takes the request and the LockTakenError and returns a response.
         using: Alias in ``REDLOCK``.
 
     Raises:
         ImproperlyConfigured: The key can never be resolved.
         TypeError: The decorated class is not a view, *methods* is a str, or *on_busy* is neither status nor function.
-        ValueError: *ttl* or *wait* is not a number of seconds, or *on_busy* another status.
+        ValueError: *ttl* or *wait* is not a number of seconds, or *on_busy* is another status.
 
     A request without a value for the key raises ``BadRequest`` (400) when the client left out a header or field, and
-    ``ImproperlyConfigured`` otherwise: strangers never share a lock by accident. A view whose lease is lost raises
+    ``ImproperlyConfigured`` otherwise, so strangers never share a lock by accident. A view whose lease is lost raises
     ``LockLostError`` before it commits.
     """
     if isinstance(key, type):
@@ -74,10 +75,10 @@ def locked_view(
 
 class Decorator:
     """
-    What :func:`locked_view` returns; a class, so that the system checks find one that decorates nothing.
+    The result of :func:`locked_view`; as a class, so that the system checks find one that decorates nothing.
 
     Args:
-        options: What :func:`locked_view` was given.
+        options: The checked options of :func:`locked_view`.
     """
 
     def __init__(self, options: "Options") -> None:
@@ -85,13 +86,13 @@ class Decorator:
 
     def __call__(self, view: Any) -> Any:
         """
-        Return the view, which may be a class, under its lock.
+        Return a view function or class that runs under its lock.
 
         Raises:
-            TypeError: It is no view, or there was no key.
+            TypeError: *view* is not a view, or the decorator has no key.
         """
         options = self._options
-        if isinstance(view, HttpRequest):  # `key` is the view, and this is its first request
+        if isinstance(view, HttpRequest):  # `key` is the view, and this is the view's first request
             raise TypeError(MISSING_KEY)
         if isinstance(view, type):
             return _lock_class(view, self, options)
@@ -100,7 +101,7 @@ class Decorator:
 
 
 def _lock_class(view: type, decorator: Any, options: Options) -> type:
-    if hasattr(view, "perform_content_negotiation"):  # an APIView, so Django REST framework is there
+    if hasattr(view, "perform_content_negotiation"):  # an APIView, so Django REST framework is installed
         from .contrib.rest_framework import lock_api_view
 
         return lock_api_view(view, options)

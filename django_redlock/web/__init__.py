@@ -1,1 +1,1 @@
-"""What locked views need behind their public modules (internal)."""
+"""Support code behind the public modules of locked views (internal)."""

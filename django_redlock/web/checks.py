@@ -1,4 +1,4 @@
-"""The system check of views (internal): what their decorator cannot see."""
+"""A system check for mistakes in views that their decorator cannot see (internal)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from ..views import MISSING_KEY, Decorator
 
 @register(Tags.urls)
 def check_views(**kwargs: Any) -> list[CheckMessage]:
-    """Report the views that were decorated with ``@locked_view`` and no key."""
+    """Report the views that were decorated with ``@locked_view`` but without a key."""
     if not getattr(settings, "ROOT_URLCONF", None):
         return []
     return [

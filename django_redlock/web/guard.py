@@ -1,8 +1,9 @@
 """
-One view under a lock: its key, its lock, and the transactions around it (internal).
+Run one view under a lock: resolve its key, take its lock, and open its transactions (internal).
 
-Under ``ATOMIC_REQUESTS`` Django would put the transaction around the decorated view, and would commit after the lock
-is released. So a guarded view has Django open no transaction, and opens the same ones itself, inside the lock.
+Under ``ATOMIC_REQUESTS``, Django would open the transaction around the decorated view and commit after the lock is
+released. A guarded view therefore keeps Django from opening a transaction, and opens the same ones itself, inside the
+lock.
 """
 
 import inspect
@@ -34,7 +35,7 @@ log = logging.getLogger("django_redlock")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of :func:`~django_redlock.views.locked_view`, checked."""
+    """The checked options of :func:`~django_redlock.views.locked_view`."""
 
     key: Key
     ttl: float | None
@@ -44,17 +45,17 @@ class Options:
     using: str
 
     def given(self) -> dict[str, Any]:
-        """Return them as arguments, for the decorator of a method."""
+        """Return the options as keyword arguments for the decorator of a method."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
     """
-    Return the methods that are locked, in upper case; None, which is all that change data, stays None.
+    Return the methods to lock, in upper case; None stays None and means all methods that change data.
 
     Raises:
-        TypeError: They are one text.
-        ValueError: There is none.
+        TypeError: *methods* is a str.
+        ValueError: *methods* is empty.
     """
     if methods is None:
         return None
@@ -63,14 +64,14 @@ def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
     chosen = frozenset(method.upper() for method in methods)
     if not chosen:
         raise ValueError("methods=[] locks no request; name at least one, or leave it out for all that change data.")
-    return chosen | {"HEAD"} if "GET" in chosen else chosen  # Django answers HEAD with the view for GET
+    return chosen | {"HEAD"} if "GET" in chosen else chosen  # Django serves HEAD with the view for GET
 
 
 # The two flavours
 
 
 def guarded(guard: "Guard", view: Callable[..., Any]) -> Any:
-    """Return a blocking view under its lock."""
+    """Return a blocking view that runs under its lock."""
 
     @wraps(view)
     def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +101,7 @@ def guarded(guard: "Guard", view: Callable[..., Any]) -> Any:
 
 
 def guarded_async(guard: "Guard", view: Callable[..., Any]) -> Any:
-    """Return a coroutine function under its lock."""
+    """Return an asynchronous view that runs under its lock."""
 
     @wraps(view)
     async def locked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -108,7 +109,7 @@ def guarded_async(guard: "Guard", view: Callable[..., Any]) -> Any:
         guard.refuse_atomic_requests()
         if not guard.applies(request):
             return await view(request, *args, **kwargs)
-        lock = await sync_to_async(guard.lock)(request, args, kwargs)  # may read the user or the session
+        lock = await sync_to_async(guard.lock)(request, args, kwargs)  # the key may read the user or the session
         try:
             lease = await lock.aacquire()
         except (LockTakenError, QuorumUnavailableError) as error:
@@ -130,23 +131,23 @@ def guarded_async(guard: "Guard", view: Callable[..., Any]) -> Any:
 
 def keep_while_streaming(response: Any, lease: Lease) -> bool:
     """
-    Let a streaming response release the lock when it is closed; returns whether it is one.
+    Let a streaming response release the lock when it is closed; return whether the response is streaming.
 
-    Servers close every response, also when the client went away. One that is dropped instead, by a middleware that
-    answers with another, takes the lease with it, which then ends with its ttl.
+    Servers close every response, even if the client has gone away. If a middleware drops the response and returns
+    another, nothing releases the lock: the lease is dropped as well and ends with its ttl.
     """
     if not getattr(response, "streaming", False):
         return False
-    response._resource_closers.append(partial(release_at_end, lease))  # closed in any thread, so not async
+    response._resource_closers.append(partial(release_at_end, lease))  # any thread may close it, so not async
     return True
 
 
 class OwnTransactions(set[str]):
     """
-    The databases for which a view wants no transaction; Django, which tests with ``in``, finds all databases in it.
+    The databases for which a view wants no transaction; ``in`` claims that it contains every database.
 
-    So Django opens none around the lock, whatever ``DATABASES`` will say, and ``@transaction.non_atomic_requests``
-    works below and above ``@locked_view``: it adds to this set.
+    Django tests with ``in``, so it opens no transaction around the lock, whatever ``DATABASES`` will say.
+    ``@transaction.non_atomic_requests`` works below and above ``@locked_view``, because it adds to this set.
     """
 
     def __contains__(self, alias: object) -> bool:
@@ -155,14 +156,14 @@ class OwnTransactions(set[str]):
 
 class Guard:
     """
-    One view under a lock: its name, its key and its lock.
+    One view under a lock: its name, key, lock and transactions.
 
     Args:
         name: The view's dotted name.
-        signature: The names of its arguments.
+        signature: The view's signature, for the names of its arguments.
         options: The options of the decorator.
-        asynchronous: Whether it is a coroutine function.
-        below: The databases for which it wants no transaction.
+        asynchronous: Whether the view is a coroutine function.
+        below: The databases for which the view wants no transaction.
     """
 
     prefix = "view"
@@ -186,7 +187,7 @@ class Guard:
 
     @classmethod
     def of_view(cls, view: Callable[..., Any], options: Options) -> "Guard":
-        """Return the guard of a function, which may be a method."""
+        """Return the guard of a function or method."""
         name, owner = _identify(view)
         # A method bound by method_decorator is a partial that wraps the function with `self`.
         return cls(
@@ -211,7 +212,7 @@ class Guard:
             )
 
     def applies(self, request: HttpRequest) -> bool:
-        """Return whether a request of this method is locked."""
+        """Return whether requests with this request's method are locked."""
         method = request.method or ""
         return method not in SAFE_METHODS if self.options.methods is None else method in self.options.methods
 
@@ -220,7 +221,7 @@ class Guard:
         Return the lock of a request; makes no network call.
 
         Raises:
-            BadRequest: The client left out what the key needs.
+            BadRequest: The client left out a value that the key needs.
             ImproperlyConfigured: The key has no value for another reason.
             RuntimeError: A transaction is open, so the lock would be released before the commit.
         """
@@ -237,10 +238,10 @@ class Guard:
 
     def ensure(self, lease: Lease) -> None:
         """
-        Make sure, before the commit, that the lock is still held, and long enough for it.
+        Make sure before the commit that the lock is still held, and long enough for the commit.
 
         Raises:
-            LockLostError: It is not.
+            LockLostError: The lock is lost, or too little time is left.
         """
         lease.ensure(lease.ttl * MARGIN if self._atomic_aliases() else 0.0)
 
@@ -253,12 +254,12 @@ class Guard:
             yield
 
     def refuse_atomic_requests(self) -> None:
-        """Do what Django does to an async view; a decorated class may have hidden it from Django."""
+        """Refuse async views as Django does; a decorated class may have hidden the view from Django's own check."""
         if self._atomic_aliases():
             raise RuntimeError(f"You cannot use ATOMIC_REQUESTS with async views, such as {self.name}.")
 
     def finished(self, response: Any) -> Any:
-        """Return a response, and refuse the promise of one, which would be kept after the lock is released."""
+        """Return the response; refuse an awaitable, which would only run after the lock is released."""
         if inspect.isawaitable(response):
             if inspect.iscoroutine(response):
                 response.close()
@@ -269,7 +270,7 @@ class Guard:
         return response
 
     def note(self, outcome: str) -> None:
-        """Report a lock that was gone when the view, which has committed by now, released it."""
+        """Log an error if the lock was gone at its release; the view has already committed by then."""
         if outcome in LOST:
             log.error(
                 "the lock of view %s ended before the view did (%s); another request may have run beside it",
@@ -286,7 +287,7 @@ class Guard:
         ]
 
     def _exempt(self) -> set[str]:
-        if isinstance(self._below, OwnTransactions):  # a second @locked_view, which opens the transactions
+        if isinstance(self._below, OwnTransactions):  # an inner @locked_view opens the transactions
             return self._below
         return set(self._below) if self.asynchronous else OwnTransactions(self._below)
 
@@ -307,10 +308,10 @@ class Guard:
 
 
 def _identify(view: Callable[..., Any]) -> tuple[str, type | None]:
-    """Return a view's dotted name, and its class if it is a view class's function or method."""
-    instance = getattr(getattr(view, "func", None), "__self__", None)  # bound by method_decorator
+    """Return a view's dotted name, and its class if the view is the function or a method of a view class."""
+    instance = getattr(getattr(view, "func", None), "__self__", None)  # set if method_decorator bound it
     owner = getattr(view, "view_class", None) if instance is None else type(instance)
     named = owner or view
-    if named.__module__ == "django.utils.decorators":  # what method_decorator tries a decorator on
+    if named.__module__ == "django.utils.decorators":  # method_decorator tries a decorator on a dummy
         return "a class", None
     return f"{named.__module__}.{getattr(named, '__qualname__', named)}", owner

@@ -23,7 +23,7 @@ from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.http import HttpRequest
 
 ShortName = Literal["user", "user_or_ip", "session", "ip", "path"]
-"""The short names without a parameter, so that editors offer them; any other text is a template."""
+"""The short names without a parameter, listed so that editors offer them; any other text is a template."""
 
 Key = ShortName | str | Callable[..., str] | Sequence[str | Callable[..., str]]
 
@@ -32,7 +32,7 @@ SHOWN = 120  # characters of a value that stay readable in the lock's name
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a view: its arguments as given, and by name."""
+    """One call of a view, with its arguments as passed and by name."""
 
     request: HttpRequest
     args: tuple[Any, ...]
@@ -41,7 +41,7 @@ class Call:
 
 
 class MissingError(Exception):
-    """There is no value; says why, and whether the client is to blame."""
+    """A part of a key has no value; the error says why, and whether the client is to blame."""
 
     def __init__(self, why: str, client: bool = False) -> None:
         super().__init__(why)
@@ -50,7 +50,7 @@ class MissingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A part of a key that differs from request to request: how it is written, and how its values are found."""
+    """A part of a key that differs from request to request: its text in the key, and the way to find its values."""
 
     written: str
     find: Callable[[Call], tuple[object, ...]]
@@ -58,10 +58,10 @@ class _Field:
 
 class ViewKey:
     """
-    A key, read once: texts and fields in turn.
+    A parsed key: a sequence of texts and fields.
 
-    Different values never give the same name. A value is escaped, so that it has none of the separators of the key,
-    and two fields always have a separator between them.
+    Different values never give the same name. Values are escaped, so they contain none of the key's separators, and
+    two fields always have a separator between them.
     """
 
     decorator = "locked_view"
@@ -71,7 +71,7 @@ class ViewKey:
     def __init__(self, view: str, key: Key, signature: inspect.Signature) -> None:
         self._view = view
         self._key = key
-        self._raw = callable(key)  # a callable alone writes the whole key
+        self._raw = callable(key)  # a callable alone writes the whole key, so nothing is escaped
         parameters = signature.parameters.values()
         self._open = any(each.kind is each.VAR_KEYWORD for each in parameters)
         self._names = {each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
@@ -87,8 +87,8 @@ class ViewKey:
         Return the key of one request.
 
         Raises:
-            BadRequest: The client left out what it needs.
-            ImproperlyConfigured: It has no value for another reason.
+            BadRequest: The client left out a value that the key needs.
+            ImproperlyConfigured: The key has no value for another reason.
         """
         return "".join(part if isinstance(part, str) else self._value(part, call) for part in self._parts)
 
@@ -104,7 +104,7 @@ class ViewKey:
         shown = "".join(_percent(sign) if sign in self._special else sign for sign in text[:SHOWN])
         if len(text) <= SHOWN:
             return shown
-        return f"{shown}%h{_digest(text)}"  # like no escaped value: h is no hexadecimal digit
+        return f"{shown}%h{_digest(text)}"  # unlike any escaped value: h is no hexadecimal digit
 
     # Reading
 
@@ -129,7 +129,7 @@ class ViewKey:
         return _Field("the callable", lambda call: (_joined(self.call(key, call)),))
 
     def call(self, key: Callable[..., Any], call: Call) -> object:
-        """Return what a callable makes of one call."""
+        """Return the callable's result for one call of the view."""
         return key(call.request, *call.args, **call.kwargs)
 
     def _read_text(self, text: str) -> list[str | _Field]:
@@ -138,7 +138,7 @@ class ViewKey:
         return self.read_source(text) or self._read_template(text)
 
     def read_source(self, text: str) -> list[str | _Field]:
-        """Return the field that a short name such as ``user`` stands for; nothing if *text* is none."""
+        """Return the field of a short name such as ``user``, or an empty list if *text* is not a short name."""
         source, _, argument = text.partition(":")
         if text in SOURCES:
             return [_Field(repr(text), SOURCES[text])]
@@ -180,7 +180,7 @@ class ViewKey:
         raise self._error(f"{written!r} names no {self.place}{nearest}")
 
     def check_constant(self, text: str) -> None:
-        """Refuse what was meant to differ between requests, but does not: strangers would share one lock."""
+        """Refuse a constant key that was meant to differ between requests: strangers would share one lock."""
         for word in re.findall(r"\w+", text):
             close = get_close_matches(word.lower(), [*SOURCES, *SOURCES_OF], n=1, cutoff=0.85)
             if word in self._names or close:
@@ -208,7 +208,7 @@ class ViewKey:
 
 
 def text_of(value: object) -> str:
-    """Return the text of a value that says of itself all that it is, or raise MissingError."""
+    """Return the text of a value if the text identifies it completely; otherwise raise MissingError."""
     if isinstance(value, Enum):
         value = value.value
     if value is None or value == "":
@@ -221,7 +221,7 @@ def text_of(value: object) -> str:
 
 
 def _joined(value: object) -> object:
-    """Return what a callable returned; the parts of a list become one text."""
+    """Return a callable's result, with the parts of a list joined into one text."""
     if isinstance(value, tuple | list):
         return ":".join("".join(_percent(sign) if sign in "%:" else sign for sign in text_of(part)) for part in value)
     return value
@@ -273,7 +273,7 @@ def _find_session(call: Call) -> tuple[object, ...]:
     key = getattr(getattr(call.request, "session", None), "session_key", None)
     if not key:
         raise MissingError("the session has not been saved yet; use 'user_or_ip'")
-    return ("session", _digest(key))  # the key itself would let whoever reads it take over the session
+    return ("session", _digest(key))  # whoever reads the key itself could take over the session
 
 
 def _find_path_of_url(call: Call) -> tuple[object, ...]:
@@ -284,7 +284,7 @@ def _find_header(name: str, call: Call) -> tuple[object, ...]:
     value = call.request.headers.get(name)
     if not value:
         raise MissingError(f"the client sent no header {name}", client=True)
-    return ("header", name.lower(), _digest(value))  # may be a secret, as in Authorization
+    return ("header", name.lower(), _digest(value))  # the value may be a secret, as in Authorization
 
 
 def _find_get(name: str, call: Call) -> tuple[object, ...]:
@@ -292,7 +292,7 @@ def _find_get(name: str, call: Call) -> tuple[object, ...]:
 
 
 def _find_post(name: str, call: Call) -> tuple[object, ...]:
-    form = call.request.data if hasattr(call.request, "data") else call.request.POST  # Django REST framework's
+    form = call.request.data if hasattr(call.request, "data") else call.request.POST  # data is Django REST framework's
     return ("post", name, _sent(form.get(name) if hasattr(form, "get") else None, name))
 
 

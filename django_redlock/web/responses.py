@@ -1,5 +1,7 @@
 """
-The answer to a request that did not get a lock: a page for people, problem details (RFC 9457) for programs.
+Respond to a request that did not get a lock (internal).
+
+People get a page; programs get problem details (RFC 9457).
 """
 
 import logging
@@ -24,7 +26,7 @@ OnBusy = BusyStatus | Callable[[HttpRequest, LockTakenError], Any]
 
 TEMPLATE = "django_redlock/busy.html"
 PROBLEM = "application/problem+json"
-# The rest of the lease is the longest that the holder can go on; most requests are over long before.
+# The holder can continue for the rest of its lease at most; most requests finish long before.
 LONGEST_RETRY_AFTER = 10  # seconds
 NO_QUORUM_RETRY_AFTER = 5  # seconds
 
@@ -41,11 +43,11 @@ log = logging.getLogger("django_redlock")
 
 def check_on_busy(on_busy: OnBusy) -> OnBusy:
     """
-    Return *on_busy* if it can be an answer.
+    Return *on_busy* if it is a valid status or function.
 
     Raises:
-        TypeError: It is neither a status nor a function.
-        ValueError: It is another status.
+        TypeError: *on_busy* is neither a status nor a blocking function.
+        ValueError: *on_busy* is a status other than 409, 423 or 429.
     """
     if iscoroutinefunction(on_busy) or not (isinstance(on_busy, int) or callable(on_busy)):
         raise TypeError(f"on_busy must be a status or a function that is not a coroutine function, not {on_busy!r}.")
@@ -55,7 +57,7 @@ def check_on_busy(on_busy: OnBusy) -> OnBusy:
 
 
 def refuse(request: HttpRequest, error: LockTakenError | QuorumUnavailableError, on_busy: OnBusy) -> Any:
-    """Return what *on_busy* says for a lock that is taken, and 503 when nobody can tell."""
+    """Return the response of *on_busy* if the lock is taken, and 503 if too few nodes answered."""
     if isinstance(error, LockTakenError) and callable(on_busy):
         return on_busy(request, error)
     return refusal(request, error, status=409 if callable(on_busy) else on_busy)
@@ -63,14 +65,14 @@ def refuse(request: HttpRequest, error: LockTakenError | QuorumUnavailableError,
 
 def refusal(request: HttpRequest, error: Refused, *, status: int = HTTPStatus.CONFLICT) -> HttpResponse:
     """
-    Return the answer to a request that failed for want of a lock, as a page or as problem details.
+    Return the response to a request that did not get its lock, as a page or as problem details.
 
-    It names no lock unless ``DEBUG`` is on, has ``Retry-After``, and is not to be cached.
+    The response names the lock only if ``DEBUG`` is on. It has a ``Retry-After`` header and must not be cached.
 
     Args:
         request: The request; clients that prefer JSON, and those of Django REST framework, get problem details.
         error: What went wrong. :class:`QuorumUnavailableError` is always answered with 503.
-        status: That of the answer when somebody else has the lock: 409, 423 or 429.
+        status: The status of the response if another holder has the lock: 409, 423 or 429.
     """
     problem, retry_after = problem_of(error, status)
     as_json = is_api(request) or _prefers_json(request)
@@ -82,7 +84,7 @@ def refusal(request: HttpRequest, error: Refused, *, status: int = HTTPStatus.CO
 
 
 def problem_of(error: Refused, status: int = HTTPStatus.CONFLICT) -> tuple[dict[str, Any], int]:
-    """Return problem details, and after how many seconds to try again; notes it in the log."""
+    """Return problem details and the number of seconds before a retry; write the error to the log."""
     if isinstance(error, QuorumUnavailableError):
         status, retry_after = HTTPStatus.SERVICE_UNAVAILABLE, NO_QUORUM_RETRY_AFTER
         log.error("view lock unavailable: %s", error, extra={"event": "view_lock_unavailable", "lock": error.name})
@@ -98,7 +100,7 @@ def problem_of(error: Refused, status: int = HTTPStatus.CONFLICT) -> tuple[dict[
 
 
 def is_api(request: HttpRequest) -> bool:
-    """Return whether it is a request of Django REST framework, whose clients are programs."""
+    """Return whether Django REST framework handles the request; its clients are programs."""
     return hasattr(request, "accepted_renderer")
 
 
@@ -107,7 +109,7 @@ def _retry_after(seconds: float | None) -> int:
 
 
 def _prefers_json(request: HttpRequest) -> bool:
-    # The first stands for */* and for clients that say nothing.
+    # The first type serves */* and clients that state no preference.
     preferred = request.get_preferred_type(["text/html", PROBLEM, "application/json"])
     return preferred is not None and preferred != "text/html"
 
