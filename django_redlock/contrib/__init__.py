@@ -1,1 +1,1 @@
-"""Integrations with other projects; each needs an extra of the same name."""
+"""Integrations with other projects; the extras of this package install what they need."""

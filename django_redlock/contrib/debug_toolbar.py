@@ -1,5 +1,5 @@
 """
-A panel for django-debug-toolbar: the locks that a request tried.
+A panel for django-debug-toolbar that shows the locks that a request tried to take.
 
     from debug_toolbar.settings import PANELS_DEFAULTS
 
@@ -19,8 +19,8 @@ from ..exceptions import LockTakenError
 from ..inventory import printable
 from ..signals import lock_acquired, lock_taken
 
-# The locks that the request tried to take: leases, and errors of failed attempts. A context goes along with a request
-# from the event loop into threads and back, and to no other request.
+# The locks that the request tried to take: leases, and errors of failed attempts. A context variable follows a request
+# from the event loop into threads and back, and no other request sees its value.
 _tried: ContextVar[list[Any] | None] = ContextVar("django_redlock_tried", default=None)
 
 
@@ -35,7 +35,7 @@ def _note_error(error: Exception, **about: Any) -> None:
 
 
 class LocksPanel(Panel):
-    """Shows each lock that was tried, how long the request waited for it, and the outcome."""
+    """Show each lock that the request tried to take, how long the request waited for it, and the outcome."""
 
     title = gettext_lazy("Locks")
     template = "django_redlock/debug_toolbar.html"
@@ -43,7 +43,7 @@ class LocksPanel(Panel):
 
     @classmethod
     def ready(cls) -> None:
-        """Listen to the signals, from now on and for all requests."""
+        """Connect to the signals once, for all requests."""
         lock_acquired.connect(_note_lease, dispatch_uid="django_redlock.debug_toolbar")
         lock_taken.connect(_note_error, dispatch_uid="django_redlock.debug_toolbar")
 
@@ -56,7 +56,7 @@ class LocksPanel(Panel):
         return text % {"count": len(locks), "waited": waited}
 
     def enable_instrumentation(self) -> None:
-        """Begin to collect."""
+        """Start collecting the locks of this request."""
         self._locks: list[Any] = []
         _tried.set(self._locks)
 
@@ -65,7 +65,7 @@ class LocksPanel(Panel):
         _tried.set(None)
 
     def generate_stats(self, request: Any, response: Any) -> None:
-        """Keep a copy of what the panel can show."""
+        """Record a copy of the locks for the panel to show."""
         self.record_stats({"locks": [_row(each) for each in self._locks]})
 
 

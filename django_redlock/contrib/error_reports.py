@@ -21,10 +21,10 @@ PARAMETER = re.compile(r"(?<=[?&])([^\s=&?]+)=([^\s&#,]+)")
 
 class MaskingReporterFilter(SafeExceptionReporterFilter):
     """
-    Mask passwords in URLs, beside what Django masks: in settings, in request headers and in the variables of frames.
+    Mask passwords in URLs, in addition to what Django masks: in settings, request headers and the variables of frames.
 
-    It looks into dicts, lists and tuples at any depth. It does not look into other objects: their ``repr()`` is shown.
-    It masks settings and variables with ``DEBUG = True``, too.
+    The filter looks into dicts, lists and tuples at any depth. It does not look into other objects: their ``repr()`` is
+    shown. It masks settings and variables even with ``DEBUG = True``.
     """
 
     def cleanse_setting(self, key: str | int, value: Any) -> Any:

@@ -1,5 +1,5 @@
 """
-A check for django-health-check 4 and later: whether locks can be taken.
+A check for django-health-check 4 and later that reports whether locks can be taken.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ class Redlock(HealthCheck):  # type: ignore[misc]
 
     Args:
         alias: The alias in ``REDLOCK``.
-        spare: How many nodes must be able to fail; fewer is a warning.
-        timeout: Time after which the check has failed.
+        spare: How many more nodes must be able to fail; if fewer can, the check gives a warning.
+        timeout: The time after which the check fails.
     """
 
     alias: str = "default"
@@ -29,7 +29,7 @@ class Redlock(HealthCheck):  # type: ignore[misc]
 
     async def run(self) -> None:
         """
-        Ask the nodes.
+        Query the nodes and compare the number that may vote with the quorum.
 
         Raises:
             ServiceUnavailable: No lock can be taken.

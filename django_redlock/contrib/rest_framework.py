@@ -40,7 +40,7 @@ def lock_api_view(view: type, options: Options) -> type:
     """
     Lock an APIView or a ViewSet, after authentication, permissions and throttles, and around the transaction.
 
-    The framework looks its handler up after ``initial()`` has accepted the request; the lock is taken at that point.
+    The framework looks up the handler after ``initial()`` has accepted the request; the lock is taken at that point.
     """
     name = f"{view.__module__}.{view.__qualname__}"
     dispatch, initial = view.dispatch, view.initial  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ def _locked_handler(guard: Guard, handler: Any) -> Any:
     def handle(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return locked(request, *args, **kwargs)
-        except BadRequest as error:  # which the framework does not know
+        except BadRequest as error:  # the framework does not know BadRequest
             raise ParseError(str(error.__cause__ or error)) from error
 
     return handle

@@ -1,8 +1,8 @@
 """
 The parts shared by all telemetry: labels of locks, and their waiting and holding times.
 
-Names of locks contain their subject, such as an order's number. A label for each name would cost a time series each,
-and may be personal data. So the label of a name is its *template*.
+Names of locks contain their subject, such as an order's number. A label for each name would create a time series for
+each, and the name may be personal data. The label of a name is therefore its *template*.
 """
 
 import re
@@ -28,8 +28,9 @@ def template(name: str) -> str:
     """
     Return the label for a lock's name: ``orders:7`` and ``orders:8`` are both ``orders:*``.
 
-    The words before the first ``:``, ``/``, ``=`` or blank stay, and the second part if the first is a kind such as
-    ``task``. Numbers and identifiers in them become ``N``. A name with another beginning, such as an address, is ``*``.
+    The template keeps the words before the first ``:``, ``/``, ``=`` or blank, and the second part if the first is a
+    kind such as ``task``. Numbers and identifiers in them become ``N``. A name that begins in another way, such as an
+    address, becomes ``*``.
     """
     name = name.split(", ")[0]
     first, *rest = name.split(":")
@@ -61,7 +62,7 @@ class Labels:
         self._known: set[str] = set()
 
     def of(self, name: str) -> str:
-        """Return the value for a lock's name."""
+        """Return the label's value for a lock's name."""
         text = template(name)
         if text not in self._known:
             if len(self._known) >= MAX_LABELS:
@@ -93,7 +94,7 @@ class Listener:
 
 def listen(listener: Listener, uid: str) -> None:
     """
-    Call *listener* for every lock of this process from now on; a second one with the same *uid* replaces the first.
+    Call *listener* for every lock of this process; a later listener with the same *uid* replaces it.
     """
 
     def acquired(sender: Any, lease: Any, **about: Any) -> None:

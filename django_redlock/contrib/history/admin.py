@@ -37,11 +37,11 @@ OUTCOMES = {
     "revoked": ("warn", _("lost: ended by an operator")),
     "unknown": ("warn", _("released, not confirmed")),
 }
-"""Of each outcome, how bad it is and what the page calls it."""
+"""The level of each outcome, and its label on the page."""
 
 
 class OutcomeFilter(admin.AllValuesFieldListFilter):
-    """By outcome, in the words of the list."""
+    """Filter by outcome, with the same labels as the list."""
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         """Yield the choices with their labels."""
@@ -79,31 +79,31 @@ class HoldAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(description=_("outcome"), ordering="outcome")
     def outcome_shown(self, row: Hold) -> SafeString:
-        """Return the outcome in words."""
-        # A release that finds another holder has the outcome of an attempt that found one.
+        """Return the label of the outcome, styled by its level."""
+        # A release that finds another holder has the same outcome as an attempt that finds one.
         outcome = "superseded" if row.outcome == "taken" and row.held is not None else row.outcome
         level, text = _label(outcome)
         return format_html('<span class="redlock-outcome redlock-{}">{}</span>', level, text)
 
     @admin.display(description=_("waited"), ordering="waited")
     def waited_for(self, row: Hold) -> str:
-        """Return for how long somebody waited for it, for people."""
+        """Return how long the caller waited for the lock, in readable form."""
         return labelled(_("waited"), duration(row.waited))
 
     @admin.display(description=_("held"), ordering="held")
     def held_for(self, row: Hold) -> str:
-        """Return for how long it was held, for people; a dash for an attempt that was given up."""
+        """Return how long the lock was held, in readable form; a dash stands for an attempt that was given up."""
         return labelled(_("held"), DASH if row.held is None else duration(row.held))
 
     @admin.display(description=_("now"))
     def live(self, row: Hold) -> SafeString:
-        """Return a link to the lock among those that are held now."""
+        """Return a link that looks for the lock among the held locks."""
         query = urlencode({"q": row.name, "using": row.alias})
         text = gettext("Look for “%(lock)s” among the held locks") % {"lock": row.name}
         return format_html('<a href="{}?{}" aria-label="{}">{}</a>', self._held_locks(), query, text, gettext("show"))
 
     def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
-        """Return the columns, with a link to the live lock for those who may see it."""
+        """Return the columns, with a link to the live lock for users who may see it."""
         name, *rest = self.list_display
         return (name, "live", *rest) if self._sees_held_locks(request) else self.list_display
 
@@ -114,12 +114,12 @@ class HoldAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return reverse("admin:redlock_heldlock_changelist", current_app=self.admin_site.name)
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the chart."""
+        """Add the URL of the chart."""
         chart = self.admin_site.admin_view(self.chart_view)
         return [path("kinds/", chart, name="redlock_history_hold_kinds"), *super().get_urls()]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show the list, with a way out of an empty one."""
+        """Show the list, and pass a link to the held locks for users who may see them."""
         held_locks = self._held_locks() if self._sees_held_locks(request) else ""
         return super().changelist_view(
             request, {"title": gettext("Former locks"), "held_locks": held_locks, **(extra_context or {})}
@@ -134,18 +134,18 @@ class HoldAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         rows = [(kind, list(_bars(kind, longest)), list(kind.suggestions)) for kind in found]
         request.current_app = self.admin_site.name
         context = {**self.admin_site.each_context(request), "opts": Hold._meta, "rows": rows}
-        context["breadcrumb_list"] = django.VERSION >= (6, 1)  # before, they were a <div>
+        context["breadcrumb_list"] = django.VERSION >= (6, 1)  # before 6.1, breadcrumbs were a <div>
         context["title"] = gettext("Kinds of locks")
         context["held_locks"] = self._held_locks() if self._sees_held_locks(request) else ""
         return TemplateResponse(request, "admin/redlock_history/hold/kinds.html", context)
 
 
 def _label(outcome: str) -> tuple[str, Any]:
-    """Return how bad an outcome is, and what the page calls it; one of a later release stands for itself."""
+    """Return the level and the label of an outcome; an outcome of a later release is its own label."""
     return OUTCOMES.get(outcome, ("warn", outcome))
 
 
 def _bars(kind: Kind, longest: float) -> Iterator[tuple[str, str, str]]:
-    """Yield the bars of one kind: what it is, its length in percent, and the median and the 99th percentile."""
+    """Yield the bars of one kind: label, length in percent, and a text with the median and the 99th percentile."""
     for what, (half, most), known in ((gettext("held"), kind.hold, kind.holds), (gettext("waited"), kind.wait, True)):
         yield what, f"{100 * most / longest:.1f}", f"{duration(half)}, {duration(most)}" if known else DASH

@@ -1,5 +1,5 @@
 """
-How long locks are waited for and held, by kind, and the ttl and wait that this suggests.
+Measure how long locks of each kind are waited for and held, and suggest a ttl and a wait.
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from ...core.outcome import EndReason, Outcome
 from .models import Hold
 
 PERIOD = timedelta(days=7)
-ROWS = 50_000  # the latest
-FEW = 20  # holds below which there is no advice
+ROWS = 50_000  # only the latest rows are read
+FEW = 20  # with fewer holds, there is no advice
 Row = tuple[str, float, float | None, float | None]
 
 LOST: frozenset[str] = (frozenset(EndReason) - {EndReason.RELEASED, EndReason.REVOKED, EndReason.FORKED}) | {
@@ -47,7 +47,7 @@ class Kind:
 
     @property
     def suggestions(self) -> Iterator[str]:
-        """Yield suggested changes, with figures; nothing if all is well or there are too few holds."""
+        """Yield suggested changes with figures; yield nothing if all is well or if there are too few holds."""
         if self.holds < FEW:
             return
         about = {

@@ -5,7 +5,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class HistoryConfig(AppConfig):
-    """Starts to record locks that end."""
+    """The app that records locks when they end."""
 
     name = "django_redlock.contrib.history"
     label = "redlock_history"
@@ -13,7 +13,7 @@ class HistoryConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Listen to the locks of this process."""
+        """Start to record the locks of this process."""
         from .recorder import recorder
 
         recorder.listen()

@@ -1,5 +1,5 @@
 """
-Record ended locks, later and in another thread.
+Write ended locks to the database, later and in another thread.
 """
 
 import atexit
@@ -23,13 +23,13 @@ UID = "history"
 EVERY = 5.0  # seconds between two writes
 MOST = 10_000  # rows that a process keeps in memory; more are dropped
 KEEP = timedelta(days=30)
-HOUR = 3600.0  # seconds between two times at which old rows are deleted
+HOUR = 3600.0  # seconds between two deletions of old rows
 
 log = logging.getLogger("django_redlock")
 
 
 class Recorder:
-    """The rows that a process has not written yet, and the thread that writes them; without rows there is no thread."""
+    """The rows that a process has not written yet, and the thread that writes them while there are any."""
 
     def __init__(self) -> None:
         self._start_over()
@@ -38,7 +38,7 @@ class Recorder:
         atexit.register(self.flush)
 
     def _start_over(self) -> None:
-        """In a forked child, forget the rows that the parent has not written; the parent writes them."""
+        """Start without rows; in a forked child, leave the parent's rows to the parent."""
         self._rows: deque[dict[str, Any]] = deque(maxlen=MOST)
         self._thread = Background(self._run, self._rows.__len__, "django_redlock history")
         self._pruned = 0.0
@@ -60,7 +60,7 @@ class Recorder:
         self.flush()
 
     def flush(self) -> int:
-        """Write the waiting rows; return how many. Without a database the rows are lost, and nothing else fails."""
+        """Write the waiting rows and return their number; if the database fails, the rows are lost without an error."""
         from .models import Hold  # only here: Django's apps must be ready
 
         rows = []
@@ -115,16 +115,16 @@ class Recorder:
             try:
                 close_old_connections()
                 self.flush()
-            except Exception:  # whatever it was, locks that end next must not start one thread each
+            except Exception:  # if this thread died, each lock that ends next would start another
                 log.exception("the history of locks was not written")
         connections.close_all()
 
 
 def _ends_of_children() -> list[Any]:
     """
-    Return the signal that Celery sends when a child ends, because exit handlers do not run there.
+    Return the signal that Celery sends when a child process ends, because exit handlers do not run there.
 
-    Returns nothing if this process does not use Celery.
+    Return an empty list if this process does not use Celery.
     """
     if "celery" not in sys.modules:
         return []

@@ -1,8 +1,8 @@
 """
 Traces and metrics for OpenTelemetry: put ``django_redlock.contrib.opentelemetry`` into ``INSTALLED_APPS``.
 
-Needs only the API; the project's SDK decides where the data go. Waiting for a lock and holding it are a span each, as
-children of the current span. Spans name locks by their template, never by the name itself.
+The app needs only the API; the project's SDK decides where the data go. Each wait for a lock and each hold is a span
+of its own, a child of the current span. Spans name locks by their template, never by the name itself.
 """
 
 import time
@@ -72,4 +72,4 @@ def _about(alias: str, name: str, outcome: str) -> dict[str, Any]:
 
 
 labels = Labels()
-"""Of this process."""
+"""The labels of this process."""

@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class OpenTelemetryConfig(AppConfig):
-    """Reports locks to OpenTelemetry."""
+    """The app that reports locks to OpenTelemetry."""
 
     name = "django_redlock.contrib.opentelemetry"
     label = "redlock_opentelemetry"

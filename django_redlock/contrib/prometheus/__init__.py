@@ -2,7 +2,7 @@
 Metrics for Prometheus: put ``django_redlock.contrib.prometheus`` into ``INSTALLED_APPS``.
 
 Events are counted in the process where they happen. Held locks and the state of the nodes are read from the nodes when
-Prometheus scrapes, so they are right in every process, also in one that holds no lock.
+Prometheus scrapes, so they are correct in every process, even in one that holds no lock.
 """
 
 from collections import Counter as Count
@@ -24,7 +24,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 class NodesCollector(Collector):
-    """Held locks and the state of the nodes, read at every scrape; takes about a second at most."""
+    """Report held locks and the state of the nodes; a scrape reads them in about a second at most."""
 
     def describe(self) -> Iterator[Metric]:
         """Return nothing, so that registering the collector makes no network call."""
@@ -46,7 +46,7 @@ class NodesCollector(Collector):
                 spare.add_metric([alias], -1)  # with such settings no lock can be taken
                 continue
             counts = Count(lock.state.value for lock in snapshot.locks)
-            for state in State.values if snapshot.has_quorum else ():  # unknown is not none
+            for state in State.values if snapshot.has_quorum else ():  # without a quorum, unknown is not 0
                 held.add_metric([alias, state], counts[state])
             for node in snapshot.nodes:
                 up.add_metric([alias, node.name], node.answered)
@@ -64,7 +64,7 @@ def _aliases() -> list[str]:
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> None:
-    """Register the metrics, and count from now on; move them if they were in another registry."""
+    """Register the metrics and start counting; move the metrics if they were in another registry."""
     if _installed and _installed[0][0] is registry:
         return
     uninstall()
@@ -78,7 +78,7 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
     def acquired(alias: str, lease: Any) -> None:
         name = labels.of(lease.name)
         waits.labels(alias, name, "acquired").observe(lease.waited)
-        for outcome in LOSSES:  # a counter that began with its first loss would show no increase
+        for outcome in LOSSES:  # a counter that first appears with a loss shows no increase
             lost.labels(alias, name, outcome)
 
     def ended(alias: str, lease: Any, how: str) -> None:

@@ -4,13 +4,13 @@ from django.apps import AppConfig
 
 
 class PrometheusConfig(AppConfig):
-    """Installs the metrics."""
+    """The app that installs the metrics."""
 
     name = "django_redlock.contrib.prometheus"
     label = "redlock_prometheus"
 
     def ready(self) -> None:
-        """Install them in the default registry."""
+        """Install the metrics in the default registry."""
         from . import install
 
         install()
